@@ -69,7 +69,7 @@ def estimate(
     waiting = waiting_items(scope.gallery_id, kind, scope.version_id, order, scope.origin)
     read = read_version(kind, target.id, order)
     passed = None if asked.filter is None else passing(connection, waiting, asked.filter, read)
-    by_version = _by_version(connection, waiting, read) if passed is None else dict(Counter(passed.values()))
+    by_version = _by_version(connection, waiting, read) if passed is None else Counter[int | None](passed.values())
     found = sum(by_version.values())
     items = most(found, asked.share, asked.limit)
     rows = _sample(connection, waiting, stored_for(kind, target.id, order), SAMPLE[kind], passed) if items else []
@@ -128,7 +128,10 @@ def estimate_supplied(
     )
 
 
-def _by_version(connection: Connection, waiting: ColumnElement[bool], read: ColumnElement[Any]) -> dict[int, int]:
+def _by_version(
+    connection: Connection, waiting: ColumnElement[bool], read: ColumnElement[Any]
+) -> dict[int | None, int]:
+    """Version -> items whose embedding of it would be read; None: of those that hold none."""
     versions = select(read.label("version")).select_from(item).where(waiting).subquery()
     counted = select(versions.c.version, func.count()).group_by(versions.c.version)
     return dict(tuple(row) for row in connection.execute(counted))
@@ -227,7 +230,7 @@ def _already_held(connection: Connection, waiting: ColumnElement[bool], target: 
     return int(connection.execute(held.where(waiting, embedding.c.version_id == target.id)).scalar_one())
 
 
-def _left(connection: Connection, scope: Scope, order: Order, by_version: Mapping[int, int], items: int) -> int:
+def _left(connection: Connection, scope: Scope, order: Order, by_version: Mapping[int | None, int], items: int) -> int:
     """Live items that would still be in another version than the target; at worst, where not all that wait move."""
     statement = select(func.count()).where(*_live(scope), _elsewhere(scope, order))
     arriving = items - min(by_version.get(scope.version_id, 0), items)
@@ -243,10 +246,12 @@ def _reencode_macs(target: LoadedVersion) -> int | None:
         return None
 
 
-def _transform_macs(registry: Registry, target: LoadedVersion, by_version: dict[int, int]) -> float | None:
-    """The mean over the items that wait; None when some of them have no item edge."""
+def _transform_macs(registry: Registry, target: LoadedVersion, by_version: Mapping[int | None, int]) -> float | None:
+    """The mean over the items that wait; None when some of them have no item edge, or hold nothing to transform."""
     total = 0
     for version_id, count in by_version.items():
+        if version_id is None:
+            return None
         old = registry.by_id(version_id)
         edge = registry.graph().forward(old.name, target.name)
         if edge is None:

@@ -143,6 +143,7 @@ def turn(connection: Connection, backfill_id: int, before: Sequence[BackfillStat
         # A clock that was set back must not take away what was counted.
         "active_seconds": case((ran > backfill.c.active_seconds, ran), else_=backfill.c.active_seconds),
         "resumed": now if after is BackfillState.RUNNING else None,
+        "sweep_until": None,  # whoever planned it stops: after a pause anybody may go on at once
         "finished": None if after in ACTIVE else now,
     }
     turned = update(backfill).where(backfill.c.id == backfill_id, backfill.c.state.in_(before))

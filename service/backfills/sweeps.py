@@ -208,6 +208,7 @@ class _Sweep:
 
     def _write(self, connection: Connection, keys: Keys, moved_on: dict[str, Any]) -> bool:
         """Write chunks of these keys behind those there are; False: the sweep is no longer this process's."""
+        take_seq(connection, self.job.gallery_id, 0)  # so that nobody deletes the gallery between chunk and backfill
         values = {"revision": backfill.c.revision + min(len(keys), 1), **moved_on}
         row = first_of(BackfillRow, connection.execute(_at(self.job).values(values).returning(backfill)))
         if row is None:

@@ -15,6 +15,7 @@ from itertools import chain
 from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from index.errors import RegraftError
 from index.events import Event
 from service.store.database import Database
 from service.store.sql_arrays import INSERT, blocks
@@ -63,7 +64,7 @@ class Traffic:
                 for block in blocks(counted):
                     with self._database.write() as connection:
                         add(connection, dict(block))
-            except SQLAlchemyError:
+            except (SQLAlchemyError, RegraftError):  # such as: a gallery was deleted meanwhile
                 logger.warning(Event("matches_not_counted", items=len(counted)), exc_info=True)
 
     def _run(self) -> None:

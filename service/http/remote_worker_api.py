@@ -45,7 +45,7 @@ from service.upgrades.edges.changes import UnknownEdge
 
 router = APIRouter(route_class=CheckedRoute, tags=["work"])
 
-Lease = Annotated[str, Query(min_length=1, max_length=128)]
+Lease = Annotated[str, Query(min_length=1, max_length=128, pattern=r"^[^\x00]*$")]
 Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")]
 
 

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from index.errors import NoRoute, RegraftError
 from index.graph import Graph, Route
 from service.registry.registry import LoadedVersion, Registry
-from service.store.repository import versions_held
+from service.store.repository import versions_emptied, versions_held
 from service.store.rows import GalleryRow
 
 NOBODY: frozenset[str] = frozenset()
@@ -149,13 +149,14 @@ def _out_of_reach(
 
     `before`: only those that queries of this version reach, by what serves them while it is current.
     """
-    reached, places = places_of(registry, current).reached, places_of(registry, before or current)
+    gone = versions_emptied(connection, gallery_id)
+    reached, places = places_of(registry, current).reached - gone, places_of(registry, before or current)
     asked = versions_held(connection, gallery_id)
     asked = asked if before is None else asked & places.reached
     if asked <= reached:  # as a rule, and it saves a look at every item
         return {}
-    # What is reached first: then the others serve only items that hold none of those.
-    order = sorted(places.order, key=lambda version_id: version_id not in reached)
+    # What is reached first: then the others serve only items that hold none of those. Last what memory may be wrong of.
+    order = sorted(places.order, key=lambda version_id: (version_id in gone, version_id not in reached))
     counted = placed.items_by_version(gallery_id, [registry.by_id(version_id).name for version_id in order])
     lost = {registry.by_id(version_id).name for version_id in asked - reached}
     return {name: items for name, items in counted.items() if name in lost}

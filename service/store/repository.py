@@ -32,7 +32,7 @@ from service.store.embeddings import first_held, put_embeddings, put_first_embed
 from service.store.partitioned import in_gallery, of_item
 from service.store.rows import GalleryRow, ItemRow, all_of, first_of
 from service.store.sql_arrays import blocks, columns_of, listed, records, texts
-from service.store.tables import embedding, gallery, item, version
+from service.store.tables import EMPTIED, deployment, embedding, gallery, item, version
 from service.store.vector_codec import any_place, is_place
 from service.store.vector_reader import read_vectors
 
@@ -265,6 +265,12 @@ def versions_held(connection: Connection, gallery_id: int) -> set[int]:
     mine = (item.c.id == embedding.c.item_id, item.c.gallery_id + 0 == gallery_id, item.c.deleted == false())
     held = exists().where(embedding.c.version_id == version.c.id, in_gallery(embedding, gallery_id), *mine)
     return set(connection.execute(select(version.c.id).where(held)).scalars())
+
+
+def versions_emptied(connection: Connection, gallery_id: int) -> set[int]:
+    """Retired versions whose embeddings went at once: some that replicas still count are gone, see `EMPTIED`."""
+    mine = (deployment.c.gallery_id == gallery_id, deployment.c.to_free == EMPTIED)
+    return set(connection.execute(select(deployment.c.version_id).where(*mine)).scalars())
 
 
 # The change feed

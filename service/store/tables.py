@@ -156,6 +156,9 @@ gate_report = Table(
     sqlite_autoincrement=True,
 )
 
+EMPTIED = -1
+"""`to_free` of a retirement whose embeddings went at once, and of which the replicas have still to hear."""
+
 deployment = Table(
     "deployment",
     metadata,
@@ -176,7 +179,7 @@ deployment = Table(
     Column("undoes_id", Id, ForeignKey("deployment.id")),
     # What its shadow or canary was asked to do.
     Column("settings", JSON),
-    # Embeddings a retirement has still to free; null: none is under way.
+    # Embeddings a retirement has still to free, or EMPTIED; null: none is under way.
     Column("to_free", Integer),
     CheckConstraint(
         "state in ('registered', 'verified', 'gated', 'shadow', 'canary', 'current', 'superseded', 'rolled_back',"

@@ -381,10 +381,11 @@ def _try_out(transition: TransitionContext, phase: DeploymentState, settings: Sh
     if not (transition.version.card.encoder or transition.version.card.text):
         raise NoEncoder(f"version {transition.version.name!r} has no encoder: no query can be tried out on it")
     transition.version.check()
+    # The deployment's row first, as whoever adds counts locks it: `rollout_records.add_counters`.
+    transition.change(settings=settings.model_dump())
     counted = _measured(transition)
     mine = (trial_report.c.deployment_id == transition.row.id, trial_report.c.phase == phase.value)
     transition.connection.execute(delete(trial_report).where(*mine))
-    transition.change(settings=settings.model_dump())
     return {"settings": transition.row.settings, **counted}
 
 

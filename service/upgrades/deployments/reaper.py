@@ -29,9 +29,9 @@ from service.store.embeddings import first_held
 from service.store.partitioned import in_gallery
 from service.store.repository import gallery_row, take_seq
 from service.store.sql_arrays import key_range, listed
-from service.store.tables import deployment, embedding, item
+from service.store.tables import EMPTIED, deployment, embedding, item
 from service.upgrades.deployments.history import DeploymentState
-from service.upgrades.deployments.retiring import EMPTIED, holding
+from service.upgrades.deployments.retiring import holding
 from service.upgrades.gallery_removal import free_gallery, free_small_gallery
 
 logger = logging.getLogger(__name__)
@@ -191,7 +191,8 @@ def _free(
         following = _next_holding(database, gallery_id, version_id, int(keys[-1])) if len(keys) else keys
         whole = not len(following)
         with database.write() as connection:
-            _free_block(connection, registry, gallery_id, version_id, keys.tolist(), last=whole)
+            if not _free_block(connection, registry, gallery_id, version_id, keys.tolist(), last=whole):
+                return False
         keys = following
     return True
 
@@ -203,8 +204,12 @@ def _next_holding(database: Database, gallery_id: int, version_id: int, behind: 
 
 def _free_block(
     connection: Connection, registry: Registry, gallery_id: int, version_id: int, keys: Sequence[int], *, last: bool
-) -> None:
+) -> bool:
+    """False: another process ended the retirement, or the version was deployed again and keeps what is left."""
     seq = take_seq(connection, gallery_id, len(keys))
+    if not _is_under_way(connection, gallery_id, version_id):
+        connection.execute(update(deployment).where(*_retired(gallery_id, version_id)).values(to_free=None))
+        return False
     gallery = gallery_row(connection, gallery_id)
     assert gallery is not None
     registry.sync_edges()
@@ -218,6 +223,14 @@ def _free_block(
     connection.execute(update(item).where(item.c.id == freed.key).values(seq=seq + freed.place))
     left = None if last else case((deployment.c.to_free > count, deployment.c.to_free - count), else_=1)
     connection.execute(update(deployment).where(*_retired(gallery_id, version_id)).values(to_free=left))
+    return True
+
+
+def _is_under_way(connection: Connection, gallery_id: int, version_id: int) -> bool:
+    """Whether a retirement still frees; it took all ended deployments, so one that is not retired began since."""
+    mine = (deployment.c.gallery_id == gallery_id, deployment.c.version_id == version_id)
+    rows = connection.execute(select(deployment.c.state, deployment.c.to_free).where(*mine)).all()
+    return all(row.state == DeploymentState.RETIRED for row in rows) and any(row.to_free is not None for row in rows)
 
 
 def _retired(gallery_id: int, version_id: int) -> tuple[ColumnElement[bool], ...]:

@@ -15,12 +15,10 @@ from service.store import partitions
 from service.store.embeddings import first_held
 from service.store.partitioned import of_item
 from service.store.rows import BackfillRow, DeploymentRow, GalleryRow, all_of
-from service.store.tables import backfill, backfill_failure, deployment, embedding, item
+from service.store.tables import EMPTIED, backfill, backfill_failure, deployment, embedding, item
 from service.upgrades.deployments.history import DeploymentState, on_its_way
 from service.upgrades.deployments.lifecycle import TransitionContext, TransitionRequest, begin_retired, lock, move
 
-EMPTIED = -1
-"""`to_free` of a retirement whose embeddings went at once, and of which the replicas have still to hear."""
 ENDED = (DeploymentState.SUPERSEDED, DeploymentState.ROLLED_BACK)
 
 
@@ -52,6 +50,8 @@ def retire(
         ChangedMeanwhile: see `lifecycle.lock`.
     """
     gallery = lock(connection, gallery_id, request.if_match)
+    # Whoever removes an edge locks every gallery first: what is there now stays until this commit.
+    registry.sync_edges()
     _check_unused(connection, registry, gallery, version)
     mine = (deployment.c.gallery_id == gallery_id, deployment.c.version_id == version.id)
     over = select(deployment).where(*mine, deployment.c.state.in_(ENDED))

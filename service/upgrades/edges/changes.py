@@ -169,7 +169,7 @@ def remove(
     """
     if force and not reason.strip():
         raise InvalidArgument("force needs a reason: say why these items may become unreachable", pointer="/reason")
-    counts = Counts(registry, replica, key)
+    counts = Counts(database, registry, replica, key)
     with _changing:
         removal: Removal | None = None
         while removal is None:

@@ -18,6 +18,8 @@ from service.registry.placement import preference, route_to
 from service.registry.registry import LoadedVersion, Registry
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
+from service.store.database import Database
+from service.store.repository import versions_emptied
 from service.store.rows import GalleryRow
 
 
@@ -61,8 +63,8 @@ class Uncounted(Exception):
 class Counts:
     """What becomes of the galleries without one edge."""
 
-    def __init__(self, registry: Registry, replica: Replica, key: EdgeKey) -> None:
-        self._registry, self._replica, self._key = registry, replica, key
+    def __init__(self, database: Database, registry: Registry, replica: Replica, key: EdgeKey) -> None:
+        self._database, self._registry, self._replica, self._key = database, registry, replica, key
         # By gallery: as what it was counted, with which edges, and what was found.
         self._found: dict[int, tuple[GalleryRow, tuple[EdgeRecord, ...], Dependent]] = {}
         # Those that were written since they were counted: they stay in memory.
@@ -106,7 +108,10 @@ class Counts:
         self._replica.refresh(gallery.id)
         registry, current = self._registry, self._registry.current_of(gallery)
         graph = without(registry, self._key)
-        order = [held.name for held in preference(registry, current, graph)]
+        with self._database.lookup() as connection:
+            gone = versions_emptied(connection, gallery.id)
+        # Memory may still count what they held: their items are those that it knows nothing else of.
+        order = [held.name for held in sorted(preference(registry, current, graph), key=lambda held: held.id in gone)]
         routes, now = [], live.gallery.items_by_version()
         for name, items in now.items():
             before = route_to(registry, current, registry.named(name))

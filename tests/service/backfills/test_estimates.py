@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 from service.backfills import orders
 from service.store.tables import backfill_chunk, embedding, gallery, item, item_traffic
@@ -54,6 +54,16 @@ def stored(served: Any, path: str, version: str, column: Any) -> dict[str, Any]:
 
 
 class TestEstimate:
+    def test_an_item_whose_embedding_was_discarded_waits_like_others(self, served: Any, pictures: list[bytes]) -> None:
+        path = fill(served, pictures)
+        with served.runtime.database.write() as connection:
+            mine = select(item.c.id).join(gallery).where(gallery.c.name == path.rpartition("/")[2])
+            connection.execute(delete(embedding).where(embedding.c.item_id == mine.limit(1).scalar_subquery()))
+
+        answer = ask(served, path, dry_run=True).json()
+
+        assert (answer["items"], answer["macs_per_item"]["transform"]) == (20, None)
+
     def test_it_says_what_it_would_take_and_starts_nothing(self, served: Any, pictures: list[bytes]) -> None:
         """20 items of 4 numbers; 6 more numbers each; one product of (64, 6) an image."""
         path = fill(served, pictures)

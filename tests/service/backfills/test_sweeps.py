@@ -210,3 +210,12 @@ def live(stage: Planning, order: str, happening: list[tuple[str, int]]) -> None:
     assert row.total == row.settled
     moved = set(stage.origins(life.gallery, V2))
     assert moved == {name for name, i in stage.items(life.gallery).items() if i.blob and not i.deleted}
+
+
+def test_a_backfill_that_was_paused_while_it_is_planned_goes_on_at_once(stage: Planning) -> None:
+    number = stage.start(stage.gallery(ITEMS), planned=False)
+    with stage.database.write() as connection:
+        assert turn(connection, number, (RUNNING,), PAUSED)
+        assert turn(connection, number, (PAUSED,), RUNNING)
+
+        assert [row.id for row in sweeps.left_alone(connection) if row.id == number] == [number]

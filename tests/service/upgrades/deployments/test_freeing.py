@@ -59,9 +59,9 @@ def test_every_item_is_looked_at_once_however_many_blocks_there_are(
     seen: list[tuple[list[int], bool, list[int | None]]] = []
     free_block = freeing._free_block
 
-    def watched(connection: Any, *about: Any, last: bool) -> None:
+    def watched(connection: Any, *about: Any, last: bool) -> bool:
         seen.append((list(about[-1]), last, left(served, moved)[1]))
-        free_block(connection, *about, last=last)
+        return free_block(connection, *about, last=last)
 
     ranges, read = [], freeing.key_range
 
@@ -87,10 +87,10 @@ def test_every_item_is_looked_at_once_however_many_blocks_there_are(
 def test_what_failed_is_gone_on_with_by_itself(served: Any, moved: str, monkeypatch: pytest.MonkeyPatch) -> None:
     free_block, failures = freeing._free_block, iter(range(2))
 
-    def failing_twice(*args: Any, **options: Any) -> None:
+    def failing_twice(*args: Any, **options: Any) -> bool:
         if args[3] and next(failures, None) is not None:
             locked()
-        free_block(*args, **options)
+        return free_block(*args, **options)
 
     monkeypatch.setattr(freeing, "AGAIN_SECONDS", 0.01)
     monkeypatch.setattr(freeing, "_free_block", failing_twice)
@@ -100,6 +100,22 @@ def test_what_failed_is_gone_on_with_by_itself(served: Any, moved: str, monkeypa
     until(lambda: left(served, moved) == (0, [None, None]))
     shown = served.http.get(f"{moved}/deployments").json()["deployments"]
     assert [one["state"] for one in shown] == ["retired", "current"]
+
+
+def test_a_version_that_was_deployed_again_keeps_what_was_not_freed_yet(
+    served: Any, moved: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(freeing, "free", lambda *_: None)  # as a process that is killed
+        assert retire(served, moved).status_code == 200
+    served.deploy(moved, "v1")
+    served.deploy(moved, "v2")
+    here = served.runtime.replica.find(moved.rpartition("/")[2])
+
+    freeing.free(served.runtime.database, served.runtime.registry, here.id, served.runtime.registry.named("v1").id)
+
+    assert left(served, moved) == (20, [None] * 4)
+    assert served.http.post(f"{moved}/rollback", json={}).status_code == 201
 
 
 def test_asked_again_it_goes_on_with_the_retirement_under_way(
@@ -138,7 +154,7 @@ def test_a_process_that_starts_answers_while_it_frees_what_another_left(
     def held_up(*args: Any, **options: Any) -> None:
         begun.set()
         may_go_on.wait(60)
-        free_block(*args, **options)
+        return free_block(*args, **options)
 
     monkeypatch.setattr(freeing, "_free_block", held_up)
 
