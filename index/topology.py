@@ -97,10 +97,11 @@ class Topology:
                 return [maps[key] for key in keys]
         return None
 
-    def preferred(self, query_version: str, routes: Sequence[tuple[Route, str]]) -> Mode | None:
+    def preferred(self, query_version: str, routes: Sequence[tuple[Route, str]]) -> Mode:
         """The merge mode measured on this gallery, else the one that the routes' edges know or the rule gives.
 
         `routes`: to each shard, and its origin.
         """
         measured = self.modes.get(query_version)
-        return measured or together(wished_mode(route, origin) for route, origin in routes)
+        # Where any will do, scores stay what they were before the upgrade, for whoever asks with a threshold.
+        return measured or together(wished_mode(route, origin) for route, origin in routes) or Mode.RAW
