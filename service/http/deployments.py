@@ -31,7 +31,7 @@ from service.store.rows import DeploymentRow
 from service.upgrades.deployments.history import DeploymentState, deployment_row, etag, history, transitions
 from service.upgrades.deployments.lifecycle import TransitionContext, TransitionRequest, begin, lock, move, roll_back
 from service.upgrades.deployments.notes import notes
-from service.upgrades.deployments.retiring import retire
+from service.upgrades.deployments.retiring import count, retire
 
 router = APIRouter(route_class=CheckedRoute, tags=["deployments"])
 
@@ -67,7 +67,7 @@ def create(
         transition = begin(connection, service.registry, gallery_id, version, order)
         for step in steps:
             move(transition, step)
-        said = notes(connection, service.registry, transition.row)
+        said = notes(connection, service.registry, service.replica, transition.row)
     return _answer(service, response, gallery_id, transition.row, context, said)
 
 
@@ -115,7 +115,7 @@ def advance(
         row = deployment_row(connection, locked.id, number)
         transition = TransitionContext(connection, service.registry, locked, row, order)
         move(transition, to)
-        said = notes(connection, service.registry, transition.row)
+        said = notes(connection, service.registry, service.replica, transition.row)
     return _answer(service, response, gallery_id, transition.row, context, said, done=200)
 
 
@@ -146,9 +146,10 @@ def create_retirement(
     """Free a version's embeddings and shards; refused while items depend on them."""
     service.registry.sync()
     version = service.registry.named(body.version)
+    counted = count(service.database, service.registry, name, version, context.if_match)
     with _change(service, name, response, context) as (connection, gallery_id):
         order = TransitionRequest(context.who, service.replica, body.reason, context.if_match)
-        numbers = retire(connection, service.registry, gallery_id, version, order)
+        numbers = retire(connection, service.registry, gallery_id, version, order, counted)
         freed = transitions(connection, numbers[-1])[-1].evidence
     if not context.dry_run:
         service.reaper.free(gallery_id, version.id)

@@ -26,7 +26,7 @@ from service.store.deletion import delete_gallery, free_items
 from service.store.rows import BackfillRow
 from service.store.tables import item_traffic
 from service.upgrades.deployments.lifecycle import TransitionRequest
-from service.upgrades.deployments.retiring import VersionInUse, retire
+from service.upgrades.deployments.retiring import VersionInUse, count, retire
 from staging.builders import image_bytes, make_image
 from staging.plans import ORDER, Planning
 from staging.served import Served, serving
@@ -85,6 +85,7 @@ def test_a_retirement_knows_of_an_edge_that_another_process_removed(
     with closing(Database(settings.database_url)) as database:
         elsewhere = Registry(database, settings)
         elsewhere.sync()
+        counted = count(database, elsewhere, path.rpartition("/")[2], elsewhere.named("v1"), None)
         assert served.remove("/edges/v3/plain/truncate").status_code == 200
         assert mix(served, path) == {"v1": 5}
 
@@ -92,7 +93,7 @@ def test_a_retirement_knows_of_an_edge_that_another_process_removed(
         gallery_id = served.runtime.replica.find(path.rpartition("/")[2]).id
 
         with database.write() as connection, pytest.raises(VersionInUse, match="5 items depend"):
-            retire(connection, elsewhere, gallery_id, version, who)
+            retire(connection, elsewhere, gallery_id, version, who, counted)
 
     assert held(served, path, "v1") == 5
 

@@ -228,9 +228,14 @@ def lock(connection: Connection, gallery_id: int, if_match: str | None = None) -
     take_seq(connection, gallery_id, 1)
     row = gallery_row(connection, gallery_id)
     assert row is not None
+    check_unchanged(connection, gallery_id, if_match)
+    return row
+
+
+def check_unchanged(connection: Connection, gallery_id: int, if_match: str | None) -> None:
+    """Raise ChangedMeanwhile where `if_match` is given and is not the gallery's ETag."""
     if if_match is not None and not _matches(if_match, etag(connection, gallery_id)):
         raise ChangedMeanwhile
-    return row
 
 
 def begin(

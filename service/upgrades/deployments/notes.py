@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from sqlalchemy import Connection
 
-from service.registry.placement import places_in
+from service.registry.placement import PlacedItems, places_in
 from service.registry.registry import LoadedVersion, Registry
-from service.store.repository import gallery_row, live_items_by_version, versions_held
+from service.store.repository import gallery_row, versions_held
 from service.store.rows import DeploymentRow
 from service.upgrades.deployments.history import DeploymentState
 from service.upgrades.deployments.verdicts import PASS, REFUSE, deciding_report
@@ -19,34 +19,34 @@ from service.upgrades.deployments.verdicts import PASS, REFUSE, deciding_report
 ENDED = {DeploymentState.SUPERSEDED.value, DeploymentState.ROLLED_BACK.value, DeploymentState.RETIRED.value}
 
 
-def notes(connection: Connection, registry: Registry, row: DeploymentRow) -> list[str]:
+def notes(connection: Connection, registry: Registry, placed: PlacedItems, row: DeploymentRow) -> list[str]:
     """The notes on a deployment; none on one that has ended, or that only undoes another."""
     if row.state in ENDED or row.undoes_id is not None:
         return []
     version = registry.by_id(row.version_id)
-    found = list(_by_old_encoders(connection, registry, row.gallery_id, version))
+    found = list(_by_old_encoders(connection, registry, placed, row.gallery_id, version))
     if row.previous_id is not None:
         found += _said(connection, row.gallery_id, version, registry.by_id(row.previous_id).name)
     return found
 
 
 def _by_old_encoders(
-    connection: Connection, registry: Registry, gallery_id: int, version: LoadedVersion
+    connection: Connection, registry: Registry, placed: PlacedItems, gallery_id: int, version: LoadedVersion
 ) -> Iterator[str]:
     """Items behind `dual`: the version's own encoder has no part in what is found there."""
-    routes = {
-        held: registry.route(version.name, registry.by_id(held).name) for held in versions_held(connection, gallery_id)
-    }
-    waiting = {held for held, route in routes.items() if route is None or route.dual}
+    held = {registry.by_id(version_id).name for version_id in versions_held(connection, gallery_id)}
+    routes = {name: registry.route(version.name, name) for name in held}
+    waiting = {name for name, route in routes.items() if route is None or route.dual}
     gallery = gallery_row(connection, gallery_id)
     if not waiting or gallery is None:  # as a rule, and it saves a look at every item
         return
-    counted = live_items_by_version(connection, gallery_id, places_in(registry, gallery).order)
-    for held in sorted(waiting & counted.keys(), key=lambda held: registry.by_id(held).name):
-        old, count = registry.by_id(held).name, counted[held]
+    # In memory: writers wait for this transaction.
+    order = [registry.by_id(version_id).name for version_id in places_in(registry, gallery).order]
+    counted = placed.items_by_version(gallery_id, order)
+    for old in sorted(waiting & counted.keys()):
         yield (
-            f"no edge leads from {version.name!r} to {old!r}: {count} items still get their answers from {old!r}, "
-            f"whose encoder embeds queries for them, until a backfill moves them"
+            f"no edge leads from {version.name!r} to {old!r}: {counted[old]} items still get their answers from "
+            f"{old!r}, whose encoder embeds queries for them, until a backfill moves them"
         )
 
 

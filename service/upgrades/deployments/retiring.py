@@ -1,9 +1,13 @@
 """Retiring a version: free its embeddings and shards in one gallery, once no item depends on it.
 
-This is the decision, in one transaction; the embeddings then go block by block, see `upgrades.deployments.reaper`.
+Every item is looked at while nobody waits; the decision, in one transaction, looks at those written since, for whatever
+changes what serves an item gives it a new number of the feed. The embeddings then go block by block, see
+`upgrades.deployments.reaper`.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, false, func, select, true
 
@@ -12,12 +16,21 @@ from service.backfills.planner import ACTIVE, QUALIFIES, Kind, read_version, wai
 from service.registry.placement import order_to, places_in
 from service.registry.registry import LoadedVersion, Registry
 from service.store import partitions
+from service.store.database import Database
 from service.store.embeddings import first_held
 from service.store.partitioned import of_item
+from service.store.repository import gallery_named
 from service.store.rows import BackfillRow, DeploymentRow, GalleryRow, all_of
 from service.store.tables import EMPTIED, backfill, backfill_failure, deployment, embedding, item
 from service.upgrades.deployments.history import DeploymentState, on_its_way
-from service.upgrades.deployments.lifecycle import TransitionContext, TransitionRequest, begin_retired, lock, move
+from service.upgrades.deployments.lifecycle import (
+    TransitionContext,
+    TransitionRequest,
+    begin_retired,
+    check_unchanged,
+    lock,
+    move,
+)
 
 ENDED = (DeploymentState.SUPERSEDED, DeploymentState.ROLLED_BACK)
 
@@ -36,8 +49,46 @@ class NothingToRetire(RegraftError):
     code = "nothing_to_retire"
 
 
+@dataclass(frozen=True)
+class Counted:
+    """No item depended on the version when every one was looked at.
+
+    Attributes:
+        seq: the next number of the gallery's feed then.
+        basis: what decides which items depend on a version, but for the items.
+        held: items that held an embedding of it.
+    """
+
+    seq: int
+    basis: tuple[object, ...]
+    held: int
+
+
+def count(
+    database: Database, registry: Registry, gallery_name: str, version: LoadedVersion, if_match: str | None
+) -> Counted:
+    """Look at every item of a gallery before a version of it is retired.
+
+    Raises:
+        UnknownGallery: there is none of this name.
+        VersionInUse, ChangedMeanwhile: as `retire`.
+    """
+    registry.sync_edges()
+    with database.read() as connection:
+        gallery = gallery_named(connection, gallery_name)
+        check_unchanged(connection, gallery.id, if_match)
+        _check_unused(connection, registry, gallery, version, since=0)
+        held = _count(connection, holding(gallery.id, version.id))
+        return Counted(gallery.next_seq, _basis(connection, registry, gallery), held)
+
+
 def retire(
-    connection: Connection, registry: Registry, gallery_id: int, version: LoadedVersion, request: TransitionRequest
+    connection: Connection,
+    registry: Registry,
+    gallery_id: int,
+    version: LoadedVersion,
+    request: TransitionRequest,
+    counted: Counted,
 ) -> list[int]:
     """Mark every ended deployment of a version as retired; returns their numbers. the `Reaper` does the rest.
 
@@ -52,14 +103,17 @@ def retire(
     gallery = lock(connection, gallery_id, request.if_match)
     # Whoever removes an edge locks every gallery first: what is there now stays until this commit.
     registry.sync_edges()
-    _check_unused(connection, registry, gallery, version)
+    since = counted.seq if counted.basis == _basis(connection, registry, gallery) else 0
+    _check_unused(connection, registry, gallery, version, since)
     mine = (deployment.c.gallery_id == gallery_id, deployment.c.version_id == version.id)
     over = select(deployment).where(*mine, deployment.c.state.in_(ENDED))
     ended = all_of(DeploymentRow, connection.execute(over))
     under_way = select(deployment.c.id).where(*mine, deployment.c.to_free.is_not(None)).order_by(deployment.c.id)
     if not ended and (numbers := list(connection.execute(under_way).scalars())):
         return numbers
-    held = _count(connection, holding(gallery_id, version.id))
+    held = _count(connection, and_(holding(gallery_id, version.id), item.c.seq >= since)) + (
+        counted.held if since else 0
+    )
     if not ended and not held:
         raise NothingToRetire(f"no deployment of version {version.name!r} has ended here", pointer="/version")
     checked = {"embeddings": held, "bytes": held * 4 * (version.card.dim + version.card.side_dim)}
@@ -75,28 +129,47 @@ def retire(
     return [transition.row.id for transition in retired]
 
 
-def _check_unused(connection: Connection, registry: Registry, gallery: GalleryRow, version: LoadedVersion) -> None:
+def _check_unused(
+    connection: Connection, registry: Registry, gallery: GalleryRow, version: LoadedVersion, since: int
+) -> None:
+    """`since`: look at items with this number of the feed, and above."""
     if gallery.current_id == version.id:
         raise VersionInUse(f"version {version.name!r} is current: deploy another one first", pointer="/version")
     if (row := on_its_way(connection, gallery.id)) and row.version_id == version.id:
         raise VersionInUse(f"deployment {row.id} of {version.name!r} is {row.state}: roll it back first")
     served = first_held(places_in(registry, gallery).order)
-    depending = and_(item.c.gallery_id == gallery.id, item.c.deleted == false(), served == version.id)
+    mine = (item.c.gallery_id == gallery.id, item.c.seq >= since, item.c.deleted == false())
+    depending = and_(*mine, served == version.id)
     if items := _count(connection, depending):
         way_out = _way_out(connection, registry, gallery, depending)
         raise VersionInUse(f"{items} items depend on version {version.name!r}: {way_out}", pointer="/version")
-    _check_unread(connection, registry, gallery, version)
+    _check_unread(connection, registry, gallery, version, since)
 
 
-def _check_unread(connection: Connection, registry: Registry, gallery: GalleryRow, version: LoadedVersion) -> None:
+def _check_unread(
+    connection: Connection, registry: Registry, gallery: GalleryRow, version: LoadedVersion, since: int
+) -> None:
     """What a transform backfill has still to read must not go while it runs."""
-    mine = (backfill.c.gallery_id == gallery.id, backfill.c.kind == Kind.TRANSFORM, backfill.c.state.in_(ACTIVE))
-    for job in all_of(BackfillRow, connection.execute(select(backfill).where(*mine))):
-        order = order_to(registry, job.version_id)
+    for job, order in _transforming(connection, registry, gallery):
+        waiting = waiting_items(gallery.id, Kind.TRANSFORM, job.version_id, order)
         reads = read_version(Kind.TRANSFORM, job.version_id, order) == version.id
-        if items := _count(connection, and_(waiting_items(gallery.id, Kind.TRANSFORM, job.version_id, order), reads)):
+        if items := _count(connection, and_(waiting, item.c.seq >= since, reads)):
             why = f"backfill {job.id} is {job.state} and reads {items} embeddings of {version.name!r}"
             raise VersionInUse(f"{why}: let it end, or cancel it", pointer="/version")
+
+
+def _basis(connection: Connection, registry: Registry, gallery: GalleryRow) -> tuple[object, ...]:
+    jobs = [(job.id, order) for job, order in _transforming(connection, registry, gallery)]
+    return gallery.current_id, places_in(registry, gallery).order, *jobs
+
+
+def _transforming(
+    connection: Connection, registry: Registry, gallery: GalleryRow
+) -> list[tuple[BackfillRow, tuple[int, ...]]]:
+    """The transform backfills of a gallery that are not over, and in which order they look for what they read."""
+    mine = (backfill.c.gallery_id == gallery.id, backfill.c.kind == Kind.TRANSFORM, backfill.c.state.in_(ACTIVE))
+    jobs = all_of(BackfillRow, connection.execute(select(backfill).where(*mine).order_by(backfill.c.id)))
+    return [(job, order_to(registry, job.version_id)) for job in jobs]
 
 
 def _way_out(connection: Connection, registry: Registry, gallery: GalleryRow, depending: ColumnElement[bool]) -> str:

@@ -11,6 +11,8 @@ from sqlalchemy import select, update
 from service.store.embeddings import put_embeddings
 from service.store.repository import take_seq
 from service.store.tables import deployment, gallery, item
+from service.upgrades.deployments import retiring
+from service.upgrades.deployments.lifecycle import TransitionRequest
 from staging.steps import at, deploy, detail, held, reencode, rollback
 
 
@@ -43,6 +45,20 @@ def test_it_frees_embeddings_and_shards(served: Any, filled: str, pictures: list
     assert {version for version, _ in live.gallery._shards.serving()} == {"v2"}
     with served.runtime.database.lookup() as connection:
         assert connection.execute(select(deployment.c.to_free).where(deployment.c.to_free.is_not(None))).all() == []
+
+
+def test_what_is_written_after_every_item_was_looked_at_is_looked_at_too(served: Any, filled: str) -> None:
+    deploy(served, filled)
+    reencode(served, filled)
+    runtime, name = served.runtime, filled.rpartition("/")[2]
+    version, gallery_id = runtime.registry.named("v1"), runtime.replica.find(name).id
+    counted = retiring.count(runtime.database, runtime.registry, name, version, None)
+    late = {"items": [{"id": "late", "embedding": [1, 0, 0, 0]}], "version": "v1"}
+    assert served.http.post(f"{filled}/items", json=late).status_code == 200
+    request = TransitionRequest("me", runtime.replica)
+
+    with runtime.database.write() as connection, pytest.raises(retiring.VersionInUse, match="1 items depend"):
+        retiring.retire(connection, runtime.registry, gallery_id, version, request, counted)
 
 
 def test_it_is_refused_while_items_depend_on_it_and_says_what_would_help(served: Any, filled: str) -> None:
