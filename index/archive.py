@@ -85,7 +85,8 @@ def _checked(listed: list[zipfile.ZipInfo], needed: str, packed_bytes: int) -> l
     """The files of an archive, if what its directory says of them is legal. Raises InvalidVersionFolder."""
     if len(listed) > MAX_FILES:
         raise InvalidVersionFolder(f"the archive lists {len(listed)} files; at most {MAX_FILES} are legal")
-    members = [member for member in listed if not member.is_dir()]
+    # Not `is_dir`, which fails on an empty name: it asks for the last character.
+    members = [member for member in listed if not member.filename.endswith("/")]
     for member in members:
         _check_member(member)
     names = [member.filename for member in members]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain
 from typing import Annotated, Any, ClassVar
 
@@ -39,10 +40,14 @@ ItemId = Annotated[str, WithJsonSchema(ID)]
 """An item's in a path. One that cannot be is as unknown as any other."""
 KindName = Annotated[str, WithJsonSchema({"type": "string", "enum": list(EdgeKind)})]
 """An edge's in a path. One that cannot be is as unknown as any other."""
-Reason = Annotated[str, Field(max_length=1024, pattern=r"^[^\x00]*$")]
-"""Words for the audit or a report; PostgreSQL stores no zero character."""
+NO_ZERO = r"^[^\x00]*$"
+"""PostgreSQL stores no zero character, and compares with none."""
+Reason = Annotated[str, Field(max_length=1024, pattern=NO_ZERO)]
+"""Words for the audit or a report."""
 FieldPath = Annotated[str, Field(min_length=1, max_length=1024)]
 """A metadata field, as filters name it."""
+MAX_CHUNK = 4096
+"""Items of a backfill that a worker takes, and gives back, at once."""
 MAX_FIELDS = 100
 """Fields an object of a body can have."""
 NUMBERS = 1 << 14
@@ -58,6 +63,8 @@ class Body(BaseModel):
 
     largest: ClassVar[str] = "max_model_bytes"
     """The setting that says how large it may be."""
+    lists: ClassVar[Mapping[str, str]] = {}
+    """By the name of a list the setting that says how many elements it may have."""
 
     @model_validator(mode="before")
     @classmethod
@@ -85,8 +92,9 @@ class IdsIn(Body):
     """Items to be deleted."""
 
     largest = "max_json_bytes"
+    lists: ClassVar[Mapping[str, str]] = {"ids": "max_batch"}
 
-    ids: Annotated[list[str], FailFast(), Field(json_schema_extra={"minItems": 1, LIMIT: "max_batch"})]
+    ids: Annotated[list[str], FailFast(), Field(json_schema_extra={"minItems": 1, LIMIT: lists["ids"]})]
 
 
 def take_object(value: object, legal: set[str], pointer: str) -> dict[str, Any]:

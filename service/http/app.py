@@ -144,6 +144,7 @@ def serve(
     signal.signal(signal.SIGTERM, _ended)
     app = create_app(settings, migrated=True)
     _let_others_run()
+    _open_many_files()
     # Nothing here asks where a request came from or by which scheme, so that nobody need believe a proxy.
     quiet: dict[str, Any] = {"access_log": False, "log_config": None, "proxy_headers": False}
     config = uvicorn.Config(app, host=settings.host, port=settings.port, http=WholeAnswers, **quiet)
@@ -172,6 +173,20 @@ def _let_others_run() -> None:
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, FULL_COLLECTION)
     sys.setswitchinterval(SWITCH_SECONDS)
+
+
+def _open_many_files() -> None:
+    """Take all the descriptors there may be: each larger file of a form takes one, and a batch has thousands.
+
+    The limit that a process begins with is for programs that ask `select` about them, which knows no others.
+    """
+    try:
+        import resource
+    except ImportError:  # not a POSIX system
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # a system that promises more than it gives
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _ended(number: int, frame: FrameType | None) -> None:

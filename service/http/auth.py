@@ -17,6 +17,7 @@ from time import perf_counter
 from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from index.errors import RegraftError
@@ -129,6 +130,8 @@ class Guard:
             if not exchange.started:
                 await problem_of(ShuttingDown(), exchange.request_id)(scope, receive, exchange.send)
             raise
+        except ClientDisconnect:
+            logger.debug(Event("client_left", method=scope["method"], path=scope["path"]))
         except MemoryError:
             logger.exception(Event("request_out_of_memory", method=scope["method"], path=scope["path"]))
             if exchange.started:

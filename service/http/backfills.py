@@ -26,7 +26,7 @@ from service.http.request_context import RequestContext
 from service.http.requests import CheckedRoute, Service
 from service.registry.registry import LoadedVersion, Registry
 from service.runtime import Runtime
-from service.schemas import Body, Name, Number
+from service.schemas import MAX_CHUNK, Body, Name, Number
 from service.store.audit import ChangeContext, record
 from service.store.repository import gallery_named, gallery_row, take_seq
 from service.store.rows import BackfillRow, first_of, one_of
@@ -76,7 +76,7 @@ class BackfillIn(Body):
     version: Name | None = None
     kind: Literal["reencode", "transform", "supplied"] = "reencode"
     order: Literal["random", "newest", "oldest", "uncertainty", "traffic", "transformed"] = "random"
-    chunk_size: Annotated[int | None, Field(ge=1, le=4096)] = None
+    chunk_size: Annotated[int | None, Field(ge=1, le=MAX_CHUNK)] = None
     rate: Annotated[float | None, Field(ge=0.001)] = None
     share: Annotated[float | None, Field(gt=0, le=1)] = None
     limit: Annotated[int | None, Field(ge=1, lt=1 << 31)] = None

@@ -114,9 +114,11 @@ class Server(uvicorn.Server):
         """Close the listening sockets when nobody waits in them, and let those who came last ask."""
         listening = [listener.fileno() for server in self.servers for listener in server.sockets]
         if not self._shared:
+            waiting = select.poll()  # not `select`, which knows no more than 1,024 descriptors
             for number in listening:
                 drop_new(number)
-            await self._wait(lambda: not select.select(listening, [], [], 0)[0], LAST_SECONDS)
+                waiting.register(number, select.POLLIN)
+            await self._wait(lambda: not waiting.poll(0), LAST_SECONDS)
         for server in self.servers:
             server.close()
         await self._wait(lambda: all(_has_asked(one) for one in self.server_state.connections), LAST_SECONDS)

@@ -23,6 +23,7 @@ from regraft.models import EvaluationInfo, EvaluationList
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, many, reads
 from service.http.forms import FORM, JSON, Form, media_type, read_form
+from service.http.ingest_store import write_contents
 from service.http.ingest_texts import read_text
 from service.http.parsing import parse_json
 from service.http.request_context import CONFIRMED, RequestContext
@@ -159,7 +160,9 @@ def by_images(service: Runtime, form: Form) -> EvaluationDraft:
     """An evaluation set out of a form. Raises InvalidBody, BodyTooLarge or InvalidImage, naming the entry."""
     if "entries" not in form.fields:
         raise InvalidBody("the form needs the field 'entries', a JSON list", pointer="/entries")
-    listed = _entries(parse_json(form.fields["entries"]), {*ENTRY, "image"}, service.settings)
+    with pointing("/entries"):
+        given = parse_json(form.fields["entries"])
+    listed = _entries(given, {*ENTRY, "image"}, service.settings)
     files = {file.filename or "": file for file in form.files}
     if len(files) < len(form.files):
         raise InvalidBody("two files of the form have the same name", pointer="/images")
@@ -251,7 +254,7 @@ def _store(service: Runtime, name: str, draft: EvaluationDraft, context: ChangeC
     with service.database.lookup() as connection:
         gallery_id = gallery_named(connection, name).id
     kinds = repeat(TEXT_KEY if draft.kind == "texts" else "")
-    keys = [] if context.dry_run else service.blobs.write(gallery_id, draft.contents, kinds)
+    keys = [] if context.dry_run else write_contents(service, gallery_id, draft.contents, kinds)
     try:
         with service.database.write(dry_run=context.dry_run) as connection:
             take_seq(connection, gallery_id, 0)

@@ -1,14 +1,30 @@
-"""What is answered when the disk is full, or the database is damaged or away."""
+"""What is answered when the disk is full, too many files are open, or the database is damaged or away."""
 
 from __future__ import annotations
+
+import errno
+import logging
 
 from fastapi import FastAPI, Request
 from sqlalchemy.exc import DatabaseError, OperationalError
 from starlette.responses import Response
 
+from index.errors import RegraftError
+from index.events import Event
 from service.errors import DatabaseDamaged, StorageFull
 from service.http.problems import database_error, problem_of, request_id_of
 from service.store.faults import is_damage, is_full, refused
+
+logger = logging.getLogger(__name__)
+
+TOO_MANY = {errno.EMFILE, errno.ENFILE}
+
+
+class TooManyFiles(RegraftError):
+    """The service has too many files open now: ask again. Whether a change that was asked for was made is unknown."""
+
+    status = 503
+    code = "too_many_files"
 
 
 def install(app: FastAPI) -> None:
@@ -26,6 +42,9 @@ async def _fault(request: Request, error: Exception) -> Response:
         return problem_of(full, request_id_of(request))
     if is_damage(error):
         return problem_of(DatabaseDamaged(), request_id_of(request))
+    if isinstance(error, OSError) and error.errno in TOO_MANY:
+        logger.error(Event("too_many_files"), exc_info=error)
+        return problem_of(TooManyFiles(), request_id_of(request))
     if isinstance(error, OperationalError):
         return await database_error(request, error)
     raise error

@@ -62,6 +62,7 @@ async def read_form(
     Raises:
         InvalidBody: not a form, or a field that is unknown, given twice or of the wrong sort.
         BodyTooLarge: too many files.
+        UnsupportedMediaType: its header names an encoding that it cannot be read in.
     """
     try:
         parsed = await request.form(max_files=max_files, max_fields=MAX_FIELDS, max_part_size=max_field_bytes)
@@ -70,6 +71,9 @@ async def read_form(
             raise
         kind = BodyTooLarge if error.detail.startswith("Too many files") else InvalidBody
         raise kind(f"the form cannot be read: {error.detail}", pointer=f"/{files}") from error
+    except UnicodeError as error:  # by some of Python's encodings; UTF-8 is what everyone sends
+        given = request.headers["content-type"]
+        raise UnsupportedMediaType(f"the form cannot be read in the charset of {given!r}: use UTF-8") from error
     try:
         yield _sort(parsed, files, fields, array)
     finally:

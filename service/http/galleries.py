@@ -22,6 +22,7 @@ from service.store.audit import record
 from service.store.deletion import delete_gallery
 from service.store.repository import (
     all_galleries,
+    galleries_now,
     gallery_named,
     index_of,
     insert_gallery,
@@ -52,6 +53,7 @@ def create(body: GalleryIn, request: Request, service: Service) -> GalleryInfo:
 @router.get("/galleries")
 def list_all(service: Service) -> GalleryList:
     """Every gallery."""
+    _catch_up(service)
     with service.database.read() as connection:
         rows = all_galleries(connection)
         return GalleryList(galleries=[_listed(service, connection, row) for row in rows])
@@ -97,6 +99,16 @@ def remove(name: Name, service: Service, context: RequestContext) -> None:
         record(connection, context.who, "gallery_deleted", name, gallery=gallery_id)
     service.replica.forget(gallery_id)
     service.reaper.free_gallery(gallery_id)
+
+
+def _catch_up(service: Runtime) -> None:
+    """Have what is in memory show what other processes acknowledged, as queries do."""
+    lives = {live.id: live for live in service.replica.all()}
+    with service.database.lookup() as connection:
+        now = galleries_now(connection, list(lives))
+    for gallery_id, (next_seq, _) in now.items():
+        if lives[gallery_id].seq < next_seq - 1:
+            service.replica.refresh(gallery_id)
 
 
 def _listed(service: Runtime, connection: Connection, row: GalleryRow) -> GalleryInfo:

@@ -56,7 +56,7 @@ def ingest_images(service: Runtime, name: str, form: Form, options: IngestOption
     """
 
     def attempt(gallery_id: int, current: LoadedVersion) -> Ingested:
-        batch = read_batch(parse_any_json(_listed(form)), "image", service.settings, "text", either=True)
+        batch = read_batch(_listed(form), "image", service.settings, "text", either=True)
         files = _files(form, batch)
         leave_out(service, gallery_id, batch, options)
         items = _encode(batch, files, current, service.decoder)
@@ -91,7 +91,7 @@ def ingest_json(service: Runtime, name: str, raw: bytes, options: IngestOptions)
 def ingest_array(service: Runtime, name: str, form: Form, options: IngestOptions) -> Ingested:
     """The same of a form with an array, whose rows are the embeddings of the items."""
     assert form.array is not None
-    rows, listed = read_npy(_read(form.array), "/embeddings"), parse_any_json(_listed(form))
+    rows, listed = read_npy(_read(form.array), "/embeddings"), _listed(form)
     return _ingest_rows(service, name, form.fields.get("version"), listed, rows, "/embeddings", options)
 
 
@@ -160,10 +160,11 @@ def _version(service: Runtime, name: object) -> LoadedVersion:
     return service.registry.named(name)
 
 
-def _listed(form: Form) -> str:
+def _listed(form: Form) -> Any:
     if "items" not in form.fields:
         raise InvalidBody("the form needs the field 'items', a JSON list", pointer="/items")
-    return form.fields["items"]
+    with pointing("/items"):
+        return parse_any_json(form.fields["items"])
 
 
 def _files(form: Form, batch: IngestBatch) -> dict[str, UploadFile]:

@@ -9,12 +9,13 @@ from typing import Any
 from index.errors import RegraftError
 from index.version import Origin
 from service.backfills.supplied import counting
-from service.errors import ItemExists, NoCurrentVersion
+from service.errors import ItemExists, NoCurrentVersion, UnknownGallery
 from service.http.ingest_batch import IngestBatch, ItemDraft
 from service.registry.registry import LoadedVersion
 from service.registry.storing import StoredItems, UpdateMode, store
 from service.runtime import Runtime
 from service.store import partitions
+from service.store.blobs import StoreUnreachable
 from service.store.repository import NewItem, gallery_named, gallery_row, rows_of, take_seq
 
 
@@ -113,13 +114,25 @@ def store_contents(
 
     `kinds`: as `Blobs.write` has them.
     """
-    keys = service.blobs.write(gallery_id, contents, kinds)
+    keys = write_contents(service, gallery_id, contents, kinds)
     named = [(draft, item._replace(blob=key)) for (draft, item), key in zip(items, keys, strict=True)]
     named += others
     try:
         return store_batch(service, gallery_id, current, version, named, batch, options)
     except (CurrentChanged, RegraftError):
         service.blobs.remove(keys)
+        raise
+
+
+def write_contents(service: Runtime, gallery_id: int, contents: Iterable[bytes], kinds: Iterable[str]) -> list[str]:
+    """Store what items of a gallery are; as `Blobs.write`, but UnknownGallery when the gallery was deleted."""
+    try:
+        return service.blobs.write(gallery_id, contents, kinds)
+    except StoreUnreachable:
+        # Its folder goes with it, under the hands of who writes there.
+        with service.database.lookup() as connection:
+            if gallery_row(connection, gallery_id) is None:
+                raise UnknownGallery("the gallery was deleted") from None
         raise
 
 

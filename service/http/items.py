@@ -16,7 +16,7 @@ from index.errors import InvalidArgument
 from index.version import Origin
 from regraft.models import DeleteResult, EmbeddingInfo, IngestResult, ItemDetail, ItemInfo, ItemPage
 from service.backfills.supplied import counting
-from service.errors import BodyTooLarge, InvalidBody, NoImage, UnknownParameter
+from service.errors import InvalidBody, NoImage, UnknownParameter
 from service.http.arrow import ARROW
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives, many, reads
 from service.http.cursors import decode_cursor, encode_cursor
@@ -171,8 +171,6 @@ def remove_many(name: Name, body: IdsIn, service: Service) -> DeleteResult:
     """Delete items by their ids; unknown ones are named and the rest is deleted."""
     if not body.ids:
         raise InvalidArgument("ids must name at least one item", pointer="/ids")
-    if len(body.ids) > service.settings.max_batch:
-        raise BodyTooLarge(f"ids names {len(body.ids)} items; at most {service.settings.max_batch}", pointer="/ids")
     ids = list(dict.fromkeys(body.ids))
     there = _delete(service, name, ids)
     return DeleteResult(deleted=len(there), missing=[i for i in ids if i not in there])

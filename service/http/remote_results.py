@@ -19,7 +19,7 @@ from service.backfills.outcome import EmbeddedItems
 from service.backfills.planner import Kind
 from service.errors import InvalidBody
 from service.registry.registry import LoadedVersion
-from service.schemas import Body, Number, Reason
+from service.schemas import MAX_CHUNK, Body, Number, Reason
 from service.store.tables import edge
 from service.store.vector_codec import STORED
 
@@ -71,8 +71,9 @@ class ResultIn(Body):
 
     largest = "max_body_bytes"
 
-    moved: Annotated[list[MovedIn], FailFast()]
-    failed: Annotated[list[FailedIn], FailFast()] = Field(default_factory=list)
+    # The event loop checks what is in them.
+    moved: Annotated[list[MovedIn], FailFast(), Field(max_length=MAX_CHUNK)]
+    failed: Annotated[list[FailedIn], FailFast(), Field(max_length=MAX_CHUNK)] = Field(default_factory=list)
     edges: Annotated[Sequence[Number], Field(max_length=1000)] = ()
 
 

@@ -35,7 +35,7 @@ from service.registry.edge_records import EdgeRecord
 from service.registry.placement import order_to
 from service.registry.registry import LoadedVersion
 from service.runtime import Runtime
-from service.schemas import Body, Name, Number
+from service.schemas import NO_ZERO, Body, Name, Number
 from service.store import partitions
 from service.store.blob_keys import is_text
 from service.store.blobs import Blobs
@@ -45,7 +45,7 @@ from service.upgrades.edges.changes import UnknownEdge
 
 router = APIRouter(route_class=CheckedRoute, tags=["work"])
 
-Lease = Annotated[str, Query(min_length=1, max_length=128, pattern=r"^[^\x00]*$")]
+Lease = Annotated[str, Query(min_length=1, max_length=128, pattern=NO_ZERO)]
 Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")]
 
 

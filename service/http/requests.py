@@ -9,11 +9,12 @@ from fastapi import Depends, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-from service.errors import UnknownParameter
+from service.errors import BodyTooLarge, UnknownParameter
 from service.http.forms import JSON, media_type
 from service.http.parsing import parse_json
 from service.runtime import Runtime
 from service.schemas import Body
+from service.settings import Settings
 
 
 async def runtime_of(request: Request) -> Runtime:
@@ -61,10 +62,20 @@ class _Parsed(Request):
         if raw := await read_body(parsed, getattr(runtime.settings, model.largest)):
             media_type(parsed, JSON)
             parsed.value = await runtime.in_thread(parse_json, raw)
+            # FastAPI checks what is in a list on the event loop.
+            _check_lists(parsed.value, model, runtime.settings)
         return parsed
 
     async def json(self) -> Any:
         return self.value
+
+
+def _check_lists(value: Any, model: type[Body], settings: Settings) -> None:
+    """Raise BodyTooLarge for a list of more elements than a setting says."""
+    for name, setting in model.lists.items():
+        listed = value.get(name) if isinstance(value, dict) else None
+        if isinstance(listed, list) and len(listed) > (most := getattr(settings, setting)):
+            raise BodyTooLarge(f"{name} holds {len(listed)} elements; at most {most}", pointer=f"/{name}")
 
 
 async def read_body(request: Request, most: int) -> bytes:

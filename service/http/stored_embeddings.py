@@ -128,7 +128,7 @@ def _origins(stored: dict[int, tuple[str, bytes]]) -> dict[int, str]:
 def _listed(ids: str) -> list[str]:
     try:
         listed = json.loads(ids)
-    except ValueError:
+    except (ValueError, RecursionError):
         listed = None
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
         raise InvalidArgument('ids must be a JSON list of ids, such as ["a", "b"]', pointer="/ids")

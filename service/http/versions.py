@@ -62,6 +62,7 @@ def list_all(service: Service) -> VersionList:
 @router.get("/versions/{name}")
 def show(name: Name, service: Service) -> VersionInfo:
     """One registered version."""
+    service.registry.sync_edges()  # another process may have deleted it
     return describe(service.registry, service.registry.named(name))
 
 

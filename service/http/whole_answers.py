@@ -1,4 +1,8 @@
-"""HTTP by uvicorn, with head and body of an answer in one system call, where uvicorn makes two."""
+"""HTTP by uvicorn, with head and body of an answer in one system call, where uvicorn makes two.
+
+And with an end to connections whose client owes the rest of a request: uvicorn waits for it as long as it takes, and
+each keeps a descriptor.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,51 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+LOOK_SECONDS = 10.0
+LOOKS = 4
+"""So often in a row a client may be found owing the same head of a request, or the next part of its body."""
+
 
 class WholeAnswers(HttpToolsProtocol):
     """Uvicorn's protocol; it writes the head of an answer as soon as it is known, and then the body."""
 
+    # Looks are counted and no seconds, so that nobody is blamed for a while in which nothing was read here.
+    _owed = 0
+    _looking: asyncio.TimerHandle
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Answer on a new connection."""
         super().connection_made(cast("asyncio.Transport", PairedWrites(transport, self.loop)))
+        self._looking = self.loop.call_later(LOOK_SECONDS, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self._looking.cancel()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """Read the first bytes of a request."""
+        self._owed = 0
+        super().on_message_begin()
+
+    def on_body(self, body: bytes) -> None:
+        """Read the next bytes of its body."""
+        self._owed = 0
+        super().on_body(body)
+
+    def _look(self) -> None:
+        self._owed = self._owed + 1 if self._waits() else 0
+        if self._owed == LOOKS:
+            self.transport.close()
+        else:
+            self._looking = self.loop.call_later(LOOK_SECONDS, self._look)
+
+    def _waits(self) -> bool:
+        """Whether it is the client's turn. Between two requests it may rest as long as uvicorn lets it."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return self.timeout_keep_alive_task is None
+        return cycle.more_body and not cycle.waiting_for_100_continue and not self.flow.read_paused
 
 
 class PairedWrites:

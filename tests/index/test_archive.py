@@ -49,6 +49,14 @@ def test_a_zip_with_a_path_that_escapes_is_refused_before_anything_is_written(tm
     assert tree(tmp_path) == before
 
 
+def test_a_zip_with_a_file_without_a_name_is_refused(tmp_path: Path) -> None:
+    archive = zipped(tmp_path / "bad.zip", (CARD, b"{}"), ("nameless", b"x"))
+    archive.write_bytes(archive.read_bytes().replace(b"nameless", bytes(8)))  # a name ends at the first zero
+
+    with pytest.raises(InvalidVersionFolder, match="'' would lie outside"):
+        unpack_version(archive, tmp_path / "unpacked")
+
+
 def test_a_zip_with_a_link_is_refused(tmp_path: Path) -> None:
     link = zipfile.ZipInfo("encoder.onnx")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16

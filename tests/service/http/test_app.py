@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -64,3 +65,13 @@ def test_no_request_waits_for_a_router_to_be_worked_out(tmp_path: Path, monkeypa
         monkeypatch.setattr("fastapi.routing.get_dependant", late)
         assert served.http.get("/galleries").status_code == 200
         problem(served.http.post("/galleries/none/deployments", json={"version": "v1"}), 404, "unknown_gallery")
+
+
+def test_a_server_opens_all_the_files_that_it_may() -> None:
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most - 1, most))
+    try:
+        app._open_many_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import ValidationError
+from starlette.requests import Request
 
 from service.http.app import serve
 from service.http.auth import ExposedWithoutKey, Guard, check_exposure, is_loopback
@@ -241,3 +243,24 @@ def test_a_request_cut_off_by_the_end_of_the_service_is_told_so() -> None:
 
     assert [sent[0]["status"]] == counted == [503]
     assert json.loads(sent[1]["body"])["code"] == "shutting_down"
+
+
+def test_a_client_that_leaves_before_its_request_is_whole_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[Any] = []
+    counted: list[int] = []
+
+    async def read(scope: Any, receive: Any, send: Any) -> None:
+        await Request(scope, receive).body()
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/galleries", "headers": [(b"host", b"localhost")]}
+    guard = Guard(read, Settings(), lambda _, status, __: counted.append(status))
+    asyncio.run(guard(scope, receive, send))
+
+    assert (counted, sent) == ([0], [])
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []

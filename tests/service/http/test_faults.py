@@ -82,6 +82,21 @@ def zero_padded(version: Version) -> Version:
     return version
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_form_that_no_more_files_can_be_opened_for_may_be_sent_again(
+    served: Any, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def none_left(*_: Any, **__: Any) -> None:
+        raise OSError(number, "Too many open files")
+
+    path = served.gallery("v1")
+    with monkeypatch.context() as patch:
+        patch.setattr("starlette.formparsers.SpooledTemporaryFile", none_left)
+        problem(served.ingest(path, {"a": pictures[0]}), 503, "too_many_files")
+
+    assert served.ingest(path, {"a": pictures[0]}).json()["new"] == 1
+
+
 def test_a_database_without_space_is_a_full_disk(served: Any) -> None:
     """SQLite's own answer, from a file that may not grow."""
     path = served.gallery("v1")

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from sqlalchemy import func, select
 from sqlalchemy.exc import OperationalError
 
 from service.settings import Settings
 from service.store.deletion import delete_gallery, free_items
+from service.store.repository import NewItem, store_items, take_seq
 from service.store.tables import gallery, item, metadata
 from service.upgrades import gallery_removal
 from service.upgrades.deployments import reaper
@@ -153,6 +156,28 @@ def test_one_gallery_that_cannot_be_freed_holds_up_no_other(
     until(lambda: left() == [])
 
 
+@pytest.mark.parametrize("what", ["items", "evaluations"])
+def test_images_whose_gallery_is_deleted_while_they_are_stored_are_told_so(
+    served: Any, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    path, blobs, put = served.gallery(), served.runtime.blobs, type(served.runtime.blobs)._put
+
+    def deleted(self: Any, key: str, content: bytes) -> None:
+        if (number := int(key.partition("/")[0])) == gallery_id and served.remove(path).status_code == 204:
+            blobs.remove_gallery(number)
+        put(self, key, content)
+
+    gallery_id = served.runtime.replica.find(path.rpartition("/")[2]).id
+    monkeypatch.setattr(type(blobs), "_put", deleted)
+    named = {"items": [{"id": "a", "image": "0"}], "evaluations": [{"image": "0", "label": 1}] * 2}[what]
+    data = {{"items": "items", "evaluations": "entries"}[what]: json.dumps(named)}
+
+    answer = served.http.post(f"{path}/{what}", data=data, files=[("images", ("0", pictures[0]))])
+
+    problem(answer, 404, "unknown_gallery")
+    assert served.http.get("/health/ready").json()["status"] == "ready"
+
+
 def test_a_gallery_created_again_starts_anew(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery()
     served.ingest(path, {"a": pictures[0]})
@@ -181,3 +206,19 @@ def test_a_gallery_that_another_process_deleted_is_not_the_next_one_of_its_name(
         created = served.http.post("/galleries", json={"name": name})
         assert (created.status_code, created.json()["items"], created.json()["current"]) == (201, 0, None)
         assert served.http.get(path).json() == created.json()
+
+
+def test_a_list_shows_what_another_process_acknowledged(tmp_path: Path, versions: dict[str, Any]) -> None:
+    with serving(Settings(data=tmp_path, poll_seconds=60)) as served:
+        assert served.register(versions["plain"]).status_code == 201
+        path = served.gallery("plain")
+        number = served.runtime.replica.find(path.rpartition("/")[2]).id
+        one = NewItem("a", {}, "supplied", np.ones(3, np.float32))
+        with served.runtime.database.write() as connection:
+            version_id = served.runtime.registry.named("plain").id
+            store_items(connection, number, version_id, [one], take_seq(connection, number, 1))
+
+        (listed,) = served.http.get("/galleries").json()["galleries"]
+
+        assert (listed["items"], listed["loaded"]) == (1, True)
+        assert listed == served.http.get(path).json()

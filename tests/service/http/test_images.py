@@ -224,7 +224,7 @@ def test_a_badly_described_item_is_named_by_its_field(
 def test_what_is_no_list_of_items_is_refused(served: Any, pictures: list[bytes], items: str) -> None:
     path = served.gallery()
 
-    problem(served.post_items(path, items, [("0", pictures[0])]), 422, "invalid_body")
+    problem(served.post_items(path, items, [("0", pictures[0])]), 422, "invalid_body", "/items")
 
 
 DEEPEST = '{"a": [' * 16 + "1" + "]}" * 16
@@ -290,6 +290,10 @@ def test_the_form_is_checked(served: Any, pictures: list[bytes]) -> None:
     problem(served.http.post(url, content=b"x", headers=headers), 422, "invalid_body")
     headers = {"content-type": "multipart/form-data; boundary=b"}
     problem(served.http.post(url, content=b"--b\r\nrubbish", headers=headers), 422, "invalid_body")
+    field = b'--b\r\nContent-Disposition: form-data; name="items"\r\n\r\n[]\r\n--b--\r\n'
+    headers = {"content-type": "multipart/form-data; boundary=b; charset=undefined"}
+    told = problem(served.http.post(url, content=field, headers=headers), 415, "unsupported_media_type")
+    assert "charset=undefined" in told["detail"]
 
 
 def test_a_batch_has_a_largest_size(served: Any, pictures: list[bytes]) -> None:

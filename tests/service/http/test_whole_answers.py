@@ -1,4 +1,4 @@
-"""service.http.whole_answers: the head of an answer waits for its body, and for nothing else."""
+"""service.http.whole_answers: the head of an answer waits for its body, and nothing for a client that says no more."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
-from service.http.whole_answers import PairedWrites
+from service.http import whole_answers
+from service.http.whole_answers import PairedWrites, WholeAnswers
 
 
 class Transport:
@@ -57,3 +60,48 @@ def test_head_and_body_are_written_together_in_their_order_and_nothing_is_kept(
         return transport.done
 
     assert asyncio.run(run()) == done
+
+
+HEAD = b"POST / HTTP/1.1\r\nHost: here\r\n"
+PART = HEAD + b"Content-Length: 9\r\n\r\n{"
+WHOLE = HEAD + b"Content-Length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        ([], b""),
+        ([HEAD], b""),
+        ([HEAD[:9], HEAD[9:25], HEAD[25:]], b""),  # a head comes in one go
+        ([PART], b""),
+        ([PART, *[b"x"] * 8], b"204"),
+        ([WHOLE], b"204"),  # it is the service that takes its time
+        ([PART[:-5] + b"\r\nExpect: 100-continue\r\n\r\n"], b"100"),  # and here first the service, then the client
+    ],
+)
+def test_who_owes_the_rest_of_a_request_is_waited_for_a_while_and_no_longer(
+    sent: list[bytes], status: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_answers, "LOOK_SECONDS", 0.1)
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.6)
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def talk() -> bytes:
+        config = uvicorn.Config(slow, lifespan="off", log_config=None, timeout_keep_alive=0)
+        loop, state = asyncio.get_running_loop(), ServerState()
+        async with await loop.create_server(lambda: WholeAnswers(config, state, {}), "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            for part in sent:
+                writer.write(part)
+                await asyncio.sleep(0.12)
+            answer = await asyncio.wait_for(reader.read(), 20)
+            writer.close()
+            await asyncio.gather(*state.tasks)
+        return answer
+
+    assert asyncio.run(talk()).split()[1:2] == [status][: len(status)]

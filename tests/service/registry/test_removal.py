@@ -18,7 +18,7 @@ from service.store.database import Database
 from service.store.tables import audit, edge, version
 from service.upgrades.removal import remove
 from staging.builders import make_version
-from staging.served import problem
+from staging.served import problem, serving
 
 
 @pytest.fixture
@@ -175,3 +175,12 @@ def test_one_that_another_process_deleted_at_this_moment_is_refused_as_such(
         problem(served.http.post(f"{path}/evaluations", json=body), 409, "deleted_meanwhile")
     served.runtime.registry.sync()
     problem(served.http.post(f"{path}/evaluations", json=body), 404, "unknown_version")
+
+
+def test_one_that_another_process_deleted_is_not_shown(tmp_path: Path, versions: dict[str, Version]) -> None:
+    settings = Settings(data=tmp_path, poll_seconds=60)
+    with serving(settings) as served, closing(Database(settings.database_url)) as other:
+        assert served.register(versions["plain"]).status_code == 201
+        remove(settings.versions, other, Registry(other, settings), "plain", ChangeContext("other", dry_run=False))
+
+        problem(served.http.get("/versions/plain"), 404, "unknown_version")

@@ -130,7 +130,7 @@ class TestSets:
     @pytest.mark.parametrize(
         ("entries", "pointer"),
         [
-            ("[", ""),
+            ("[", "/entries"),
             ([], "/entries"),
             ([{"label": 1, "image": "0"}], "/entries"),
             ([{"image": "0"}, {"image": "9"}], "/entries/1/image"),
@@ -152,7 +152,7 @@ class TestSets:
         refused = upload(served, path, entries, [*pictures[:2], b"no image"])
 
         assert refused.status_code == 422, refused.text
-        assert [error["pointer"] for error in refused.json()["errors"]] == ([pointer] if pointer else [])
+        assert [error["pointer"] for error in refused.json()["errors"]] == [pointer]
         assert served.http.get(f"{path}/evaluations").json() == {"evaluations": []}
 
     @pytest.mark.parametrize(
