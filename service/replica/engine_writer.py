@@ -20,6 +20,7 @@ from index.engines.base import Keys
 from index.engines.config import IndexKind
 from index.engines.digest import digests
 from index.engines.remote import Collection, Entries
+from index.engines.remote_shard import RemoteShard
 from index.events import Event
 from index.query_plan import ShardKey
 from index.space import Space
@@ -94,9 +95,10 @@ class EngineWriter:
 
     def _bring(self, live: LoadedGallery) -> None:
         """Write what the collections lack, a block of the feed at a time."""
-        covers = {place: shard.collection.covers() for place, shard in live.gallery.remote.shards().items()}
+        kind = live.gallery.config.kind
+        covers = {place: shard.collection.covers() for place, shard in _going_to(kind, live).items()}
         while not self._stop.is_set() and (after := min(covers.values(), default=live.seq)) < live.seq:
-            if not self._leased(live):
+            if not self._leased(live, kind):
                 return
             with self._database.read() as connection:
                 row = gallery_row(connection, live.id)
@@ -106,7 +108,7 @@ class EngineWriter:
                 return
             upto = block[-1][6] if block else row.next_seq - 1
             self._replica.refresh(live.id)  # so that there is a shard of each place that the block tells of
-            shards = live.gallery.remote.shards()
+            shards = _going_to(kind, live)
             found = sort(self._registry, [block] if block else [])
             for place, shard in shards.items():
                 if covers.get(place, after) < upto:
@@ -114,10 +116,9 @@ class EngineWriter:
                     shard.collection.record(upto, more=upto < live.seq)
             covers = {place: max(covers.get(place, after), upto) for place in shards}
 
-    def _leased(self, live: LoadedGallery) -> bool:
-        kind = live.gallery.config.kind.value
+    def _leased(self, live: LoadedGallery, kind: IndexKind) -> bool:
         with self._database.write() as connection:
-            return take_lease(connection, live.id, kind, live.engine_name, self._owner, LEASE_SECONDS)
+            return take_lease(connection, live.id, kind.value, live.engine_name, self._owner, LEASE_SECONDS)
 
     def _sweep(self) -> None:
         """Remove the collections of galleries that went or lie elsewhere now, and of versions that were retired."""
@@ -130,6 +131,8 @@ class EngineWriter:
                 continue
             if row is not None and index_of(row).kind is kind:
                 self._drop_retired(lease, kind)
+            elif row is not None and self._is_searched(lease, kind):
+                continue
             elif time.time() > lease.until + LEASE_SECONDS:  # processes that follow late have moved what they need
                 self._remove(lease, kind)
 
@@ -141,12 +144,23 @@ class EngineWriter:
             for place in set(engine.places(lease.name)) - live.gallery.remote.shards().keys():
                 engine.drop(lease.name, place)
 
+    def _is_searched(self, lease: EngineLeaseRow, kind: IndexKind) -> bool:
+        """Whether this process has not moved all that lies there."""
+        live = self._replica.cache.peek(lease.gallery_id)
+        return live is not None and any(shard.kind is kind for shard in live.gallery.remote.shards().values())
+
     def _remove(self, lease: EngineLeaseRow, kind: IndexKind) -> None:
         engine = self._engines.get(kind)
         for place in engine.places(lease.name):
             engine.drop(lease.name, place)
         with self._database.write() as connection:
             forget_lease(connection, lease.gallery_id, lease.kind)
+
+
+def _going_to(kind: IndexKind, live: LoadedGallery) -> dict[ShardKey, RemoteShard]:
+    """The shards whose rows are to lie in an engine of a kind, and not in the one that they leave for it."""
+    shards = live.gallery.remote.shards().items()
+    return {place: shard for place, shard in shards if shard.kind is kind and not shard.leaving}
 
 
 def write_block(collection: Collection, place: ShardKey, space: Space, block: Sequence[FeedRow], found: Sorted) -> None:

@@ -30,9 +30,9 @@ from index.version import NAME
 from service.errors import UnknownGallery, UnknownItem
 from service.store.embeddings import first_held, put_embeddings, put_first_embeddings, remove_embeddings
 from service.store.partitioned import in_gallery, of_item
-from service.store.rows import GalleryRow, ItemRow, all_of, first_of
+from service.store.rows import EMPTIED, GalleryRow, ItemRow, all_of, first_of
 from service.store.sql_arrays import blocks, columns_of, listed, records, texts
-from service.store.tables import EMPTIED, deployment, embedding, gallery, item, version
+from service.store.tables import deployment, embedding, gallery, item, version
 from service.store.vector_codec import any_place, is_place
 from service.store.vector_reader import read_vectors
 

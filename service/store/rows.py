@@ -92,6 +92,10 @@ class GateRow(NamedTuple):
     created: float
 
 
+EMPTIED = -1
+"""`to_free` of a retirement whose embeddings went at once, and of which the replicas have still to hear."""
+
+
 class DeploymentRow(NamedTuple):
     """A deployment, or a rollback: then `undoes_id` is what it undid. What the others mean is in the table."""
 

@@ -156,9 +156,6 @@ gate_report = Table(
     sqlite_autoincrement=True,
 )
 
-EMPTIED = -1
-"""`to_free` of a retirement whose embeddings went at once, and of which the replicas have still to hear."""
-
 deployment = Table(
     "deployment",
     metadata,

@@ -27,7 +27,7 @@ from service.registry.rollout_records import CanaryIn, ShadowIn, summary
 from service.store.repository import gallery_row, take_seq
 from service.store.rows import DeploymentRow, GalleryRow, GateRow, first_of, one_of
 from service.store.tables import deployment, deployment_transition, gallery, trial_report
-from service.upgrades.deployments.history import DeploymentState, etag, history, on_its_way, standing
+from service.upgrades.deployments.history import DeploymentState, deployment_row, etag, history, on_its_way, standing
 from service.upgrades.deployments.verdicts import REFUSE, deciding_report, named_report, weigh
 
 Evidence = Mapping[str, Any]
@@ -112,9 +112,6 @@ class TransitionContext:
         self.row = one_of(DeploymentRow, self.connection.execute(mine.returning(deployment)))
 
 
-# The steps: each does what its transition means, and returns what it rests on.
-
-
 def register(transition: TransitionContext) -> Evidence:
     """Nothing changes yet."""
     return {"card_sha256": registered_sha256(transition.connection, transition.version.name)}
@@ -189,6 +186,7 @@ def retire(transition: TransitionContext) -> Evidence:
 
 
 Transition = Callable[[TransitionContext], Evidence]
+"""A step: it does what its transition means, and returns what it rests on."""
 
 BEGINNINGS: dict[DeploymentState, Transition] = {
     DeploymentState.REGISTERED: register,
@@ -234,7 +232,7 @@ def lock(connection: Connection, gallery_id: int, if_match: str | None = None) -
 
 def check_unchanged(connection: Connection, gallery_id: int, if_match: str | None) -> None:
     """Raise ChangedMeanwhile where `if_match` is given and is not the gallery's ETag."""
-    if if_match is not None and not _matches(if_match, etag(connection, gallery_id)):
+    if if_match is not None and {"*", etag(connection, gallery_id)}.isdisjoint(map(str.strip, if_match.split(","))):
         raise ChangedMeanwhile
 
 
@@ -296,7 +294,9 @@ def roll_back(connection: Connection, registry: Registry, gallery_id: int, reque
         return transition.row
     rows = standing(history(connection, gallery_id))
     if len(rows) < 2:
-        raise NothingToRollBack("no version was current before: there is nothing to roll back to")
+        undone = rows and rows[-1].undoes_id and deployment_row(connection, gallery_id, rows[-1].undoes_id)
+        again = f"; {registry.by_id(undone.version_id).name!r} was rolled back: deploy it to return" if undone else ""
+        raise NothingToRollBack(f"no version was current before: there is nothing to roll back to{again}")
     target = registry.by_id(rows[-2].version_id)
     if rows[-2].state == DeploymentState.RETIRED:
         raise NothingToRollBack(f"version {target.name!r} was retired: deploy it again, and backfill what it needs")
@@ -397,9 +397,4 @@ def _try_out(transition: TransitionContext, phase: DeploymentState, settings: Sh
 def _measured(transition: TransitionContext) -> Evidence:
     """What the trial that ends has measured, by its phase."""
     mine = (trial_report.c.deployment_id == transition.row.id, trial_report.c.phase == transition.row.state)
-    rows = transition.connection.execute(select(trial_report).where(*mine))
-    return {row.phase: summary(row.report) for row in rows}
-
-
-def _matches(if_match: str, current: str) -> bool:
-    return "*" in if_match.split(",") or current in [given.strip() for given in if_match.split(",")]
+    return {row.phase: summary(row.report) for row in transition.connection.execute(select(trial_report).where(*mine))}

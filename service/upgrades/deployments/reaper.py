@@ -28,8 +28,9 @@ from service.store.deletion import deleted_galleries
 from service.store.embeddings import first_held
 from service.store.partitioned import in_gallery
 from service.store.repository import gallery_row, take_seq
+from service.store.rows import EMPTIED
 from service.store.sql_arrays import key_range, listed
-from service.store.tables import EMPTIED, deployment, embedding, item
+from service.store.tables import deployment, embedding, item
 from service.upgrades.deployments.history import DeploymentState
 from service.upgrades.deployments.retiring import holding
 from service.upgrades.gallery_removal import free_gallery, free_small_gallery

@@ -20,8 +20,8 @@ from service.store.database import Database
 from service.store.embeddings import first_held
 from service.store.partitioned import of_item
 from service.store.repository import gallery_named
-from service.store.rows import BackfillRow, DeploymentRow, GalleryRow, all_of
-from service.store.tables import EMPTIED, backfill, backfill_failure, deployment, embedding, item
+from service.store.rows import EMPTIED, BackfillRow, DeploymentRow, GalleryRow, all_of
+from service.store.tables import backfill, backfill_failure, deployment, embedding, item
 from service.upgrades.deployments.history import DeploymentState, on_its_way
 from service.upgrades.deployments.lifecycle import (
     TransitionContext,

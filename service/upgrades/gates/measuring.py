@@ -40,8 +40,10 @@ def measure(
     """The report of a gate, as it is stored; `asked` holds metric, far, k and seed.
 
     Raises:
-        InvalidArgument: the metric needs labels that are not there, or that nobody shares.
+        InvalidArgument: the metric needs labels that are not there, or that nobody shares, or the versions are one.
     """
+    if old.id == new.id:
+        raise InvalidArgument(f"{new.name!r} is current: a gate compares another version with it", pointer="/version")
     kinds, old_old, new_old, new_new = compared(registry, old, new, sample)
     metric, by, right = _metric(sample, new_new, asked)
     before = by(old_old)
