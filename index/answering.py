@@ -35,7 +35,7 @@ def embed(view: View, query_version: str, ask: Ask) -> EmbeddedQueries:
 
 
 def prepared(view: View, metadata: Metadata, query_version: str, ask: Ask, embedded: EmbeddedQueries) -> ShardQuery:
-    """What the shards are asked, and how.
+    """What the shards are asked, and how; its filter finds every item.
 
     Raises:
         GalleryChanged: something else should have been embedded.
@@ -54,7 +54,7 @@ def prepared(view: View, metadata: Metadata, query_version: str, ask: Ask, embed
     allowed_S, filter_seconds = None, 0.0
     if params.filter is not None:
         started = perf_counter()
-        allowed_S = metadata.select(params.filter)
+        allowed_S = metadata.passing(params.filter)
         filter_seconds = perf_counter() - started
     depth, how = min(ask.depth, view.items), (params.exact, params.recall, params.strict)
     return ShardQuery(plan, vectors, transform_seconds, depth, allowed_S, *how, filter_seconds)

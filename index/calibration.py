@@ -209,11 +209,14 @@ def _log_odds(p: Floats) -> Floats:
 
 
 def _numbers(value: object, field: str) -> Floats:
-    given = value if isinstance(value, list) else []
-    plain = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in given)
-    if not given or not plain or not np.isfinite(given).all():
+    plain = isinstance(value, list) and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value)
+    try:
+        numbers = np.asarray(value if plain else [], np.float64)
+    except OverflowError:  # a whole number beyond every float64
+        numbers = np.array([np.inf])
+    if not len(numbers) or not np.isfinite(numbers).all():
         raise _wrong(field, "must be finite numbers")
-    return np.asarray(given, np.float64)
+    return numbers
 
 
 def _wrong(field: str, why: str) -> InvalidArgument:

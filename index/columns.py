@@ -28,7 +28,7 @@ FIRST_WORD = 4
 """Codes from here on number the words of a vocabulary."""
 
 MOST_EXACT = 2.0**53
-"""Every integer up to this one is a float64."""
+"""Every integer up to this one is a float64; the next one rounds to it."""
 FEW = 8
 """Up to so many numbers are looked for one after the other."""
 BUCKETS = 1 << 16
@@ -259,7 +259,7 @@ def constant(value: bool | None) -> int:
 def none_is_wide(values: Sequence[Number]) -> bool:
     """Whether all are so small that this can be seen at once; of others `is_wide` says it one by one."""
     try:
-        return bool((np.abs(np.array(values, np.float64)) <= MOST_EXACT).all())
+        return bool((np.abs(np.array(values, np.float64)) < MOST_EXACT).all())
     except OverflowError:
         return False
 

@@ -109,13 +109,16 @@ class Gallery:
         for version, ask in asks:
             view = self._view
             embedded.append((version, ask, embed(view, version or view.current, ask)))
-            if ask.params.filter is not None:
-                self._make_filterable(ask.params.filter)
+        filters = [ask.params.filter for _, ask in asks if ask.params.filter is not None]
         answers: Answers | None = None
         while True:
+            for where in filters:
+                self._make_filterable(where)
             found = []
             try:
                 with self._lock.read():
+                    if not all(map(self._metadata.filterable, filters)):  # somebody wrote the first item with a key
+                        continue
                     view = self._view
                     for version, ask, made in embedded:
                         if ask.stored and any(self._written(key) != seq for key, seq in ask.stored.items()):

@@ -1,14 +1,13 @@
 """Metadata: what the items of one gallery hold beside their vectors, in memory: shown with a match, and filtered by.
 
-Every item has a slot, a small number; `select` answers a filter for all slots at once, for less than a scan costs. An
+Every item has a slot, a small number; `passing` answers a filter for all slots at once, for less than a scan costs. An
 item whose metadata changes gets another slot, so that columns only grow; retired slots are swept out and used again
 when there are many of them. An item whose metadata did not change is recognised by its JSON, without reading it.
 
 Columns are made of the keys that a filter looks at when the first one comes that does: many galleries are never
 filtered, and few by all there is; a start reads no JSON. From then on every write enters what it brings.
 
-Not thread-safe: the gallery locks around it (`select` may run beside itself once all is entered). Shape suffixes: S
-slots, N items.
+Not thread-safe: the gallery locks around it (`passing` may run beside itself). Shape suffixes: S slots, N items.
 """
 
 from __future__ import annotations
@@ -225,21 +224,22 @@ class Metadata:
         self._sweep()
 
     def select(self, where: Filter) -> Mask:
-        """Which items pass, by slot (S,); what it says about slots that no item holds means nothing.
-
-        It enters what `enter` has left.
-        """
+        """`passing`, for whoever has it alone: what `enter` has left is entered."""
         while not self.filterable(where):
             self.enter(where)
+        return self.passing(where)
+
+    def passing(self, where: Filter) -> Mask:
+        """Which items pass what is `filterable`, by slot (S,); about slots that no item holds it says nothing."""
         match where:
             case Condition(path, test):
                 return self._test(path, test)
             case Not(part):
-                return ~self.select(part)
+                return ~self.passing(part)
             case And(parts):
-                return reduce(np.logical_and, map(self.select, parts))
+                return reduce(np.logical_and, map(self.passing, parts))
             case Or(parts):
-                return reduce(np.logical_or, map(self.select, parts))
+                return reduce(np.logical_or, map(self.passing, parts))
 
     def filterable(self, where: Filter) -> bool:
         """Whether a filter finds every item; once it does, it finds what is written later too."""

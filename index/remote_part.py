@@ -28,7 +28,7 @@ class RemotePart:
         shards = self.shards().values()
         if not all(shard.settle(self._read, self._change, self._numbers_of) for shard in shards):
             return False
-        if shards and not self._shards.config.kind.elsewhere:
+        if any(shard.leaving for shard in shards):
             with self._change():
                 self._shards.drop_emptied()
         return True

@@ -10,6 +10,8 @@ Shape suffixes: Q queries, R rows, W their width, K results wanted, A rows that 
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +21,8 @@ Rows = NDArray[np.int64]
 """Row numbers; -1 where there is no result."""
 Mask = NDArray[np.bool_]
 
+FEW = 16
+"""More queries than this FAISS may compare with rows by |q|^2 - 2 <q, x> + |x|^2: times as fast, and rounded."""
 GATHERED_BLOCK = 4_096
 """Rows copied together at once: 2 MB at 128 numbers, so that they are still in the cache when they are compared."""
 MASKED_BLOCK = 65_536
@@ -30,13 +34,25 @@ COPY_COST = 10
 def scan(queries_QW: Vectors, rows_RW: Vectors, k: int, *, inner_product: bool) -> tuple[Vectors, Rows]:
     """The k best rows of each query, best first: scores (Q, k) and row numbers (Q, k). k is 1 to R.
 
-    Scores are inner products, larger is better, or else squared L2, smaller is better.
+    Scores are inner products, larger is better, or else squared L2, smaller is better; of more than FEW queries those
+    of long vectors that lie near each other are rounded away, see `index.engines.exact`.
     """
     import faiss
 
     metric = faiss.METRIC_INNER_PRODUCT if inner_product else faiss.METRIC_L2
     found: tuple[Vectors, Rows] = faiss.knn(queries_QW, rows_RW, k, metric=metric)
     return found
+
+
+def squares(queries_QW: Vectors, rows_RW: Vectors, at_QC: Rows) -> Vectors:
+    """Squared L2 between each query and its own rows `at_QC` (Q, C), bit for bit as `scan` of FEW queries gives it."""
+    import faiss
+
+    compare = cast("Any", faiss).fvec_L2sqr_by_idx  # its stubs leave that out
+    squares_QC, queries_QW = np.empty(at_QC.shape, np.float32), np.ascontiguousarray(queries_QW)
+    pointers = [faiss.swig_ptr(array) for array in (squares_QC, queries_QW, rows_RW, at_QC)]
+    compare(*pointers, rows_RW.shape[1], *at_QC.shape)
+    return squares_QC
 
 
 def scan_some(

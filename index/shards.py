@@ -162,15 +162,14 @@ class Shards:
         for place, shard in self._by_key.items():
             shard.config = config
             if config.kind.elsewhere and not isinstance(shard, RemoteShard):
-                self._by_key[place] = RemoteShard.over(shard, self._opened(place, shard.dim, shard.space))
+                self._by_key[place] = self._begun_anew(place, shard)
         self.drop_emptied()
 
     def drop_emptied(self) -> None:
-        """Have shards whose rows are to lie here, and all of them do, lie in no collection any more."""
+        """Have shards that are leaving a collection, and of which all rows lie here, begin anew where they are to."""
         for place, shard in self._by_key.items():
-            if isinstance(shard, RemoteShard) and not self.config.kind.elsewhere and not shard.there.held():
-                made = self._by_key[place] = self._made(place, shard.dim, shard.space)
-                made.take_over(shard)
+            if isinstance(shard, RemoteShard) and shard.leaving and not shard.there.held():
+                self._by_key[place] = self._begun_anew(place, shard)
 
     def elsewhere(self) -> dict[ShardKey, RemoteShard]:
         """Those of which rows lie in collections, or are to."""
@@ -196,6 +195,14 @@ class Shards:
         if self.config.kind.elsewhere:
             return RemoteShard(dim, space, self.config, self._opened(place, dim, space))
         return SegmentedShard(dim, space, self.config, self._folder and self._folder.joinpath(*place))
+
+    def _begun_anew(self, place: ShardKey, shard: SegmentedShard) -> SegmentedShard:
+        """One that lies where it is to, and holds all that another does here, which is not used any more."""
+        if self.config.kind.elsewhere:
+            return RemoteShard.over(shard, self._opened(place, shard.dim, shard.space))
+        made = self._made(place, shard.dim, shard.space)
+        made.take_over(shard)
+        return made
 
     def _opened(self, place: ShardKey, dim: int, space: Space) -> Collection:
         return self._elsewhere(self.config.kind, place, space.width(dim), metric_of(space))

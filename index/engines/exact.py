@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from index.engines.base import MISSING
-from index.scan import Mask, Rows, scan, scan_some
+from index.scan import FEW, Mask, Rows, scan, scan_some, squares
 from index.space import Lorentz, Space, Vectors
 
 MIN_CANDIDATES, CANDIDATES_GROW = 16, 8
@@ -53,14 +53,43 @@ def _nearest(
 ) -> tuple[Vectors, Rows]:
     if isinstance(space, Lorentz):
         return _rescored(space, queries_QD, rows_RW, allowed_R, k)
-    scanned, at_QK = _scan(space, space.queries(queries_QD), rows_RW, allowed_R, k)
-    return space.score(scanned), at_QK
+    queries_QW = space.queries(queries_QD)
+    rounded = not space.inner_product and len(queries_QW) > FEW
+    search = _compared_again if rounded else _scan
+    scanned_QK, at_QK = search(space, queries_QW, rows_RW, allowed_R, k)
+    return space.score(scanned_QK), at_QK
 
 
 def _scan(space: Space, queries_QW: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int) -> tuple[Vectors, Rows]:
     if allowed_R is None:
         return scan(queries_QW, rows_RW, k, inner_product=space.inner_product)
     return scan_some(queries_QW, rows_RW, allowed_R, k, inner_product=space.inner_product)
+
+
+def _compared_again(
+    space: Space, queries_QW: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int
+) -> tuple[Vectors, Rows]:
+    """`_scan` of many queries by squared L2, whose scores are made anew, by differences.
+
+    Where a row that was left out may be nearer, the query is compared with all of them by differences. The scan errs by
+    at most 4 u (W + 2) (|q|^2 + |x|^2) for W numbers of unit roundoff u (Higham 2002, 3.1), and a row that is nearer
+    than the last of the k best is no longer than |q| and the distance of that one together.
+    """
+    count = len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R))
+    depth = min(count, k + MIN_CANDIDATES)
+    scanned_QC, at_QC = _scan(space, queries_QW, rows_RW, allowed_R, depth)
+    squares_QC = squares(queries_QW, rows_RW, at_QC)
+    best_QK = np.argsort(squares_QC, axis=1, kind="stable")[:, :k]
+    squares_QK, at_QK = np.take_along_axis(squares_QC, best_QK, axis=1), np.take_along_axis(at_QC, best_QK, axis=1)
+    if depth < count:
+        last_Q, length_Q = squares_QK[:, -1].astype(np.float64), np.linalg.norm(queries_QW.astype(np.float64), axis=1)
+        longest_Q = length_Q + np.sqrt(last_Q)
+        error_Q = 4 * 2.0**-24 * (queries_QW.shape[1] + 2) * (np.square(length_Q) + np.square(longest_Q))
+        unsure = np.flatnonzero(scanned_QC[:, -1] < last_Q + error_Q)
+        for start in range(0, len(unsure), FEW):
+            some = unsure[start : start + FEW]
+            squares_QK[some], at_QK[some] = _scan(space, queries_QW[some], rows_RW, allowed_R, k)
+    return squares_QK, at_QK
 
 
 def _rescored(

@@ -33,7 +33,8 @@ class RemoteRows:
         order_N = np.argsort(keys_N, kind="stable")
         columns_4N = np.stack([keys_N, numbers_N, digests_N, slots_N])[:, order_N]
         bits_2N = np.stack([np.ones(len(keys_N), np.bool_), served_N])[:, order_N]
-        if len(keys_N) and self._rows and columns_4N[0, 0] <= self.keys_R[-1]:
+        mostly_dead = self._rows > 2 * self._held
+        if len(keys_N) and self._rows and (mostly_dead or columns_4N[0, 0] <= self.keys_R[-1]):
             left_R = self.alive_R & ~np.isin(self.keys_R, keys_N)
             columns_4N = np.concatenate([self._columns_4R[:, : self._rows][:, left_R], columns_4N], axis=1)
             bits_2N = np.concatenate([self._bits_2R[:, : self._rows][:, left_R], bits_2N], axis=1)

@@ -11,14 +11,13 @@ be found, P a part of them, G candidates that count.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from index.attempts import GalleryChanged
+from index.attempts import GalleryChanged, is_patient
 from index.engines.base import MISSING, Hits, Keys, Scanned, is_full
 from index.engines.digest import digests
 from index.engines.exact import nearest_rows
@@ -35,7 +34,8 @@ RESTRICTED = 0.5
 MOST_OF = 0.5
 """Who wants a larger share of the rows than this has every row compared: a graph would be walked to its end."""
 PATIENCE_SECONDS = 1.0
-"""So long a collection may tell of other rows than this process knows, before it is not believed: feeds are faster."""
+"""So long may a request be told of other rows than this process knows, before engines are not believed: feeds are
+faster."""
 
 
 Ask = Callable[..., Told]
@@ -66,7 +66,6 @@ class RemoteSearch:
 
     def __init__(self, collection: Collection, rows: RemoteRows, dim: int, space: Space) -> None:
         self._collection, self._rows, self._dim, self._space = collection, rows, dim, space
-        self._disagreed: float | None = None
 
     def search(
         self, queries_QD: Vectors, k: int, allowed_S: Mask | None, *, exact: bool, answers: Answers | None = None
@@ -84,7 +83,7 @@ class RemoteSearch:
         live_R = self._rows.live(allowed_S)
         among = int(np.count_nonzero(live_R))
         wanted = min(k, among)
-        exact = exact or wanted > MOST_OF * len(self._rows.keys_R)
+        exact = exact or wanted > MOST_OF * self._rows.held()
         scores_QK = np.zeros((len(queries_QD), k), np.float32)
         slots_QK = np.full((len(queries_QD), k), MISSING, np.int64)
         if not wanted or not len(queries_QD):
@@ -102,7 +101,6 @@ class RemoteSearch:
             scores_1K, best_1K = self._nearest(asked, query, right)
             scores_QK[query, : scores_1K.shape[1]] = scores_1K[0]
             slots_QK[query, : scores_1K.shape[1]] = self._rows.slots_R[right.at_G[best_1K[0]]]
-        self._disagreed = None
         how = Scanned(among) if few or exact else Scanned(0, among, depth)
         return Hits(scores_QK, slots_QK, is_full(slots_QK), how, k)
 
@@ -111,7 +109,7 @@ class RemoteSearch:
 
     def _depth(self, wanted: int, among: int) -> int:
         """The candidates to ask for first, where any row is found as soon as any other."""
-        needed = math.ceil(SLACK * wanted * len(self._rows.keys_R) / among) + EXTRA
+        needed = math.ceil(SLACK * wanted * self._rows.held() / among) + EXTRA
         return min(self._collection.capabilities.max_k, needed)
 
     def _by_keys(self, asked: _Wanted, left_Q: Rows) -> list[_Right]:
@@ -188,9 +186,7 @@ class RemoteSearch:
 
     def _disagree(self, how: str) -> None:
         """It tells of other rows than those known here: as a rule writes that are about to arrive by the feed."""
-        now = time.monotonic()
-        self._disagreed = now if self._disagreed is None else self._disagreed
-        if now - self._disagreed <= PATIENCE_SECONDS:
+        if is_patient(PATIENCE_SECONDS):
             raise GalleryChanged
         raise EngineUnavailable(f"the engine and the database disagree, {how}: `regraft doctor --fix` mends it")
 

@@ -56,7 +56,7 @@ class RemoteShard(SegmentedShard):
 
     def __init__(self, dim: int, space: Space, config: IndexConfig, collection: Collection) -> None:
         super().__init__(dim, space, config)
-        self.collection = collection
+        self.collection, self.kind = collection, config.kind
         self.there = RemoteRows()
         self.covered = 0
         """The highest number that the collection was seen to cover: it never falls unless rows were lost."""
@@ -67,6 +67,11 @@ class RemoteShard(SegmentedShard):
         # Why it is not known which of the rows in `there` the collection has: it was away when they were asked for.
         self._unasked: str | None = None
         self._search = RemoteSearch(collection, self.there, dim, space)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether its rows are to lie in this collection no more."""
+        return self.config.kind is not self.kind
 
     @classmethod
     def over(cls, shard: SegmentedShard, collection: Collection) -> RemoteShard:
@@ -206,7 +211,7 @@ class RemoteShard(SegmentedShard):
     def settle(self, read: Lock, change: Lock, numbers_of: NumbersOf) -> bool:
         """Have the rows count there that the collection has taken, and forget them here; beside queries and writes.
 
-        Or the other way round, where the gallery is to lie here again.
+        Or the other way round, where they are to lie there no more.
 
         Args:
             read: the lock of whoever reads the shard.
@@ -219,10 +224,10 @@ class RemoteShard(SegmentedShard):
         Raises:
             EngineUnavailable: the engine does not answer.
         """
-        if not self.config.kind.elsewhere:
+        if self.leaving:
             if self._unasked is None:
                 self._recall(read, change)
-            return self._unasked is None
+            return self._unasked is None and not self.there.held()
         covers, most = self.collection.covers(), self.collection.capabilities.max_rows
         if covers < self.covered or self._unasked is not None:
             return False
@@ -268,7 +273,9 @@ class RemoteShard(SegmentedShard):
 
     def is_settled(self) -> bool:
         """Whether every row is where it is to be."""
-        return not (self.held_here() if self.config.kind.elsewhere else self.there.held())
+        if self.config.kind.elsewhere:
+            return not (self.leaving or self.held_here())
+        return not self.there.held()
 
     def _recall(self, read: Lock, change: Lock) -> None:
         """Bring the rows back, so many at a time."""

@@ -63,7 +63,7 @@ class Job:
     """Which rows of each of them were not dead when the job began: those are merged, whatever happens meanwhile."""
     config: IndexConfig
     asked: Sequence[Vectors]
-    """What was asked lately, the last calls last."""
+    """Queries that were asked lately (D,), the last one last."""
     files: SegmentFiles | None
     hurried: bool = False
     """Whether the first index that reaches the recall aim is enough for now."""
@@ -91,9 +91,9 @@ class Job:
 
     def sample(self) -> Vectors | None:
         """What an index is to be measured with, None: too few. A query that is repeated is one query."""
-        if sum(map(len, self.asked)) < FEWEST_ASKED:
+        if len(self.asked) < FEWEST_ASKED:
             return None
-        queries_QD: Vectors = np.unique(np.concatenate(self.asked)[-REMEMBERED:], axis=0)
+        queries_QD: Vectors = np.unique(np.stack(self.asked), axis=0)
         return queries_QD if len(queries_QD) >= FEWEST_ASKED else None
 
     def clear(self) -> None:
@@ -114,12 +114,14 @@ class SegmentedShard:
         self._files = SegmentFiles(folder) if folder else None
         self.segments = tuple(self._files.load(space, dim)) if self._files else ()
         self._written = self._began = time.monotonic()
-        # The first queries of each of the last calls.
+        # The last queries (D,).
         self._asked: deque[Vectors] = deque(maxlen=REMEMBERED)
 
     def take_over(self, other: SegmentedShard) -> None:
-        """Hold all that another one does, which is not used any more; segments that this one found stay, too."""
-        self.head, self.segments = other.head, other.segments + self.segments
+        """Hold all that another one does, which is not used any more; other segments that this one found stay, too."""
+        known = {segment.folder for segment in other.segments}
+        found = tuple(segment for segment in self.segments if segment.folder not in known)
+        self.head, self.segments = other.head, other.segments + found
 
     def upsert(
         self,
@@ -168,7 +170,7 @@ class SegmentedShard:
         """The best of head and segments, see Shard; of several each gives its share, see `index.engines.joined`."""
         if not self.segments:
             return self.head.search(queries_QD, k, allowed_S)
-        self._asked.append(queries_QD if len(queries_QD) <= REMEMBERED else queries_QD[:REMEMBERED])
+        self._asked.extend(queries_QD[-REMEMBERED:].copy())  # a view would keep all that its request came with
         held: tuple[FlatShard | Segment, ...] = self.head, *self.segments
         searched = [one for one in held if one.count()] or [self.head]
         if len(searched) == 1:

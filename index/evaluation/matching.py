@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.calibration import Calibration, blend, fit_calibration
+from index.errors import InvalidArgument
 from index.evaluation.evalue_calibration import fit_evalue
 from index.evaluation.metrics import Compared, Retrieval, blocks, comparable, costs, joined, leave_out, ranked
 from index.space import Lorentz, Space
@@ -85,6 +86,8 @@ class Matching:
     @property
     def valid(self) -> Bools:
         """(Q,) whether a query has any right item but itself."""
+        if not len(self.item_codes):
+            return np.zeros(len(self.query_codes), bool)
         classes, count = np.unique(self.item_codes, return_counts=True)
         at_Q = np.minimum(np.searchsorted(classes, self.query_codes), len(classes) - 1)
         right_Q = np.where(classes[at_Q] == self.query_codes, count[at_Q], 0)
@@ -126,7 +129,11 @@ def fit_maps(shards: Sequence[Compared], right: Right, rows: Ints, seed: int = 0
 
 
 def fit_evalue_maps(shards: Sequence[Compared], right: Right, rows: Ints, seed: int = 0) -> list[Calibration]:
-    """The maps of `evalue_calibration` from these queries, each beside as many random items, never its own image."""
+    """The maps of `evalue_calibration` from these queries, each beside as many random items, never its own image.
+
+    Raises:
+        InvalidArgument: no query, or no item.
+    """
     made = []
     for shard in shards:
         scores = _random_scores(shard, right, rows, seed)
@@ -161,6 +168,8 @@ def _random_scores(shard: Compared, right: Right, rows: Ints, seed: int) -> Tabl
 
 def _costs(shard: Compared, right: Right, rows: Ints) -> Iterator[tuple[Table, Bools]]:
     """Blocks of the queries: costs (B, N), a query's own image infinitely far, and what is right."""
+    if not (len(rows) and len(shard.items)):
+        raise InvalidArgument("score maps are fitted on at least one query and one item")
     queries, items = comparable(shard)
     for block in blocks(len(rows), len(items)):
         some, relevant_BN = rows[block], right.relevant(rows[block])

@@ -144,6 +144,7 @@ GOOD: dict[str, Any] = {"kind": "isotonic", "scores": [1, 2], "probabilities": [
         ({"scores": []}, "/calibration/scores", "finite numbers"),
         ({"scores": ["1", "2"]}, "/calibration/scores", "finite numbers"),
         ({"scores": [1, float("nan")]}, "/calibration/scores", "finite numbers"),
+        ({"scores": [1, 10**400]}, "/calibration/scores", "finite numbers"),
         ({"slope": True}, "/calibration/slope", "finite numbers"),
         ({"slope": 0}, "/calibration/slope", "must not be 0"),
         ({"slope": -1}, "/calibration/probabilities", "fall where it is below"),
@@ -157,6 +158,10 @@ def test_a_map_that_is_none_is_refused_by_field(change: dict[str, Any], pointer:
     with pytest.raises(InvalidArgument, match=message) as refused:
         calibration_from_json(GOOD | change)
     assert refused.value.pointer == pointer
+
+
+def test_a_whole_number_of_more_than_64_bits_is_a_number() -> None:
+    assert calibration_from_json(GOOD | {"scores": [-(10**20), 10**20]}).scores_K.tolist() == [-1e20, 1e20]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from index.engines.base import MISSING
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.segments import Job, SegmentedShard
 from index.errors import InvalidArgument, NoRoute
-from index.filter import parse_filter
+from index.filter import Filter, parse_filter
 from index.gallery import Gallery
 from index.merge import Mode
 from index.metadata import Item, Metadata
@@ -288,6 +288,30 @@ def test_a_filter_restricts_every_shard_in_every_mode(gallery: Gallery) -> None:
         assert (gallery.search("v2", q, 3, mode=mode, filter=none).keys_QK == MISSING).all()
     assert found.items_by_version == {"v1": 6, "v2": 6}
     assert found.filter_seconds > 0 == everything.filter_seconds
+
+
+def test_the_first_item_with_a_key_is_looked_through_while_nobody_reads(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    red, other = (parse_filter({"field": field, "eq": "red"}) for field in ("color", "size"))
+    gallery.apply({V1: (range(4), units(4, 4))})
+    assert (gallery.search("v1", always(units(1, 4)), 1, filter=other).keys_QK == MISSING).all()
+    read, enter, readers = gallery._lock.read, Metadata.enter, []
+
+    def written_meanwhile() -> object:
+        """Between a query's look at the keys there are and its lock."""
+        monkeypatch.setattr(gallery._lock, "read", read)
+        gallery.apply({V1: ([1], units(1, 4))}, items={1: Item('{"color": "red"}')})
+        return read()
+
+    def entered(metadata: Metadata, where: Filter) -> None:
+        readers.append(gallery._lock._readers)
+        enter(metadata, where)
+
+    monkeypatch.setattr(gallery._lock, "read", written_meanwhile)
+    monkeypatch.setattr(Metadata, "enter", entered)
+    assert gallery.search("v1", always(units(1, 4)), 1, filter=red).keys_QK.tolist() == [[1]]
+    assert set(readers) == {0}
 
 
 def test_metadata_stays_with_an_item_that_moves_and_goes_with_one_that_leaves(gallery: Gallery) -> None:

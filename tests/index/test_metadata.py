@@ -164,6 +164,8 @@ def put(metadata: Metadata, slots: dict[int, int], items: dict[int, Any]) -> Non
 @settings(max_examples=60, deadline=None)
 @given(items=st.lists(documents, max_size=12), asked=st.lists(filters, min_size=1, max_size=4))
 @example(items=[{"a": 2**53}, {"a": 2**53 + 1}, {"a": 2**53 + 2}], asked=[{"field": "a", "range": {"lt": 2**53 + 1}}])
+@example(items=[{"a": 2**53 + 1}], asked=[{"field": "a", "eq": 2**53 + 1}, {"field": "a", "eq": 2**53}])
+@example(items=[{"a": -(2**53) - 1}], asked=[{"field": "a", "range": {"lt": -(2**53)}}])
 @example(items=[{"a": [0, 9]}], asked=[{"field": "a", "range": {"gt": 3, "lt": 5}}])
 @example(items=[{"a": True}, {"a": 1}, {"a": 1.0}, {"a": "1"}], asked=[{"field": "a", "eq": 1}])
 @example(items=[{"a": "a"}], asked=[{"field": "a", "prefix": "a\x00"}, {"field": "a", "eq": "a\x00"}])

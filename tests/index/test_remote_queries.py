@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.engines import remote_answers
+from index.engines import remote_answers, remote_search
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import digests
 from index.engines.remote import Capabilities, EngineUnavailable, Entries
@@ -21,8 +21,10 @@ from index.gallery import Gallery
 from index.metadata import Item
 from index.space import Cosine
 from index.version import Card, Edge, EdgeKind, Score, Version
+from naive import units
 from staging.builders import always
 from staging.engine import FakeCollection, FakeEngine
+from staging.small_shards import make_shards_small
 
 DIM, ITEMS, K = 4, 24, 6
 VERSIONS = ["v0", "v1", "v2"]
@@ -35,8 +37,8 @@ class Remote:
     """A gallery in a fake engine: each item lies in one of three versions, and all of them lie there."""
 
     def __init__(self) -> None:
-        self.engine = FakeEngine(limits=LIMITS)
-        opened = lambda _kind, *where: self.engine.collection("g", *where)  # noqa: E731
+        self.engines = {kind: FakeEngine(limits=LIMITS) for kind in IndexKind if kind.elsewhere}
+        opened = lambda kind, *where: self.engines[kind].collection("g", *where)  # noqa: E731
         self.gallery = Gallery(IndexConfig(kind=IndexKind.PGVECTOR), elsewhere=opened)
         edges = tuple(Edge("v0", name, EdgeKind.IDENTITY, {"cmc@1": Score(0.9, 0.8, 1.0)}) for name in VERSIONS[1:])
         for name in reversed(VERSIONS):
@@ -64,7 +66,7 @@ class Remote:
 
     @property
     def collections(self) -> dict[str, FakeCollection]:
-        return {place[0]: one for (_, place), one in self.engine.collections.items()}
+        return {place[0]: one for (_, place), one in self.engines[self.gallery.config.kind].collections.items()}
 
     def ask(self, **options: Any) -> list[list[int]]:
         found: list[list[int]] = self.gallery.search("v0", always(QUERY), K, mode="raw", **options).keys_QK.tolist()
@@ -172,3 +174,68 @@ def test_of_collections_that_are_away_the_answer_says_so(remote: Remote) -> None
     assert all(key % 3 != 1 for row in found.keys_QK.tolist() for key in row)
     with pytest.raises(EngineUnavailable):
         remote.ask(strict=True)
+
+
+def test_a_gallery_moves_from_one_engine_to_another_while_it_serves(remote: Remote) -> None:
+    remote.gallery.configure(IndexConfig(kind=IndexKind.MILVUS))
+    assert remote.ask() == best(ITEMS)
+    remote.put([ITEMS])
+    assert remote.gallery.remote.settle()
+    assert remote.ask() == best(ITEMS + 1)
+    assert not any(shard.is_settled() for shard in remote.gallery.remote.shards().values())
+
+    remote.engines[IndexKind.PGVECTOR].collections.clear()
+    remote.settle(range(ITEMS + 1))
+    shards = remote.gallery.remote.shards().values()
+    assert {(shard.kind, shard.held_here()) for shard in shards} == {(IndexKind.MILVUS, 0)}
+    assert all(shard.is_settled() for shard in shards)
+    assert remote.ask() == best(ITEMS + 1)
+
+
+@pytest.mark.parametrize("kind", [IndexKind.EXACT, IndexKind.MILVUS])
+def test_rows_lost_by_an_engine_that_a_gallery_leaves_are_told_so_that_they_are_read_again(
+    remote: Remote, kind: IndexKind
+) -> None:
+    remote.collections["v1"].drop()
+    remote.gallery.configure(IndexConfig(kind=kind))
+    assert not remote.gallery.remote.settle()
+
+
+def test_segments_that_were_to_move_and_stay_after_all_keep_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_shards_small(monkeypatch)
+    gallery = Gallery(IndexConfig(kind=IndexKind.HNSW), tmp_path)
+    gallery.declare(Version(Card("v1", DIM, {"kind": "cosine"}), Path()))
+    gallery.apply({("v1", "encoded"): (range(100), units(100, DIM))}, current="v1")
+    while gallery.build_index():
+        pass
+    before = sorted(tmp_path.rglob("*"))
+
+    for kind in (IndexKind.PGVECTOR, IndexKind.HNSW):
+        gallery.configure(IndexConfig(kind=kind))
+    while gallery.build_index():
+        pass
+    assert before == sorted(tmp_path.rglob("*"))
+    assert gallery.items_by_version() == {"v1": 100}
+
+
+def test_a_request_that_an_engine_goes_on_contradicting_ends_however_others_fare(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_search, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(remote_search, "EXTRA", 0)
+    newer, attempts = -VECTORS[:1], [0]
+    remote.collections["v0"].upsert(Entries(np.array([0]), np.array([99]), digests(newer)), newer)
+
+    def encode(_version: str) -> np.ndarray:
+        """Before each attempt another request is answered, which does not meet that row."""
+        attempts[0] += 1
+        assert attempts[0] < 100
+        remote.gallery.search("v0", always(VECTORS[:1]), 1, mode="raw", strict=True)
+        return newer
+
+    with pytest.raises(EngineUnavailable, match="newer rows"):
+        remote.gallery.search("v0", encode, 1, mode="raw", strict=True)
+    assert 2 < attempts[0] < 20
+    assert [one.version for one in remote.gallery.search("v0", encode, 1, mode="raw").degraded] == ["v0"]

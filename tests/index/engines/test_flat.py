@@ -207,6 +207,26 @@ def test_a_shard_of_one_item_is_small_and_grows_by_factors() -> None:
     assert len(grown) < 20
 
 
+@pytest.mark.parametrize("filtered", [False, True])
+def test_long_vectors_near_each_other_are_told_apart_among_many_queries_as_alone(filtered: bool) -> None:
+    generator = np.random.default_rng(3)
+    x = (30 + 0.01 * generator.standard_normal((300, 512))).astype(np.float32)
+    q = x + (0.001 * generator.standard_normal(x.shape)).astype(np.float32)
+    allowed = generator.random(len(x)) < 0.3 if filtered else np.ones(len(x), np.bool_)
+    shard = FlatShard(512, Euclidean())
+    shard.upsert(range(len(x)), x)
+
+    many = shard.search(q, 10, allowed)
+
+    a, b = (v.astype(np.float64) for v in (q[:20], x[allowed]))
+    distances = np.sqrt(np.square(a[:, None] - b).sum(axis=2))
+    best = np.argsort(distances, axis=1)[:, :10]
+    assert np.array_equal(many.slots_QK[:20], np.flatnonzero(allowed)[best])
+    np.testing.assert_allclose(many.scores_QK[:20], np.take_along_axis(distances, best, axis=1), rtol=1e-5)
+    for number in range(20):
+        assert np.array_equal(shard.search(q[number : number + 1], 10, allowed).scores_QK[0], many.scores_QK[number])
+
+
 @pytest.mark.parametrize("norm", [1.0, 1_000.0, 30_000.0])
 @pytest.mark.parametrize("filtered", [False, True])
 def test_lorentz_far_from_the_origin_ranks_as_float64_does(norm: float, filtered: bool) -> None:

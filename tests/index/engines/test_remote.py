@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import nullcontext
 from random import Random
@@ -14,13 +15,15 @@ from hypothesis import strategies as st
 
 from index.attempts import GalleryChanged
 from index.engines import remote_search
-from index.engines.base import MISSING
+from index.engines.base import MISSING, Scanned
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import digests
 from index.engines.flat import FlatShard
 from index.engines.guard import Breaker
 from index.engines.remote import Capabilities, EngineUnavailable, Entries, Metric
 from index.engines.remote_check import RecallCheck
+from index.engines.remote_rows import RemoteRows
+from index.engines.remote_search import RemoteSearch
 from index.engines.remote_shard import RemoteShard
 from index.space import Cosine, Euclidean, Lorentz, Space
 from staging.engine import FakeCollection
@@ -264,6 +267,23 @@ def test_who_wants_most_of_the_rows_has_every_row_compared(monkeypatch: Any) -> 
         life.check(0, k, set(range(KEYS)), exact=False)
 
     assert asked == [False, True, True]
+
+
+def test_items_that_came_and_went_leave_nothing_and_no_search_is_deeper_for_them() -> None:
+    table, given = RemoteRows(), vectors(Cosine(), np.arange(40))
+    limits = Capabilities(max_k=64, max_keys=1, max_rows=100, max_width=9)
+    collection = FakeCollection(DIM, Metric.INNER_PRODUCT, None, limits)
+    for day in range(20):
+        keys_N = np.arange(40 * day, 40 * day + 40)
+        table.add(keys_N, digests(given), keys_N, keys_N, np.ones(40, np.bool_))
+        table.kill(keys_N - 40)
+    assert (table.held(), len(table.keys_R) <= 120) == (40, True)
+    assert table.slots_R[table.find(keys_N)].tolist() == keys_N.tolist()
+
+    table.kill(keys_N[:30])
+    collection.upsert(Entries(keys_N[30:], keys_N[30:], digests(given[30:])), given[30:])
+    found = RemoteSearch(collection, table, DIM, Cosine()).search(given[30:31], 5, None, exact=False)
+    assert found.how == Scanned(0, 10, math.ceil(remote_search.SLACK * 5) + remote_search.EXTRA)
 
 
 def test_nobody_waits_for_an_engine_that_has_just_failed_and_one_sees_when_it_is_back(monkeypatch: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,24 @@ def test_one_query_asked_again_and_again_is_no_sample_to_measure_an_index_with()
     assert different is not None
     assert (queries := different.sample()) is not None
     assert len(queries) == 201
+
+
+@pytest.mark.parametrize("asked", [100, 300])
+def test_of_what_was_asked_only_the_last_queries_are_kept(asked: int) -> None:
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig())
+    shard.upsert(range(100), vectors(Cosine(), 100))
+    work(shard)
+    requests = [vectors(Cosine(), asked, seed=seed) for seed in range(4)]
+    for queries in requests:
+        shard.search(queries, 10)
+    shard.upsert(range(100, 200), vectors(Cosine(), 100, seed=1))
+    job, last = shard.freeze(), np.concatenate(requests)[-segments.REMEMBERED :]
+    gone = [weakref.ref(queries) for queries in requests]
+    del requests, queries
+
+    assert job is not None
+    assert np.array_equal(np.stack(job.asked), last)
+    assert {one() for one in gone} == {None}
 
 
 def test_the_same_vectors_again_only_move_their_slots() -> None:
