@@ -2,8 +2,9 @@
 
 Shape suffixes: B batch, D new dimension, N old dimension, C classes, S samples of a whole dataset.
 `new_*` carries gradients, `old_*` is what the frozen old model gave and is detached here, whatever the caller did.
-Every loss is a mean over the samples it concerns and 0 (still differentiable) when it concerns none. What holds the
-samples of a batch against each other is in `training.contrasts`.
+Every loss is a mean over the samples it concerns and 0 (still differentiable) when it concerns none: across processes,
+gather first where it concerns only some. What holds the samples of a batch against each other is in
+`training.contrasts`.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ def class_means(z_SN: Tensor, label_S: Tensor, classes: int) -> Tensor:
 
 
 def class_radii(z_SN: Tensor, label_S: Tensor, centre_CN: Tensor) -> Tensor:
-    """(C,) distance of each class's farthest sample from its centre, outliers apart; 0 for a class without a sample.
+    """(C,) distance of each class's farthest sample from its centre, outliers apart; infinity for fewer than two.
 
+    One sample is its class's centre, and says nothing of how far others lie: AdvBCT's public code has no boundary then.
     In a class of four or more, distances beyond 1.5 interquartile ranges of the quartiles are dropped first, as in
     AdvBCT's public code (quartiles by rank): one sample far out would make a boundary that bounds nothing.
     """
@@ -71,8 +73,8 @@ def class_radii(z_SN: Tensor, label_S: Tensor, centre_CN: Tensor) -> Tensor:
 def _usual_maximum(away_S: Tensor) -> Tensor:
     """The largest of some distances that is no outlier."""
     count = len(away_S)
-    if not count:
-        return away_S.new_zeros(())
+    if count < 2:
+        return away_S.new_full((), torch.inf)
     ranked_S = away_S.sort().values
     low, high = (ranked_S[count // 4], ranked_S[3 * count // 4]) if count >= 4 else (ranked_S[0], ranked_S[-1])
     return ranked_S[ranked_S <= high + 1.5 * (high - low)][-1]

@@ -229,11 +229,18 @@ def build_psi(recipe: Recipe, *, pretrained: bool = False, weights: str = "") ->
 
 
 def recipe_of_psi(recipe: Recipe) -> Recipe:
-    """How psi is trained: as the version's encoder, but for its own seed, augmentation and number of epochs."""
+    """How psi is trained: as the version's encoder, but for its own seed, augmentation and number of epochs.
+
+    Warm-up and milestones keep their place in the training, in whole epochs.
+    """
+    epochs = recipe.side_epochs or recipe.epochs
+    milestones = [milestone * epochs // max(recipe.epochs, 1) for milestone in recipe.milestones]
     return replace(
         recipe,
         augment=recipe.side_augment or recipe.augment,
-        epochs=recipe.side_epochs or recipe.epochs,
+        epochs=epochs,
+        warmup_epochs=recipe.warmup_epochs * epochs // max(recipe.epochs, 1),
+        milestones=tuple(dict.fromkeys(milestone for milestone in milestones if milestone)),
         seed=recipe.seed + SEED,
         cache_old=False,
         held_out=0.0,

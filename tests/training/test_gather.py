@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +16,41 @@ from staging.children import child
 from training.contrasts import masked_alignment, regression_alleviating
 from training.contrasts import rince as hyperbolic
 from training.gather import gather_batch
-from training.method import EmbeddedBatch
+from training.heads import Softmax
+from training.losses import UNKNOWN
+from training.method import Classifier, EmbeddedBatch, MethodContext, Old
+from training.methods import METHODS
+from training.methods.advbct import AdvBct
+
+
+def of_pairs(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[EmbeddedBatch], Tensor]:
+    def gathered(batch: EmbeddedBatch) -> Tensor:
+        whole = gather_batch(batch)
+        assert whole.old_BN is not None
+        return loss(whole.new_BD, whole.old_BN, whole.label_B)
+
+    return gathered
+
+
+def influence(name: str, **options: object) -> Callable[[EmbeddedBatch], Tensor]:
+    """Of a method that averages over a part of the batch: classes 0 and 1 are old, 1 and 2 have boundaries in reach."""
+    centre, known = torch.eye(4, 3), torch.tensor([0, 1, UNKNOWN, UNKNOWN])
+    radius = torch.tensor([9.0, 0.1, 0.2, 9.0])
+    old = Old(centre, known, centre[:2], torch.zeros(2), centre_CN=centre, radius_C=radius)
+    method = METHODS[name](MethodContext(3, 4, lambda dim: Classifier(Softmax(dim, 4)), old), **options)
+    if isinstance(method, AdvBct):
+        torch.nn.init.zeros_(method.elastic_C)
+    return method.influence_loss
+
 
 LOSSES = {
-    "regression_alleviating": lambda new, old, label: regression_alleviating(new, old, label, 0.1),
-    "masked_alignment": lambda new, old, label: masked_alignment(new, old, label, 10.0),
-    "rince": lambda new, old, _: hyperbolic(new, old),
+    "regression_alleviating": of_pairs(lambda new, old, label: regression_alleviating(new, old, label, 0.1)),
+    "masked_alignment": of_pairs(lambda new, old, label: masked_alignment(new, old, label, 10.0)),
+    "rince": of_pairs(lambda new, old, _: hyperbolic(new, old)),
+    "l2 over old": influence("l2", over="old"),
+    "lwf": influence("lwf"),
+    "bct by old": influence("bct", influence="old"),
+    "advbct": influence("advbct"),
 }
 
 
@@ -33,10 +63,11 @@ def one_of_two(place: Path, rank: int) -> None:
     for name, loss_of in LOSSES.items():
         weight = given["weight"].clone().requires_grad_()
         new = linear(given["x"][mine], weight)
-        batch = gather_batch(EmbeddedBatch(new, given["label"][mine], given["old"][mine]))
-        assert torch.equal(batch.label_B, given["label"])
-        assert batch.independent_BM is None
-        loss = loss_of(batch.new_BD, batch.old_BN, batch.label_B)
+        batch = EmbeddedBatch(new, given["label"][mine], given["old"][mine])
+        whole = gather_batch(batch)
+        assert torch.equal(whole.label_B, given["label"])
+        assert whole.independent_BM is None
+        loss = loss_of(batch)
         loss.backward()
         assert weight.grad is not None
         dist.all_reduce(weight.grad)  # what DDP does, then divides by the number of processes
@@ -68,7 +99,7 @@ def test_two_processes_give_the_loss_and_gradient_of_one(
     name: str, given: dict[str, Tensor], found: list[dict[str, tuple[Tensor, Tensor]]]
 ) -> None:
     weight = given["weight"].clone().requires_grad_()
-    loss = LOSSES[name](given["x"] @ weight.T, given["old"], given["label"])
+    loss = LOSSES[name](EmbeddedBatch(given["x"] @ weight.T, given["label"], given["old"]))
     loss.backward()
 
     assert weight.grad is not None

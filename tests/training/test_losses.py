@@ -60,8 +60,8 @@ def test_class_means_average_each_class_and_refuse_an_empty_one() -> None:
 @pytest.mark.parametrize(
     ("away", "radius"),
     [
-        ([], 0.0),
-        ([2.0], 2.0),
+        ([], math.inf),
+        ([2.0], math.inf),  # its own centre
         ([1.0, 5.0, 1.0], 5.0),  # too few to say what is usual
         ([1.0, 2.0, 3.0, 4.0, 5.0, 9.0], 9.0),  # quartiles 2 and 5: nothing beyond 9.5
         ([1.0, 2.0, 3.0, 4.0, 5.0, 9.6], 5.0),
@@ -71,9 +71,9 @@ def test_class_means_average_each_class_and_refuse_an_empty_one() -> None:
 def test_a_class_radius_is_the_distance_of_the_farthest_sample_that_is_no_outlier(
     away: list[float], radius: float
 ) -> None:
-    z = torch.tensor([[3.0, 4.0], *([x, 0.0] for x in reversed(away))])
+    z = torch.tensor([[3.0, 4.0], [0.0, 1.0], *([x, 0.0] for x in reversed(away))])
 
-    radii = losses.class_radii(z, torch.tensor([0] + [1] * len(away)), torch.zeros(2, 2))
+    radii = losses.class_radii(z, torch.tensor([0, 0] + [1] * len(away)), torch.zeros(2, 2))
     assert radii.tolist() == [5.0, radius]
 
 

@@ -10,6 +10,7 @@ from training.methods import METHODS
 from training.recipes import FAMILIES, RECIPES, Recipe
 from training.recipes.family import HOW, Family
 from training.side_information import dim_of as side_dim_of
+from training.side_information import recipe_of_psi
 from training.sources import SOURCES
 from training.trained import build_method
 from training.transforms import AUGMENTATIONS
@@ -83,6 +84,23 @@ def test_a_family_changes_only_what_a_method_needs() -> None:
     assert (made["toy_hbct"].old, made["toy_hbct"].space) == ("toy_hyperbolic_v1", "lorentz")
     zeta = [made[f"toy_{part}"].options["zeta"] for part in ("hyperbolic_v1", "hyperbolic_independent", "hbct")]
     assert zeta == [1.0, 1.2, 1.2]
+
+
+@pytest.mark.parametrize("part", ["contrast", "hot_refresh", "hoc", "advbct"])
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.independent.optimiser == "sgd"])
+def test_under_sgd_what_is_sharp_weighs_no_more_than_the_base_loss(name: str, part: str) -> None:
+    recipe = FAMILIES[name].recipe(part)
+
+    assert build_method(recipe, CLASSES, old_of(recipe)).weight == 1
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_simclr_sees_parts_of_photos_in_other_colours_and_handwriting_as_the_encoder_does(name: str) -> None:
+    own = recipe_of_psi(FAMILIES[name].recipe("side_v1"))
+
+    assert own.augment.endswith("jitter" if own.preprocess.mode == "RGB" else "shift")
+    encoders = AUGMENTATIONS[FAMILIES[name].old.augment]
+    assert (AUGMENTATIONS[own.augment].size is None) == (encoders.size is None)
 
 
 def test_what_is_tuned_changes_fields_and_adds_options() -> None:

@@ -16,6 +16,7 @@ from training.batching import training_batches
 from training.contrasts import nt_xent
 from training.heads import Softmax
 from training.method import Classifier
+from training.module import Loop
 from training.recipes import Recipe, find_recipe
 from training.side_information import (
     KINDS,
@@ -149,6 +150,19 @@ def test_psi_is_trained_as_the_encoder_but_for_what_the_recipe_says() -> None:
     assert recipe_of_psi(replace(recipe, side_epochs=0, side_augment="")).epochs == 7
     assert (dim_of(recipe), dim_of(replace(recipe, side_dim=9)), dim_of(replace(recipe, side=NONE))) == (16, 9, 0)
     assert build_psi(find_recipe("digits_v1")) is None
+
+
+@pytest.mark.parametrize(
+    ("side_epochs", "warmup", "milestones"),
+    [(0, 5, (30, 60, 80)), (200, 10, (60, 120, 160)), (10, 0, (3, 6, 8)), (2, 0, (1,)), (1, 0, ())],
+)
+def test_psis_rate_rises_and_falls_at_the_same_shares_of_its_own_training(
+    side_epochs: int, warmup: int, milestones: tuple[int, ...]
+) -> None:
+    own = recipe_of_psi(sided(epochs=100, warmup_epochs=5, milestones=(30, 60, 80), side_epochs=side_epochs))
+
+    assert (own.warmup_epochs, own.milestones) == (warmup, milestones)
+    Loop(own)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ Decided where the source is silent, as in its public code: discriminator of one 
 reversed gradient rises as 2 / (1 + exp(-10 p)) - 1 over training (p from 0 to 1) while the adversarial loss fades as
 1 - p; a class's radius is the largest distance of an old embedding from the centre that is no outlier, both of unit
 length before the mean; the boundary moves from there towards `threshold` by a share that is learned for each class.
-All classes of the new data have a boundary, and its loss weighs 10: at 1 the boundary acts too weakly on digits (three
-training seeds, old/old 82.1 % CMC-1): new/old 70.4 (sd 7.3); at 10 it is 81 (sd below 2), old classes alone 61.
+All classes of the new data with two images or more have a boundary, and its loss weighs 10: at 1 the boundary acts too
+weakly on digits (three training seeds, old/old 82.1 % CMC-1): new/old 70.4 (sd 7.3); at 10 it is 81 (sd below 2), old
+classes alone 61.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from training.gather import gather_batch
 from training.losses import discrimination, outside_boundary, reverse_gradient
 from training.method import EmbeddedBatch, MethodContext, Step
 from training.methods.compatible import Compatible, check_choice
@@ -28,7 +30,7 @@ class AdvBct(Compatible):
         weight: of the boundary loss.
         adversarial_weight: of the adversarial loss at the start.
         threshold: the radius that every boundary is drawn towards, as a distance of unit vectors.
-        over: whether `all` classes have a boundary, or `old` ones.
+        over: whether `all` classes of two images or more have a boundary, or `old` ones.
         hidden: width of the discriminator.
     """
 
@@ -69,12 +71,16 @@ class AdvBct(Compatible):
 
     def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
         """How far new embeddings lie outside the elastic boundary of their class."""
+        batch = gather_batch(batch)
         radius_B = self.radius()[batch.label_B]
         if self.over == "old":
             radius_B = torch.where(self.known(batch), radius_B, torch.inf)
         return outside_boundary(self.pair(batch)[0], self.get_buffer("centre_CN")[batch.label_B], radius_B)
 
     def radius(self) -> Tensor:
-        """(C,) between the old radius of each class and the threshold."""
+        """(C,) between the old radius of each class and the threshold; infinity where the class has no radius."""
         radius_C = self.get_buffer("radius_C")
-        return radius_C + (self.threshold - radius_C) * torch.sigmoid(self.elastic_C)
+        # A share of infinity, or its gradient, is not a number.
+        finite_C = radius_C.nan_to_num(posinf=0.0)
+        mixed_C = finite_C + (self.threshold - finite_C) * torch.sigmoid(self.elastic_C)
+        return torch.where(radius_C.isfinite(), mixed_C, torch.inf)

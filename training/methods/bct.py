@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from index.errors import InvalidArgument
+from training.gather import gather_batch
 from training.losses import UNKNOWN, distillation, fit_dim, known_cross_entropy, linear_logits, synthesise_head
 from training.method import EmbeddedBatch, MethodContext, Old
 from training.methods.compatible import Compatible, check_choice, cosine_scale
@@ -47,7 +48,7 @@ class Bct(Compatible):
         weight: float = 10.0,
         alleviate: bool = False,
     ) -> None:
-        super().__init__(context, "bct", weight)
+        super().__init__(context, "bct", weight, raw=logits == "raw")
         check_choice("influence", influence, INFLUENCES)
         check_choice("logits", logits, LOGITS)
         if alleviate and influence == "distill":
@@ -71,6 +72,8 @@ class Bct(Compatible):
 
     def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
         """How the old side judges the new embedding."""
+        if self.influence == "old":
+            batch = gather_batch(batch)
         new_BK = self.old_logits(fit_dim(batch.new_BD, self.old_dim))
         if self.influence == "distill":
             assert batch.old_BN is not None

@@ -21,7 +21,7 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.losses import cosine_alignment, linear_logits
 from training.method import EmbeddedBatch, MethodContext, Step
-from training.methods.compatible import MEAN_LOGITS, check_choice, cosine_scale
+from training.methods.compatible import MEAN_LOGITS, check_choice, check_spaces, cosine_scale
 from training.orthogonal import Orthogonal
 
 
@@ -77,7 +77,8 @@ class Bt2(nn.Module):
         logit_scale: of the cosine logits; 0: sqrt(2) log(C - 1), see `cosine_scale`.
 
     Raises:
-        InvalidArgument: `dim` or `extra` cannot work (says which would), or an unknown kind of logits.
+        InvalidArgument: `dim` or `extra` cannot work (says which would), an unknown kind of logits, or see
+            `check_spaces`.
     """
 
     trains_encoder = True
@@ -99,6 +100,7 @@ class Bt2(nn.Module):
         super().__init__()
         check_choice("logits", logits, MEAN_LOGITS)
         old = context.require_old("bt2")
+        check_spaces(context, old)
         independent_dim = _independent_dim(context, old.dim, extra)
         self.transform = BasisTransformation(old.dim, independent_dim, extra, scale)
         self.classifier = context.classifier(independent_dim)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.losses import UNKNOWN, fit_dim
-from training.method import EmbeddedBatch, MethodContext, Step
+from training.method import EmbeddedBatch, MethodContext, Old, Step
 
 MEAN_LOGITS = ("unit", "cosine", "raw")
 """How a classifier of class means reads an embedding: both made unit first, by scaled cosines, or both as they are."""
@@ -47,6 +47,29 @@ def check_choice(option: str, value: str, legal: Sequence[str]) -> None:
         raise InvalidArgument(f"{option} must be one of {', '.join(legal)}, not {value!r}", pointer=f"/{option}")
 
 
+def check_spaces(context: MethodContext, old: Old, raw: bool = False) -> None:
+    """Refuse spaces in which lengths count, where training leaves lengths to chance.
+
+    Args:
+        context: of the new version.
+        old: the old version, whose items are searched in its space.
+        raw: lengths are trained, too.
+
+    Raises:
+        InvalidArgument: names the legal spaces.
+    """
+    legal = ("cosine", "l2") if raw else ("cosine",)
+    reason = "" if raw else ": it trains directions, not lengths"
+    if context.space not in legal:
+        raise InvalidArgument(
+            f"this method needs space={' or '.join(legal)}, not {context.space}{reason}", pointer="/space"
+        )
+    if old.space != context.space:
+        raise InvalidArgument(
+            f"this method needs an old version of space {context.space}, not {old.space}{reason}", pointer="/old"
+        )
+
+
 class PadToOld(nn.Module):
     """A shorter new embedding as one of the old dimension: zeros for what it lacks."""
 
@@ -73,13 +96,18 @@ class Compatible(nn.Module):
         context: see `MethodContext`.
         method: its name, for the error when there is no old version.
         weight: of the influence loss against the base loss.
+        raw: it trains lengths, not directions alone.
+
+    Raises:
+        InvalidArgument: there is no old version, or see `check_spaces`.
     """
 
     trains_encoder = True
 
-    def __init__(self, context: MethodContext, method: str, weight: float) -> None:
+    def __init__(self, context: MethodContext, method: str, weight: float, raw: bool = False) -> None:
         super().__init__()
         old = context.require_old(method)
+        check_spaces(context, old, raw)
         self.edge_kind, self.edge = compatible_edge(context.dim, old.dim)
         self.transform = nn.Identity()
         self.classifier = context.classifier(context.dim)

@@ -2,8 +2,9 @@
 
 Its public code compares forms, all on unit vectors: `contrast` and `triplet`, each also with new embeddings of other
 classes as negatives (its own contribution, the default), `l2`, and BCT with such negatives (`alleviate=true` of method
-bct). Decided where the source is silent: every other-class sample of the batch is a negative, temperature 0.05 and
-weight 1 as in its code. Its order of backfilling belongs to serving.
+bct). Weight 1 is its code's, whose other defaults are temperature 0.01 and the 10 hardest negatives of each kind, as in
+the command that it documents: that is `temperature=0.01 hardest=10`. Decided here: every other-class sample of the
+batch is a negative, temperature 0.05. Its order of backfilling belongs to serving.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from training.gather import gather_batch
 from training.losses import half_square
 from training.method import EmbeddedBatch, MethodContext
 from training.methods.compatible import Compatible, check_choice
@@ -27,12 +28,13 @@ class L2(Compatible):
     """
 
     def __init__(self, context: MethodContext, *, weight: float = 10.0, over: str = "all", unit: bool = True) -> None:
-        super().__init__(context, "l2", weight)
+        super().__init__(context, "l2", weight, raw=not unit)
         check_choice("over", over, ("all", "old"))
         self.over, self.unit = over, unit
 
     def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
         """How far embeddings have moved."""
+        batch = gather_batch(batch)
         new_BN, old_BN = self.pair(batch)
         if self.unit:
             new_BN, old_BN = F.normalize(new_BN), F.normalize(old_BN)

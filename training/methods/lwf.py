@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from index.errors import InvalidArgument
+from training.gather import gather_batch
 from training.losses import distillation, linear_logits
 from training.method import EmbeddedBatch, MethodContext
 from training.methods.compatible import Compatible
@@ -36,7 +37,7 @@ class Lwf(Compatible):
         scale: float = 16.0,
         temperature: float = 2.0,
     ) -> None:
-        super().__init__(context, "lwf", weight)
+        super().__init__(context, "lwf", weight, raw=logits == "raw")
         if logits not in {"cosine", "raw"}:
             raise InvalidArgument(f"logits must be one of cosine, raw, not {logits!r}", pointer="/logits")
         weight_KN, bias_K = context.require_old("lwf").head("lwf")
@@ -48,6 +49,7 @@ class Lwf(Compatible):
 
     def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
         """How far the old head's opinion of new classes has moved."""
+        batch = gather_batch(batch)
         new_BN, old_BN = self.pair(batch)
         keep_B = None if self.distils_all else ~self.known(batch)
         return distillation(self.old_logits(new_BN), self.old_logits(old_BN), keep_B, self.temperature)

@@ -16,7 +16,7 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.losses import cosine_alignment, linear_logits
 from training.method import EmbeddedBatch, MethodContext, Step
-from training.methods.compatible import MEAN_LOGITS, check_choice, cosine_scale
+from training.methods.compatible import MEAN_LOGITS, check_choice, check_spaces, cosine_scale
 from training.orthogonal import Orthogonal
 
 
@@ -34,7 +34,7 @@ class Oca(nn.Module):
         scale: of the cosine logits; 0: sqrt(2) log(C - 1), see `cosine_scale`.
 
     Raises:
-        InvalidArgument: no extra dimension is left, or an unknown kind of logits.
+        InvalidArgument: no extra dimension is left, an unknown kind of logits, or see `check_spaces`.
     """
 
     trains_encoder = True
@@ -52,6 +52,7 @@ class Oca(nn.Module):
     ) -> None:
         super().__init__()
         old = context.require_old("oca")
+        check_spaces(context, old, raw=logits == "raw")
         if context.dim <= old.dim:
             raise InvalidArgument(
                 f"oca's dim is the old one plus extra dimensions, so above {old.dim}, not {context.dim}", pointer="/dim"

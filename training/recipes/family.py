@@ -26,9 +26,20 @@ MANY_CLASSES_SGD: dict[str, Mapping[str, Any]] = {
     "bct": {"options": {**MANY_CLASSES["bct"]["options"], "weight": 0.3}},
     "bt2": {"options": {**MANY_CLASSES["bt2"]["options"], "influence_weight": 0.3}},
     "advbct": {"options": {"weight": 1.0}},
+    "contrast": {"options": {"weight": 1.0}},
+    "hoc": {"options": {"weight": 1.0}},
 }
 """Likewise for SGD, whose steps grow with the loss as Adam's do not: the default weight 10 over the scale, or training
-diverges; AdvBCT's is its code's 1: with 10 it learns little else. OCA stays at its defaults: docs/decisions/0047."""
+diverges; AdvBCT's is its code's 1: with 10 it learns little else. The scale of `contrast` and HOC is 10, the inverse of
+their temperature, and 10 and 9 times that is too much, too. OCA stays at its defaults: docs/decisions/0047."""
+
+SIDE_VIEWS = {
+    "flip": "small_crop_jitter",
+    "crop_flip": "small_crop_jitter",
+    "resized_crop_flip": "resized_crop_jitter",
+}
+"""What SimCLR sees, by the encoder's augmentation: its paper's, since two views that are no more than mirrored are one
+image half of the time. Handwriting keeps its own."""
 
 FIRSTS: dict[str, str] = {
     "v1": "the old version",
@@ -95,7 +106,7 @@ class Family:
         if part in {"v1", "independent"}:
             return {}
         if part == "side_v1":
-            return {"side": "simclr"}
+            return {"side": "simclr", "side_augment": SIDE_VIEWS.get(self.old.augment, "")}
         if part.startswith("hyperbolic"):
             return _hyperbolic(CLIP if part == "hyperbolic_v1" else CLIP + CLIP_STEP)
         if part == "hbct":

@@ -17,6 +17,7 @@ from tensors import circle, draw
 from training import contrasts, losses
 from training.heads import Softmax
 from training.method import Classifier, EmbeddedBatch, MethodContext, Old
+from training.methods import METHODS
 from training.methods.advbct import AdvBct
 from training.methods.compatible import Compatible
 from training.methods.contrast import Contrast
@@ -150,6 +151,27 @@ def test_an_option_out_of_range_is_refused_by_name(name: str, option: str, value
         build(name, **{option: value})
 
 
+DIRECTIONS = ("l2", "lwf", "bct", "contrast", "hot_refresh", "hoc", "advbct", "oca", "bt2")
+LENGTHS = {"l2": {"unit": False}, "lwf": {"logits": "raw"}, "bct": {"logits": "raw"}, "oca": {"logits": "raw"}}
+
+
+@pytest.mark.parametrize("name", DIRECTIONS)
+def test_a_space_in_which_lengths_count_is_for_what_trains_lengths(name: str) -> None:
+    long = replace(old_version(), space="l2")
+    either, both = method_context(5, long), replace(method_context(5, long), space="l2")
+
+    with pytest.raises(InvalidArgument, match="needs an old version of space cosine, not l2") as refused:
+        METHODS[name](either)
+    assert refused.value.pointer == "/old"
+    with pytest.raises(InvalidArgument, match="needs space=cosine, not l2") as refused:
+        METHODS[name](both)
+    assert refused.value.pointer == "/space"
+    if name in LENGTHS:
+        METHODS[name](both, **LENGTHS[name])
+        with pytest.raises(InvalidArgument, match="needs space=cosine or l2, not lorentz"):
+            METHODS[name](replace(both, space="lorentz"), **LENGTHS[name])
+
+
 def test_lwf_distils_new_classes_only_and_everything_where_nothing_is_new() -> None:
     given, method = batch(), build("lwf")
     old = old_version()
@@ -215,6 +237,16 @@ def test_advbct_bounds_all_classes_and_can_leave_new_ones_alone() -> None:
     assert bool((method.elastic_C.grad[:2] < 0).all())  # a wider boundary is a smaller loss
     assert not method.elastic_C.grad[2:].any()
     assert not given.new_BD.grad[~KNOWN].any()
+
+
+def test_advbct_leaves_a_class_without_a_radius_unbounded_and_its_gradients_finite() -> None:
+    given, old = batch(), replace(old_version(), radius_C=torch.tensor([0.1, math.inf, 0.3, 0.4]))
+    method = AdvBct(method_context(old=old))
+    method.influence_loss(given).backward()
+
+    assert method.radius().isfinite().tolist() == [True, False, True, True]
+    assert bool(method.elastic_C.grad.isfinite().all())
+    assert given.new_BD.grad.any(1).tolist() == (LABELS != 1).tolist()
 
 
 def test_advbcts_boundary_acts_on_what_lies_between_two_classes() -> None:
