@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -58,16 +59,20 @@ class Connection:
 
     Raises Problem when the service refuses and Unreachable when there is no answer. Only GET requests are repeated, and
     only when the connection could not be made; nothing that writes is ever sent twice.
+
+    Without `url` or `api_key` it is REGRAFT_URL or REGRAFT_API_KEY of the environment, as for the command.
     """
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         api_key: str | None = None,
         *,
         timeout: float = 60.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
+        url = url or os.environ.get("REGRAFT_URL") or DEFAULT_URL
+        api_key = api_key or os.environ.get("REGRAFT_API_KEY")
         if not re.match(r"https?://[^/]", url):
             raise InvalidArgument(
                 f"{url!r} is no address of a service: it begins with http:// or https://", pointer="/url"

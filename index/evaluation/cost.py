@@ -1,7 +1,8 @@
 """What models cost: multiply-accumulates counted in ONNX graphs, and backfills reckoned on paper.
 
 Counted are the operators that multiply and add matrices - Conv, ConvTranspose, Gemm, MatMul - as the papers do; what
-normalises, pools or activates is left out. A multiply-accumulate is one multiplication and one addition.
+normalises, pools or activates is left out. A multiply-accumulate is one multiplication and one addition. What a loop's
+body holds counts as often as it runs.
 
 onnx is imported where it is used: the service starts without it.
 """
@@ -9,6 +10,7 @@ onnx is imported where it is used: the service starts without it.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from index.errors import InvalidArgument, InvalidVersionFolder
 from index.version import EDGE_MODEL, ENCODER, SIDE, Card, Edge, EmbeddingApi, Version
 
 FLOAT_BYTES = 4
+PRODUCTS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
 
 
 def count_macs(model: Path, inputs: dict[str, tuple[int, ...]]) -> int:
@@ -27,7 +30,8 @@ def count_macs(model: Path, inputs: dict[str, tuple[int, ...]]) -> int:
         inputs: the shape of each input, the batch included: (1, ...) counts one item.
 
     Raises:
-        InvalidVersionFolder: the shapes inside the model cannot be known without running it.
+        InvalidVersionFolder: only running the model would tell a shape inside it, how often a loop runs, or which
+            branch is taken.
     """
     import onnx
     from onnx import shape_inference
@@ -35,7 +39,7 @@ def count_macs(model: Path, inputs: dict[str, tuple[int, ...]]) -> int:
     loaded = onnx.load(model, load_external_data=False)
     _fix_inputs(loaded, inputs)
     inferred = shape_inference.infer_shapes(loaded, strict_mode=False, data_prop=True).graph
-    return _graph_macs(inferred, _shapes(inferred), model.name)
+    return _Reading(model.name, _shapes(inferred), _constants(inferred)).macs(inferred)
 
 
 @dataclass(frozen=True)
@@ -119,33 +123,80 @@ def _shapes(graph: Any) -> dict[str, tuple[int, ...] | None]:
     return found
 
 
-def _graph_macs(graph: Any, shapes: dict[str, tuple[int, ...] | None], file: str) -> int:
-    return sum(_node_macs(node, shapes, file) for node in graph.node)
+def _constants(graph: Any) -> dict[str, Any]:
+    """What is known of values without running the model, by name."""
+    from onnx import numpy_helper
+
+    made = {n.output[0]: a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"}
+    held = {**{constant.name: constant for constant in graph.initializer}, **made}
+    small = {name: one for name, one in held.items() if math.prod(one.dims) == 1 and not one.external_data}
+    return {name: numpy_helper.to_array(one) for name, one in small.items()}
 
 
-def _node_macs(node: Any, shapes: dict[str, tuple[int, ...] | None], file: str) -> int:
-    if node.op_type not in {"Conv", "ConvTranspose", "Gemm", "MatMul"}:
-        return 0
-    first, second = (_known(name, shapes, node, file) for name in node.input[:2])
-    if node.op_type == "ConvTranspose":
-        # Each input number meets the whole kernel of its group: weight (C, M / groups, k...).
-        return math.prod(first) * math.prod(second[1:])
-    if node.op_type == "Conv":
-        # Each output number adds up one kernel: weight (M, C / groups, k...).
-        return math.prod(_known(node.output[0], shapes, node, file)) * math.prod(second[1:])
-    if node.op_type == "Gemm":
-        transposed = {a.name: a.i for a in node.attribute}
-        rows, inner = reversed(first) if transposed.get("transA") else first
-        columns = second[0] if transposed.get("transB") else second[1]
-        return rows * inner * columns
-    return math.prod(_known(node.output[0], shapes, node, file)) * first[-1]
+@dataclass(frozen=True)
+class _Reading:
+    """A graph being read: the file it is of, and by name shapes and single constants, those around it included."""
 
+    file: str
+    shapes: Mapping[str, tuple[int, ...] | None]
+    constants: Mapping[str, Any]
 
-def _known(name: str, shapes: dict[str, tuple[int, ...] | None], node: Any, file: str) -> tuple[int, ...]:
-    shape = shapes.get(name)
-    if shape is None:
-        raise InvalidVersionFolder(f"{file}: the shape of {name!r}, used by {node.op_type} {node.name!r}, is not known")
-    return shape
+    def macs(self, graph: Any) -> int:
+        """Of all nodes."""
+        return sum(self._product(node) if node.op_type in PRODUCTS else self._inside(node) for node in graph.node)
+
+    def _inside(self, node: Any) -> int:
+        """Of the graphs that a node runs: a loop's body as often as it does, of branches those that cost the same."""
+        bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+        counts = {self._within(body).macs(body) for body in bodies}
+        if not any(counts):
+            return 0
+        if len(counts) > 1:
+            raise self._unknown(f"which branch {node.op_type} {node.name!r} takes")
+        return counts.pop() * (self._times(node, bodies[0]) if node.op_type in ("Loop", "Scan") else 1)
+
+    def _within(self, body: Any) -> _Reading:
+        shapes, constants = {**self.shapes, **_shapes(body)}, {**self.constants, **_constants(body)}
+        return _Reading(self.file, shapes, constants)
+
+    def _times(self, node: Any, body: Any) -> int:
+        """How often the body of a loop runs."""
+        about = {attribute.name: attribute for attribute in node.attribute}
+        if node.op_type == "Scan":
+            first = node.input[len(node.input) - about["num_scan_inputs"].i]
+            axes = about["scan_input_axes"].ints if "scan_input_axes" in about else [0]
+            return self._shape(first, node)[axes[0]]
+        limit, going = (self.constants.get(name) for name in node.input[:2])
+        same = {made.output[0]: made.input[0] for made in body.node if made.op_type == "Identity"}
+        on = same.get(body.output[0].name, body.output[0].name)
+        goes_on = on == body.input[1].name or bool(self._within(body).constants.get(on, False))
+        if limit is None or not goes_on or (node.input[1] and not (going is not None and bool(going))):
+            raise self._unknown(f"how often {node.op_type} {node.name!r} runs")
+        return int(limit)
+
+    def _product(self, node: Any) -> int:
+        first, second = (self._shape(name, node) for name in node.input[:2])
+        if node.op_type == "ConvTranspose":
+            # Each input number meets the whole kernel of its group: weight (C, M / groups, k...).
+            return math.prod(first) * math.prod(second[1:])
+        if node.op_type == "Conv":
+            # Each output number adds up one kernel: weight (M, C / groups, k...).
+            return math.prod(self._shape(node.output[0], node)) * math.prod(second[1:])
+        if node.op_type == "Gemm":
+            transposed = {a.name: a.i for a in node.attribute}
+            rows, inner = reversed(first) if transposed.get("transA") else first
+            columns = second[0] if transposed.get("transB") else second[1]
+            return rows * inner * columns
+        return math.prod(self._shape(node.output[0], node)) * first[-1]
+
+    def _shape(self, name: str, node: Any) -> tuple[int, ...]:
+        shape = self.shapes.get(name)
+        if shape is None:
+            raise self._unknown(f"the shape of {name!r}, used by {node.op_type} {node.name!r},")
+        return shape
+
+    def _unknown(self, what: str) -> InvalidVersionFolder:
+        return InvalidVersionFolder(f"{self.file}: {what} is not known")
 
 
 def encoder_macs(version: Version) -> int:

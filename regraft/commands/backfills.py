@@ -43,7 +43,7 @@ Number = Annotated[int, typer.Argument(metavar="BACKFILL", help="Number of the b
 Watch = Annotated[bool, typer.Option("--watch", help="Show a progress bar until it ends; Ctrl-C only stops watching.")]
 
 
-Version = Annotated[str | None, typer.Option("--version", help="Target; default the current version.")]
+Version = Annotated[str | None, typer.Option("--version", help="The current version; no other can be the target.")]
 Kind = Annotated[
     str,
     typer.Option("--kind", help="reencode (from images), transform (from stored embeddings) or supplied."),

@@ -132,6 +132,10 @@ def create(
 
     Example: regraft version create mine --onnx model.onnx --size 224 --resize 256 --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5
     """
+    if Path(name).name != name.rstrip("/"):
+        raise InvalidArgument(
+            f"{name!r} is a path, not a name: --into FOLDER says where it is written", pointer="/name"
+        )
     options = {option: value for option, value in locals().items() if option not in {"name", "into", "overwrite"}}
     given = {option: value for option, value in options.items() if value is not None}
     kind = _kind(given)

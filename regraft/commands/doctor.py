@@ -9,7 +9,7 @@ from rich.text import Text
 
 from regraft.commands.answers import answer, err, out
 from regraft.commands.options import needs
-from regraft.commands.processes import Data, checked_settings, settle, usable_database
+from regraft.commands.processes import Data, UnusableDatabase, checked_settings, settle, usable_database
 
 COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
 
@@ -46,13 +46,16 @@ def doctor(
 
 
 def _check_file(url: str) -> None:
-    """All of a SQLite file, however large. Raises DatabaseDamaged."""
+    """All of a SQLite file, however large. Raises DatabaseDamaged, or UnusableDatabase where there is none."""
+    from sqlalchemy import make_url
+
     from service.store.database import is_sqlite
     from service.store.faults import check_sqlite, sqlite_file, takes_long
 
-    path = sqlite_file(url) if is_sqlite(url) else None
-    if path is None:
+    if not is_sqlite(url):
         return
+    if (path := sqlite_file(url)) is None:
+        raise UnusableDatabase(f"there is no database at {make_url(url).database}; --data names a service's folder")
     if takes_long(path):
         err.print(f"checking all {path.stat().st_size >> 20} MiB of {path}: this may take minutes")
     check_sqlite(url, thorough=True)

@@ -6,9 +6,11 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from index.engines.config import IndexKind, Storage
 from index.errors import InvalidArgument
@@ -30,7 +32,7 @@ from regraft.commands.options import (
     would,
 )
 from regraft.commands.texts import are_texts, find_texts, ingest_texts, refused_as_result
-from regraft.models import EdgeUsed, GalleryInfo, ImageWarning, IngestResult, Match, SearchedShard
+from regraft.models import EdgeUsed, GalleryInfo, ImageWarning, IngestResult, Match, SearchedShard, SearchResponse
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 MAX_BATCH_BYTES = 32 << 20
@@ -50,7 +52,7 @@ def create(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
 @gallery.command("index")
 def index(
     name: Gallery,
-    kind: Annotated[IndexKind, typer.Argument(help="auto: a graph where it is faster and reaches the recall.")],
+    kind: Annotated[IndexKind, typer.Argument(help="auto: inverted lists or a graph, what is faster at the recall.")],
     storage: Annotated[Storage, typer.Option(help="How an approximate index keeps vectors.")] = Storage.FLOAT32,
     recall: Annotated[float, typer.Option(help="Share of the exact ten best that it is to find.")] = 0.99,
     dry_run: DryRun = False,
@@ -163,6 +165,16 @@ def query(
     like: Annotated[
         str | None, typer.Option("--like", metavar="ITEM", help="Search with a stored item.", show_default=False)
     ] = None,
+    vector: Annotated[
+        Path | None,
+        typer.Option(
+            "--vector", metavar="FILE", help="Search with vectors: an .npy of one, or of a row each.", exists=True
+        ),
+    ] = None,
+    version: Annotated[
+        str | None,
+        typer.Option("--version", help="What made the vectors; default the current version.", show_default=False),
+    ] = None,
     k: Annotated[int, typer.Option("-k", help="Matches wanted; fewer items give fewer.")] = DEFAULT_K,
     mode: Annotated[
         str | None,
@@ -190,30 +202,39 @@ def query(
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Search a gallery with an image, a text or a stored item.
+    """Search a gallery with an image, a text, an item or vectors.
 
     Example: regraft query photos cat.png -k 5 --filter '{"field": "label", "eq": "cats"}'
+
+    Example: regraft query docs --vector query.npy --version api-v1
     """
-    if sum(given is not None for given in (image, text, like)) != 1:
-        raise InvalidArgument("give one of IMAGE, --text and --like")
-    options = _switched_on(exact, strict, with_text)
-    options["explain"] = explain
-    if mode is not None:
-        options["mode"] = mode
-    if threshold is not None:
-        options["threshold"] = threshold
-    if recall is not None:
-        options["recall"] = recall
-    if where is not None:
-        options["filter"] = read_filter(where)
-    if fields is not None:
-        options["fields"] = [field for field in fields.split(",") if field]
+    if sum(given is not None for given in (image, text, like, vector)) != 1:
+        raise InvalidArgument("give one of IMAGE, --text, --like and --vector")
+    if version is not None and vector is None:
+        raise InvalidArgument("--version says what made the vectors of --vector", pointer="/version")
+    given: dict[str, object] = {"mode": mode, "threshold": threshold, "recall": recall}
+    given["filter"] = None if where is None else read_filter(where)
+    given["fields"] = None if fields is None else [field for field in fields.split(",") if field]
+    switched = {"exact": exact, "strict": strict, "with_text": with_text}
+    asked = {name: value for name, value in given.items() if value is not None} | {"explain": explain}
+    options = cast(QueryOptions, asked | {name: True for name, on in switched.items() if on})
     with connect(url, api_key) as client:
-        images = [] if image is None else [image.read_bytes()]
-        texts, items = ([] if one is None else [one] for one in (text, like))
-        found = client.query(name, images, k, texts=texts, items=items, **options)
+        if vector is not None:
+            rows = _read_vectors(vector)
+            found = client.query_embeddings(name, rows, version or _current(client, name), k, **options)
+        else:
+            images = [] if image is None else [image.read_bytes()]
+            texts, items = ([] if one is None else [one] for one in (text, like))
+            found = client.query(name, images, k, texts=texts, items=items, **options)
     answer(found)
-    _print_matches(found.results[0].matches, with_text)
+    _print_answer(found, with_text)
+
+
+def _print_answer(found: SearchResponse, with_text: bool) -> None:
+    for number, result in enumerate(found.results):
+        if len(found.results) > 1:
+            out.print(f"row {number}")
+        _print_matches(result.matches, with_text)
     if found.explain is not None:
         _print_shards(found.explain.shards, found.mode)
     for missing in found.degraded:
@@ -221,15 +242,28 @@ def query(
     _print_warnings(found.warnings)
 
 
-def _switched_on(exact: bool, strict: bool, with_text: bool) -> QueryOptions:
-    options = QueryOptions()
-    if exact:
-        options["exact"] = True
-    if strict:
-        options["strict"] = True
-    if with_text:
-        options["with_text"] = True
-    return options
+def _read_vectors(path: Path) -> NDArray[np.floating[Any]]:
+    """The rows of an .npy, or its only vector as one.
+
+    Raises:
+        InvalidArgument: it is none, or holds something else.
+    """
+    try:
+        loaded = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:  # numpy's words for a file that is empty, cut or of another kind
+        raise InvalidArgument(f"{path} is no .npy file: {error}", pointer="/vector") from error
+    if not isinstance(loaded, np.ndarray) or loaded.ndim not in (1, 2) or loaded.dtype.kind not in "fiu":
+        raise InvalidArgument(f"{path} must hold one vector, or a matrix with a row each", pointer="/vector")
+    return np.atleast_2d(loaded).astype(np.float32)
+
+
+def _current(client: Client, name: str) -> str:
+    current = client.gallery(name).current
+    if current is None:
+        raise InvalidArgument(
+            f"{name} has no current version: --version says what made the vectors", pointer="/version"
+        )
+    return current
 
 
 def _print_matches(matches: Sequence[Match], with_text: bool) -> None:

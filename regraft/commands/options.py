@@ -30,6 +30,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be, change nothing.")]
 Gallery = Annotated[str, typer.Argument(metavar="GALLERY", help="Name of the gallery.")]
 URL = DEFAULT_URL
+UNAUTHORIZED = 401
 
 
 class MissingExtra(RegraftError):
@@ -40,16 +41,25 @@ class MissingExtra(RegraftError):
 
 @contextmanager
 def connect(url: str, api_key: str | None) -> Iterator[Client]:
-    """A client for one command. Where there is no gallery of a name, the error goes on with the names near it."""
+    """A client for one command. Errors name its options, and where there is no gallery of a name, the names near it."""
     with Client(url, api_key) as client:
         try:
             yield client
         except Problem as problem:
             if problem.code != "unknown_gallery":
-                raise
+                raise _in_options(problem) from problem
             named = re.search("'(.+)'", problem.detail)
             near = named and nearest(named[1], [found.name for found in client.galleries()])
             raise InvalidArgument(f"{problem.detail}{near or '; `regraft gallery list` lists them'}") from problem
+
+
+def _in_options(problem: Problem) -> Problem:
+    """The same, with options where the API has fields and headers."""
+    detail = problem.detail.replace("replace=true", "--replace")
+    if problem.status == UNAUTHORIZED:
+        detail = "the service wants its key: --api-key or REGRAFT_API_KEY is missing or wrong"
+    said = {"code": problem.code, "errors": problem.errors, "request_id": problem.request_id}
+    return Problem(problem.status, {**said, "detail": detail})
 
 
 def delete_named(what: str, name: str, rest: str, *, yes: bool, dry_run: bool, url: str, api_key: str | None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, InvalidVersionFolder
 from regraft.commands.answers import answer, out
 from regraft.commands.options import needs, print_table
 from regraft.models import BackfillEstimate
@@ -128,13 +128,22 @@ def _reencode(new: Version, rate: float | None) -> Cost | None:
     with needs("worker"):
         from index.encoder import Encoder
         from index.evaluation.cost import Cost, encoder_macs
+    macs = _macs(lambda: encoder_macs(new))
     if rate is None:
         import numpy as np
 
         encoder = Encoder(new)
         pixels = np.zeros((BATCH, encoder.spec.channels, encoder.spec.height, encoder.spec.width), np.float32)
-        return Cost(encoder_macs(new), _measure(lambda: encoder.encode_arrays(pixels)))
-    return Cost(encoder_macs(new), 1 / rate)
+        return Cost(macs, _measure(lambda: encoder.encode_arrays(pixels)))
+    return Cost(macs, 1 / rate)
+
+
+def _macs(count: Callable[[], int]) -> int | None:
+    """None where only running the model would tell."""
+    try:
+        return count()
+    except InvalidVersionFolder:
+        return None
 
 
 def _transform(old: Version, new: Version, rate: float | None) -> Cost | None:
@@ -146,14 +155,15 @@ def _transform(old: Version, new: Version, rate: float | None) -> Cost | None:
     with needs("worker"):
         from index.evaluation.cost import Cost, forward_macs
         from index.transform import load_forward
+    macs = _macs(lambda: forward_macs(edge, old.card))
     if rate is None:
         import numpy as np
 
         transform = load_forward(edge, new.card, old.card)
         vectors = np.full((BATCH, old.card.dim), old.card.dim**-0.5, np.float32)
         sides = np.zeros((BATCH, old.card.side_dim), np.float32)
-        return Cost(forward_macs(edge, old.card), _measure(lambda: transform.carry(vectors, sides)))
-    return Cost(forward_macs(edge, old.card), 1 / rate)
+        return Cost(macs, _measure(lambda: transform.carry(vectors, sides)))
+    return Cost(macs, 1 / rate)
 
 
 def _measure(run: Callable[[], object]) -> float:

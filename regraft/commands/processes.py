@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -10,11 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
@@ -69,6 +70,7 @@ def serve(
         threading.Thread(target=_end_at_end_of_input, daemon=True).start()
         run_service(settings, socket.socket(fileno=int(listening)))
         return
+    _check_free(settings)
     # Before the workers start, so that they do not race for it, and to fail with a sentence if it cannot be done.
     with usable_database():
         upgrade(settings)
@@ -99,13 +101,38 @@ def _announce(settings: Settings, workers: int, port: int) -> None:
     out.print(f"Regraft: {url}, {together}{workers} worker(s), data in {settings.data}")
 
 
+def _check_free(settings: Settings) -> None:
+    """See that the port can be listened on, before anything is made. Raises CannotListen."""
+    # Not listened on: whoever tries to connect meanwhile is to be refused, not cut off.
+    _bound(settings.host, settings.port).close()
+
+
 def _listening(host: str, port: int) -> socket.socket:
     """A socket that whoever gets it can accept from. Raises CannotListen."""
+    listener = _bound(host, port)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def _bound(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        return _at(family, address)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise CannotListen(f"port {port} of {host} is in use; --port takes another") from error
         raise CannotListen(f"the service cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def _at(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
+    with ExitStack() as failed:
+        made = failed.enter_context(socket.socket(family))
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+        failed.pop_all()
+    return made
 
 
 def worker(
@@ -168,12 +195,14 @@ def migrate(data: Data = None) -> None:
     """Bring the database to this release's schema."""
     settle({"data": data})
     with needs("serve"):
-        from service.store.database import upgrade
+        from service.store.database import is_sqlite, upgrade
+        from service.store.faults import sqlite_file
     settings = checked_settings()
     with usable_database():
+        new = is_sqlite(settings.database_url) and sqlite_file(settings.database_url) is None
         upgrade(settings)
-    answer({"database": settings.database_url, "up_to_date": True})
-    out.print(f"{settings.database_url} is up to date")
+    answer({"database": settings.database_url, "up_to_date": True, "created": new})
+    out.print(f"{settings.database_url} {'was not there: an empty one was made' if new else 'is up to date'}")
 
 
 class UnusableDatabase(RegraftError):
@@ -348,10 +377,13 @@ def checked_settings() -> Settings:
     from service.settings import Settings
 
     try:
-        return Settings()
+        settings = Settings()
     except ValidationError as error:
         faults = (f"REGRAFT_{str(fault['loc'][0]).upper()}: {fault['msg']}" for fault in error.errors())
         raise InvalidArgument("; ".join(faults)) from error
+    if settings.data.exists() and not settings.data.is_dir():
+        raise InvalidArgument(f"--data {settings.data} is a file, not a folder", pointer="/data")
+    return settings
 
 
 def settle(options: Mapping[str, object]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from index.errors import InvalidArgument
+from regraft.client import Client
 from regraft.commands.answers import answer, err, out
 from regraft.commands.galleries import gallery
 from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, needs, progress
@@ -70,6 +72,9 @@ def import_(
     update_only: Annotated[
         bool, typer.Option("--update-only", help="Add embeddings to items that are there, nothing else.")
     ] = False,
+    ignore_metric: Annotated[
+        bool, typer.Option("--ignore-metric", help="Import though the source compares vectors otherwise.")
+    ] = False,
     batch: Annotated[int, typer.Option("--batch", min=1, max=10_000, help="Rows sent at once.")] = PAGE,
     text: Annotated[
         str | None,
@@ -94,8 +99,9 @@ def import_(
     named = None if metadata is None else [one for one in metadata.split(",") if one]
     wanted = Wanted(key, _vectors(vector, version), named, version, text)
     with connect(url, api_key) as client, needs(extra_of(source)):
-        client.gallery(name)
-        opened = open_source(source, wanted, ids=ids, key=source_key)
+        current = client.gallery(name).current
+        space_of = None if ignore_metric else partial(_space, client, current)
+        opened = open_source(source, wanted, ids=ids, key=source_key, space_of=space_of)
         kept = state or _beside(source, name)
         before = resume(kept, opened, name)
         if before.read:
@@ -112,6 +118,11 @@ def import_(
                 moved=lambda now: bar.update(task, completed=now.read),
             )
     _print(done)
+
+
+def _space(client: Client, current: str | None, version: str | None) -> str:
+    named = version or current
+    return "" if named is None else str(client.version(named).space["kind"])
 
 
 def _vectors(given: list[str] | None, version: str | None) -> dict[str, str | None]:

@@ -10,6 +10,7 @@ Shapes: N documents, D numbers of a vector.
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -25,6 +26,10 @@ Vector = Sequence[float]
 One = TypeVar("One")
 WRITTEN, NAMED, PAGE = 500, 50, 1000
 """Documents a request: those that are written, those read by their ids, and those listed."""
+
+
+class DegradedAnswer(UserWarning):
+    """Some documents are out of reach of the queries of a version."""
 
 
 class Documents:
@@ -98,12 +103,21 @@ class Documents:
             self.client.ingest_embeddings(self.gallery, batch, version=self.version, atomic=True, replace=True)
 
     def search(self, vector: Vector, k: int, **options: Any) -> list[Match]:
-        """The k documents nearest to a vector of the version; `options`: those of `QueryOptions`. Raises Problem."""
+        """The k documents nearest to a vector of the version; `options`: those of `QueryOptions`.
+
+        Warns of documents that its queries cannot reach (DegradedAnswer).
+
+        Raises:
+            Problem: the service refuses.
+        """
         row = np.asarray(vector, np.float32)
         self.prepare(len(row))
         named = {name: value for name, value in options.items() if value is not None}
         asked = cast(QueryOptions, {**named, "with_text": True})
         found = self.client.query_embeddings(self.gallery, row[None], self.version, k, **asked)
+        for missing in found.degraded:
+            said = f"{missing.items} documents of {missing.version} were not searched by {self.version}"
+            warnings.warn(DegradedAnswer(f"{said}: {missing.reason}"), stacklevel=2)
         return found.results[0].matches
 
     def matching(self, condition: Mapping[str, Any] | None) -> Iterator[Match]:

@@ -26,7 +26,7 @@ from haystack.errors import FilterError
 from haystack.utils import Secret
 
 from index.errors import InvalidArgument
-from regraft.client import DEFAULT_URL, Client
+from regraft.client import Client
 from regraft.integrations.conditions import (
     Condition,
     UnsupportedFilter,
@@ -59,7 +59,7 @@ class RegraftDocumentStore:
     Args:
         gallery: its name; made, with the version's deployment, at the first use unless `create` is false.
         version: the version of the embeddings. One that is not there is registered, for vectors made elsewhere.
-        url, api_key: the service.
+        url, api_key: the service; without them what REGRAFT_URL and REGRAFT_API_KEY name.
         content_key: the metadata field that holds the content of an item that is no text, as of an imported one.
         create: make the gallery and the version where they are missing.
         embedding_dim: numbers in an embedding of a version that is not there yet; default: as many as the first has.
@@ -71,7 +71,7 @@ class RegraftDocumentStore:
         gallery: str,
         version: str,
         *,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         api_key: Secret | None = None,
         content_key: str = "content",
         create: bool = True,

@@ -19,7 +19,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
 from index.errors import InvalidArgument
-from regraft.client import DEFAULT_URL, Client
+from regraft.client import Client
 from regraft.integrations.conditions import (
     Condition,
     UnsupportedFilter,
@@ -69,7 +69,7 @@ class RegraftVectorStore(VectorStore):
         embedding: the model that makes `version`'s vectors.
         gallery: its name; made, with the version's deployment, at the first use unless `create` is false.
         version: the version of the vectors. One that is not there is registered, for vectors made elsewhere.
-        url, api_key: the service, unless `client` is given.
+        url, api_key: the service, unless `client` is given; without them what REGRAFT_URL and REGRAFT_API_KEY name.
         client: a client of the service, which the store does not close.
         text_key: the metadata field that holds the text of an item that is none, as of an imported one.
         create: make the gallery and the version where they are missing.
@@ -82,7 +82,7 @@ class RegraftVectorStore(VectorStore):
         *,
         gallery: str,
         version: str,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         api_key: str | None = None,
         client: Client | None = None,
         text_key: str = "text",

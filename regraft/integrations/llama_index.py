@@ -31,7 +31,7 @@ from llama_index.core.vector_stores.types import (
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 
 from index.errors import InvalidArgument
-from regraft.client import DEFAULT_URL, Client
+from regraft.client import Client
 from regraft.integrations.conditions import (
     Condition,
     UnsupportedFilter,
@@ -78,7 +78,7 @@ class RegraftVectorStore(BasePydanticVectorStore):
     flat_metadata: bool = False
     gallery: str
     version: str
-    url: str = DEFAULT_URL
+    url: str | None = None
     text_key: str = "text"
     create: bool = True
     dim: int | None = None

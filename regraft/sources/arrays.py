@@ -25,6 +25,8 @@ class ArrayFile:
         self._version = wanted.vector("")[1]
         if self._rows.ndim != 2 or self._rows.dtype.kind not in "fiu":
             raise InvalidArgument(f"{path.name} must hold a matrix of numbers, not {self._rows.shape}")
+        if ids is not None and (held := _held(ids)) != len(self._rows):
+            raise InvalidArgument(f"{ids} has {held} ids, {path.name} {len(self._rows)} rows", pointer="/ids")
 
     @property
     def identity(self) -> str:
@@ -41,8 +43,6 @@ class ArrayFile:
         for at in range(start, self.count, size):
             rows = np.asarray(self._rows[at : at + size], np.float32)
             ids = list(islice(names, len(rows)))
-            if len(ids) < len(rows):
-                raise InvalidArgument(f"{self._ids} has {at + len(ids)} ids, {self._path.name} {self.count} rows")
             yield Batch(
                 len(ids), ids, [None] * len(ids), [Column(self._version, np.arange(len(ids)), rows)], at + len(rows)
             )
@@ -51,10 +51,23 @@ class ArrayFile:
         if self._ids is None:
             yield from map(str, range(start, self.count))
         elif self._ids.suffix == ".npy":
-            yield from map(str, np.load(self._ids, mmap_mode="r")[start:])
+            yield from map(str, _npy(self._ids)[start:])
         else:
             with self._ids.open(encoding="utf-8") as lines:
                 yield from (line.rstrip("\r\n") for line in islice(lines, start, None))
+
+
+def _held(ids: Path) -> int:
+    """How many ids a file holds."""
+    try:
+        if ids.suffix == ".npy":
+            return len(_npy(ids))
+        with ids.open(encoding="utf-8") as lines:
+            return sum(1 for _ in lines)
+    except (ValueError, EOFError, TypeError) as error:  # numpy's words, and those of a file that is no UTF-8
+        raise InvalidArgument(
+            f"{ids} holds no ids, a line each or rows of a .npy file: {error}", pointer="/ids"
+        ) from error
 
 
 def _npy(path: Path) -> Any:

@@ -71,6 +71,14 @@ class ItemSource(Protocol):
         """Batches of up to `size` rows, from the start or behind a cursor."""
 
 
+class Database(ItemSource, Protocol):
+    """Rows of another database."""
+
+    @property
+    def metrics(self) -> Mapping[str | None, str]:
+        """How it compares the vectors of a version, in its own word, where it says so."""
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What of a source's rows is imported.
@@ -88,6 +96,20 @@ class Wanted:
     def vector(self, default: str) -> tuple[str, str | None]:
         """The one column of vectors, and its version, of a source that has one."""
         return next(iter(self.vectors.items())) if self.vectors else (default, self.version)
+
+    def named(self, rows: Sequence[Mapping[str, Any]], own: Sequence[Any], *, first: bool) -> Sequence[Any]:
+        """The ids of rows of a database: their field `id`, None where one has none, or without it their `own`.
+
+        Raises:
+            InvalidArgument: none of the source's first rows has the field.
+        """
+        if self.id is None:
+            return own
+        if first and not any(self.id in row for row in rows):
+            there = ", ".join(sorted({name for row in rows for name in row}))
+            why = f"none of the first {len(rows)} rows has a field {self.id!r}; there are: {there or 'none'}"
+            raise InvalidArgument(why, pointer="/id")
+        return [row.get(self.id) for row in rows]
 
     def described(self, row: Mapping[str, Any], *taken: str) -> dict[str, Any]:
         """The metadata of a row, without its text and the columns that are `taken` otherwise."""

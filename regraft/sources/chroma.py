@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,6 +30,13 @@ class ChromaCollection:
     @property
     def count(self) -> int:
         return int(self._collection.count())
+
+    @property
+    def metrics(self) -> Mapping[str | None, str]:
+        configured = getattr(self._collection, "configuration_json", None) or {}
+        word = next((about.get("space") for about in configured.values() if isinstance(about, Mapping)), None)
+        word = (self._collection.metadata or {}).get("hnsw:space", word)
+        return {} if word is None else {self._wanted.vector("embedding")[1]: str(word)}
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         _, version = self._wanted.vector("embedding")

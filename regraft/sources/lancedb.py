@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import lancedb
@@ -14,7 +15,7 @@ class LanceTable:
     """Rows of a table; `after` is how many were read."""
 
     def __init__(self, address: str, table: str, wanted: Wanted) -> None:
-        self._identity, self._wanted = f"lancedb {place_of(address)} {table}", wanted
+        self._identity, self._wanted = f"lancedb {place_of(address)} {table}", replace(wanted, id=wanted.id or "id")
         self._table = lancedb.connect(address).open_table(table)
 
     @property
@@ -25,11 +26,15 @@ class LanceTable:
     def count(self) -> int:
         return int(self._table.count_rows())
 
+    @property
+    def metrics(self) -> Mapping[str | None, str]:
+        return {}  # a query says it, not the table
+
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
-        key, (name, version) = self._wanted.id or "id", self._wanted.vector("vector")
+        name, version = self._wanted.vector("vector")
         at = int(after or 0)
         while rows := self._table.search().limit(size).offset(at).to_list():
-            texts = self._wanted.said(rows, first=at == 0)
+            texts, ids = self._wanted.said(rows, first=at == 0), self._wanted.named(rows, (), first=at == 0)
             at += len(rows)
-            told = [self._wanted.described(row, key, name) for row in rows]
-            yield batch_of([(r[key], r[name], one) for r, one in zip(rows, told, strict=True)], version, at, texts)
+            told = [self._wanted.described(row, str(self._wanted.id), name) for row in rows]
+            yield batch_of(list(zip(ids, [row.get(name) for row in rows], told, strict=True)), version, at, texts)

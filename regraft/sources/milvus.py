@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pymilvus import MilvusClient
@@ -16,10 +17,16 @@ class MilvusCollection:
 
     def __init__(self, address: str, collection: str, wanted: Wanted, key: str | None) -> None:
         self._identity, self._wanted = f"milvus {place_of(address)} {collection}", wanted
+        # It logs each error with a traceback before it raises it.
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         self._client = MilvusClient(uri=address, token=key or "")
         self._collection = collection
         fields = self._client.describe_collection(collection)["fields"]
         self._key = next(field["name"] for field in fields if field.get("is_primary"))
+        self._vector, self._version = wanted.vector("vector")
+        if "://" not in address:
+            # A file that was closed is not read before it is; what a server holds in memory is its owner's to say.
+            self._client.load_collection(collection)
 
     @property
     def identity(self) -> str:
@@ -29,17 +36,26 @@ class MilvusCollection:
     def count(self) -> int:
         return int(self._client.get_collection_stats(self._collection)["row_count"])
 
+    @property
+    def metrics(self) -> Mapping[str | None, str]:
+        for name in self._client.list_indexes(self._collection, field_name=self._vector):
+            if word := self._client.describe_index(self._collection, name).get("metric_type"):
+                return {self._version: str(word)}
+        return {}
+
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
-        name, version = self._wanted.vector("vector")
         behind = "" if after is None else f"{self._key} > {json.dumps(after)}"
         pages = self._client.query_iterator(self._collection, batch_size=size, filter=behind, output_fields=["*"])
         try:
             while page := pages.next():
-                rows = [dict(row) for row in page]
-                key = self._wanted.id or self._key
-                told = [self._wanted.described(row, key, name) for row in rows]
-                given = [(row[key], row.get(name), one) for row, one in zip(rows, told, strict=True)]
-                texts, after = self._wanted.said(rows, first=after is None), rows[-1][self._key]
-                yield batch_of(given, version, after, texts)
+                rows, first = [dict(row) for row in page], after is None
+                after = rows[-1][self._key]
+                yield self._batch(rows, after, first=first)
         finally:
             pages.close()
+
+    def _batch(self, rows: Sequence[Mapping[str, Any]], after: Any, *, first: bool) -> Batch:
+        ids = self._wanted.named(rows, [row[self._key] for row in rows], first=first)
+        told = [self._wanted.described(row, self._wanted.id or self._key, self._vector) for row in rows]
+        given = [(key, row.get(self._vector), one) for key, row, one in zip(ids, rows, told, strict=True)]
+        return batch_of(given, self._version, after, self._wanted.said(rows, first=first))

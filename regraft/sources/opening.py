@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from index.errors import InvalidArgument
 from regraft.sources.arrays import OPEN, ArrayFile
-from regraft.sources.base import ItemSource, Wanted
+from regraft.sources.base import Database, ItemSource, Wanted, place_of
+from regraft.sources.live import Live, in_words
 
 TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 INDEXES = (".faiss", ".index")
@@ -20,6 +22,10 @@ EXTRA = {
     "opensearch": "",
 }
 """By live kind: the extra that brings its client; none where its REST API is read."""
+
+
+LOCAL = {"qdrant": "meta.json", "chroma": "chroma.sqlite3", "lancedb": "", "milvus": ""}
+"""By a live kind that may be a file or folder: what is always in the folder."""
 
 
 def kind_of(source: str) -> str:
@@ -43,8 +49,17 @@ def extra_of(source: str) -> str:
     return EXTRA.get(kind, "index" if kind in INDEXES else "arrow")
 
 
-def open_source(source: str, wanted: Wanted, *, ids: Path | None = None, key: str | None = None) -> ItemSource:
+def open_source(
+    source: str,
+    wanted: Wanted,
+    *,
+    ids: Path | None = None,
+    key: str | None = None,
+    space_of: Callable[[str | None], str] | None = None,
+) -> ItemSource:
     """Open a source; `ids`: of a file of vectors, `key`: what a live one wants to be shown.
+
+    `space_of`: the kind of a version's space, for which a database must not compare vectors otherwise.
 
     Raises:
         InvalidArgument: it is not there, or not what its name says.
@@ -61,7 +76,12 @@ def open_source(source: str, wanted: Wanted, *, ids: Path | None = None, key: st
         address, mark, collection = source.partition(":")[2].rpartition("#")
         if not mark or not address or not collection:
             raise InvalidArgument(f"{source}: give {kind}:ADDRESS#COLLECTION")
-        return _live(kind, address, collection, wanted, key)
+        # What is neither a URL nor a path, such as `host=... password=...`, may hold a secret.
+        place = place_of(address) if "://" in address or kind in LOCAL else "..."
+        name = f"{kind}:{place}#{collection}"
+        with in_words(name):
+            _check_there(kind, address)
+            return Live(name, _live(kind, address, collection, wanted, key), space_of)
     path = Path(source)
     if not path.is_file():
         raise InvalidArgument(f"there is no file {source}")
@@ -76,7 +96,14 @@ def open_source(source: str, wanted: Wanted, *, ids: Path | None = None, key: st
     return TableFile(path, wanted)
 
 
-def _live(kind: str, address: str, collection: str, wanted: Wanted, key: str | None) -> ItemSource:
+def _check_there(kind: str, address: str) -> None:
+    """See that a local database is there: its client would make an empty one. Raises InvalidArgument."""
+    if kind in LOCAL and "://" not in address and not Path(address, LOCAL[kind]).exists():
+        why = "there is nothing" if not Path(address).exists() else f"there is no {LOCAL[kind]}"
+        raise InvalidArgument(f"{why} at {address}; the address of a server begins with http:// or https://")
+
+
+def _live(kind: str, address: str, collection: str, wanted: Wanted, key: str | None) -> Database:
     if kind == "pgvector":
         from regraft.sources.pgvector import PgvectorTable
 

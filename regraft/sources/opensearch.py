@@ -25,6 +25,7 @@ class OpenSearchIndex:
         self._rest = Rest("OpenSearch", address, {}, (user, password) if key else None)
         self._path, self._index = f"/{quote(index, safe='')}", index
         self._order = wanted.id or OWN_ID
+        self._fields = self._mapped()
         self._vector, self._version = self._column()
 
     @property
@@ -34,6 +35,12 @@ class OpenSearchIndex:
     @property
     def count(self) -> int:
         return int(self._rest.ask("GET", f"{self._path}/_count")["count"])
+
+    @property
+    def metrics(self) -> Mapping[str | None, str]:
+        about = self._fields[self._vector]
+        word = about.get("space_type") or about.get("method", {}).get("space_type")
+        return {self._version: str(word)} if word else {}
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         body = {"size": size, "query": {"match_all": {}}, "sort": [{self._order: "asc"}], "track_total_hits": False}
@@ -51,13 +58,16 @@ class OpenSearchIndex:
         key = source.get(self._wanted.id) if self._wanted.id else hit[OWN_ID]
         return key, source.get(self._vector), self._wanted.described(source, self._vector, self._wanted.id or "")
 
+    def _mapped(self) -> Mapping[str, Any]:
+        mappings = self._rest.ask("GET", f"{self._path}/_mapping")
+        fields: Mapping[str, Any] = next(iter(mappings.values()))["mappings"].get("properties", {})
+        return fields
+
     def _column(self) -> tuple[str, str | None]:
         """The field of vectors and its version."""
-        mappings = self._rest.ask("GET", f"{self._path}/_mapping")
-        fields = next(iter(mappings.values()))["mappings"].get("properties", {})
-        vectors = [name for name, about in fields.items() if about.get("type") == "knn_vector"]
+        vectors = [name for name, about in self._fields.items() if about.get("type") == "knn_vector"]
         name, version = self._wanted.vector(vectors[0] if len(vectors) == 1 else "")
-        if name not in fields:
+        if name not in self._fields:
             legal = ", ".join(vectors) or "none"
             raise InvalidArgument(
                 f"{self._index}: name its field of vectors, --vector FIELD; there are {legal}", pointer="/vector"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -46,6 +46,10 @@ class PgvectorTable:
         with psycopg.connect(self._address) as connection:
             found = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(self._name)).fetchone()
             return int(found[0]) if found else 0
+
+    @property
+    def metrics(self) -> Mapping[str | None, str]:
+        return {}  # a query says it, not the table
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         others = [name for name in self._columns if name not in (self._id, self._vector)]

@@ -16,8 +16,10 @@ class QdrantCollection:
 
     def __init__(self, address: str, collection: str, wanted: Wanted, key: str | None) -> None:
         self._identity = f"qdrant {place_of(address)} {collection}"
-        self._client = QdrantClient(url=address, api_key=key) if "://" in address else QdrantClient(path=address)
+        self._client = _client(address, key)
         self._collection, self._wanted = collection, wanted
+        # Asked of the collection, not of a point, which may lack any of them.
+        self._configured = self._client.get_collection(collection).config.params.vectors
         self._asked = self._named_vectors()
 
     @property
@@ -27,6 +29,12 @@ class QdrantCollection:
     @property
     def count(self) -> int:
         return int(self._client.count(self._collection).count)
+
+    @property
+    def metrics(self) -> Mapping[str | None, str]:
+        there = self._configured if isinstance(self._configured, Mapping) else {"": self._configured}
+        said = {version: getattr(there.get(name), "distance", None) for name, version in self._asked.items()}
+        return {version: str(getattr(word, "value", word)) for version, word in said.items() if word is not None}
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         while True:
@@ -41,11 +49,8 @@ class QdrantCollection:
             after = after if isinstance(after, int) else str(after)
 
     def _named_vectors(self) -> Mapping[str, str | None]:
-        """Vectors asked for, with their versions, else the collection's first; one without a name is called "".
-
-        Asked of the collection, not of a point, which may lack any of them.
-        """
-        named = self._client.get_collection(self._collection).config.params.vectors
+        """Vectors asked for, with their versions, else the collection's first; one without a name is called ""."""
+        named = self._configured
         if not isinstance(named, Mapping):
             return {"": self._wanted.vector("")[1]}
         if unknown := [name for name in self._wanted.vectors if name not in named]:
@@ -57,9 +62,16 @@ class QdrantCollection:
         about = [point.payload or {} for point in points]
         held = [point.vector if isinstance(point.vector, Mapping) else {"": point.vector} for point in points]
         return batch_of_columns(
-            [one.get(self._wanted.id, point.id) for one, point in zip(about, points, strict=True)],
+            self._wanted.named(about, [point.id for point in points], first=first),
             list(map(self._wanted.described, about)),
             [(version, [one.get(name) for one in held]) for name, version in self._asked.items()],
             as_json(after),
             self._wanted.said(about, first=first),
         )
+
+
+def _client(address: str, key: str | None) -> Any:
+    if "://" not in address:
+        return QdrantClient(path=address)
+    # Its check of releases turns a server that is away into a warning before the error.
+    return QdrantClient(url=address, api_key=key, check_compatibility=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ class TableFile:
 
     def __init__(self, path: Path, wanted: Wanted) -> None:
         self._path, self._wanted = path, wanted
-        self._parquet = pq.ParquetFile(path) if path.suffix in (".parquet", ".pq") else None
-        self._schema = self._parquet.schema_arrow if self._parquet else _arrow(path).schema
+        with _told(path):
+            self._parquet = pq.ParquetFile(path) if path.suffix in (".parquet", ".pq") else None
+            self._schema = self._parquet.schema_arrow if self._parquet else _arrow(path).schema
         names = self._schema.names
         self._vectors = wanted.vectors or _own_columns(names, wanted.version)
         self._id = wanted.id or "id"
@@ -51,10 +53,11 @@ class TableFile:
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         done = int(after or 0)
-        for start, table in self._tables(size, done):
-            for at in range(max(done - start, 0), table.num_rows, size):
-                part = table.slice(at, size)
-                yield self._batch(part, start + at + part.num_rows)
+        with _told(self._path):
+            for start, table in self._tables(size, done):
+                for at in range(max(done - start, 0), table.num_rows, size):
+                    part = table.slice(at, size)
+                    yield self._batch(part, start + at + part.num_rows)
 
     def _tables(self, size: int, after: int) -> Iterator[tuple[int, Any]]:
         """(number of its first row, rows), those that end before `after` left out."""
@@ -111,6 +114,15 @@ class TableFile:
             else self._wanted.metadata
         )
         return [self._wanted.described(row, *taken) for row in table.select(names).to_pylist()]
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Say Arrow's errors about a file that is empty, cut or of another kind as one of the file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:  # a damaged page is an OSError
+        raise InvalidArgument(f"{path.name} is no {path.suffix} file, or damaged: {error}") from error
 
 
 def _own_columns(names: list[str], version: str | None) -> dict[str, str | None]:

@@ -24,6 +24,7 @@ class WeaviateCollection:
         self._identity, self._wanted = f"weaviate {place_of(address)} {collection}", wanted
         self._rest = Rest("Weaviate", address, {"Authorization": f"Bearer {key}"} if key else {})
         self._collection = collection
+        self._schema = self._rest.ask("GET", f"/v1/schema/{collection}")
         self._asked = self._named_vectors()
 
     @property
@@ -36,6 +37,15 @@ class WeaviateCollection:
         answer = self._rest.ask("POST", "/v1/graphql", json={"query": query})
         return int(answer["data"]["Aggregate"][self._collection][0]["meta"]["count"])
 
+    @property
+    def metrics(self) -> Mapping[str | None, str]:
+        there = self._schema.get("vectorConfig") or {UNNAMED: self._schema}
+        said = {
+            version: (there[name].get("vectorIndexConfig") or {}).get("distance")
+            for name, version in self._asked.items()
+        }
+        return {version: str(word) for version, word in said.items() if word is not None}
+
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         while True:
             asked = {"class": self._collection, "limit": size, "include": "vector", "after": after or ""}
@@ -47,7 +57,7 @@ class WeaviateCollection:
 
     def _named_vectors(self) -> Mapping[str, str | None]:
         """Vectors asked for, with their versions, else the collection's first; one without a name is called ""."""
-        named = self._rest.ask("GET", f"/v1/schema/{self._collection}").get("vectorConfig") or {}
+        named = self._schema.get("vectorConfig") or {}
         if not named:
             return {UNNAMED: self._wanted.vector(UNNAMED)[1]}
         if unknown := [name for name in self._wanted.vectors if name not in named]:
@@ -59,10 +69,7 @@ class WeaviateCollection:
         about = [one.get("properties") or {} for one in found]
         held = [{UNNAMED: one.get("vector"), **(one.get("vectors") or {})} for one in found]
         return batch_of_columns(
-            [
-                told.get(self._wanted.id) if self._wanted.id else one["id"]
-                for told, one in zip(about, found, strict=True)
-            ],
+            self._wanted.named(about, [one["id"] for one in found], first=first),
             list(map(self._wanted.described, about)),
             [(version, [one.get(name) or None for one in held]) for name, version in self._asked.items()],
             after,

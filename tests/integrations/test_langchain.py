@@ -12,6 +12,7 @@ from langchain_tests.integration_tests import VectorStoreIntegrationTests
 
 from index.errors import InvalidArgument
 from regraft.integrations.conditions import UnsupportedFilter
+from regraft.integrations.documents import DegradedAnswer
 from regraft.integrations.langchain import RegraftVectorStore, as_filter
 from staging.models import TEXTS
 
@@ -141,6 +142,8 @@ def test_a_newer_model_finds_what_the_older_one_stored(store, client, models, na
 
     assert newer.similarity_search("ant hides away", k=1)[0].id == "d71"
     assert client.gallery(name).mix == {"old": 24, "new": 49}
+    with pytest.warns(DegradedAnswer, match="49 documents of new were not searched by old: "):
+        assert store.similarity_search("ant hides away", k=1)[0].id == "d71"
     assert newer.similarity_search("whale sings below", k=1)[0].id == "later"
     assert newer.max_marginal_relevance_search("ant hides away", k=2, fetch_k=30)[0].id == "d71"
     assert newer.reembed() == 24

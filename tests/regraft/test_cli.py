@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import httpx
 import pytest
 
 from staging import forked
-from staging.answers import GALLERY
+from staging.answers import GALLERY, problem
 from staging.builders import make_version
 
 COMMANDS = [
@@ -66,6 +67,21 @@ def test_url_and_key_come_from_options_or_the_environment(run, service, monkeypa
     ]
 
 
+@pytest.mark.parametrize(
+    ("status", "detail", "said"),
+    [
+        (401, "The header is missing", "the service wants its key: --api-key or REGRAFT_API_KEY is missing or wrong"),
+        (409, "it is there; replace=true replaces it", "it is there; --replace replaces it"),
+    ],
+)
+def test_a_refusal_names_the_options_of_the_command(run, service, status, detail, said):
+    service.answers["GET /v1/galleries"] = problem(status, detail=detail, code="c", request_id="r")
+
+    assert run("gallery", "list") == (1, "", f"regraft: {said}\n")
+    told = json.loads(run("gallery", "list", "--json")[2])
+    assert (told["detail"], told["code"], told["status"], told["request_id"]) == (said, "c", status, "r")
+
+
 def test_deleting_a_gallery_asks_first(run, service):
     code, _, _ = run("gallery", "delete", "g")
 
@@ -89,6 +105,14 @@ def test_a_plan_takes_possible_rates_only(run, rate):
         code, _, shown = run("plan", "a", "b", option, rate)
 
         assert (code, "must be a number above 0" in shown) == (2, True)
+
+
+def test_a_plan_of_models_that_cannot_be_counted_still_tells_time_and_bytes(run):
+    examples = Path(__file__).parents[2] / "examples"
+
+    code, shown, _ = run("plan", examples / "photos-v1", examples / "photos-v2", "--reencode-rate", 100)
+
+    assert (code, shown.splitlines()[1].split()[:6]) == (0, ["reencode", "2.8", "h", "93.1", "GiB", "unknown"])
 
 
 def test_a_plan_prices_a_provider(run, tmp_path):

@@ -21,6 +21,18 @@ def test_the_key_travels_as_a_bearer_token_and_only_when_given():
     assert [r.headers.get("authorization") for r in seen] == ["Bearer secret", None]
 
 
+def test_address_and_key_that_are_not_given_are_the_environments(monkeypatch):
+    seen, handler = answering({})
+    monkeypatch.setenv("REGRAFT_URL", "http://elsewhere:9")
+    monkeypatch.setenv("REGRAFT_API_KEY", "from outside")
+
+    for given in ((), ("http://here:1", "own")):
+        Client(*given, transport=httpx.MockTransport(handler)).health()
+
+    told = [(request.url.host, request.headers["authorization"]) for request in seen]
+    assert told == [("elsewhere", "Bearer from outside"), ("here", "Bearer own")]
+
+
 def test_certificates_are_read_once_for_all_clients(monkeypatch):
     Client().close()
     monkeypatch.setattr("ssl.create_default_context", lambda **_: pytest.fail("read again"))

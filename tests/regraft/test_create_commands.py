@@ -39,6 +39,15 @@ def test_a_version_for_vectors_made_elsewhere(run, tmp_path, monkeypatch):
     assert load_version(tmp_path / "api-v1").card.space == {"kind": "lorentz", "curvature": 2.0}
 
 
+@pytest.mark.parametrize("name", ["below/v1", "/v1", "../v1"])
+def test_a_name_that_is_a_path_is_refused(run, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+
+    code, _, said = run("version", "create", name, "--dim", "8")
+
+    assert (code, "--into FOLDER says where" in said, list(tmp_path.iterdir())) == (1, True, [])
+
+
 def test_a_version_of_an_onnx_file(run, tmp_path, model):
     options = [
         "--size",

@@ -61,6 +61,7 @@ def test_the_doctor_shows_hostile_names(run, monkeypatch, tmp_path):
     finding = Finding("lost", "error", "things", "call somebody", 1, [H])
     monkeypatch.setattr(Doctor, "examine", lambda self, *, fix: [finding])
 
+    run("migrate", "--data", tmp_path)
     code, shown, _ = run("doctor", "--data", tmp_path)
 
     assert code == 1

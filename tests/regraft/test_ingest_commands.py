@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from index.errors import InvalidArgument
 from regraft.commands import galleries
 from regraft.models import ItemError
-from staging.answers import filled, problem
+from staging.answers import GALLERY, filled, problem
 
 
 def described(request: httpx.Request) -> list[dict]:
@@ -233,4 +235,38 @@ def test_query_takes_an_image_a_text_or_an_item(run, service, tmp_path):
     assert said.startswith("regraft: --filter must be JSON")
     for wrong in ([], [tmp_path / "q.png", "--text", "boot"], ["--like", "a", "--text", "boot"]):
         code, _, said = run("query", "g", *wrong)
-        assert (code, said) == (1, "regraft: give one of IMAGE, --text and --like\n")
+        assert (code, said) == (1, "regraft: give one of IMAGE, --text, --like and --vector\n")
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_query_takes_vectors_of_a_file(run, service, tmp_path, many):
+    rows = np.arange(6, dtype=np.float64).reshape(2, 3)[: 1 + many]
+    np.save(tmp_path / "q.npy", rows if many else rows[0])
+    answered = {"results": [{"matches": []}] * len(rows), "degraded": []}
+    service.answers |= {"GET /v1/galleries/g": GALLERY, "POST /v1/galleries/g/query": answered}
+
+    code, shown, _ = run("query", "g", "--vector", tmp_path / "q.npy", "-k", 3)
+    run("query", "g", "--vector", tmp_path / "q.npy", "--version", "v9")
+
+    first, named = (request for request in service.requests if request.method == "POST")
+    assert (code, "row 1" in shown) == (0, many)
+    assert (first.url.params["version"], named.url.params["version"], first.url.params["k"]) == ("v1", "v9", "3")
+    assert np.load(io.BytesIO(first.content)).tolist() == rows.tolist()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--vector", "{0}/text.npy"), "is no .npy file"),
+        (("--vector", "{0}/cube.npy"), "must hold one vector, or a matrix with a row each"),
+        (("--like", "a", "--version", "v1"), "--version says what made the vectors of --vector"),
+        (("--vector", "{0}/cube.npy", "--like", "a"), "give one of IMAGE, --text, --like and --vector"),
+    ],
+)
+def test_what_is_no_query_is_told(run, service, tmp_path, given, said):
+    (tmp_path / "text.npy").write_text("1, 2")
+    np.save(tmp_path / "cube.npy", np.ones((1, 2, 3)))
+
+    code, _, told = run("query", "g", *(word.format(tmp_path) for word in given))
+
+    assert (code, said in " ".join(told.split()), service.requests) == (1, True, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -137,6 +138,36 @@ def test_of_port_0_the_real_one_is_told(options, tmp_path):
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
+
+
+@pytest.mark.parametrize("options", [(), ("--processes", "2")], ids=["one process", "two"])
+def test_a_port_in_use_is_told_before_anything_is_made(run, options, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, shown, said = run("serve", "--port", port, "--data", tmp_path / "d", *options)
+
+    assert (code, shown) == (1, "")
+    assert said == f"regraft: port {port} of 127.0.0.1 is in use; --port takes another\n"
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("command", ["serve", "worker", "migrate", "doctor"])
+def test_a_data_folder_that_is_a_file_is_told(run, command, tmp_path):
+    (tmp_path / "d").touch()
+
+    code, _, said = run(command, "--data", tmp_path / "d")
+
+    assert (code, said.endswith("d is a file, not a folder\n")) == (1, True)
+
+
+def test_the_doctor_makes_no_database_and_migrate_says_that_it_did(run, tmp_path):
+    code, _, said = run("doctor", "--data", tmp_path / "d")
+
+    assert (code, f"there is no database at {tmp_path}/d/regraft.db" in said) == (1, True)
+    assert not (tmp_path / "d").exists()
+    assert "was not there: an empty one was made" in run("migrate", "--data", tmp_path / "d")[1]
+    assert "is up to date" in run("migrate", "--data", tmp_path / "d")[1]
+    assert run("doctor", "--data", tmp_path / "d")[:2] == (0, "nothing is wrong\n")
 
 
 STUCK_CALL = """

@@ -59,6 +59,7 @@ def milvus(folder: Path) -> str:
     client = pymilvus.MilvusClient(f"{folder}.db")
     client.create_collection("things", dimension=4, metric_type="IP")
     client.upsert("things", [{"id": n, "vector": ROWS[n].tolist(), "n": n, "body": said(n)} for n in range(COUNT)])
+    client.release_collection("things")  # as one is that another process wrote
     client.close()
     return f"milvus:{folder}.db#things"
 

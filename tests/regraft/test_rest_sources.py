@@ -17,6 +17,7 @@ from regraft.sources.base import ItemSource, Wanted
 from regraft.sources.opening import open_source
 
 COUNT = 10
+FIELDS = {"v": {"type": "knn_vector", "method": {"space_type": "l2"}}, "n": {"type": "integer"}}
 UUIDS = [f"00000000-0000-0000-0000-{n:012}" for n in range(COUNT)]
 
 
@@ -50,7 +51,8 @@ class Fake(BaseHTTPRequestHandler):
 
     def _told(self, path: str, asked: dict[str, str], body: Any) -> Any:
         if path == "/v1/schema/Things":
-            return {"class": "Things", "vectorConfig": {"a": {}, "b": {}} if self.named else None}
+            about = {"vectorIndexConfig": {"distance": "l2-squared"}}
+            return {"class": "Things", **({"vectorConfig": {"a": about, "b": about}} if self.named else about)}
         if path == "/v1/graphql":
             return {"data": {"Aggregate": {"Things": [{"meta": {"count": COUNT}}]}}}
         if path == "/v1/objects":
@@ -58,7 +60,7 @@ class Fake(BaseHTTPRequestHandler):
             start = UUIDS.index(asked["after"]) + 1 if asked["after"] else 0
             return {"objects": [self._object(n) for n in range(start, min(COUNT, start + int(asked["limit"])))]}
         if path == "/things/_mapping":
-            return {"things": {"mappings": {"properties": {"v": {"type": "knn_vector"}, "n": {"type": "integer"}}}}}
+            return {"things": {"mappings": {"properties": FIELDS}}}
         if path == "/things/_count":
             return {"count": COUNT}
         if path == "/things/_search":
@@ -139,6 +141,23 @@ def test_the_texts_of_rows_are_a_field_of_theirs(address: str, source: str) -> N
 
     assert [text for batch in batches for text in batch.texts] == [f"s{n}" for n in range(COUNT)]
     assert not any("said" in about for batch in batches for about in batch.metadata if about)
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("source", ["weaviate:{0}#Things", "opensearch:{0}#things"])
+def test_vectors_that_would_be_ordered_otherwise_are_refused(
+    address: str, source: str, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fake, "named", named)
+    key = "secret" if source.startswith("weaviate") else "admin:secret"
+    fitting, other = (
+        open_source(source.format(address), Wanted(version="v1"), key=key, space_of={"v1": space}.__getitem__)
+        for space in ("l2", "cosine")
+    )
+
+    assert next(fitting.batches(3)).read == 3
+    with pytest.raises(InvalidArgument, match=r"by l2.*, and v1 is of space cosine"):
+        next(other.batches(3))
 
 
 def test_named_vectors_of_weaviate_are_columns(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,12 +76,14 @@ FILES = {
 
 class FakeQdrant:
     points: ClassVar = [SimpleNamespace(id=n, vector=ROWS[n].tolist(), payload={"n": n}) for n in range(10)]
-    vectors: Any = SimpleNamespace(size=4)
+    vectors: Any = SimpleNamespace(size=4, distance=SimpleNamespace(value="Cosine"))
 
     def __init__(self, path: str) -> None:
         pass
 
-    def get_collection(self, _: str) -> Any:
+    def get_collection(self, name: str) -> Any:
+        if name == "gone":
+            raise ValueError("Collection gone not found")
         return SimpleNamespace(config=SimpleNamespace(params=SimpleNamespace(vectors=self.vectors)))
 
     def count(self, _: str) -> Any:
@@ -93,6 +95,9 @@ class FakeQdrant:
 
 
 class FakeChroma:
+    metadata: Any = None
+    configuration_json: ClassVar[Any] = {"hnsw": {"space": "l2"}, "spann": None}
+
     def __init__(self, path: str) -> None:
         pass
 
@@ -138,6 +143,14 @@ class FakeMilvus:
 
     def describe_collection(self, _: str) -> Any:
         return {"fields": [{"name": "id", "is_primary": True}, {"name": "vector"}]}
+
+    def load_collection(self, _: str) -> None: ...
+
+    def list_indexes(self, _: str, field_name: str) -> Any:
+        return [field_name]
+
+    def describe_index(self, _: str, name: str) -> Any:
+        return {"index_type": "AUTOINDEX", "metric_type": "IP"}
 
     def get_collection_stats(self, _: str) -> Any:
         return {"row_count": 10}
@@ -189,8 +202,13 @@ def test_a_file_gives_all_its_rows_whole_and_behind_any_cursor(tmp_path: Path, n
 
 
 @pytest.fixture
-def faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The clients of other databases are fakes."""
+def faked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """The clients of other databases are fakes, and `somewhere` is a folder that each takes for its own."""
+    for place in (tmp_path / "somewhere", tmp_path / "below" / "somewhere"):
+        place.mkdir(parents=True)
+        for name in ("meta.json", "chroma.sqlite3"):
+            (place / name).touch()
+    monkeypatch.chdir(tmp_path)
     for kind, (module, fake) in FAKES.items():
         monkeypatch.setitem(sys.modules, module, fake)
         monkeypatch.delitem(sys.modules, f"regraft.sources.{kind}", raising=False)
@@ -212,13 +230,13 @@ def test_the_texts_of_rows_are_a_field_of_theirs(monkeypatch: pytest.MonkeyPatch
     points = [SimpleNamespace(id=n, vector=vectors[n], payload=one) for n, one in enumerate(about)]
     monkeypatch.setattr(FakeQdrant, "points", points)
 
-    (batch,) = open_source("qdrant:x#y", Wanted(text="body")).batches(10)
+    (batch,) = open_source("qdrant:somewhere#y", Wanted(text="body")).batches(10)
 
     assert (batch.ids, batch.texts, batch.columns[0].rows.tolist()) == (["0", "2", "3"], ["a", None, "d"], [0, 1])
     assert (batch.metadata, batch.skipped) == ([{"n": 1}, {"n": 2}, {}], {"no vector": 1})
     for name, told in (("boby", "none of the first 4 rows has a field 'boby'.*: body"), ("n", "of type int")):
         with pytest.raises(InvalidArgument, match=told):
-            list(open_source("qdrant:x#y", Wanted(text=name)).batches(10))
+            list(open_source("qdrant:somewhere#y", Wanted(text=name)).batches(10))
 
 
 @pytest.mark.usefixtures("faked")
@@ -226,9 +244,7 @@ def test_the_texts_of_rows_are_a_field_of_theirs(monkeypatch: pytest.MonkeyPatch
 def test_an_import_is_not_taken_up_from_another_place_and_no_secret_is_kept(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     here = open_source(f"{kind}:somewhere#things", Wanted()).identity
-    (tmp_path / "below").mkdir()
     monkeypatch.chdir("below")
 
     assert here != open_source(f"{kind}:somewhere#things", Wanted()).identity
@@ -252,8 +268,8 @@ def test_named_vectors_of_qdrant_are_columns_and_what_a_point_lacks_is_counted(m
     monkeypatch.setattr(FakeQdrant, "vectors", {"a": None, "b": None})
 
     both = Wanted(id="key", vectors={"a": "v1", "b": "v2"})
-    (batch,) = open_source("qdrant:x#y", both).batches(10)
-    (first, *_) = open_source("qdrant:x#y", Wanted()).batches(3)
+    (batch,) = open_source("qdrant:somewhere#y", both).batches(10)
+    (first, *_) = open_source("qdrant:somewhere#y", Wanted()).batches(3)
 
     assert (batch.read, batch.ids) == (6, ["k0", "k1", "k2"])
     assert batch.skipped == {"no id": 1, "no vector": 1, "a vector of another length": 2}
@@ -263,7 +279,55 @@ def test_named_vectors_of_qdrant_are_columns_and_what_a_point_lacks_is_counted(m
     ]
     assert (first.ids, first.columns[0].vectors.tolist()) == (["1"], [[1.0, 2.0]])
     with pytest.raises(InvalidArgument, match="no vector 'c'; it has a, b"):
-        open_source("qdrant:x#y", Wanted(vectors={"c": None}))
+        open_source("qdrant:somewhere#y", Wanted(vectors={"c": None}))
+
+
+@pytest.mark.usefixtures("faked")
+@pytest.mark.parametrize("kind", ["qdrant", "lancedb", "milvus"])
+def test_a_field_of_ids_that_no_row_has_is_refused(kind: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"none of the first 3 rows has a field 'nofield'; there are: .*n"):
+        next(open_source(f"{kind}:somewhere#things", Wanted(id="nofield")).batches(3))
+
+
+@pytest.mark.usefixtures("faked")
+@pytest.mark.parametrize(
+    ("kind", "unit", "space", "told"),
+    [
+        ("qdrant", False, "cosine", ""),
+        ("qdrant", False, "l2", "things compares vectors by Cosine, and v1 is of space l2.*--space cosine"),
+        ("chroma", False, "l2", ""),
+        ("chroma", False, "cosine", "by l2, and v1 is of space cosine.*--space l2"),
+        ("milvus", False, "cosine", "by IP, and v1 is of space cosine"),
+        ("milvus", True, "cosine", ""),
+        ("milvus", False, "lorentz", ""),
+        ("lancedb", False, "cosine", ""),  # says nothing of it
+    ],
+)
+def test_vectors_that_would_be_ordered_otherwise_are_refused(
+    kind: str, unit: bool, space: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if unit:
+        monkeypatch.setitem(globals(), "ROWS", np.eye(10, 4, dtype=np.float32) + np.eye(10, 4, -4) + np.eye(10, 4, -8))
+    source = open_source(f"{kind}:somewhere#things", Wanted(version="v1"), space_of={"v1": space}.__getitem__)
+
+    if told:
+        with pytest.raises(InvalidArgument, match=told):
+            next(source.batches(3))
+    else:
+        assert sum(batch.read for batch in source.batches(3)) == 10
+
+
+@pytest.mark.parametrize("count", [9, 11])
+@pytest.mark.parametrize("ending", [".txt", ".npy"])
+def test_ids_that_are_more_or_fewer_than_the_rows_are_refused_before_any_is_read(
+    tmp_path: Path, ending: str, count: int
+) -> None:
+    np.save(tmp_path / "v.npy", ROWS)
+    ids = tmp_path / f"ids{ending}"
+    np.save(ids, np.arange(count)) if ending == ".npy" else ids.write_text("x\n" * count)
+
+    with pytest.raises(InvalidArgument, match=f"ids{ending} has {count} ids, v.npy 10 rows"):
+        open_source(str(tmp_path / "v.npy"), Wanted(), ids=ids)
 
 
 def test_ids_come_from_a_file_and_what_a_table_lacks_is_counted(tmp_path: Path) -> None:
@@ -287,14 +351,23 @@ def test_ids_come_from_a_file_and_what_a_table_lacks_is_counted(tmp_path: Path) 
         ("qdrant:somewhere", "qdrant:ADDRESS#COLLECTION"),
         ("bad.fbin", "no .fbin file"),
         ("bad.faiss", "no index of FAISS"),
+        ("bad.parquet", "bad.parquet is no .parquet file"),
+        ("bad.arrow", "bad.arrow is no .arrow file"),
+        ("qdrant:somewhere#gone", "somewhere#gone cannot be read: Collection gone not found"),
+        *((f"{kind}:nowhere#things", "nothing at nowhere.*begins with http://") for kind in FAKES),
+        ("qdrant:below#things", "no meta.json at below"),
     ],
 )
-def test_what_is_no_source_is_said_in_words(tmp_path: Path, source: str, told: str, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("bad.fbin", "bad.faiss"):
+@pytest.mark.usefixtures("faked")
+def test_what_is_no_source_is_said_in_words_and_makes_none(source: str, told: str) -> None:
+    for name in ("bad.fbin", "bad.faiss", "bad.parquet", "bad.arrow"):
         Path(name).write_bytes(bytes(range(64)))
+    before = sorted(Path().rglob("*"))
+
     with pytest.raises(InvalidArgument, match=told):
         open_source(source, Wanted())
+
+    assert sorted(Path().rglob("*")) == before
 
 
 @pytest.mark.parametrize(

@@ -230,3 +230,25 @@ def test_a_protocol_is_reproduced_from_an_empty_folder_within_a_limit_and_gone_o
     assert row in shown
     assert shown.count("| ours (1 seed) |") == ours
     assert "training" not in again[1].split("protocol")[0]
+
+
+def test_evaluate_and_fit_edge_leave_out_what_training_left_out_unless_told_otherwise(run, versions, tmp_path):
+    from index.folder import write_card
+
+    for number in range(24):
+        place = tmp_path / "photos" / "ant" if number % 2 else tmp_path / "photos" / "bee"
+        place.mkdir(parents=True, exist_ok=True)
+        make_image(number % 2, number).save(place / f"{number:02}.png")
+    (tmp_path / "photos" / "ant" / "01.png").write_bytes(b"no picture")
+    old, new = versions
+    recipe = {"data": "folders", "root": str(tmp_path / "photos"), "unreadable": "skip"}
+    write_card(new.folder, type(new.card)(**vars(new.card) | {"recipe": recipe}))
+    pair = [old.folder, new.folder]
+    fitted = ["fit-edge", *pair, "--kind", "zero_pad", "--overwrite"]
+    fitted += ["--data", "folders", "--root", tmp_path / "photos"]
+
+    assert run("evaluate", *pair)[0] == 0
+    assert run(*fitted)[0] == 0
+    for command in (["evaluate", *pair], fitted):
+        code, _, said = run(*command, "--unreadable", "refuse")
+        assert (code, "ant/01.png" in said) == (1, True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -86,6 +87,58 @@ def test_a_shape_that_only_running_tells_is_an_error_that_names_it(tmp_path: Pat
     model = save(tmp_path / "m.onnx", nodes, ("N", 5), w=np.zeros((3, 2)))
     with pytest.raises(InvalidVersionFolder, match=r"m\.onnx: the shape of '(f|out)', used by MatMul 'last'"):
         count_macs(model, {"x": (1, 5)})
+
+
+def inside(op: str, bodies: dict[str, list[Any]], taken: list[str], given: list[Any], **about: Any) -> Any:
+    made = [helper.make_tensor_value_info(name, *kind) for name, kind in (("on", (9, [])), ("y", (1, None)))]
+    made = made if op == "Loop" else made[1:]
+    graphs = {name: helper.make_graph(nodes, name, given, made) for name, nodes in bodies.items()}
+    return helper.make_node(op, taken, ["out"], name="inner", **graphs, **about)
+
+
+ROW = [helper.make_tensor_value_info("row", TensorProto.FLOAT, None)]
+LOOP = [helper.make_tensor_value_info("i", TensorProto.INT64, []), helper.make_tensor_value_info("c", 9, [])]
+ONCE = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+NEVER = [helper.make_node("Identity", ["x"], ["y"])]
+GO_ON = helper.make_node("Identity", ["c"], ["on"])
+STOP = helper.make_node("Not", ["c"], ["on"])
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        # Three rows of (1, 4) by (4, 6).
+        (
+            inside(
+                "Scan",
+                {"body": [helper.make_node("MatMul", ["row", "w"], ["y"])]},
+                ["x"],
+                ROW,
+                num_scan_inputs=1,
+                scan_input_axes=[1],
+            ),
+            3 * 4 * 6,
+        ),
+        (inside("If", {"then_branch": ONCE, "else_branch": ONCE}, ["t"], []), 3 * 4 * 6),
+        (inside("If", {"then_branch": ONCE, "else_branch": NEVER}, ["t"], []), "which branch If 'inner' takes"),
+        (inside("Loop", {"body": [GO_ON, *ONCE]}, ["n", "t"], LOOP), 5 * 3 * 4 * 6),
+        (inside("Loop", {"body": [GO_ON, *ONCE]}, ["n", ""], LOOP), 5 * 3 * 4 * 6),
+        (inside("Loop", {"body": [GO_ON, *ONCE]}, ["", "t"], LOOP), "how often Loop 'inner' runs"),
+        (inside("Loop", {"body": [STOP, *ONCE]}, ["n", "t"], LOOP), "how often Loop 'inner' runs"),
+        (inside("Loop", {"body": [STOP, *NEVER]}, ["", "t"], LOOP), 0),
+    ],
+)
+def test_what_a_node_runs_counts_as_often_as_it_does(tmp_path: Path, node: Any, expected: int | str) -> None:
+    model = onnx.load(save(tmp_path / "m.onnx", [node], ("N", 3, 4), w=np.zeros((4, 6))))
+    for name, value in (("n", np.array(5)), ("t", np.array(True))):
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    onnx.save(model, tmp_path / "m.onnx")
+
+    if isinstance(expected, int):
+        assert count_macs(tmp_path / "m.onnx", {"x": (1, 3, 4)}) == expected
+    else:
+        with pytest.raises(InvalidVersionFolder, match=expected):
+            count_macs(tmp_path / "m.onnx", {"x": (1, 3, 4)})
 
 
 def test_a_billion_items_on_paper() -> None:

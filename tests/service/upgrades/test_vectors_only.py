@@ -86,3 +86,23 @@ def test_a_file_that_is_no_set_is_named(served: Served, run: Any, tmp_path: Path
     code, _, said = run("evaluation", "add", "g", "--embeddings", file)
     assert code != 0
     assert told in said
+
+
+def test_a_database_that_compares_otherwise_is_imported_only_when_told_to(
+    served: Served, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = pytest.importorskip("qdrant_client.models", reason="regraft[from-qdrant] is not installed")
+    from qdrant_client import QdrantClient
+
+    monkeypatch.chdir(tmp_path)
+    kept = QdrantClient(path="kept")
+    kept.create_collection("things", models.VectorParams(size=4, distance=models.Distance.EUCLID))
+    kept.upsert("things", [models.PointStruct(id=n, vector=[n, 1.0, 0.0, 0.0]) for n in range(1, 4)])
+    kept.close()
+    gallery = served.gallery("v1").rpartition("/")[2]
+
+    code, _, said = run("import", gallery, "qdrant:kept#things")
+    done, counted, _ = run("import", gallery, "qdrant:kept#things", "--ignore-metric")
+
+    assert (code, "by Euclid, and the current version is of space cosine" in said) == (1, True)
+    assert (done, counted["stored"]) == (0, 3)

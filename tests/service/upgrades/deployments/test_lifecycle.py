@@ -115,7 +115,11 @@ class TestSteps:
         deploy(served, filled, "v2")
 
         assert rollback(served, filled).json()["version"] == "v1"
-        assert rollback(served, filled).json()["code"] == "nothing_to_roll_back"
+        refused = rollback(served, filled).json()
+        assert (refused["code"], refused["detail"].partition("; ")[2]) == (
+            "nothing_to_roll_back",
+            "'v2' was rolled back: deploy it to return",
+        )
 
     @pytest.mark.parametrize("name", ["card.json", "encoder.onnx"])
     def test_a_folder_that_changed_on_disk_is_refused(self, served: Any, filled: str, name: str) -> None:

@@ -257,6 +257,9 @@ class TestRefused:
     def test_both_versions_need_an_encoder(self, served: Any, labelled: Any) -> None:
         assert refusal(gate(served, labelled(), "blind"))[:2] == (409, "no_encoder")
 
+    def test_the_current_version_is_not_compared_with_itself(self, served: Any, labelled: Any) -> None:
+        assert refusal(gate(served, labelled(), "v1")) == (422, "invalid_argument", ["/version"])
+
     @pytest.mark.parametrize(
         ("fields", "pointer"),
         [

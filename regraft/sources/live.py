@@ -1,0 +1,94 @@
+"""Another database as an import meets it: what its client raises as words, and how it compares vectors as a check.
+
+Vectors of unit length come in the same order by cosine, inner product and Euclidean distance: all spaces fit them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from index.errors import InvalidArgument, RegraftError
+from regraft.sources.base import Batch, Column, Database
+
+COSINE, DOT, L2 = "cosine", "dot", "l2"
+METRICS = {
+    "cosine": COSINE,
+    "cosinesimil": COSINE,
+    "dot": DOT,
+    "ip": DOT,
+    "innerproduct": DOT,
+    "euclid": L2,
+    "l2": L2,
+    "l2-squared": L2,
+}
+"""What databases call them, in small letters; what is not here orders no vectors as a space does."""
+UNIT_TOLERANCE = 0.01
+"""Of the length of unit vectors: databases keep some in half precision."""
+
+
+class Live:
+    """The rows of a database called `name`; vectors that it compares otherwise than their version's space are refused.
+
+    `space_of`: the kind of a version's space; None: nothing is checked.
+    """
+
+    def __init__(self, name: str, database: Database, space_of: Callable[[str | None], str] | None) -> None:
+        self._name, self._database, self._space_of = name, database, space_of
+
+    @property
+    def identity(self) -> str:
+        return self._database.identity
+
+    @property
+    def count(self) -> int | None:
+        with in_words(self._name):
+            return self._database.count
+
+    def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
+        with in_words(self._name):
+            odd = self._other_metrics()
+            for batch in self._database.batches(size, after):
+                for column in batch.columns:
+                    if column.version in odd:
+                        self._check(column, *odd[column.version])
+                yield batch
+
+    def _other_metrics(self) -> dict[str | None, tuple[str, str]]:
+        """By version whose space is another: how the database compares its vectors, and the space."""
+        if self._space_of is None:
+            return {}
+        said = {version: (word, self._space_of(version)) for version, word in self._database.metrics.items()}
+        return {
+            version: (word, space)
+            for version, (word, space) in said.items()
+            if space in (COSINE, L2) and METRICS.get(word.lower()) != space
+        }
+
+    def _check(self, column: Column, word: str, space: str) -> None:
+        metric = METRICS.get(word.lower())
+        lengths = np.linalg.norm(column.vectors, axis=1)
+        if metric and np.allclose(lengths[np.isfinite(lengths)], 1.0, rtol=0.0, atol=UNIT_TOLERANCE):
+            return
+        fitting = f"; `regraft version create NAME --space {metric}` fits" if metric in (COSINE, L2) else ""
+        raise InvalidArgument(
+            f"{self._name} compares vectors by {word}, and {column.version or 'the current version'} is of space "
+            f"{space}: as they are not all of unit length, answers would be in another order{fitting}; "
+            "--ignore-metric imports them all the same",
+            pointer="/version",
+        )
+
+
+@contextmanager
+def in_words(name: str) -> Iterator[None]:
+    """Say what the client of a database raises as InvalidArgument."""
+    try:
+        yield
+    except (RegraftError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # their clients raise errors of many kinds, also of the libraries below them
+        said = " ".join(str(error).split())[:300] or type(error).__name__
+        raise InvalidArgument(f"{name} cannot be read: {said}") from error
