@@ -8,15 +8,16 @@ method of a seed has the same old version. HBCT stands beside hyperbolic referen
 
 from __future__ import annotations
 
-import hashlib
-import json
+import io
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +27,13 @@ from index.version import CARD
 from training.data import Data
 from training.evaluate import compare, embed_both, measure
 from training.fitting import Diverged, checkpoint_of
+from training.origins import card_sha, made_of, read_note, write_note, write_whole
 from training.overrides import with_overrides
 from training.recipes import FAMILIES, Recipe, digits
 from training.recipes.family import FIRSTS, HOW, Family
 from training.train import recipe_data, train
 from training.trained import Trained
+from training.turns import wait_for_turn
 
 COMPARED: Mapping[str, Family] = {**FAMILIES, digits.FAMILY.name: digits.FAMILY}
 """name -> family."""
@@ -39,6 +42,8 @@ METRICS = ("cmc@1", MEAN_AP)
 
 MetricValues = dict[str, NDArray[np.float64]]
 """ "<pair> <metric>" -> (Q,) values of the queries that have an item to find."""
+Part = tuple[int, str]
+"""A seed, and what follows the family's name in the name of a recipe."""
 
 
 @dataclass(frozen=True)
@@ -100,27 +105,22 @@ class Run:
     def train(self, part: str, sets: Sets, say: Callable[[str], None] = print) -> None:
         """Train a version unless the one that is there came of this recipe and these references."""
         recipe, out = self.recipe(part), self.version(part)
-        cards = [Path(folder) / CARD for folder in (recipe.old, recipe.independent) if folder]
-        made_of = {
-            "recipe": recipe.as_json(),
-            "references": [hashlib.sha256(card.read_bytes()).hexdigest() for card in cards],
-        }
-        if self.note(part).is_file():
-            note = json.loads(self.note(part).read_text())
-            if (out / CARD).is_file() and note["made_of"] == made_of:
-                return
+        wait_for_turn(out, say)
+        origin = made_of(recipe, [Path(folder) for folder in (recipe.old, recipe.independent) if folder])
+        if (out / CARD).is_file() and read_note(self.note(part)).get("made_of") == origin:
+            return
         self.measured(part).unlink(missing_ok=True)
         resumed = checkpoint_of(out).is_file()
         say(f"seed {self.seed}: {'going on with' if resumed else 'training'} {out.name}")
         start = time.perf_counter()
         train(recipe, out, progress=False, data=sets.of(recipe))
         took = None if resumed else round(time.perf_counter() - start, 1)
-        note = {"seconds": took, "made_of": made_of}
-        self.note(part).write_text(json.dumps(note, indent=1))
+        write_note(self.note(part), {"seconds": took, "made_of": origin})
 
     def measure(self, part: str, sets: Sets, say: Callable[[str], None] = print) -> None:
-        """Measure a version beside its old one, unless that was done."""
-        if self.measured(part).is_file():
+        """Measure a version beside its old one, unless that was done with the old one that is there."""
+        note, beside = read_note(self.note(part)), card_sha(self.version(old_of(part)))
+        if self.results(part) is not None and note.get("beside") == beside:
             return
         data = sets.of(self.recipe(part))
         new, old = (Trained.load(self.version(name)) for name in (part, old_of(part)))
@@ -130,22 +130,38 @@ class Run:
             # No edge: what comes of comparing all the same.
             rows["new/old"] = compare(embed_both(new, data)[0], embed_both(old, data)[1], data, old.recipe.space)
         values: dict[str, Any] = {name: x for pair, found in rows.items() for name, x in per_query(pair, found)}
-        np.savez(self.measured(part), **values)
+        held = io.BytesIO()
+        np.savez(held, **values)
+        write_whole(self.measured(part), held.getvalue())
+        write_note(self.note(part), {**note, "beside": beside})
         found = ", ".join(f"{pair} {100 * measured.mean(METRICS[0]):.1f}" for pair, measured in rows.items())
         took = "" if (seconds := self.seconds(part)) is None else f" after {seconds:.0f} s"
         say(f"seed {self.seed}: {self.version(part).name}{took}: CMC-1 % {found}")
 
     def results(self, part: str) -> MetricValues | None:
-        """What was measured; None before it is."""
-        if not self.measured(part).is_file():
+        """What was measured; None before it is, where it cannot be read, or beside an old version that is no more.
+
+        A note that does not say beside which is of an earlier release, and one whose version is gone is believed.
+        """
+        beside = read_note(self.note(part)).get("beside")
+        if beside and card_sha(self.version(old_of(part))) not in {beside, ""}:
             return None
-        with np.load(self.measured(part)) as held:
-            return {name: held[name] for name in held.files}
+        try:
+            with self.measured(part).open("rb") as file, np.load(file) as held:
+                return {name: held[name] for name in held.files}
+        except (OSError, ValueError, EOFError, BadZipFile, zlib.error):
+            return None
 
     def seconds(self, part: str) -> float | None:
         """How long the training took, with its measurement and export; None: it was interrupted, so nobody knows."""
-        seconds: float | None = json.loads(self.note(part).read_text())["seconds"]
+        seconds: float | None = read_note(self.note(part)).get("seconds")
         return seconds
+
+    def needs(self, part: str) -> list[str]:
+        """The parts that this one is trained or measured with."""
+        recipe = self.family.recipe(part)
+        named = [name.removeprefix(f"{self.family.name}_") for name in (recipe.old, recipe.independent) if name]
+        return [name for name in dict.fromkeys([old_of(part), *named]) if name != part]
 
 
 def runs_of(family: Family, out: Path, seeds: int, settings: Sequence[str]) -> list[Run]:
@@ -168,15 +184,28 @@ def compare_methods(
         say: told of each training and what came of it.
     """
     sets = Sets({})
+    failed: set[Part] = set()
     for run in runs:
         for part in parts:
-            try:
-                run.train(part, sets, say)
-            except Diverged as error:
-                say(f"seed {run.seed}: {run.version(part).name} has no row: {error}")
+            if why := _why_untrained(run, part, failed, sets, say):
+                failed.add((run.seed, part))
+                # It would be of versions that other settings gave.
+                run.measured(part).unlink(missing_ok=True)
+                say(f"seed {run.seed}: {run.version(part).name} has no row: {why}")
                 continue
             run.measure(part, sets, say)
             after_each()
+
+
+def _why_untrained(run: Run, part: str, failed: Collection[Part], sets: Sets, say: Callable[[str], None]) -> str:
+    """Train a part; why it could not be trained, or nothing."""
+    if lost := [name for name in run.needs(part) if (run.seed, name) in failed]:
+        return f"{', '.join(lost)}, which it needs, could not be trained"
+    try:
+        run.train(part, sets, say)
+    except Diverged as error:
+        return str(error)
+    return ""
 
 
 @contextmanager

@@ -265,10 +265,12 @@ def batches(images: ImageSet, spec: Preprocess, size: int = 256) -> DataLoader[t
 
 
 def fingerprint(images: ImageSet) -> str:
-    """sha256 over images and labels, in order: the same number means the same training data."""
+    """sha256 over images, labels and old embeddings, in order: the same number means the same training data."""
     seen = hashlib.sha256(np.ascontiguousarray(images.labels).tobytes())
     for row in range(len(images)):
         seen.update(images.images.content(row))
+    if images.stored is not None:
+        seen.update(np.ascontiguousarray(images.stored).tobytes())
     return seen.hexdigest()
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import os
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,19 +24,22 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from index.errors import InvalidArgument, RegraftError
+from index.errors import InvalidArgument, RegraftError, raise_if_out_of_memory
 from index.new_folder import Unwritable
 from training import processes
 from training.batching import training_batches
-from training.data import Data, ImageSet
+from training.data import Data, ImageSet, fingerprint
 from training.evaluate import run_over
 from training.module import Loop
 from training.recipes import Recipe
+from training.trained import WEIGHTS
 from training.validation import Validation
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 LOOKED_AT = 50
 """The loss of every so many steps is looked at and logged; on a GPU each look waits for the step."""
+
+_log = logging.getLogger(__name__)
 
 
 class Diverged(RegraftError):
@@ -137,6 +141,8 @@ class Keeper(lightning.Callback):
         try:
             trainer.save_checkpoint(part)
             if trainer.is_global_zero:
+                with part.open("rb") as file:
+                    os.fsync(file.fileno())
                 part.replace(self.path)
         except OSError as error:
             raise Unwritable(f"no checkpoint could be written to {self.path}: {error.strerror or error}") from error
@@ -151,23 +157,60 @@ class Keeper(lightning.Callback):
         checkpoint["epochs_done"] = trainer.current_epoch + 1
 
     def epochs_done(self) -> int:
-        """How many epochs the checkpoint holds; 0 where there is none, or one of another training."""
+        """How many epochs the checkpoint holds; 0 where there is none, or one of another training, which is said.
+
+        Raises:
+            InvalidArgument: it is damaged.
+        """
         if not self.path.is_file():
             return 0
-        kept = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
-        return int(kept["epochs_done"]) if kept.get("training") == self.training else 0
+        try:
+            kept = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
+            training, done = kept["training"], int(kept["epochs_done"])
+        except Exception as error:  # unpickling raises whatever the broken bytes lead it to
+            raise_if_out_of_memory(error)
+            raise InvalidArgument(
+                f"{self.path} is damaged, so nothing can go on from it; remove it to begin anew", pointer="/out"
+            ) from error
+        if other := changes(self.training, training):
+            if processes.leads():
+                _log.warning("%s is of another training, which begins anew; it had another %s", self.path, other)
+            return 0
+        return done
 
 
 def identity(module: Loop, data: Data) -> dict[str, Any]:
-    """What tells a training from others that would write the same folder: its recipe, data and reference models."""
+    """What tells a training from others that would write the same folder: what it is made of, by name.
+
+    How many workers make the batches changes nothing of them, see `training.batching`.
+    """
     seen = hashlib.sha256()
     for model in module.looking_on.values():
         for weights in model.state_dict().values():
             seen.update(weights.numpy().tobytes())
-    if data.train.stored is not None:
-        seen.update(data.train.stored.tobytes())
-    images = [len(data.train), data.classes]
-    return {"recipe": module.recipe.as_json(), "images": images, "references": seen.hexdigest()}
+    recipe = {name: value for name, value in module.recipe.as_json().items() if name != "workers"}
+    return {
+        **recipe,
+        "class names": data.classes,
+        "images": fingerprint(data.train),
+        "reference models": seen.hexdigest(),
+        "file of weights": _sha256(Path(module.recipe.weights)) if module.recipe.weights else "",
+    }
+
+
+def changes(training: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The names of what two trainings are not made of alike."""
+    names = dict.fromkeys((*training, *other))
+    return ", ".join(name for name in names if training.get(name) != other.get(name))
+
+
+def _sha256(weights: Path) -> str:
+    """Of a file of weights, or of that in a version's folder; "" where there is none, so that they are not used."""
+    path = weights / WEIGHTS if weights.is_dir() else weights
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_precision(recipe: Recipe) -> None:

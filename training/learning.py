@@ -1,4 +1,4 @@
-"""How a training went, from its logs: the mean of loss and its parts in each epoch, over all starts of it."""
+"""How a training went, from its logs: the mean of loss and its parts in each epoch, over all its starts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ def learned(logs: Path) -> Learned:
 
     Args:
         logs: `training.fitting.logs_of` its folder, with `version_0` and one more folder for each time it went on; an
-            epoch that was trained again counts as the last start logged it.
+            epoch that was trained again counts as the last start logged it. A start at the first epoch is another
+            training's than those before it.
 
     Returns:
         Nothing where there are no logs, or none that can be read.
     """
     means: dict[str, dict[int, float]] = {}
     for path in sorted(logs.glob("version_*/metrics.csv"), key=lambda path: int(path.parent.name.partition("_")[2])):
-        for name, epochs in _epochs(path).items():
+        values = _epochs(path)
+        if any(1 in epochs for epochs in values.values()):
+            means = {}  # it began anew: what was logged before is of another training
+        for name, epochs in values.items():
             means.setdefault(name, {}).update({epoch: sum(xs) / len(xs) for epoch, xs in epochs.items()})
     return dict(sorted(means.items(), key=lambda item: (item[0] != "loss", item[0])))
 

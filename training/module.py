@@ -30,10 +30,8 @@ class Loop(lightning.LightningModule):
         super().__init__()
         if recipe.optimiser not in OPTIMISERS:
             raise InvalidArgument(f"optimiser must be one of {', '.join(OPTIMISERS)}", pointer="/optimiser")
-        if not 0 <= recipe.held_out <= 0.9:
-            raise InvalidArgument(f"held_out must be 0 to 0.9, not {recipe.held_out}", pointer="/held_out")
-        if recipe.patience < 0 or (recipe.patience and not recipe.held_out):
-            raise InvalidArgument("patience must be 0 or more, and needs held_out", pointer="/patience")
+        if recipe.patience and not recipe.held_out:
+            raise InvalidArgument("patience needs held_out", pointer="/patience")
         if list(recipe.milestones) != sorted(recipe.milestones) or not all(
             0 < epoch < recipe.epochs for epoch in recipe.milestones
         ):

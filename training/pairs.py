@@ -5,6 +5,7 @@ Shape suffixes: S pairs, M new dimension, N old dimension, Q queries, I items.
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -34,7 +35,8 @@ def read_pairs(path: Path, old: Version, new: Version, seed: int = 0) -> Pairs:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as held:
             new_SM, old_SN = held["new"], held["old"]
             labels_S = held.get("labels")
-    except (OSError, KeyError, ValueError, EOFError, TypeError, BadZipFile) as error:  # TypeError: of an .npy
+    # TypeError: of an .npy
+    except (OSError, KeyError, ValueError, EOFError, TypeError, BadZipFile, zlib.error) as error:
         raise InvalidArgument(f"pairs {path} cannot be used: {error}", pointer="/pairs") from error
     pairs = check_given(PairArrays(new_SM, old_SN, labels_S), new.card, old.card, 2 * HELD_OUT, f"pairs {path}")
     return split_pairs(*pairs, seed)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 
 import torch.distributed as dist
+
+PATIENCE = timedelta(days=7)
+"""How long the others wait for the first process, which measures and exports."""
 
 
 def rank() -> int:
@@ -27,10 +33,19 @@ def leads() -> bool:
     return rank() == 0
 
 
-def wait_for_all() -> None:
-    """Return once every process has come here, so that all of them find what the first one wrote."""
-    if world() > 1 and dist.is_initialized():
-        dist.barrier()
+@contextmanager
+def meeting() -> Iterator[None]:
+    """The first process measures and writes inside the block, and all leave together, so that they find what it wrote.
+
+    Lightning's own group gives up on a process that is not there within half an hour.
+    """
+    if world() == 1 or not dist.is_initialized():
+        yield
+        return
+    together = dist.new_group(backend="gloo", timeout=PATIENCE)
+    yield
+    assert isinstance(together, dist.ProcessGroup)
+    dist.barrier(together)
 
 
 def part() -> None:

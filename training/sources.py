@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +107,8 @@ def digits_new(_: Path) -> Data:
 def folders(root: Path) -> Data:
     """Image folders: a class is a folder below `train/`, at any depth, and so below `test/` or `query/` and `gallery/`.
 
+    Links are followed; names that begin with a dot, and `__MACOSX`, are not looked at.
+
     Training classes are numbered first, so that other test images do not renumber them. A root that holds none of
     these holds the classes themselves; a fifth of each is then kept for testing.
     """
@@ -149,7 +153,7 @@ def arrays(path: Path) -> Data:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
             train, query, gallery = (_array_set(held[f"{part}_images"], held[f"{part}_labels"]) for part in PARTS)
-    except (OSError, KeyError, ValueError, TypeError, EOFError, BadZipFile) as error:
+    except (OSError, KeyError, ValueError, TypeError, EOFError, BadZipFile, zlib.error) as error:
         raise InvalidArgument(f"data file {path} cannot be used: {error}", pointer="/root") from error
     return Data(train, query, gallery)
 
@@ -226,10 +230,47 @@ def _array_set(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> ImageSet
 
 
 def _files(root: Path) -> list[Path]:
-    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and path.parent != root)
+    paths = sorted(path for path in _images(root, frozenset()) if path.parent != root)
     if not paths:
         raise InvalidArgument(f"{root} holds no <class>/<image> files", pointer="/root")
     return paths
+
+
+def _images(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
+    """Image files at any depth, through links, but for what programs leave beside them.
+
+    Args:
+        folder: where.
+        above: the real folders that lead there: a link to one of them would never end.
+    """
+    real = folder.resolve()
+    if real in above:
+        return
+    try:
+        with os.scandir(folder) as found:
+            entries = [(Path(entry.path), entry.is_dir()) for entry in found if not _left_behind(entry.name)]
+    except OSError as error:
+        raise InvalidArgument(f"{folder} cannot be read: {error.strerror or error}", pointer="/root") from error
+    for path, is_folder in entries:
+        if is_folder:
+            yield from _images(_named(path), above | {real})
+        elif path.suffix.lower() in SUFFIXES:
+            yield _named(path)
+
+
+def _left_behind(name: str) -> bool:
+    """Thumbnails, checkpoints of notebooks, what macOS packs beside files."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def _named(path: Path) -> Path:
+    """Refuse a name that no card and no message could hold."""
+    try:
+        path.name.encode()
+    except UnicodeEncodeError as error:
+        shown = str(path).encode(errors="backslashreplace").decode()
+        raise InvalidArgument(f"the name of {shown} is not UTF-8; rename it", pointer="/root") from error
+    return path
 
 
 def _class(path: Path, part: Path) -> str:

@@ -16,7 +16,10 @@ Shape suffixes: K classes, S, Q, G images, N old dimension.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from zipfile import BadZipFile
@@ -32,7 +35,7 @@ from training.data import Data, ImageSet, fingerprint
 from training.trained import WEIGHTS
 
 KEPT = Path("runs/embeddings")
-"""Where embeddings that an encoder made are kept, a file for each version and set of images."""
+"""Where embeddings that an encoder made are kept, a file for each encoder, way to see images, and set of images."""
 PER_CLASS, PER_IMAGE = ("classes", "embeddings"), ("train", "query")
 POINTER = "/old_embeddings"
 BLOCK = 256
@@ -139,10 +142,13 @@ def with_encoded(data: Data, version: Version) -> Data:
     """
     from index.encoder import Encoder
 
+    card = version.card
+    seeing = json.dumps([card.preprocess.as_json() if card.preprocess else {}, card.space], sort_keys=True)
+    made_by = f"{card.encoder[:16]}-{hashlib.sha256(seeing.encode()).hexdigest()[:16]}"
     encoder: list[Encoder] = []  # loaded when it is needed
 
     def embedded(images: ImageSet) -> ImageSet:
-        path = KEPT / f"{version.card.encoder[:16]}-{fingerprint(images)[:16]}.npy"
+        path = KEPT / f"{made_by}-{fingerprint(images)[:16]}.npy"
         if path.is_file():
             return replace(images, stored=np.load(path))
         if not encoder:
@@ -166,7 +172,7 @@ def _read(path: Path) -> dict[str, NDArray[np.generic]]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
             return {name: held[name] for name in held.files}
-    except (OSError, ValueError, AttributeError, TypeError, EOFError, BadZipFile) as error:
+    except (OSError, ValueError, AttributeError, TypeError, EOFError, BadZipFile, zlib.error) as error:
         raise InvalidArgument(f"old_embeddings {path} cannot be used: {error}", pointer=POINTER) from error
 
 

@@ -8,21 +8,24 @@ are the same for all; so the best trial is that of the highest CMC-1 new/old.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from index.errors import InvalidArgument
 from index.folder import load_version
 from index.version import CARD
-from training.data import Data
+from training.data import Data, fingerprint
 from training.fitting import Diverged
+from training.limits import check_numbers
 from training.methods import method_options
+from training.origins import made_of, read_note, write_note
 from training.recipes import Recipe
-from training.references import References
-from training.train import recipe_data, train
+from training.references import FIELDS, References
+from training.train import recipe_data, reference_folder, referred_of, train
 from training.validation import hold_out
 
 HELD_OUT = 0.1
@@ -61,7 +64,7 @@ def sweep(
     say: Callable[[Trial], None] = lambda _: None,
     references: References | None = None,
 ) -> list[Trial]:
-    """Train so many settings; what an earlier call trained into `out` is read.
+    """Train so many settings; what an earlier call trained into `out` on the same images and versions is read.
 
     Args:
         recipe: of a method that has an old version and weights.
@@ -84,12 +87,18 @@ def sweep(
             f"{'no weight' if recipe.old else 'none'}",
             pointer="/method",
         )
+    check_numbers(recipe)
+    named = {**referred_of(recipe), **(references or {})}
+    found = (reference_folder(recipe, field, False, named) for field in FIELDS)
+    folders = [folder for folder in found if folder is not None]
     data = recipe_data(recipe)
     kept, held = hold_out(data.train, HELD_OUT, recipe.split_seed)
     measured_on = Data(kept, held, held, same=True, names=data.names, stored=data.stored)
+    images = [fingerprint(kept), fingerprint(held)]
     made = []
     for place, setting in enumerate(settings(recipe, trials)):
-        made.append(_trial(setting, out / f"trial-{place}", measured_on, references))
+        origin = {**made_of(setting, folders), "images": images}
+        made.append(_trial(setting, out / f"trial-{place}", measured_on, references, origin))
         say(made[-1])
     return sorted(made, key=lambda trial: -trial.new_old)
 
@@ -112,11 +121,13 @@ def settings(recipe: Recipe, trials: int) -> Iterator[Recipe]:
         yield replace(recipe, options={**recipe.options, **drawn})
 
 
-def _trial(recipe: Recipe, out: Path, data: Data, references: References | None) -> Trial:
-    if not ((out / CARD).is_file() and load_version(out).card.recipe == recipe.as_json()):
+def _trial(recipe: Recipe, out: Path, data: Data, references: References | None, origin: Mapping[str, Any]) -> Trial:
+    note = out.with_name(f"{out.name}.json")
+    if not ((out / CARD).is_file() and read_note(note) == origin):
         try:
             train(recipe, out, progress=False, data=data, references=references)
         except Diverged:
             return Trial(recipe, 0.0, 0.0, 0.0)
+        write_note(note, dict(origin))
     metrics = load_version(out).card.metrics
     return Trial(recipe, *(float(metrics[pair]["cmc@1"]["value"]) for pair in ("old/old", "new/old", "new/new")))

@@ -20,6 +20,7 @@ from training.data import Data
 from training.evaluate import measure, run_over
 from training.export import write_version
 from training.fitting import checkpoint_of, fit
+from training.limits import check_numbers
 from training.losses import UNKNOWN, class_means, class_radii
 from training.method import Method, Old
 from training.module import PsiTraining, Training
@@ -30,6 +31,7 @@ from training.side_information import KINDS, Psi, build_psi, recipe_of_psi
 from training.sources import load_data
 from training.stored import StoredVersion, encodes_alone, open_stored, with_encoded
 from training.trained import Trained, blank_old, build_method
+from training.turns import Taken, only_here, wait_for_turn
 from training.validation import Validation, hold_out
 
 RUNS = Path("runs")
@@ -59,32 +61,36 @@ def train(
         `out`.
 
     Raises:
-        RegraftError: the recipe, its data or the old version cannot be used, the training diverged, or the disk is
-            full; no part of a version is left then, and a version that was there before still is.
+        RegraftError: the recipe, its data or the old version cannot be used, somebody trains into `out` already, the
+            training diverged, or the disk is full; no part of a version is left then, and a version that was there
+            before still is.
         KeyboardInterrupt: stopped by Ctrl-C or SIGTERM; likewise.
     """
-    data = data or recipe_data(recipe)
     references = {**referred_of(recipe), **(references or {})}
-    old = load_old(recipe, progress, references)
-    check_target(out, None if old is None else old.version)
-    check_sizes(recipe, old, data, references)
-    independent = load_reference(recipe, "independent", progress, references)
+    check_plan(recipe, out, references)
+    with only_here(out):
+        data = data or recipe_data(recipe)
+        old = load_old(recipe, progress, references)
+        check_target(out, None if old is None else old.version)
+        check_sizes(recipe, old, data, references)
+        learned_from, validation = validated(recipe, data, old)
+        independent = load_reference(recipe, "independent", progress, references)
 
-    lightning.seed_everything(recipe.seed, verbose=False)
-    described = None if old is None else describe(old, data)
-    facts = (0, None) if independent is None else (independent.dim, independent.head)
-    method = build_method(recipe, len(data.classes), described, *facts)
-    backbone = new_backbone(recipe) if method.trains_encoder else reuse_backbone(independent, recipe)
-    psi = train_psi(recipe, data, out, progress)
-    module = build_module(recipe, backbone, method, old, independent, psi)
-    fit(module, *validated(recipe, data, old), out=out, progress=progress)
+        lightning.seed_everything(recipe.seed, verbose=False)
+        described = None if old is None else describe(old, learned_from)
+        facts = (0, None) if independent is None else (independent.dim, independent.head)
+        method = build_method(recipe, len(data.classes), described, *facts)
+        backbone = new_backbone(recipe) if method.trains_encoder else reuse_backbone(independent, recipe)
+        psi = train_psi(recipe, learned_from, out, progress)
+        module = build_module(recipe, backbone, method, old, independent, psi)
+        fit(module, learned_from, validation, out=out, progress=progress)
 
-    head = method.head_weights() if method.trains_encoder or independent is None else independent.head
-    old_dims = (0, 0) if old is None else (old.dim, old.side_dim)
-    trained = Trained(recipe, backbone, method, data.classes, old_dims[0], head, psi, old_dims[1])
-    if processes.leads():
-        finish(trained, old, data, out, progress)
-    processes.wait_for_all()
+        head = method.head_weights() if method.trains_encoder or independent is None else independent.head
+        old_dims = (0, 0) if old is None else (old.dim, old.side_dim)
+        trained = Trained(recipe, backbone, method, data.classes, old_dims[0], head, psi, old_dims[1])
+        with processes.meeting():
+            if processes.leads():
+                finish(trained, old, data, out, progress)
     return out
 
 
@@ -92,11 +98,22 @@ def finish(trained: Trained, old: Trained | StoredVersion | None, data: Data, ou
     """Measure what was trained, export it, and remove its checkpoints."""
     report, old_version = measure(trained, old, data), None if old is None else old.version
     write_version(trained, report, data, old_version, out)
-    checkpoint_of(out).unlink()
+    checkpoint_of(out).unlink(missing_ok=True)
     checkpoint_of(psi_of(out)).unlink(missing_ok=True)
     if progress:
         print(*report.lines(), sep="\n")
         report_version(out, old_version, data)
+
+
+def check_plan(recipe: Recipe, out: Path, references: References) -> None:
+    """Refuse what cannot work before anything is read or trained.
+
+    Raises:
+        InvalidArgument: a number of a recipe, or the folder.
+    """
+    for one in (recipe, *references.values()):
+        check_numbers(one)
+    check_target(out)
 
 
 def recipe_data(recipe: Recipe) -> Data:
@@ -126,24 +143,33 @@ def load_old(recipe: Recipe, progress: bool, references: References) -> Trained 
 
 
 def load_reference(recipe: Recipe, field: str, progress: bool, references: References) -> Trained | None:
-    """A version that training looks at: a version folder, or a recipe, trained into `RUNS` unless it is there.
+    """A version that training looks at; None where the recipe names none. Raises as `reference_folder`.
+
+    Raises:
+        InvalidVersionFolder: the folder does not match its card.
+    """
+    folder = reference_folder(recipe, field, progress, references)
+    return None if folder is None else Trained.load(folder)
+
+
+def reference_folder(recipe: Recipe, field: str, progress: bool, references: References) -> Path | None:
+    """Where a version is that a recipe names: a version folder, or a recipe, trained into `RUNS` unless it is there.
 
     Raises:
         InvalidArgument: neither.
-        InvalidVersionFolder: the folder does not match its card.
     """
     reference: str = getattr(recipe, field)
     if not reference:
         return None
     if field in references:
-        return Trained.load(run_of(references[field], progress))
+        return run_of(references[field], progress)
     if not (Path(reference) / CARD).is_file():
         raise InvalidArgument(
             f"{field}={reference} is neither a version folder nor a recipe{nearest(reference, RECIPES)}; "
             f"train it first, or set {field}=FOLDER",
             pointer=f"/{field}",
         )
-    return Trained.load(Path(reference))
+    return Path(reference)
 
 
 def check_sizes(recipe: Recipe, old: Trained | StoredVersion | None, data: Data, references: References) -> None:
@@ -169,18 +195,30 @@ def planned_dim(recipe: Recipe, references: References) -> int | None:
 def run_of(recipe: Recipe, progress: bool) -> Path:
     """The recipe's version below `RUNS`, trained now unless the one that is there was made by this very recipe.
 
-    With `progress`, says which of both, and what differs: from the one that is there, else from the recipe by name.
+    Where another process trains it, this one waits and looks again; of several processes that train together none
+    does, as all must see the same. With `progress`, says which of both, and what differs: from the one that is there,
+    else from the recipe by name.
     """
+
+    def say(text: str) -> None:
+        if progress and processes.leads():
+            print(text)
+
     out = RUNS / recipe.name
+    if processes.world() == 1:
+        wait_for_turn(out, say)
     there = load_version(out).card.recipe if (out / CARD).is_file() else None
     if there == recipe.as_json():
-        said = f"{out} is used as it is"
-    else:
-        changed = ", ".join(differences(recipe, there or find_recipe(recipe.name).as_json()))
-        said = f"{out} is trained {'again' if there else 'first'}{f', with {changed}' if changed else ''}"
-    if progress and processes.leads():
-        print(said)
-    return out if there == recipe.as_json() else train(recipe, out, progress)
+        say(f"{out} is used as it is")
+        return out
+    changed = ", ".join(differences(recipe, there or find_recipe(recipe.name).as_json()))
+    say(f"{out} is trained {'again' if there else 'first'}{f', with {changed}' if changed else ''}")
+    try:
+        return train(recipe, out, progress)
+    except Taken:
+        if processes.world() > 1:
+            raise
+        return run_of(recipe, progress)
 
 
 def new_backbone(recipe: Recipe) -> nn.Module:

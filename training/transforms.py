@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import methodcaller
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
 from index.errors import InvalidArgument
-from index.image import centre
+from index.image import preprocess
 from index.version import Preprocess
 from training.colours import jitter
 
@@ -28,6 +30,11 @@ TURN, SHIFT, ZOOM = math.radians(10), 0.1, 0.1
 """Largest rotation, shift as a share of the side, and change of size of `shift`."""
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """What part of an image a resized crop shows, and its width over its height; as torchvision's."""
+
+
+def unchanged(image_BCHW: Tensor) -> Tensor:
+    """As they are."""
+    return image_BCHW
 
 
 @dataclass(frozen=True)
@@ -39,15 +46,33 @@ class Augmentation:
         size: an image to the encoder's size, at random; None: as in evaluation, so that it can be done once.
     """
 
-    batch: Callable[[Tensor], Tensor] = lambda image_BCHW: image_BCHW
+    batch: Callable[[Tensor], Tensor] = unchanged
     size: Callable[[Preprocess], list[v2.Transform]] | None = None
 
 
-def sizing(spec: Preprocess, augmentation: Augmentation | None = None) -> v2.Transform:
+@dataclass(frozen=True)
+class Sized:
+    """A decoded image -> uint8 (C, H, W), by serving's own resize, which holds of a very long image what is cropped.
+
+    A class, as what a worker process is started with must be picklable.
+    """
+
+    spec: Preprocess
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        channels = self.spec.channels
+        plain = replace(self.spec, mean=(0.0,) * channels, std=(1.0,) * channels)
+        return torch.from_numpy(preprocess(image, plain)).mul_(255).round_().to(torch.uint8)
+
+
+def sizing(spec: Preprocess, augmentation: Augmentation | None = None) -> Callable[[Image.Image], Tensor]:
     """A decoded image -> uint8 (C, H, W) of the encoder's size."""
     random = augmentation.size if augmentation else None
-    geometry = _geometry(spec) if random is None else random(spec)
-    return v2.Compose([v2.Lambda(lambda image: image.convert(spec.mode)), *geometry, v2.PILToTensor()])
+    if random is None:
+        return Sized(spec)
+    mode = v2.Lambda(methodcaller("convert", spec.mode))
+    made: Callable[[Image.Image], Tensor] = v2.Compose([mode, *random(spec), v2.PILToTensor()])
+    return made
 
 
 def pixels(image_BCHW: Tensor, spec: Preprocess, augmentation: Augmentation | None = None) -> Tensor:
@@ -150,19 +175,6 @@ def moved(image_BCHW: Tensor, turn_B: Tensor, zoom_B: Tensor, across_B: Tensor, 
     to_y_B3 = torch.stack([-sin_B * width / height, cos_B, (sin_B * x_B - cos_B * y_B) / height], dim=1)
     grid = F.affine_grid(torch.stack([to_x_B3, to_y_B3], dim=1), list(image_BCHW.shape), align_corners=False)
     return F.grid_sample(image_BCHW, grid, padding_mode="border", align_corners=False)
-
-
-def _geometry(spec: Preprocess) -> list[v2.Transform]:
-    how = v2.InterpolationMode(spec.interpolation)
-    if spec.stretch:
-        return [v2.Resize((spec.height, spec.width), how)]
-    resize = (
-        []
-        if spec.resize is None
-        else [v2.Resize(spec.resize if isinstance(spec.resize, int) else list(spec.resize), how)]
-    )
-    # torchvision's own CenterCrop rounds in one of the two ways.
-    return [*resize, v2.Lambda(lambda image: centre(image, spec))]
 
 
 def _resized_crop(spec: Preprocess) -> list[v2.Transform]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from index.errors import InvalidArgument
 from index.space import Vectors
 from index.version import EdgeKind
 from training.data import Data, ImageSet, batches
@@ -22,12 +23,23 @@ from training.trained import OUTPUTS
 
 
 def hold_out(images: ImageSet, share: float, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Images to train on, and a random share of each class to measure on: two at least, none of less than four."""
+    """Images to train on, and a random share of each class to measure on, two at least.
+
+    Two of each class at least stay to train on, so none is held out of less than four.
+
+    Raises:
+        InvalidArgument: no class has four.
+    """
     generator = np.random.default_rng(seed)
     held = np.zeros(len(images), bool)
     for label in np.unique(images.labels):
         rows = generator.permutation(np.flatnonzero(images.labels == label))
-        held[rows[: max(2, round(share * len(rows))) if len(rows) >= 4 else 0]] = True
+        wanted = min(max(2, round(share * len(rows))), len(rows) - 2)
+        held[rows[: wanted if len(rows) >= 4 else 0]] = True
+    if not held.any():
+        raise InvalidArgument(
+            "no training images can be held out to measure on: no class has four of them", pointer="/held_out"
+        )
     return images.take(np.flatnonzero(~held)), images.take(np.flatnonzero(held))
 
 
@@ -54,8 +66,16 @@ class Validation(lightning.Callback):
         value = float(trainer.strategy.broadcast(sum(values.values()) / len(values)))
         if value > self.best["value"]:
             self.best = {"value": value, "epoch": trainer.current_epoch, "weights": _weights(pl_module)}
-        elif self.patience and trainer.current_epoch - self.best["epoch"] >= self.patience:
+        elif self.is_over(trainer.current_epoch):
             trainer.should_stop = True
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        # A checkpoint may be of the epoch that ended the training.
+        trainer.should_stop = self.is_over(trainer.current_epoch - 1)
+
+    def is_over(self, epoch: int) -> bool:
+        """Whether no better epoch came for so long that the training ends with this one."""
+        return 0 < self.patience <= epoch - int(self.best["epoch"])
 
     def measured(self, module: Training) -> dict[str, float]:
         """CMC-1 by pair: new/new and, with an edge, new/old."""

@@ -27,6 +27,12 @@ Source = Annotated[
     typer.Option("--data", metavar="SOURCE", help="A data source of `training.data`, such as folders or arrays."),
 ]
 Root = Annotated[str, typer.Option("--root", help="Folder or file of the data source, where it has one.")]
+Unreadable = Annotated[
+    str | None,
+    typer.Option(
+        "--unreadable", help="refuse or skip images that cannot be decoded; default: as the newest version was trained."
+    ),
+]
 
 
 def train(
@@ -95,6 +101,7 @@ def evaluate(
     ],
     source: Source = None,
     root: Root = "",
+    unreadable: Unreadable = None,
     independent: Annotated[
         list[str] | None,
         typer.Option(
@@ -135,7 +142,7 @@ def evaluate(
 
         measured = evaluate_versions(
             versions,
-            _load(source, root, _newest(versions), _stored(old_embeddings, versions)),
+            _load(source, root, unreadable, _newest(versions), _stored(old_embeddings, versions)),
             independents=_independents(independent or [], versions),
             orders=order or ORDERS,
             metric=metric,
@@ -159,6 +166,7 @@ def fit_edge(
     ] = None,
     source: Source = None,
     root: Root = "",
+    unreadable: Unreadable = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the kind; may be repeated.")
     ] = None,
@@ -185,7 +193,11 @@ def fit_edge(
         from training.pairs import embed_pairs, read_pairs
 
         options = read_options(kind, settings or [])
-        given = read_pairs(pairs, older, newer) if pairs else embed_pairs(_load(source, root), older, newer)
+        given = (
+            read_pairs(pairs, older, newer)
+            if pairs
+            else embed_pairs(_load(source, root, unreadable, newer), older, newer)
+        )
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", FewPairsWarning)
             fitted = fit(older, newer, given, kind, options, overwrite=overwrite)
@@ -210,16 +222,20 @@ def export(
 
 
 def _load(
-    source: str | None, root: str, newest: Version | None = None, stored: tuple[Path, Version] | None = None
+    source: str | None,
+    root: str,
+    unreadable: str | None,
+    newest: Version,
+    stored: tuple[Path, Version] | None = None,
 ) -> Data:
-    """The data set named, else the one that the newest version was trained on."""
+    """The data set named, else the newest version's own; what is done with unreadable images likewise."""
     from training.sources import load_data
 
-    recipe = newest.card.recipe if newest else {}
+    recipe = newest.card.recipe
     if source is None and "data" not in recipe:
         raise InvalidArgument("--data is needed: the newest version's card names no data set", pointer="/data")
     name, place = (source, root) if source else (recipe["data"], root or recipe["root"])
-    return load_data(name, place, stored=stored)
+    return load_data(name, place, unreadable or recipe.get("unreadable", "refuse"), stored)
 
 
 def _stored(file: Path | None, versions: list[Version]) -> tuple[Path, Version] | None:

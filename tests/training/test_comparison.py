@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from index.errors import InvalidArgument
-from training.comparison import COMPARED, Run, at_most, parts_of, runs_of
+from staging.recipes import without_exporter
+from training.comparison import COMPARED, Run, at_most, compare_methods, parts_of, runs_of
 from training.comparison_table import COLUMNS, amend, drawn, put_into, table
 from training.papers import PROTOCOLS, beside, ordering
 from training.plots import as_svg, pairs_figure
@@ -137,3 +138,45 @@ def test_ours_stand_below_the_papers_rows_and_are_ordered_alike(tmp_path: Path) 
 def test_every_paper_row_is_of_a_method_that_its_family_trains() -> None:
     for protocol in PROTOCOLS.values():
         assert set(protocol.published) <= set(COMPARED[protocol.family].parts())
+
+
+FEW = ["epochs=1", "warmup_epochs=0", "batch_size=256"]
+
+
+def compared(folder: Path, parts: list[str], *settings: str) -> list[str]:
+    said: list[str] = []
+    with without_exporter():
+        compare_methods(runs_of(COMPARED["digits"], folder, 1, [*FEW, *settings]), parts, lambda: None, said.append)
+    return [text.partition(": ")[2] for text in said]
+
+
+def test_a_row_beside_an_old_version_that_was_trained_anew_is_measured_again(tmp_path: Path) -> None:
+    (run,) = runs_of(COMPARED["digits"], tmp_path, 1, FEW)
+    compared(tmp_path, ["v1", "independent"])
+    assert run.results("independent") is not None
+    compared(tmp_path, ["v1"], "v1.epochs=2")
+    assert run.results("independent") is None
+    said = compared(tmp_path, ["v1", "independent"], "v1.epochs=2")
+
+    assert run.results("independent") is not None
+    assert [text.split()[0] for text in said] == ["digits_independent"]
+
+
+@pytest.mark.parametrize("part", ["npz", "json"])
+def test_half_a_file_counts_as_none(part: str, tmp_path: Path) -> None:
+    (run,) = runs_of(COMPARED["digits"], tmp_path, 1, [])
+    measured(run, "bct", old_old=[1, 0], new_old=[0, 0], new_new=[1, 1])
+    half = tmp_path / "seed0" / f"digits_bct.{part}"
+    half.write_bytes(half.read_bytes()[:20])
+
+    assert (run.results("bct") is None, run.seconds("bct")) == ((True, 3.0) if part == "npz" else (False, None))
+
+
+def test_what_depends_on_a_version_that_diverged_is_skipped_whatever_an_earlier_call_left(tmp_path: Path) -> None:
+    compared(tmp_path, ["v1", "bct"])
+    said = compared(tmp_path, ["v1", "bct"], "v1.rate=1e30", "v1.optimiser=sgd", "v1.epochs=2")
+    (run,) = runs_of(COMPARED["digits"], tmp_path, 1, [])
+
+    assert said[-1] == "digits_bct has no row: v1, which it needs, could not be trained"
+    assert [run.results(part) for part in ("v1", "bct")] == [None, None]
+    assert run.needs("bt2") == ["v1", "independent"]

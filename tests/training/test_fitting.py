@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -25,8 +26,9 @@ from staging.children import child
 from staging.recipes import without_exporter
 from training import train as path
 from training.backbones import Frozen
-from training.fitting import Diverged, checkpoint_of, logs_of
-from training.module import Training
+from training.data import Data
+from training.fitting import Diverged, changes, checkpoint_of, identity, logs_of
+from training.module import Loop, Training
 from training.recipes import Recipe, find_recipe
 from training.trained import WEIGHTS, Trained
 
@@ -209,7 +211,9 @@ def test_a_training_whose_loss_is_not_finite_ends_there_and_keeps_the_epochs_bef
     assert torch.load(tmp_path / "v.checkpoint", weights_only=True)["epochs_done"] == 1
 
 
-def test_a_checkpoint_of_another_training_does_not_count(undisturbed: Path, tmp_path: Path, at_step: Any) -> None:
+def test_a_checkpoint_of_another_training_does_not_count_and_what_differs_is_said(
+    undisturbed: Path, tmp_path: Path, at_step: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     out = tmp_path / "v"
     at_step(8, interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -218,6 +222,37 @@ def test_a_checkpoint_of_another_training_does_not_count(undisturbed: Path, tmp_
 
     path.train(RECIPE, out, progress=False)
     assert weights(out) == weights(undisturbed)
+    assert "is of another training, which begins anew; it had another seed" in caplog.text
+
+
+def other_images(data: Data) -> Data:
+    return replace(data, train=data.train.take(np.arange(len(data.train))[::-1]))
+
+
+@pytest.mark.parametrize(
+    ("changed", "images", "other"),
+    [
+        ({"workers": 1}, lambda data: data, ""),
+        ({"weights": str(ROOT / "examples/v1")}, lambda data: data, "weights, file of weights"),
+        ({}, other_images, "images"),
+    ],
+)
+def test_a_training_is_told_from_others_by_what_decides_its_weights(
+    changed: dict[str, Any], images: Callable[[Data], Data], other: str
+) -> None:
+    data = path.recipe_data(RECIPE)
+    one, two = (Loop(recipe) for recipe in (RECIPE, replace(RECIPE, **changed)))
+
+    assert changes(identity(one, data), identity(two, images(data))) == other
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half a checkpoint"])
+def test_a_damaged_checkpoint_is_one_clear_error(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "v.checkpoint").write_bytes(content)
+    with pytest.raises(InvalidArgument, match=r"v\.checkpoint is damaged, .*remove it to begin anew"):
+        path.train(RECIPE, tmp_path / "v", progress=False)
+
+    assert left(tmp_path) == {"v.checkpoint"}
 
 
 @pytest.mark.slow

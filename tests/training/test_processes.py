@@ -43,10 +43,31 @@ assert (place / "v" / "card.json").is_file(), "left before the version was there
 processes.part()
 """
 
+MEETING = """
+import datetime, sys, time
+from pathlib import Path
+import torch.distributed as dist
+from training import processes
+
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1))
+with processes.meeting():
+    if processes.leads():
+        time.sleep(3)
+        Path(sys.argv[1]).touch()
+assert Path(sys.argv[1]).exists(), "left before the first one was done"
+processes.part()
+"""
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("processes")
+    run_two(PROCESS, str(place), str(ROOT / "examples/v1"))
+    return place
+
+
+def run_two(code: str, *arguments: str) -> None:
+    """Two processes of one group, as `torchrun` starts them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -54,7 +75,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shared |= {"TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": "0", "PYTHONPATH": str(ROOT)}
     running = [
         subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(place), str(ROOT / "examples/v1")],
+            [sys.executable, "-c", code, *arguments],
             env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank},
             cwd=ROOT,
             stderr=subprocess.PIPE,
@@ -64,7 +85,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for process in running:
         _, stderr = process.communicate(timeout=200)
         assert process.returncode == 0, stderr.decode()
-    return place
+
+
+@pytest.mark.slow
+def test_the_others_wait_for_the_first_one_longer_than_their_group_does(tmp_path: Path) -> None:
+    run_two(MEETING, str(tmp_path / "done"))
 
 
 @pytest.mark.slow

@@ -213,3 +213,11 @@ def test_the_learning_curve_is_the_mean_of_each_epoch_and_the_last_start_counts(
     loss, parts = learning_figure(logged).axes
     assert loss.lines[0].get_ydata().tolist() == [3.0, 1.0, 0.5]
     assert parts.get_visible()
+
+
+def test_the_learning_curve_begins_with_the_last_training_into_the_folder(tmp_path: Path) -> None:
+    for start, rows in (("version_0", "0,1,4\n1,2,2\n2,3,1\n"), ("version_1", "0,1,7\n"), ("version_2", "1,2,5\n")):
+        (tmp_path / start).mkdir()
+        (tmp_path / start / "metrics.csv").write_text("epoch,step,loss\n" + rows)
+
+    assert learned(tmp_path) == {"loss": {1: 7.0, 2: 5.0}}

@@ -1,3 +1,4 @@
+import errno
 import logging
 import os
 import pickle
@@ -313,3 +314,49 @@ def test_broken_or_missing_cifar_files_are_named(content: bytes | None, tmp_path
 
     with pytest.raises(InvalidArgument, match=r"test|fine_labels|data"):
         load_data("cifar100", root)
+
+
+def test_links_are_followed_but_not_in_circles_and_what_programs_leave_is_no_class(tmp_path: Path) -> None:
+    root = tmp_path / "images"
+    for name in ("ant", "bee", "bee/.ipynb_checkpoints", "__MACOSX/ant", ".thumbs"):
+        for number in range(4):
+            put(root / name / f"{number}.png", number)
+            put(tmp_path / "elsewhere" / f"{number}.png", number)
+    put(root / "ant" / "._0.png")
+    (root / "cat").symlink_to(tmp_path / "elsewhere")
+    (root / "bee" / "all").symlink_to(root)
+    data = load_data("folders", str(root))
+
+    assert data.classes == ["ant", "bee", "cat"]
+    assert len(data.train) + len(data.query) == 12
+
+
+def test_a_folder_that_cannot_be_listed_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scandir(folder: Path) -> Any:
+        if folder.name == "b":
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return listed(folder)
+
+    listed = os.scandir
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(InvalidArgument, match=r"train/b cannot be read: Permission denied") as refused:
+        load_data("folders", str(root))
+    assert refused.value.pointer == "/root"
+
+
+def test_a_name_that_is_not_utf_8_is_refused_with_its_path(root: Path) -> None:
+    (root / "train" / os.fsdecode(b"caf\xe9")).mkdir()
+    with pytest.raises(InvalidArgument, match=r"train/caf\\udce9 is not UTF-8; rename it"):
+        load_data("folders", str(root))
+
+
+def test_arrays_whose_compressed_bytes_are_damaged_are_refused(tmp_path: Path) -> None:
+    path = Path(arrays_file(tmp_path / "a.npz"))
+    with np.load(path) as held:
+        np.savez_compressed(path, **{name: np.repeat(held[name], 50, axis=0) for name in held.files})
+    damaged = bytearray(path.read_bytes())
+    damaged[100:160] = bytes(0x5A ^ byte for byte in damaged[100:160])
+    path.write_bytes(damaged)
+
+    with pytest.raises(InvalidArgument, match=r"a\.npz cannot be used"):
+        load_data("arrays", str(path))

@@ -19,6 +19,7 @@ from index.version import Card, EdgeKind, Version
 from staging.recipes import quick, train_weights
 from training import fitting, stored
 from training import train as path
+from training.data import Data
 from training.evaluate import embed
 from training.matrix import evaluate
 from training.module import Training
@@ -232,7 +233,7 @@ def test_other_embeddings_are_another_training(place: Path) -> None:
         for name in ("e.npz", "other.npz")
     )
 
-    assert one["references"] != other["references"]
+    assert fitting.changes(one, other) == "images"
 
 
 def test_cards_from_before_there_was_such_a_file_still_equal_their_recipes() -> None:
@@ -305,3 +306,19 @@ def test_an_old_version_sees_images_as_it_was_made_to_whatever_the_new_one_sees(
     assert float((own_BN @ torch.from_numpy(everything).T).amax(1).min()) == pytest.approx(1, abs=1e-5)
     assert made.card.recipe["preprocess"]["height"] == 16
     assert made.card.metrics["old/old"] == load_version(v1).card.metrics["new/new"]
+
+
+def test_what_an_encoder_said_is_not_kept_for_another_way_to_see_images(
+    v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "KEPT", tmp_path)
+    version, images = load_version(v1), load_data("digits_new", "").query.take(np.arange(5))
+    data = Data(images, images, images, same=True)
+    preprocess = version.card.preprocess
+    assert preprocess is not None
+    darker = replace(version, card=replace(version.card, preprocess=replace(preprocess, mean=(0.9,))))
+    monkeypatch.setattr(Encoder, "_run_probe", lambda *_: None)
+    first, other, again = (stored.with_encoded(data, one).train.stored for one in (version, darker, version))
+
+    assert not np.array_equal(first, other)
+    assert np.array_equal(first, again)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from index.errors import InvalidArgument
+from index.folder import load_version, write_card
 from staging.recipes import quick, without_exporter
 from training import sweep as search
 from training.recipes import find_recipe
@@ -59,3 +61,24 @@ def test_a_trial_that_diverges_comes_last(v1: Path, tmp_path: Path) -> None:
 def test_nothing_to_choose_is_refused(name: str, trials: int, said: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=said):
         sweep(find_recipe(name), trials, tmp_path)
+
+
+def test_a_trial_is_trained_again_when_its_old_version_or_its_images_are_others(
+    v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, trained, train = tmp_path / "old", [], search.train
+    monkeypatch.setattr(
+        search, "train", lambda recipe, out, **named: (trained.append(out), train(recipe, out, **named))
+    )
+    recipe = quick("digits_l2", old=str(old), epochs=1)
+    shutil.copytree(v1, old)
+    with without_exporter():
+        sweep(recipe, 1, tmp_path / "trials")
+        write_card(old, replace(load_version(old).card, metrics={}))
+        sweep(recipe, 1, tmp_path / "trials")
+        data = search.recipe_data(recipe)
+        fewer = replace(data, train=data.train.take(np.arange(800)))
+        monkeypatch.setattr(search, "recipe_data", lambda _: fewer)
+        sweep(recipe, 1, tmp_path / "trials")
+
+    assert len(trained) == 3

@@ -1,3 +1,5 @@
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -152,3 +154,25 @@ def test_every_augmentation_keeps_shape_and_range_and_repeats_with_its_seed(name
 def test_an_unknown_augmentation_lists_the_legal_ones() -> None:
     with pytest.raises(InvalidArgument, match="'mixup' is unknown; legal: none, shift, flip"):
         find_augmentation("mixup")
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_images_can_be_sent_to_a_process_that_is_started_anew(name: str) -> None:
+    augmentation = find_augmentation(name)
+    size, batch_of = pickle.loads(pickle.dumps((sizing(SPEC, augmentation), augmentation.batch)))
+
+    assert batch_of(size(photo())[None].float()).shape == (1, 3, 24, 20)
+
+
+def test_of_a_very_long_image_only_what_is_cropped_is_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, resize = [], Image.Image.resize
+
+    def watched(image: Image.Image, *how: object) -> Image.Image:
+        made.append(resize(image, *how))
+        return made[-1]
+
+    monkeypatch.setattr(Image.Image, "resize", watched)
+    sized = sizing(SPEC)(Image.new("RGB", (100_000, 4), (9, 8, 7)).resize((400_000, 4)))
+
+    assert sized[:, 0, 0].tolist() == [9, 8, 7]
+    assert max(image.width * image.height for image in made[1:]) < 10_000

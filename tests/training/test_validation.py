@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +45,35 @@ def test_a_share_of_each_class_is_held_out_and_of_tiny_classes_nothing() -> None
     assert not {few.images.content(0)} & {held.images.content(row) for row in range(4)}
     assert np.array_equal(hold_out(few, 0.1, 0)[1].images.images, held.images.images)
     assert not np.array_equal(hold_out(few, 0.1, 1)[1].images.images, held.images.images)
+
+
+def test_no_class_is_held_out_whole_and_where_none_has_four_images_nothing_can_be() -> None:
+    images = load_data("digits_new", "").train
+    few = images.take(np.r_[np.flatnonzero(images.labels == 0)[:4], np.flatnonzero(images.labels == 1)[:20]])
+    kept, held = hold_out(few, 0.9, 0)
+
+    assert np.bincount(kept.labels).tolist() == [2, 2]
+    assert np.bincount(held.labels).tolist() == [2, 18]
+    with pytest.raises(InvalidArgument, match="no class has four of them") as refused:
+        hold_out(images.take(np.arange(3)), 0.5, 0)
+    assert refused.value.pointer == "/held_out"
+
+
+def test_held_out_images_are_neither_in_class_means_nor_seen_by_side_information(
+    v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = quick("digits_l2", old=str(v1), epochs=1, held_out=0.2)
+    data, seen = path.recipe_data(recipe), []
+
+    def watched(real: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        seen.extend(len(one.train) for one in given if isinstance(one, Data))
+        return real(*given, **named)
+
+    for name in ("describe", "train_psi", "fit"):
+        monkeypatch.setattr(path, name, partial(watched, getattr(path, name)))
+    path.train(recipe, tmp_path / "v", progress=False, data=data)
+
+    assert seen == [len(hold_out(data.train, 0.2, 0)[0])] * 3
 
 
 @pytest.mark.parametrize("method", ["l2", "oca", "fct", "hbct"])
@@ -115,7 +146,19 @@ def test_a_training_that_was_stopped_still_knows_its_best_epoch(
     assert all(torch.equal(x, seen[1][name]) for name, x in made.backbone.state_dict().items())
 
 
-@pytest.mark.parametrize(("field", "value"), [("held_out", 0.95), ("patience", -1), ("patience", 3)])
-def test_shares_and_patience_out_of_range_are_refused(field: str, value: float, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=field):
-        path.train(quick("digits_independent", **{field: value}), tmp_path / "v", progress=False)
+def test_patience_without_held_out_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="patience needs held_out"):
+        path.train(quick("digits_independent", patience=3), tmp_path / "v", progress=False)
+
+
+def test_a_training_that_patience_ended_stays_ended_when_its_export_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = scripted(monkeypatch, [0.1, 0.9, 0.3, 0.95, 0.99])
+    with monkeypatch.context() as patch:
+        patch.setattr(path, "finish", lambda *_: None)
+        path.train(recipe_of(patience=1), tmp_path / "v", progress=False)
+    made = Trained.load(path.train(recipe_of(patience=1), tmp_path / "v", progress=False))
+
+    assert len(seen) == 3
+    assert all(torch.equal(x, seen[1][name]) for name, x in made.backbone.state_dict().items())

@@ -1,0 +1,62 @@
+"""Two trainings and one folder: the second is refused, or waits and uses what the first one wrote."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from staging.recipes import quick
+from training import train as path
+from training import turns
+from training.turns import Taken, lock_of, only_here, wait_for_turn
+
+
+def test_a_folder_that_somebody_trains_into_is_refused_and_nothing_is_left_of_the_lock(tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "v"
+    with only_here(out):
+        assert lock_of(out).is_file()
+        with pytest.raises(Taken, match=r"runs/v now; wait until that ends, or choose another folder by --out"):
+            path.train(quick("digits_v1"), out, progress=False)
+        with pytest.raises(Taken):
+            wait_for_turn(out, print)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_training_leaves_a_lock_that_holds_nobody_off(tmp_path: Path) -> None:
+    lock_of(tmp_path / "v").touch()
+    wait_for_turn(tmp_path / "v", print)
+    with only_here(tmp_path / "v"):
+        (tmp_path / "v").mkdir()
+
+    assert [found.name for found in tmp_path.iterdir()] == ["v"]
+
+
+def test_a_reference_that_somebody_else_trains_is_waited_for_and_then_used(
+    v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, held, said = tmp_path / "digits_v1", threading.Event(), threading.Event()
+    monkeypatch.setattr(path, "RUNS", tmp_path)
+    monkeypatch.setattr(path, "train", lambda *_: pytest.fail("trained twice"))
+    monkeypatch.setattr(turns, "_held", set())  # as in another process
+
+    def elsewhere() -> None:
+        with only_here(out):
+            turns._held.clear()
+            held.set()
+            said.wait(0.3)
+            out.symlink_to(v1)
+
+    other = threading.Thread(target=elsewhere)
+    other.start()
+    held.wait()
+    found = path.run_of(quick("digits_v1"), progress=True)
+    other.join()
+
+    assert found == out
+    assert capsys.readouterr().out.splitlines() == [
+        f"waiting for another process, which trains {out}",
+        f"{out} is used as it is",
+    ]
