@@ -61,11 +61,11 @@ MAX_PARAMS = 4096
 class QueryOptions(TypedDict, total=False):
     """Options of a query besides `k`, those of `index.search_params`.
 
-    strict: refuse an answer that leaves out items. mode: calibrated, raw or rank, by default the first possible.
-    threshold: the least score of a match. filter: only items whose metadata pass it, such as {"field": "city",
-    "eq": "Bern"}. cursor: `next` of the answer to the same query. fields: the metadata that matches show, such as
-    ["city", "shop.name"]; []: none. with_text: show the texts that matches are. exact: compare every item. recall: the
-    aim of an approximate index, by default the gallery's. explain: add how the answer came about.
+    strict: refuse an answer that leaves out items. mode: calibrated, raw or rank, by default what was measured, else a
+    rule. threshold: the worst score of a match, on the scale of the mode. filter: only items whose metadata pass it,
+    such as {"field": "city", "eq": "Bern"}. cursor: `next` of the answer to the same query. fields: the metadata that
+    matches show, such as ["city", "shop.name"]; []: none. with_text: show the texts that matches are. exact: compare
+    every item. recall: the aim of an approximate index, by default the gallery's. explain: add how the answer came about.
     """
 
     strict: bool

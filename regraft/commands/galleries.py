@@ -178,10 +178,13 @@ def query(
     k: Annotated[int, typer.Option("-k", help="Matches wanted; fewer items give fewer.")] = DEFAULT_K,
     mode: Annotated[
         str | None,
-        typer.Option("--mode", help="calibrated, raw or rank; default the first possible.", show_default=False),
+        typer.Option(
+            "--mode", help="calibrated, raw or rank; default what was measured, else a rule.", show_default=False
+        ),
     ] = None,
     threshold: Annotated[
-        float | None, typer.Option("--threshold", help="The least score of a match.", show_default=False)
+        float | None,
+        typer.Option("--threshold", help="Worst score of a match, on the scale of --mode.", show_default=False),
     ] = None,
     where: Annotated[
         str | None,

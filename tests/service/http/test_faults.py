@@ -168,6 +168,7 @@ def test_the_doctor_looks_at_all_of_a_file_that_is_too_large_to_be_looked_at_whe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("REGRAFT_DATA", str(tmp_path))
+    upgrade(Settings())
     doctor(None, fix=False)
     assert "checking" not in capsys.readouterr().err
     overwrite_an_index(tmp_path / "regraft.db")

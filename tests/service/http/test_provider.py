@@ -94,12 +94,12 @@ def test_texts_are_stored_moved_and_found_by_the_provider(site: Any, provider: P
 
 def test_items_of_one_provider_are_reached_from_the_next_by_its_old_model(site: Any, provider: Provider) -> None:
     path = stored(site, "one")
+    gate = site.http.post(f"{path}/gates", json={"version": "two"}).json()
+    assert (gate["items"], gate["unreadable"]) == (len(TEXTS), 0)
     site.deploy(path, "two")
     answer = ask(site, path, "doc: word7 word1 all").json()
     assert (answer["version"], answer["degraded"]) == ("two", [])
     assert (answer["results"][0]["matches"][0]["id"], answer["results"][0]["matches"][0]["route"]) == ("t7", ["dual"])
-    gate = site.http.post(f"{path}/gates", json={"version": "two"}).json()
-    assert (gate["items"], gate["unreadable"]) == (len(TEXTS), 0)
 
 
 @pytest.mark.parametrize(
