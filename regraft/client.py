@@ -65,7 +65,8 @@ class QueryOptions(TypedDict, total=False):
     rule. threshold: the worst score of a match, on the scale of the mode. filter: only items whose metadata pass it,
     such as {"field": "city", "eq": "Bern"}. cursor: `next` of the answer to the same query. fields: the metadata that
     matches show, such as ["city", "shop.name"]; []: none. with_text: show the texts that matches are. exact: compare
-    every item. recall: the aim of an approximate index, by default the gallery's. explain: add how the answer came about.
+    every item. recall: the aim of an approximate index, by default the gallery's. explain: add how the answer came
+    about.
     """
 
     strict: bool
