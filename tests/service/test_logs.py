@@ -91,8 +91,9 @@ def test_what_a_request_logs_on_another_thread_names_it(
     failed = served.http.get(f"{path}/items")
 
     told = [record.msg for record in caplog.records if isinstance(record.msg, Event)]
-    assert [event.name for event in told] == ["about_to_fail", "request_failed"]
-    assert {event.fields["request"] for event in told} == {failed.json()["request_id"]}
+    # The thread that follows the feed may fail meanwhile, too, for no request.
+    mine = [event.name for event in told if event.fields.get("request") == failed.json()["request_id"]]
+    assert mine == ["about_to_fail", "request_failed"]
 
 
 @pytest.mark.parametrize("process", ["serve", "worker", "remote"])
