@@ -44,9 +44,10 @@ def test_a_backfill_whose_worker_and_engine_are_killed_ends_complete(
             engine.strike(how, 0.0)
             worker.send_signal(signal.SIGKILL)
             worker.wait(30)
+            # Before what is left there moves away from it: a query waits for two seconds until the engine is given up.
+            until(lambda: load.lacking, service)
             other = site.worker()
             until(lambda: site.backfill(number).done >= 30, other)
-            until(lambda: load.lacking, service)
             engine.bring_back()
             until(lambda: site.backfill(number).state == "done", other)
             until(lambda: lag(site) == dict.fromkeys([("v1", "encoded"), ("v2", "encoded")], 0), service)
