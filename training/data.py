@@ -10,6 +10,7 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -131,6 +132,19 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 over images, labels and old embeddings, in order: the same number means the same training data.
+
+        It reads every image, so once.
+        """
+        seen = hashlib.sha256(np.ascontiguousarray(self.labels).tobytes())
+        for row in range(len(self)):
+            seen.update(self.images.content(row))
+        if self.stored is not None:
+            seen.update(np.ascontiguousarray(self.stored).tobytes())
+        return seen.hexdigest()
 
     def take(self, rows: NDArray[np.int64]) -> ImageSet:
         """The images at these rows."""
@@ -262,16 +276,6 @@ def batches(images: ImageSet, spec: Preprocess, size: int = 256) -> DataLoader[t
         size: B.
     """
     return DataLoader(Tensors(images, spec), batch_size=size, collate_fn=_as_made)
-
-
-def fingerprint(images: ImageSet) -> str:
-    """sha256 over images, labels and old embeddings, in order: the same number means the same training data."""
-    seen = hashlib.sha256(np.ascontiguousarray(images.labels).tobytes())
-    for row in range(len(images)):
-        seen.update(images.images.content(row))
-    if images.stored is not None:
-        seen.update(np.ascontiguousarray(images.stored).tobytes())
-    return seen.hexdigest()
 
 
 def _as_made(batch: Any) -> Any:

@@ -23,7 +23,7 @@ from index.errors import InvalidArgument
 from index.folder import write_card, write_edge
 from index.new_folder import check_target, new_folder
 from index.version import EDGE_MODEL, ENCODER, PROBE, SIDE, Card, Edge, Version
-from training.data import Data, Tensors, fingerprint
+from training.data import Data, Tensors
 from training.evaluate import Report, scores
 from training.method import ItemEdge
 from training.tracing import to_onnx
@@ -223,7 +223,7 @@ def _card(trained: Trained, report: Report, data: Data, name: str, *, exported: 
         method=trained.recipe.method,
         recipe=trained.recipe.as_json(),
         data={
-            "fingerprint": fingerprint(data.train),
+            "fingerprint": data.train.fingerprint,
             "images": len(data.train),
             "classes": data.classes,
             "queries": len(data.query),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import os
 import signal
 import threading
 import warnings
@@ -24,11 +23,13 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
+from index.durable import sync_all
 from index.errors import InvalidArgument, RegraftError, raise_if_out_of_memory
+from index.folder import sha256
 from index.new_folder import Unwritable
 from training import processes
 from training.batching import training_batches
-from training.data import Data, ImageSet, fingerprint
+from training.data import Data, ImageSet
 from training.evaluate import run_over
 from training.module import Loop
 from training.recipes import Recipe
@@ -141,8 +142,7 @@ class Keeper(lightning.Callback):
         try:
             trainer.save_checkpoint(part)
             if trainer.is_global_zero:
-                with part.open("rb") as file:
-                    os.fsync(file.fileno())
+                sync_all([part])
                 part.replace(self.path)
         except OSError as error:
             raise Unwritable(f"no checkpoint could be written to {self.path}: {error.strerror or error}") from error
@@ -192,7 +192,7 @@ def identity(module: Loop, data: Data) -> dict[str, Any]:
     return {
         **recipe,
         "class names": data.classes,
-        "images": fingerprint(data.train),
+        "images": data.train.fingerprint,
         "reference models": seen.hexdigest(),
         "file of weights": _sha256(Path(module.recipe.weights)) if module.recipe.weights else "",
     }
@@ -207,10 +207,7 @@ def changes(training: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 def _sha256(weights: Path) -> str:
     """Of a file of weights, or of that in a version's folder; "" where there is none, so that they are not used."""
     path = weights / WEIGHTS if weights.is_dir() else weights
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256(path) if path.is_file() else ""
 
 
 def check_precision(recipe: Recipe) -> None:

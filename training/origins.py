@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from index.durable import sync_all
+from index.folder import card_sha256
 from index.version import CARD
 from training.recipes import Recipe
 
@@ -20,8 +20,7 @@ def made_of(recipe: Recipe, references: Iterable[Path]) -> dict[str, Any]:
 
 def card_sha(folder: Path) -> str:
     """The sha256 of a version's card, which holds those of its files; "" where there is no version."""
-    card = folder / CARD
-    return hashlib.sha256(card.read_bytes()).hexdigest() if card.is_file() else ""
+    return card_sha256(folder) if (folder / CARD).is_file() else ""
 
 
 def read_note(path: Path) -> dict[str, Any]:
@@ -42,8 +41,6 @@ def write_whole(path: Path, data: bytes) -> None:
     """Write a file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    part.write_bytes(data)
+    sync_all([part])
     part.replace(path)

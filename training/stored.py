@@ -31,7 +31,7 @@ from index.errors import InvalidArgument
 from index.folder import load_version
 from index.space import Vectors, check_vectors, space_from_json
 from index.version import CARD, Version
-from training.data import Data, ImageSet, fingerprint
+from training.data import Data, ImageSet
 from training.trained import WEIGHTS
 
 KEPT = Path("runs/embeddings")
@@ -148,7 +148,7 @@ def with_encoded(data: Data, version: Version) -> Data:
     encoder: list[Encoder] = []  # loaded when it is needed
 
     def embedded(images: ImageSet) -> ImageSet:
-        path = KEPT / f"{made_by}-{fingerprint(images)[:16]}.npy"
+        path = KEPT / f"{made_by}-{images.fingerprint[:16]}.npy"
         if path.is_file():
             return replace(images, stored=np.load(path))
         if not encoder:

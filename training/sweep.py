@@ -18,7 +18,7 @@ import numpy as np
 from index.errors import InvalidArgument
 from index.folder import load_version
 from index.version import CARD
-from training.data import Data, fingerprint
+from training.data import Data
 from training.fitting import Diverged
 from training.limits import check_numbers
 from training.methods import method_options
@@ -94,7 +94,7 @@ def sweep(
     data = recipe_data(recipe)
     kept, held = hold_out(data.train, HELD_OUT, recipe.split_seed)
     measured_on = Data(kept, held, held, same=True, names=data.names, stored=data.stored)
-    images = [fingerprint(kept), fingerprint(held)]
+    images = [kept.fingerprint, held.fingerprint]
     made = []
     for place, setting in enumerate(settings(recipe, trials)):
         origin = {**made_of(setting, folders), "images": images}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -20,6 +19,7 @@ from service.http.forms import JSON, Form, read_form
 from service.http.ingest import ingest_array
 from service.http.ingest_store import IngestOptions
 from service.http.items import MAX_PAGE, MadeBy, TableVersion, WithText, describe_item, ingest_body, respond
+from service.http.parsing import parse_any_json
 from service.http.requests import CheckedRoute, Service
 from service.registry.placement import places_in
 from service.registry.registry import LoadedVersion
@@ -127,8 +127,8 @@ def _origins(stored: dict[int, tuple[str, bytes]]) -> dict[int, str]:
 
 def _listed(ids: str) -> list[str]:
     try:
-        listed = json.loads(ids)
-    except (ValueError, RecursionError):
+        listed = parse_any_json(ids)
+    except InvalidBody:
         listed = None
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
         raise InvalidArgument('ids must be a JSON list of ids, such as ["a", "b"]', pointer="/ids")

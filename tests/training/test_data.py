@@ -8,7 +8,7 @@ from PIL import Image
 import training.data
 from index.errors import InvalidArgument, InvalidImage
 from index.version import Preprocess
-from training.data import Arrays, Data, Files, ImageSet, Tensors, batches, fingerprint
+from training.data import Arrays, Data, Files, ImageSet, Tensors, batches
 from training.transforms import pixels, sizing
 
 SPEC = Preprocess(6, 6, resize=6, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))
@@ -162,9 +162,9 @@ def test_a_fingerprint_changes_with_a_pixel_a_label_or_the_order(tmp_path: Path)
     other.images.images[1, 0, 0, 0] ^= 1
     sets = [images, other, some([0, 2]), images.take(np.array([1, 0]))]
     files = pngs(tmp_path, images.images)
-    before = fingerprint(ImageSet(files, images.labels))
+    before = ImageSet(files, images.labels).fingerprint
     Image.new("RGB", (8, 8)).save(files.paths[0])
 
-    assert len({fingerprint(each) for each in sets}) == 4
-    assert fingerprint(images) == fingerprint(some([0, 1]))
-    assert fingerprint(ImageSet(files, images.labels)) != before
+    assert len({each.fingerprint for each in sets}) == 4
+    assert images.fingerprint == some([0, 1]).fingerprint
+    assert ImageSet(files, images.labels).fingerprint != before
