@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from unittest.mock import patch
 
 import httpx
 import numpy as np
@@ -44,10 +45,6 @@ def service(monkeypatch):
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Runs `regraft ARGUMENTS` in this process; returns (exit code, standard output, standard error)."""
-    # Registered now, so that what a command sets is undone.
-    for name in ("REGRAFT_DATA", "REGRAFT_HOST", "REGRAFT_PORT"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
     monkeypatch.setattr(os, "nice", lambda _: 0)  # `worker` would slow every test down that this process runs then
 
     def command(*arguments: object) -> tuple[int, str, str]:
@@ -57,7 +54,8 @@ def run(monkeypatch, capsys):
         captured = capsys.readouterr()
         return ended.value.code or 0, captured.out, captured.err
 
-    with log_as_before():  # `serve` and `worker` set it up
+    # What a command sets is undone: its options as variables, and the log, which `serve` and `worker` set up.
+    with patch.dict(os.environ), log_as_before():
         yield command
 
 
