@@ -66,11 +66,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _as_urgent_as_before() -> Iterator[None]:
-    """A test that makes this process give way to others has all that follow starve, and nothing can take it back."""
-    before = os.nice(0)
+def _left_as_found() -> Iterator[None]:
+    """What a test changes of the whole process changes all that follow in it, and fails one of them, somewhere else.
+
+    Once it gives way to others nothing can take that back; settings that stay are those of every service after it.
+    """
+    before = os.nice(0), _settings()
     yield
-    assert os.nice(0) == before
+    assert (os.nice(0), _settings()) == before
+
+
+def _settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("REGRAFT_")}
 
 
 @pytest.fixture(scope="session")

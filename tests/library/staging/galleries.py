@@ -41,6 +41,10 @@ class Held:
     vectors: dict[str, np.ndarray]
     origins: dict[str, str]
 
+    def has(self, version: str, vector: np.ndarray) -> bool:
+        """Whether it holds this very vector, other than by a transform: then it is no change to be given it again."""
+        return self.origins.get(version, "transformed") != "transformed" and bool((self.vectors[version] == vector).all())
+
 
 @dataclass(frozen=True)
 class Expected:
@@ -102,11 +106,12 @@ class Model:
     ) -> str | None:
         """It is put beside what the item holds, and what transforms made of another by its version goes."""
         held = copy.deepcopy(self.items.get(name, Held(None, {}, {}, {})))
-        if version in held.vectors:
-            stale = [made for made, origin in held.origins.items() if origin == "transformed"]
-            held.vectors = {v: x for v, x in held.vectors.items() if v not in stale}
-            held.origins = {v: origin for v, origin in held.origins.items() if v not in stale}
-        held.vectors[version], held.origins[version] = vector, "supplied"
+        if not held.has(version, vector):
+            if version in held.vectors:
+                stale = [made for made, origin in held.origins.items() if origin == "transformed"]
+                held.vectors = {v: x for v, x in held.vectors.items() if v not in stale}
+                held.origins = {v: origin for v, origin in held.origins.items() if v not in stale}
+            held.vectors[version], held.origins[version] = vector, "supplied"
         if all(self.world.route(self.current, v) is None for v in held.vectors):
             return "items_refused"
         held.metadata = held.metadata if metadata is None else metadata
