@@ -15,6 +15,7 @@ from regraft.commands import (
     edges,
     evaluations,
     galleries,
+    items,
     plan,
     processes,
     recipes,
@@ -46,6 +47,7 @@ app.add_typer(galleries.gallery, name="gallery", rich_help_panel=GALLERY)
 app.command(rich_help_panel=GALLERY)(galleries.ingest)
 app.command("import", rich_help_panel=GALLERY)(transfer.import_)
 app.command(rich_help_panel=GALLERY)(galleries.query)
+app.add_typer(items.item, name="item", rich_help_panel=GALLERY)
 app.add_typer(versions.version, name="version", rich_help_panel=UPGRADE)
 app.add_typer(evaluations.evaluation, name="evaluation", rich_help_panel=UPGRADE)
 app.add_typer(edges.edges, name="edges", rich_help_panel=UPGRADE)

@@ -9,7 +9,7 @@ from typing import Any
 
 from regraft import given
 from regraft.connection import Connection, Json
-from regraft.given import ArrowTable
+from regraft.given import ArrowTable, InvalidInput
 from regraft.models import DeleteResult, EmbeddingPage, IngestResult, ItemDetail, ItemPage, MissingPage
 from regraft.paths import flag, path_of
 
@@ -174,6 +174,8 @@ class ItemRoutes(Connection):
 
 def _described(item: ImageItem | TextItem, number: int) -> Json:
     """An item as JSON has it; an image by its number, which is its file's name in the form."""
+    if not isinstance(item, ImageItem | TextItem):
+        raise InvalidInput(f"items[{number}] is of type {type(item).__name__}: give an ImageItem or a TextItem")
     described: Json = {"id": item.id}
     if isinstance(item, TextItem):
         described["text"] = given.names([item.text], f"items[{number}].text")[0]

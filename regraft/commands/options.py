@@ -64,15 +64,21 @@ def _in_options(problem: Problem) -> Problem:
 
 def delete_named(what: str, name: str, rest: str, *, yes: bool, dry_run: bool, url: str, api_key: str | None) -> None:
     """Delete a gallery or a version, after asking unless `yes`, and say so; `rest` is what goes with it."""
-    if answer.expected and not (yes or dry_run):
-        raise InvalidArgument(f"with --json nothing is asked: --yes deletes {what} {name} and {rest}", pointer="/yes")
-    if not yes and not dry_run:
-        typer.confirm(f"Delete {what} {visible(name)} and {rest}?", abort=True)
+    confirm_deleting(f"{what} {name} and {rest}", yes=yes or dry_run)
     with connect(url, api_key) as client:
         delete = {"gallery": client.delete_gallery, "version": client.delete_version}[what]
         delete(name, dry_run=dry_run)
     answer({what: name, "deleted": not dry_run, "dry_run": dry_run})
     out.print(f"{would(dry_run, 'deleted', 'delete')} {what} {name}")
+
+
+def confirm_deleting(what: str, *, yes: bool) -> None:
+    """Go on if it may be deleted: `yes`, or whoever sits there is asked. Raises InvalidArgument where nobody does."""
+    if yes:
+        return
+    if answer.expected:
+        raise InvalidArgument(f"with --json nothing is asked: --yes deletes {what}", pointer="/yes")
+    typer.confirm(f"Delete {visible(what)}?", abort=True)
 
 
 @contextmanager

@@ -293,6 +293,7 @@ WRONG = [
     (lambda c: c.query_embeddings("g", [["a"]], "v1"), r"embeddings\[0\] must be one vector"),
     (lambda c: c.query_embeddings("g", [[]], "v1"), r"embeddings\[0\] is empty"),
     (lambda c: c.ingest("g", [ImageItem("a", FILE), ImageItem("b", "b.png")]), r"items\[1\].image is a path"),
+    (lambda c: c.ingest("g", [("a", FILE)]), r"items\[0\] is of type tuple: give an ImageItem or a TextItem"),
     (lambda c: c.ingest("g", [ImageItem("a", FILE, {"n": NAN})]), r"items\[0\].metadata cannot be written as JSON"),
     (lambda c: c.ingest_embeddings("g", [{"id": "a", "embedding": [NAN]}]), r"items\[0\].embedding\[0\] is nan"),
     (

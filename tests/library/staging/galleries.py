@@ -43,7 +43,8 @@ class Held:
 
     def has(self, version: str, vector: np.ndarray) -> bool:
         """Whether it holds this very vector, other than by a transform: then it is no change to be given it again."""
-        return self.origins.get(version, "transformed") != "transformed" and bool((self.vectors[version] == vector).all())
+        made = self.origins.get(version, "transformed") == "transformed"
+        return not made and np.array_equal(self.vectors[version], vector)
 
 
 @dataclass(frozen=True)

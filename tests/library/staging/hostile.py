@@ -29,6 +29,7 @@ SHARD["seconds"] = {"transform": 0.0, "scan": 0.0}
 MATCH = {"id": H, "score": 0.5, "version": H, "route": [H], "metadata": {H: H}}
 ANSWER = {"mode": H, "results": [{"matches": [MATCH]}], "explain": {"shards": [SHARD]}}
 ANSWER["degraded"] = [{"version": H, "items": 1, "reason": H}]
+ITEM = {"id": H, "active": H, "metadata": {H: H}, "text": H}
 STEP = {"after": H, "who": H, "why": H, "at": 0.0, "evidence": {H: H}}
 SET = {"id": 1, "name": H, "kind": H, "size": 1, "labelled": 1, "versions": [H]}
 VERSION = {"name": H, "dim": 2, "space": {"kind": H}, "method": H, "edges": [{"kind": H, "old": H}], "problem": H}
@@ -55,6 +56,9 @@ COMMANDS = [
         },
     ),
     ("query g --like a --explain", {"GET /v1/galleries/g": GALLERY, "POST /v1/galleries/g/query": ANSWER}),
+    ("item list g --with-text", {"GET /v1/galleries/g/items": {"items": [ITEM], "next": H}}),
+    ("item show g a", {"GET /v1/galleries/g/items/a": {**ITEM, "embeddings": [{"version": H, "origin": H}]}}),
+    ("item delete g a --yes", {"POST /v1/galleries/g/items:delete": {"deleted": 0, "missing": [H]}}),
     ("version list", {"GET /v1/versions": {"versions": [VERSION]}}),
     ("version register {version}", {"POST /v1/versions": VERSION}),
     (

@@ -1,0 +1,110 @@
+"""`regraft item ...`: what a gallery holds, item by item."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from index.errors import InvalidArgument
+from regraft.commands.answers import Commands, answer, err, out
+from regraft.commands.options import URL, ApiKey, Gallery, Url, Yes, confirm_deleting, connect, print_table
+from regraft.models import DeleteResult
+
+LARGEST_PAGE, DELETED_AT_ONCE = 1000, 1000
+
+item = Commands(no_args_is_help=True, help="List, show and delete the items of a gallery.")
+ItemId = Annotated[str, typer.Argument(metavar="ITEM", help="The item's id.")]
+
+
+@item.command("list")
+def list_items(
+    name: Gallery,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST_PAGE, help="Items of a page.")] = 100,
+    cursor: Annotated[
+        str | None, typer.Option("--cursor", help="The page behind one, as that one said.", show_default=False)
+    ] = None,
+    with_text: Annotated[bool, typer.Option("--with-text", help="Also show the texts that items are.")] = False,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """List items, a page at a time, with their metadata and the version that serves each."""
+    with connect(url, api_key) as client:
+        page = client.items(name, limit=limit, cursor=cursor, with_text=with_text)
+    answer(page)
+    titles, rows = ["item", "version", "metadata"], [[one.id, one.active, one.metadata] for one in page.items]
+    if with_text:
+        titles, rows = [*titles, "text"], [[*row, one.text] for row, one in zip(rows, page.items, strict=True)]
+    print_table(titles, rows)
+    if page.next is not None:
+        err.print(f"there are more: --cursor {page.next}")
+
+
+@item.command("show")
+def show(
+    name: Gallery,
+    key: ItemId,
+    image: Annotated[
+        Path | None, typer.Option("--image", metavar="FILE", help="Write its image here.", show_default=False)
+    ] = None,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Show an item: metadata, text, and the embeddings it holds."""
+    with connect(url, api_key) as client:
+        found = client.item(name, key)
+        content = None if image is None else client.item_image(name, key)
+    if image is not None and content is not None:
+        image.write_bytes(content)
+    answer(found)
+    out.print(f"{found.id}: served by {found.active}, {'an image' if found.image else 'no image'}")
+    out.print(f"metadata {found.metadata}")
+    if found.text is not None:
+        out.print(f"text {found.text}")
+    print_table(["embedding", "origin"], [[held.version, held.origin] for held in found.embeddings])
+
+
+@item.command("delete")
+def delete(
+    name: Gallery,
+    keys: Annotated[
+        list[str] | None, typer.Argument(metavar="ITEM", help="Ids of items.", show_default=False)
+    ] = None,
+    ids: Annotated[
+        Path | None,
+        typer.Option("--ids", help="Ids from a file, a line each.", exists=True, dir_okay=False, show_default=False),
+    ] = None,
+    yes: Yes = False,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Delete items with everything they hold; ids that are not there are named.
+
+    Example: regraft item delete photos cats/1.png cats/2.png
+
+    Example: regraft item delete photos --ids gone.txt --yes
+    """
+    asked = list(dict.fromkeys([*(keys or []), *([] if ids is None else _read_ids(ids))]))
+    if not asked:
+        raise InvalidArgument("give ids of items, or a file of them by --ids", pointer="/ids")
+    count = "1 item" if len(asked) == 1 else f"{len(asked)} items"
+    confirm_deleting(f"{count} of gallery {name}", yes=yes)
+    done = DeleteResult(deleted=0, missing=[])
+    with connect(url, api_key) as client:
+        for start in range(0, len(asked), DELETED_AT_ONCE):
+            some = client.delete_items(name, asked[start : start + DELETED_AT_ONCE])
+            done = DeleteResult(deleted=done.deleted + some.deleted, missing=[*done.missing, *some.missing])
+    answer(done)
+    for missing in done.missing:
+        err.print(f"not there: {missing}")
+    out.print(f"deleted {done.deleted} of {count} from {name}")
+
+
+def _read_ids(path: Path) -> list[str]:
+    """The lines of a file that are not empty. Raises InvalidArgument where it is no text."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return [key for line in lines if (key := line.rstrip("\r\n"))]
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{path} holds no ids, a line each: {error}", pointer="/ids") from error

@@ -1,0 +1,75 @@
+"""`regraft item`: what a gallery holds, by a real service."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from regraft.client import Client, ImageItem
+from regraft.commands import items
+from service.settings import Settings
+from staging.builders import image_bytes, make_image, make_version
+from staging.served import serving
+from staging.shortcuts import short_starts
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    root = tmp_path_factory.mktemp("items")
+    with short_starts(), serving(Settings(data=root / "data")) as served:
+        assert served.register(make_version(root / "v1", "v1", 4)).status_code == 201
+        yield str(served.http.base_url).removesuffix("/v1/")
+
+
+@pytest.fixture
+def gallery(url, request):
+    """A gallery of three images, a.png to c.png."""
+    name = f"g{abs(hash(request.node.name))}"
+    with Client(url) as client:
+        client.create_gallery(name)
+        client.deploy(name, "v1")
+        client.ingest(name, [ImageItem(f"{key}.png", image_bytes(make_image(n, n))) for n, key in enumerate("abc")])
+    return name
+
+
+def test_items_are_listed_page_by_page(run, url, gallery):
+    code, shown, said = run("item", "list", gallery, "--limit", 2, "--url", url)
+    cursor = said.split()[-1]
+    _, rest, end = run("item", "list", gallery, "--limit", 2, "--cursor", cursor, "--url", url)
+
+    assert code == 0
+    assert [line.split()[:2] for line in shown.splitlines()] == [["item", "version"], ["a.png", "v1"], ["b.png", "v1"]]
+    assert [line.split()[0] for line in rest.splitlines()] == ["item", "c.png"]
+    assert end == ""
+    assert json.loads(run("item", "list", gallery, "--url", url, "--json")[1])["next"] is None
+
+
+def test_an_item_is_shown_with_what_it_holds_and_its_image(run, url, gallery, tmp_path):
+    code, shown, _ = run("item", "show", gallery, "b.png", "--image", tmp_path / "b.png", "--url", url)
+
+    assert (code, shown.splitlines()[-1].split()) == (0, ["v1", "encoded"])
+    assert (tmp_path / "b.png").read_bytes() == image_bytes(make_image(1, 1))
+
+
+def test_items_are_deleted_by_ids_and_files_of_them_once_that_is_confirmed(run, url, gallery, tmp_path, monkeypatch):
+    monkeypatch.setattr(items, "DELETED_AT_ONCE", 1)
+    (tmp_path / "ids").write_text("c.png\r\nnone\n\na.png\n")
+    asked = ("item", "delete", gallery, "a.png", "--ids", tmp_path / "ids", "--url", url)
+
+    assert run(*asked)[0] == 1  # nobody answers
+    assert json.loads(run(*asked, "--json")[2])["pointer"] == "/yes"
+    code, shown, said = run(*asked, "--yes")
+
+    assert (code, shown, said) == (0, f"deleted 2 of 3 items from {gallery}\n", "not there: none\n")
+    assert [line.split()[0] for line in run("item", "list", gallery, "--url", url)[1].splitlines()] == ["item", "b.png"]
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"\xff", "holds no ids"), (b"\n", "give ids of items")])
+def test_what_names_no_item_is_refused(run, url, gallery, tmp_path, content, said):
+    (tmp_path / "ids").write_bytes(content)
+
+    code, _, shown = run("item", "delete", gallery, "--ids", tmp_path / "ids", "--yes", "--url", url)
+
+    assert (code, shown.count("\n"), said in shown) == (1, 1, True)
+    assert run("item", "show", gallery, "none", "--url", url)[0] == 1
