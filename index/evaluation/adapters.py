@@ -79,7 +79,7 @@ def ridge(new_SM: Vectors, old_SN: Vectors, *, strength: float = 1e-3) -> Affine
     """Least squares with an L2 penalty on W: `strength` times the mean variance of a new component; the bias is free.
 
     Raises:
-        InvalidArgument: `strength` is not above 0.
+        InvalidArgument: `strength` is not above 0, or the pairs do not determine the map.
     """
     if not strength > 0:
         raise InvalidArgument(f"strength must be above 0, not {strength}", pointer="/strength")
@@ -94,7 +94,8 @@ def low_rank(new_SM: Vectors, old_SN: Vectors, *, rank: int = 64, strength: floa
     Drift-Adapter (arXiv 2509.23471) fits the same family by gradient descent.
 
     Raises:
-        InvalidArgument: `rank` is not 1 to the smaller dimension, or `strength` not above 0.
+        InvalidArgument: `rank` is not 1 to the smaller dimension, `strength` not above 0, or the pairs do not
+            determine the map.
     """
     new, old = check_pairs(new_SM, old_SN)
     if not 1 <= rank <= min(new.shape[1], old.shape[1]):
@@ -157,11 +158,29 @@ def orthogonal(new: Floats, old: Floats) -> Floats:
 
 
 def _ridge(new: Floats, old: Floats, strength: float) -> tuple[Floats, Floats]:
-    """W (M, N), and a root R (M, M) of the penalised covariance R^T R."""
+    """W (M, N), and a root R (M, M) of the penalised covariance R^T R.
+
+    Raises:
+        InvalidArgument: the pairs do not determine it.
+    """
     new, old = new - new.mean(0), old - old.mean(0)
     gram_MM = new.T @ new
     gram_MM += strength * max(np.trace(gram_MM) / len(gram_MM), np.finfo(np.float64).tiny) * np.eye(len(gram_MM))
-    return np.asarray(np.linalg.solve(gram_MM, new.T @ old)), np.asarray(np.linalg.cholesky(gram_MM).T)
+    try:
+        weight_MN, root_MM = np.linalg.solve(gram_MM, new.T @ old), np.linalg.cholesky(gram_MM).T
+    except np.linalg.LinAlgError as error:
+        raise _undetermined(len(new)) from error
+    if not np.isfinite(weight_MN.astype(np.float32)).all():
+        raise _undetermined(len(new))
+    return np.asarray(weight_MN), np.asarray(root_MM)
+
+
+def _undetermined(pairs: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"{pairs} pairs do not determine such a map: their new embeddings hardly differ, or strength is too small for "
+        "so few",
+        pointer="/pairs",
+    )
 
 
 def _affine(weight: Floats, new: Floats, old: Floats) -> Affine:

@@ -14,6 +14,8 @@ import numpy as np
 
 from index.artifacts import read_arrays
 from index.evaluation.fitting import Pairs
+from index.evaluation.matching import read_scores
+from index.evaluation.metrics import Compared, blocks, comparable, costs
 from index.space import Space, Vectors
 from index.version import EDGE_DOMAIN
 
@@ -23,7 +25,6 @@ MOST_NUMBERS, LEAST_PAIRS, MOST_PAIRS = 1 << 20, 50, 1000
 """What is kept of the fitted pairs: so many numbers, and so many pairs at least and at most."""
 MANY = 0.05
 """From this share of queries on, five times what was held out, an edge is told as out of its domain."""
-BLOCK = 4096
 Z95 = 1.96
 
 
@@ -101,24 +102,15 @@ def as_json(domain: Domain) -> dict[str, Any]:
 
 def _nearest(queries_QM: Vectors, reference_RM: Vectors, space: Space) -> Vectors:
     """The likeness of each query to the nearest pair (Q,): higher is more alike."""
-    items_RW, parts = space.items(reference_RM), []
-    for start in range(0, len(queries_QM), BLOCK):
-        scores_BR = space.score(_scanned(space.queries(queries_QM[start : start + BLOCK]), items_RW, space))
-        parts.append((scores_BR if space.higher_is_better else -scores_BR).max(axis=1))
-    return np.concatenate(parts)
-
-
-def _scanned(queries_BW: Vectors, items_RW: Vectors, space: Space) -> Vectors:
-    """What an index gives for each query and item: inner products, or squared distances."""
-    inner_BR: Vectors = queries_BW @ items_RW.T
-    if space.inner_product:
-        return inner_BR
-    lengths_B, lengths_R = (queries_BW**2).sum(axis=1, keepdims=True), (items_RW**2).sum(axis=1)
-    return np.asarray(lengths_B - 2 * inner_BR + lengths_R, np.float32)
+    queries_QW, items_RW = comparable(Compared(queries_QM, reference_RM, space))
+    least = [costs(queries_QW[rows], items_RW, space).min(axis=1) for rows in blocks(len(queries_QW), len(items_RW))]
+    scores_Q = read_scores(np.concatenate(least), space)
+    return scores_Q if space.higher_is_better else -scores_Q
 
 
 def _wilson(hits: int, count: int) -> tuple[float, float]:
     """A 95 % interval of a share (Wilson 1927)."""
     share, z2 = hits / count, Z95**2
     centre, spread = share + z2 / (2 * count), Z95 * np.sqrt(share * (1 - share) / count + z2 / (4 * count**2))
-    return float((centre - spread) / (1 + z2 / count)), float((centre + spread) / (1 + z2 / count))
+    low, high = ((centre + side * spread) / (1 + z2 / count) for side in (-1, 1))
+    return max(float(low), 0.0), min(float(high), 1.0)

@@ -24,8 +24,8 @@ from index.version import Score
 
 Measured = Retrieval | PerQuery
 
-MIN_SLICE = 5
-"""Queries a slice needs before its interval says anything."""
+MIN_QUERIES = 5
+"""So many queries, of a slice or at all, before an interval says anything: of one it is a point."""
 
 
 class GateVerdict(StrEnum):
@@ -53,7 +53,7 @@ class Verdict:
 
     Attributes:
         verdict: `pass` when the interval of `difference` lies above 0, `refuse` when it lies below, else `warn`; also
-            `warn` instead of `pass` when the interval of a slice lies below 0.
+            `warn` instead of `pass` when the interval of a slice lies below 0, and of fewer than MIN_QUERIES queries.
         metric: "cmc@<k>", "mAP@1.0", "TAR@FAR=<f>" or "recall@<k>".
         old_old: M(old/old) with its interval.
         new_old: M(new/old), through the route that serving would take.
@@ -61,9 +61,9 @@ class Verdict:
         difference: M(new/old) - M(old/old) by paired bootstrap.
         negative_flips: number of queries whose first match was right under old/old and is wrong under new/old.
         gap_closed: (new/old - old/old) / (new/new - old/old): the share of the whole gain that is there before any
-            backfill; None where new/new is unknown or new/old is not better.
+            backfill; None where new/new is unknown, or one of them is not better than old/old.
         queries: how many queries were compared; those without a correct item are skipped.
-        slices: worst difference first; those of fewer than MIN_SLICE queries are left out.
+        slices: worst difference first; those of fewer than MIN_QUERIES queries are left out.
     """
 
     verdict: GateVerdict
@@ -115,7 +115,7 @@ def gate(
     best = mean_interval(new_new.per_query(metric)[new_new.valid], seed) if new_new else None
     slices = [] if slice_of is None else _slices(old_Q, new_Q, valid_Q, slice_of, seed)
     return Verdict(
-        verdict=_answer(difference, slices),
+        verdict=_answer(difference, slices) if valid_Q.sum() >= MIN_QUERIES else GateVerdict.WARN,
         metric=metric,
         old_old=before,
         new_old=after,
@@ -142,7 +142,7 @@ def _slices(old_Q: Floats, new_Q: Floats, valid_Q: Bools, slice_of: Sequence[str
             rows_of.setdefault(name, []).append(row)
     found = []
     for value, rows in sorted(rows_of.items()):
-        if len(rows) >= MIN_SLICE:
+        if len(rows) >= MIN_QUERIES:
             old, new = old_Q[rows], new_Q[rows]
             difference = paired_bootstrap(new, old, seed)
             found.append(Slice(value, len(rows), float(old.mean()), float(new.mean()), difference))

@@ -203,8 +203,11 @@ def p_com(old_old: float, new_old: float, independent: float) -> float:
 
 
 def update_gain(old_old: float, new_old: float, independent: float) -> float | None:
-    """`p_com` where compatibility holds, M(new/old) > M(old/old), else None (BCT, 2003.11942, section 3.3)."""
-    return p_com(old_old, new_old, independent) if new_old > old_old else None
+    """`p_com` where compatibility holds, M(new/old) > M(old/old), else None (BCT, 2003.11942, section 3.3).
+
+    None also where there is no gain of which it could be a share.
+    """
+    return p_com(old_old, new_old, independent) if min(new_old, independent) > old_old else None
 
 
 def p_up(new_new: float, independent: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,9 @@ def open_edge(row: EdgeRow, new: Version, old: str, settings: Settings) -> EdgeR
 
 def insert_edge(
     connection: Connection, new_id: int, old_id: int, declared: EdgeRecord, folder: str | None = None
-) -> int:
-    """Add an edge's row and return its number; `folder`, below `Settings.edges`, is where its files will lie."""
+) -> EdgeRecord:
+    """Add an edge's row; it comes back as that has it. `folder`, below `Settings.edges`: where its files will lie."""
+    added = replace(declared, created=time.time())
     values = {
         "new_id": new_id,
         "old_id": old_id,
@@ -83,9 +84,9 @@ def insert_edge(
         "made": dict(declared.made),
         "folder": folder,
         "files": dict(declared.files),
-        "created": time.time(),
+        "created": added.created,
     }
-    return int(connection.execute(insert(edge).values(values).returning(edge.c.id)).scalar_one())
+    return replace(added, id=connection.execute(insert(edge).values(values).returning(edge.c.id)).scalar_one())
 
 
 def delete_edge(connection: Connection, edge_id: int) -> None:

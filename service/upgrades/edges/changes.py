@@ -126,12 +126,12 @@ def accept(
                 forget_edge(connection, edge.key)
             new, old = (registry.named(name) for name in (edge.new, edge.old))
             try:
-                number = insert_edge(connection, new.id, old.id, replace(declared, files=files), place)
+                added = insert_edge(connection, new.id, old.id, replace(declared, files=files), place)
             except IntegrityError:  # another replica's, at the same moment
                 raise EdgeExists("there is an edge of this kind since this moment", pointer="/kind") from None
             replaced = None if before is None else before.id
             subject = "/".join(edge.key)
-            record(connection, context.who, f"edge_{declared.origin}", subject, edge=number, replaced=replaced)
+            record(connection, context.who, f"edge_{declared.origin}", subject, edge=added.id, replaced=replaced)
             _tell(connection, registry, galleries, Graph((*registry.graph().edges, edge)))
             if incoming is not None and place is not None and not context.dry_run:
                 # Not committed yet: at worst a crash leaves a folder here that no row names.
@@ -144,9 +144,8 @@ def accept(
             return declared
         forget_files(registry, before)
     _refresh(registry, replica)
-    accepted = registry.edge(edge.key)
-    assert accepted is not None
-    return accepted
+    # It may have been removed since: then it is what was added.
+    return next((record for record in registry.edges() if record.id == added.id), added)
 
 
 def remove(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,6 +88,17 @@ def test_ridge_survives_a_component_that_never_varies() -> None:
     new[:, 2] = 0
 
     assert np.isfinite(ridge(new, draw(50, 4, seed=1)).weight).all()
+
+
+@pytest.mark.parametrize("fit", [ridge, low_rank])
+@pytest.mark.parametrize(("new", "strength"), [(draw(6, 12), 1e-18), (np.full((90, 8), 0.3, np.float32), 1e-3)])
+def test_pairs_that_do_not_determine_a_map_are_refused(fit: Any, new: Any, strength: float) -> None:
+    options = {"rank": 2} if fit is low_rank else {}
+
+    with pytest.raises(InvalidArgument, match="do not determine") as refused:
+        fit(new, draw(len(new), 8, seed=1), strength=strength, **options)
+
+    assert refused.value.pointer == "/pairs"
 
 
 def test_low_rank_has_the_rank_finds_a_map_of_that_rank_and_becomes_ridge_at_full_rank() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from index.errors import InvalidArgument
-from index.evaluation.gate import MIN_SLICE, GateVerdict, gate
+from index.evaluation.gate import MIN_QUERIES, GateVerdict, gate
 from index.evaluation.metrics import Retrieval
 
 
@@ -77,6 +77,18 @@ def test_the_gap_closed_needs_new_new_and_a_gain() -> None:
     assert verdict.gap_closed == pytest.approx(0.5)
     assert verdict.new_new.value == pytest.approx(0.8)
     assert gate(first_right(100), first_right(90), first_right(160)).gap_closed is None
+    for best in (100, 90):  # there is no whole of which that could be a share
+        assert gate(first_right(100), first_right(130), first_right(best)).gap_closed is None
+
+
+@pytest.mark.parametrize("queries", [1, MIN_QUERIES - 1, MIN_QUERIES])
+def test_few_queries_that_agree_decide_nothing(queries: int) -> None:
+    worse, better = first_right(0, queries), first_right(queries, queries)
+
+    decided = {gate(worse, better).verdict, gate(better, worse).verdict}
+
+    some = {GateVerdict.WARN} if queries < MIN_QUERIES else {GateVerdict.PASS, GateVerdict.REFUSE}
+    assert decided == some
 
 
 def test_the_seed_makes_a_verdict_repeatable() -> None:
@@ -138,7 +150,7 @@ def test_thousands_of_slices_are_told_apart_without_comparing_each_with_each() -
 
         __hash__ = str.__hash__
 
-    names = [Name(f"s{n // MIN_SLICE}") for n in range(1500)]
+    names = [Name(f"s{n // MIN_QUERIES}") for n in range(1500)]
     verdict = gate(first_right(700, 1500), first_right(720, 1500), slice_of=names)
 
     assert len(verdict.slices) == 300

@@ -37,6 +37,24 @@ def test_queries_like_the_pairs_are_in_the_domain_and_others_are_not(space: Any)
     assert ("are like the pairs" in alike.in_words(), "Do not trust" in other.in_words()) == (True, True)
     few = check_domain(domain, shape(draw(3, 8, seed=2) + centre), made)
     assert "cannot be told" in few.in_words()
+    assert min(few.low, 1 - few.high) >= 0
+
+
+def test_where_the_origin_lies_changes_nothing_in_l2() -> None:
+    """Squared distances by |q|^2 - 2 <q, x> + |x|^2 in float32 were 0 between vectors of 3,000 so far from it."""
+    l2, far = space_from_json({"kind": "l2"}), np.float32(4096)
+    pairs, queries = (
+        [np.round(draw(900, 8) * 256) / 256, draw(900, 4, seed=1)],
+        np.round(draw(200, 8, seed=2) * 512) / 256,
+    )
+
+    near_it, far_of_it = (
+        check_domain(fit_domain(split_pairs(pairs[0] + away, pairs[1], None), l2), queries + away, l2)
+        for away in (np.float32(0), far)
+    )
+
+    assert near_it.outside > 0
+    assert far_of_it == near_it
 
 
 def test_a_domain_is_read_as_it_was_written_and_refused_when_it_is_damaged(tmp_path: Path) -> None:

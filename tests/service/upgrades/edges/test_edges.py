@@ -10,6 +10,7 @@ import pytest
 
 from index.incoming import INCOMING
 from index.version import Version
+from service.upgrades.edges import changes
 from staging.edges import EYE, add, bare_edge, edges, fit, hold, key, remove, routes, send, zipped
 from staging.served import problem
 
@@ -156,6 +157,23 @@ class TestAdd:
         assert added.status_code == 201
         assert (added.json()["origin"], added.json()["scores"]) == ("added", {})
         assert added.json()["warning"].startswith("nothing is measured")
+
+    def test_one_that_is_removed_before_it_is_answered_was_added_all_the_same(
+        self, served: Any, more: dict[str, Version], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        refresh = changes._refresh
+
+        def beside(*given: Any) -> None:
+            monkeypatch.setattr(changes, "_refresh", refresh)
+            remove(served, "other", "near", "truncate")
+            refresh(*given)
+
+        monkeypatch.setattr(changes, "_refresh", beside)
+
+        added = add(served, "other", "near", "truncate")
+
+        assert (added.status_code, added.json()["created"] > 0) == (201, True)
+        assert [edge for edge in edges(served, new="other") if edge["kind"] == "truncate"] == []
 
     def test_several_edges_join_two_versions_and_the_best_measured_is_taken(
         self, served: Any, held: str, many: dict[str, bytes]
