@@ -9,9 +9,11 @@ import logging
 import threading
 from collections.abc import Collection
 
-from index.errors import RegraftError
+from sqlalchemy.exc import OperationalError
+
 from index.events import Event
 from service.errors import UnknownGallery
+from service.logs import RecurringErrors
 from service.replica.replica import Replica
 from service.store.database import Database
 from service.store.repository import all_galleries
@@ -19,6 +21,8 @@ from service.store.repository import all_galleries
 logger = logging.getLogger(__name__)
 
 EVERY = "*"
+PAUSE_SECONDS = 1.0
+"""So long after the database was away it is asked again."""
 
 
 class Preload:
@@ -27,8 +31,9 @@ class Preload:
     def __init__(self, database: Database, replica: Replica, names: Collection[str]) -> None:
         """`names`: of galleries; `*` among them: of every one, as many as fit into the memory there is for them."""
         self._database, self._replica, self._names = database, replica, names
+        self._errors = RecurringErrors(logger)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._load, name="preload", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="preload", daemon=True)
         self.loading: str | None = EVERY if names else None
         """The gallery that is being loaded; None: all are."""
 
@@ -43,6 +48,12 @@ class Preload:
         if self._names:
             self._thread.join()
 
+    def _run(self) -> None:
+        while not self._errors.attempt(Event("galleries_not_preloaded"), self._load):
+            if self._stop.wait(PAUSE_SECONDS):
+                break
+        self.loading = None
+
     def _load(self) -> None:
         cache = self._replica.cache
         for name in self._wanted():
@@ -53,9 +64,10 @@ class Preload:
                 self._replica.find(name)
             except UnknownGallery:
                 logger.warning(Event("preloaded_gallery_unknown", gallery=name))
-            except (RegraftError, OSError):  # whoever asks for it is told
+            except OperationalError:  # the database is away, for all of them
+                raise
+            except Exception:  # one damaged gallery must not hold up the others; whoever asks for it is told
                 logger.exception(Event("gallery_not_preloaded", gallery=name))
-        self.loading = None
 
     def _wanted(self) -> list[str]:
         if EVERY not in self._names:
