@@ -67,11 +67,14 @@ class EngineWriter:
 
     def _run(self) -> None:
         while not self._stop.wait(PAUSE_SECONDS):
-            for live in self._replica.all():
-                self._errors.attempt(Event("engine_not_followed", gallery=live.name), partial(self._look_at, live))
-            if self._engines.any() and time.monotonic() - self._swept > IDLE_SECONDS:
-                self._swept = time.monotonic()
-                self._errors.attempt(Event("engine_not_swept"), self._sweep)
+            self._round()
+
+    def _round(self) -> None:
+        for live in self._replica.all():
+            self._errors.attempt(Event("engine_not_followed", gallery=live.name), partial(self._look_at, live))
+        if self._engines.any() and time.monotonic() - self._swept > IDLE_SECONDS:
+            self._swept = time.monotonic()
+            self._errors.attempt(Event("engine_not_swept"), self._sweep)
 
     def _look_at(self, live: LoadedGallery) -> None:
         remote, seq = live.gallery.remote, live.seq

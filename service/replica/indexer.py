@@ -38,6 +38,8 @@ class Indexer:
         self._replica = replica
         # Gallery -> its feed number, and when it was first seen to stand there.
         self._stands: dict[int, tuple[int, float]] = {}
+        # Whether there may be files of galleries that went: some while nothing ran here.
+        self._unswept = True
         self._errors = RecurringErrors(logger)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
@@ -52,16 +54,28 @@ class Indexer:
         self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
-        unswept = True  # of galleries that went while nothing ran here
         while not self._stop.wait(PAUSE_SECONDS):
-            galleries = {live.id: live for live in self._replica.all()}
-            unswept |= bool(self._stands.keys() - galleries.keys())
-            if unswept:
-                unswept = not self._errors.attempt(Event("indexes_not_swept"), self._replica.sweep_indexes)
-            self._stands = {number: self._stood(live) for number, live in galleries.items()}
-            for live in galleries.values():
-                if not self._errors.attempt(Event("index_failed", gallery=live.name), partial(self._look_at, live)):
-                    del self._stands[live.id]
+            self._round()
+
+    def _round(self) -> None:
+        self._measure()
+        # Numbers alone: what this thread held on to, in a pause or while it builds, could not be unloaded.
+        before, self._stands = self._stands, {live.id: self._stood(live) for live in self._replica.all()}
+        self._unswept |= bool(before.keys() - self._stands.keys())
+        if self._unswept:
+            self._unswept = not self._errors.attempt(Event("indexes_not_swept"), self._replica.sweep_indexes)
+        for number in list(self._stands):
+            live = self._replica.cache.in_use(number)
+            if live is None:
+                continue
+            if not self._errors.attempt(Event("index_failed", gallery=live.name), partial(self._look_at, live)):
+                del self._stands[number]
+
+    def _measure(self) -> None:
+        """Ask galleries anew what they take: filters and indexes add to it without a write."""
+        for live in self._replica.all():
+            live.bytes = live.gallery.bytes()
+        self._replica.cache.make_room()
 
     def _stood(self, live: LoadedGallery) -> tuple[int, float]:
         before, seq = self._stands.get(live.id), live.seq

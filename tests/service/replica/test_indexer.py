@@ -12,6 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from index.engines import segment, segments
 from index.engines.snapshot import SegmentFiles
+from index.filter import parse_filter
 from index.gallery import Gallery
 from service.replica import indexer
 from service.replica.indexer import Indexer
@@ -134,3 +135,21 @@ def test_a_start_finds_a_snapshot_also_where_more_is_to_be_built(world: World, m
     finally:
         one.stop()
     assert done[:6] == ["built", "kept", "built", "kept", "built", "kept"]
+
+
+def test_what_indexes_and_filters_add_makes_room_and_what_is_unloaded_is_let_go(world: World) -> None:
+    """While nobody writes, and though the indexer has looked at all of them."""
+    replica = world.new_replica()
+    for name in "ab":
+        replica.find(name)
+    one = Indexer(replica)
+    one.start()
+    try:
+        until(lambda: indexed(replica, "a") and indexed(replica, "b"))
+        until(lambda: replica.cache.bytes() == sum(live.gallery.bytes() for live in replica.all()))
+        replica.cache.limit = replica.cache.bytes()
+        some = parse_filter({"field": "label", "eq": "cat"})
+        replica.find("b").gallery.search("v1", lambda _: np.float32([[1, 0]]), 1, filter=some)
+        until(lambda: [live.name for live in replica.all()] == ["b"])
+    finally:
+        one.stop()
