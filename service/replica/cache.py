@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
+from service.errors import UnknownGallery
+
 
 class Loadable(Protocol):
     """What the cache keeps: its number, the bytes it takes, and when it was asked for last."""
@@ -34,8 +36,6 @@ class Cache(Generic[T]):
         # Unloaded ones too, as long as somebody works with them.
         self._held: WeakValueDictionary[int, T] = WeakValueDictionary()
         self._loading: dict[int, threading.Lock] = {}
-        # Of those that are being read: whether something was written that the reading may have missed.
-        self._behind: dict[int, bool] = {}
         self._entering = threading.Lock()
         self._making_room = threading.Lock()
 
@@ -46,29 +46,30 @@ class Cache(Generic[T]):
             found.used = time.monotonic()
         return found
 
-    def load(self, number: int, read: Callable[[], T], follow: Callable[[T], object]) -> T:
+    def load(self, number: int, read: Callable[[], T], follow: Callable[[T], bool]) -> T:
         """The same, loaded by `read` if it is not; others that ask for it wait, and nobody else does.
 
         Whoever writes meanwhile does not wait either: `follow` takes in what was written before anybody gets it.
+
+        Raises:
+            UnknownGallery: `follow` found that it was deleted meanwhile.
         """
         with self._loading_of(number):
             if (found := self._kept.get(number)) is None:
-                found = self._read(number, read, follow)
+                found = self._held[number] = read()
+                # Whoever wrote before it was found here did not tell it, and no other process told anyone.
+                if not follow(found):
+                    self.drop(number)
+                    raise UnknownGallery("the gallery was deleted")
             found.used = time.monotonic()
-            self._kept[number] = found
+            with self._entering:
+                if self._held.get(number) is found:  # not dropped meanwhile
+                    self._kept[number] = found
         self.make_room()
         return found
 
-    def held(self, number: int) -> T | None:
-        """One that is in memory, to be told of a write; None: whoever loads it, now or later, takes that in."""
-        with self._entering:
-            found = self._held.get(number)
-            if found is None and number in self._behind:
-                self._behind[number] = True
-            return found
-
     def in_use(self, number: int) -> T | None:
-        """One that somebody works with, loaded or not."""
+        """One that is in memory, loaded or not, to be told of a write; None: whoever loads it takes that in."""
         return self._held.get(number)
 
     def all(self) -> list[T]:
@@ -90,8 +91,9 @@ class Cache(Generic[T]):
 
     def drop(self, number: int) -> None:
         """Forget one."""
-        self._kept.pop(number, None)
-        self._held.pop(number, None)
+        with self._entering:
+            self._kept.pop(number, None)
+            self._held.pop(number, None)
 
     def make_room(self) -> None:
         """Unload those used longest ago until the others fit; the one used last stays."""
@@ -102,21 +104,6 @@ class Cache(Generic[T]):
                     return
                 self._kept.pop(oldest.id, None)
                 taken -= oldest.bytes
-
-    def _read(self, number: int, read: Callable[[], T], follow: Callable[[T], object]) -> T:
-        with self._entering:
-            self._behind[number] = False  # from before it is read: what is written from here on may be missed
-        try:
-            found = read()
-        except BaseException:
-            self._behind.pop(number, None)
-            raise
-        with self._entering:  # from here on writers find it themselves
-            self._held[number] = found
-            behind = self._behind.pop(number)
-        if behind:
-            follow(found)
-        return found
 
     def _loading_of(self, number: int) -> threading.Lock:
         return self._loading.setdefault(number, threading.Lock())

@@ -150,7 +150,7 @@ class Replica:
 
         One that is not in memory will be read as it is then; one that is being loaded is told before anybody gets it.
         """
-        live = self.cache.held(gallery_id)
+        live = self.cache.in_use(gallery_id)
         if live is not None and not self._catch_up(live):
             self.forget(gallery_id)
 
@@ -160,7 +160,7 @@ class Replica:
         Only where they are next in the feed. Whatever else it tells of - deployments, gates, the index - takes a number
         of its own, so that nothing of that has changed then.
         """
-        live = self.cache.held(gallery_id)
+        live = self.cache.in_use(gallery_id)
         if live is None or added is None or not live.extend(added):
             self.refresh(gallery_id)
         else:

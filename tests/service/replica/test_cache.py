@@ -118,6 +118,27 @@ def test_a_write_while_a_gallery_is_loaded_is_seen(world: ReplicatedWorld, monke
     assert seen == [2]
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_gallery_that_is_deleted_while_it_is_loaded_is_unknown(
+    world: ReplicatedWorld, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """By this process, which forgets it, or by another one, of which nobody hears."""
+    replica, build = world.new_replica(), Replica._build
+
+    def late(self: Replica, connection: object, live: object, progress: object) -> None:
+        build(self, connection, live, progress)  # type: ignore[arg-type]
+        with world.database.write() as writing:
+            delete_gallery(writing, 1)
+        if own:
+            replica.forget(1)
+
+    monkeypatch.setattr(Replica, "_build", late)
+    with pytest.raises(UnknownGallery):
+        replica.find("a")
+    assert replica.cache.loaded() == 0
+    assert replica.all() == []
+
+
 ACTIONS = st.lists(
     st.tuples(st.sampled_from(["store", "delete", "ask", "look", "remove"]), st.integers(0, 2), st.integers(0, 3)),
     max_size=25,
