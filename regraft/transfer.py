@@ -20,7 +20,7 @@ import numpy as np
 from index.errors import InvalidArgument
 from regraft.client import Client, Problem, TextItem
 from regraft.models import IngestResult, ItemError
-from regraft.sources.base import Batch, Column, ItemSource
+from regraft.sources.base import Batch, Column, ItemSource, place_of
 
 PAGE = 1000
 NO_ROUTE = "no_route"
@@ -31,11 +31,15 @@ T = TypeVar("T")
 class Progress:
     """What became of an import so far: rows read, of them items `stored`, and why others were skipped, by reason.
 
-    `cursor` is where to go on in the source; `examples` names one skipped item of each reason.
+    `cursor` is where to go on in the source; `examples` names one skipped item of each reason. `source` up to
+    `update_only` say which import it is; `created`: when the gallery was, for one of the same name may come after it.
     """
 
     source: str
+    service: str
     gallery: str
+    created: float
+    update_only: bool
     cursor: Any = None
     read: int = 0
     stored: int = 0
@@ -49,23 +53,29 @@ class Progress:
             self.examples.setdefault(why, example)
 
 
-def resume(state: Path, source: ItemSource, gallery: str) -> Progress:
+WHICH = ("source", "service", "gallery", "created", "update_only")
+"""What of it says which import it is."""
+
+
+def resume(client: Client, gallery: str, source: ItemSource, state: Path, *, update_only: bool) -> Progress:
     """Where an import stands that was broken off, or the start of one.
 
     Raises:
-        InvalidArgument: the file is of another import, or the source is another since.
+        InvalidArgument: the file is of another import or an earlier release, or the source or gallery is another since.
     """
-    begun = Progress(source.identity, gallery)
+    created = client.gallery(gallery).created
+    begun = Progress(source.identity, place_of(client.url), gallery, created, update_only)
     if not state.exists():
         return begun
     try:
         progress = Progress(**json.loads(state.read_text()))
     except (ValueError, TypeError) as error:
-        raise InvalidArgument(f"{state} says nothing of an import: delete it to begin anew") from error
-    if (progress.source, progress.gallery) != (begun.source, begun.gallery):
-        raise InvalidArgument(
-            f"{state} is of an import of something else, or the source changed: delete it to begin anew"
-        )
+        why = f"{state} says nothing of an import, or is of an earlier release: delete it to begin anew"
+        raise InvalidArgument(why) from error
+    there, here = ({name: getattr(one, name) for name in WHICH} for one in (progress, begun))
+    if there != here:
+        changed = "; ".join(f"{name} was {there[name]}, is {here[name]}" for name in WHICH if there[name] != here[name])
+        raise InvalidArgument(f"{state} is of another import ({changed}): delete it to begin anew")
     return progress
 
 
@@ -86,7 +96,7 @@ def import_gallery(
     Raises:
         Problem, Unreachable: the service refuses a batch, or is away; the import can be resumed.
     """
-    progress = resume(state, source, gallery)
+    progress = resume(client, gallery, source, state, update_only=update_only)
     # Killed behind the last batch of a source whose cursor ends in null: nothing is left to be read.
     ended = progress.read > 0 and progress.cursor is None
     for batch in () if ended else source.batches(size, progress.cursor):

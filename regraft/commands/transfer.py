@@ -97,13 +97,14 @@ def import_(
     from regraft.sources.opening import extra_of, open_source
 
     named = None if metadata is None else [one for one in metadata.split(",") if one]
-    wanted = Wanted(key, _vectors(vector, version), named, version, text)
     with connect(url, api_key) as client, needs(extra_of(source)):
-        current = client.gallery(name).current
-        space_of = None if ignore_metric else partial(_space, client, current)
+        # Its vectors stay those of the version that is current now, also where another one is deployed meanwhile.
+        made_by = version or client.gallery(name).current
+        wanted = Wanted(key, _vectors(vector, made_by), named, made_by, text)
+        space_of = None if ignore_metric else partial(_space, client)
         opened = open_source(source, wanted, ids=ids, key=source_key, space_of=space_of)
         kept = state or _beside(source, name)
-        before = resume(kept, opened, name)
+        before = resume(client, name, opened, kept, update_only=update_only)
         if before.read:
             err.print(f"going on behind {before.read} rows, as {kept} says")
         with progress() as bar:
@@ -120,9 +121,8 @@ def import_(
     _print(done)
 
 
-def _space(client: Client, current: str | None, version: str | None) -> str:
-    named = version or current
-    return "" if named is None else str(client.version(named).space["kind"])
+def _space(client: Client, version: str | None) -> str:
+    return "" if version is None else str(client.version(version).space["kind"])
 
 
 def _vectors(given: list[str] | None, version: str | None) -> dict[str, str | None]:
@@ -142,7 +142,8 @@ def _beside(source: str, name: str) -> Path:
 
 def _print(done: Progress) -> None:
     skipped = sum(done.skipped.values())
-    answer({name: value for name, value in asdict(done).items() if name != "cursor"})
+    kept = ("cursor", "service", "created", "update_only")
+    answer({name: value for name, value in asdict(done).items() if name not in kept})
     out.print(f"stored {done.stored} items of {done.read} rows in {done.gallery}, {skipped} skipped")
     for why, count in sorted(done.skipped.items(), key=lambda one: -one[1]):
         err.print(f"skipped {count}: {why}" + (f", such as {done.examples[why]}" if why in done.examples else ""))

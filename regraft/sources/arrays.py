@@ -17,7 +17,7 @@ class ArrayFile:
     """Rows (N, D) of a file; their ids are lines of a text file, rows of a .npy file, or their own numbers from 0."""
 
     def __init__(self, path: Path, wanted: Wanted, ids: Path | None) -> None:
-        self._path, self._ids = path, ids
+        self._path, self._wanted, self._ids = path, wanted, ids
         try:
             self._rows = OPEN[path.suffix](path)
         except (ValueError, EOFError) as error:  # numpy's words for a file that is empty, cut or of another kind
@@ -31,7 +31,7 @@ class ArrayFile:
     @property
     def identity(self) -> str:
         stats = [path.stat() for path in (self._path, self._ids) if path is not None]
-        return f"{self._path.resolve()} {[(stat.st_size, stat.st_mtime_ns) for stat in stats]}"
+        return f"{self._path.resolve()} {[(stat.st_size, stat.st_mtime_ns) for stat in stats]} {self._wanted}"
 
     @property
     def count(self) -> int:

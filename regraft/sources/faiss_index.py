@@ -17,7 +17,7 @@ class FaissIndex:
     """The vectors of an index by their numbers, or by the ids of an IndexIDMap; the index is held in memory."""
 
     def __init__(self, path: Path, wanted: Wanted) -> None:
-        self._path = path
+        self._path, self._wanted = path, wanted
         self._version = wanted.vector("")[1]
         try:
             index: Any = faiss.read_index(str(path))
@@ -32,7 +32,7 @@ class FaissIndex:
     @property
     def identity(self) -> str:
         stat = self._path.stat()
-        return f"{self._path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+        return f"{self._path.resolve()} {stat.st_size} {stat.st_mtime_ns} {self._wanted}"
 
     @property
     def count(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from index.errors import InvalidArgument, RegraftError
-from regraft.sources.base import Batch, Column, Database
+from regraft.sources.base import Batch, Column, Database, Wanted
 
 COSINE, DOT, L2 = "cosine", "dot", "l2"
 METRICS = {
@@ -33,15 +33,17 @@ UNIT_TOLERANCE = 0.01
 class Live:
     """The rows of a database called `name`; vectors that it compares otherwise than their version's space are refused.
 
-    `space_of`: the kind of a version's space; None: nothing is checked.
+    `wanted`: what it was opened for. `space_of`: the kind of a version's space; None: nothing is checked.
     """
 
-    def __init__(self, name: str, database: Database, space_of: Callable[[str | None], str] | None) -> None:
-        self._name, self._database, self._space_of = name, database, space_of
+    def __init__(
+        self, name: str, database: Database, wanted: Wanted, space_of: Callable[[str | None], str] | None
+    ) -> None:
+        self._name, self._database, self._wanted, self._space_of = name, database, wanted, space_of
 
     @property
     def identity(self) -> str:
-        return self._database.identity
+        return f"{self._database.identity} {self._wanted}"
 
     @property
     def count(self) -> int | None:

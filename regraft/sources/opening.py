@@ -81,7 +81,7 @@ def open_source(
         name = f"{kind}:{place}#{collection}"
         with in_words(name):
             _check_there(kind, address)
-            return Live(name, _live(kind, address, collection, wanted, key), space_of)
+            return Live(name, _live(kind, address, collection, wanted, key), wanted, space_of)
     path = Path(source)
     if not path.is_file():
         raise InvalidArgument(f"there is no file {source}")

@@ -45,7 +45,7 @@ class TableFile:
     @property
     def identity(self) -> str:
         stat = self._path.stat()
-        return f"{self._path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+        return f"{self._path.resolve()} {stat.st_size} {stat.st_mtime_ns} {self._wanted}"
 
     @property
     def count(self) -> int | None:
