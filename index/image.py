@@ -30,6 +30,8 @@ MOST_REDUCED = 16.0
 """How much smaller a version should make a picture's sides at most: 3,584 pixels become 224."""
 MAX_RESIZED = 32_000_000
 """Pixels of a resized image of which more is kept than the part that is cropped from it."""
+UNBOUNDED = {"I": "32-bit integers", "F": "floating point"}
+"""Pillow's modes of grey that nothing says what is white of."""
 FILTER_SUPPORT = 3
 """How many pixels away Pillow's widest filter, Lanczos, looks."""
 
@@ -52,7 +54,8 @@ def decode_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         The image in mode L, LA, RGB, RGBA or another of Pillow's 8-bit modes.
 
     Raises:
-        InvalidImage: empty, not one of `FORMATS`, corrupt or truncated, too many pixels, or a side below `MIN_SIDE`.
+        InvalidImage: empty, not one of `FORMATS`, corrupt or truncated, too many pixels, a side below `MIN_SIDE`, or
+            grey that is `UNBOUNDED`.
     """
     return load_image(open_image(data, max_pixels=max_pixels))
 
@@ -67,6 +70,8 @@ def open_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise InvalidImage(f"the image has {width} x {height} pixels; at most {max_pixels} pixels are decoded")
     if min(width, height) < MIN_SIDE:
         raise InvalidImage(f"the image is {width} x {height} pixels; each side needs at least {MIN_SIDE}")
+    if (kind := UNBOUNDED.get(image.mode)) is not None:
+        raise InvalidImage(f"the image is grey in {kind}, of which no value is white; store it with 8 or 16 bits")
     return image
 
 

@@ -151,17 +151,22 @@ def test_sixteen_bit_grey_keeps_its_shades(image_bytes: SaveImage) -> None:
     np.testing.assert_array_equal(np.asarray(image), grey >> 8)
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F"])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
 def test_every_pixel_mode_reaches_the_encoder(image_bytes: SaveImage, mode: str) -> None:
-    image = photo(8, 8, "L") if mode in {"I", "F"} else photo(8, 8)
     wide = Image.fromarray(np.asarray(photo(8, 8, "L"), np.uint16) * 257)
-    data = image_bytes(wide if mode == "I;16" else image.convert(mode), "TIFF")
+    data = image_bytes(wide if mode == "I;16" else photo(8, 8).convert(mode), "TIFF")
     for wanted, channels in Preprocess.MODES.items():
         pixels = preprocess(decode_image(data), Preprocess(8, 8, wanted, mean=(0.0,) * channels, std=(1.0,) * channels))
         assert pixels.shape == (channels, 8, 8)
         assert pixels.min() >= 0
         assert pixels.max() <= 1
         assert pixels.std() > 0.1
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_grey_without_a_white_is_refused(image_bytes: SaveImage, mode: str) -> None:
+    with pytest.raises(InvalidImage, match="8 or 16 bits"):
+        decode_image(image_bytes(photo(8, 8, "L").convert(mode), "TIFF"))
 
 
 def test_a_palette_with_transparency_is_decoded_without_a_warning(image_bytes: SaveImage) -> None:
