@@ -166,7 +166,7 @@ class Offloader:
                     return False
                 place, keys = (gallery_id, version_id), waiting[version_id]
                 some = keys[:FILE_ROWS].tolist()
-                few = move_out(self._database, self._blobs, place, some, settled, LEAST_ROWS, self._stop)
+                few = move_out(self._database, self._blobs, place, some, settled, LEAST_ROWS, self._leased)
                 waiting[version_id] = np.union1d(keys[FILE_ROWS:], few)
         return True
 

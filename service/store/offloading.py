@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,11 +32,12 @@ from service.store.sql_arrays import blocks, listed
 from service.store.tables import embedding, item
 from service.store.vector_codec import STORED, STORED_DIGEST, places_in_file
 from service.store.vector_files import (
-    OF_NO_GALLERY,
+    LOST,
     VectorFileRow,
     begin_file,
     count_live,
     drop_file,
+    drop_lost,
     files,
     forget_file,
     holders,
@@ -74,7 +75,7 @@ def move_out(
     keys: Sequence[int],
     upto: int,
     least: int,
-    stop: threading.Event,
+    goes_on: Callable[[], bool],
 ) -> Keys:
     """Write the vectors of items into one file, and have the database say that they lie there.
 
@@ -85,7 +86,7 @@ def move_out(
         keys: the items; those written since number `upto` of the feed stay.
         upto: that number.
         least: fewer stay.
-        stop: ends it after the transaction under way; what is not moved then is moved another time.
+        goes_on: asked around the upload and between transactions; what is not moved after a no is moved another time.
 
     Returns:
         The items that stay because there were too few of them.
@@ -99,6 +100,8 @@ def move_out(
         found = _settled(connection, place, keys, upto)
     if len(found.rows) < least:
         return found.items
+    if not goes_on():
+        return np.empty(0, np.int64)
     about = {"gallery": str(gallery_id), "version": str(version_id), "vector": f"{STORED.str}, one after the other"}
     content = write_vectors(found.items, found.seqs, found.digests, found.rows, about)
     sha256 = hashlib.sha256(content).hexdigest()
@@ -106,7 +109,7 @@ def move_out(
         items = found.items.tolist()
         file = begin_file(connection, gallery_id, version_id, sha256, len(content), items, VECTOR_FILES)
     blobs.put(file.key, content)
-    moved = _point_there(database, file, found, stop)
+    moved = _point_there(database, file, found, goes_on)
     logger.info(Event("vectors_moved", gallery_id=gallery_id, version_id=version_id, file=file.key, items=moved))
     return np.empty(0, np.int64)
 
@@ -127,10 +130,12 @@ def _settled(connection: Connection, place: tuple[int, int], keys: Sequence[int]
     return Settled(items, seqs, [row[2] for row in kept], made[right])
 
 
-def _point_there(database: Database, file: VectorFileRow, found: Settled, stop: threading.Event) -> int:
+def _point_there(database: Database, file: VectorFileRow, found: Settled, goes_on: Callable[[], bool]) -> int:
     """Take vectors that lie in a file out of the database, those of items that nobody wrote since; returns how many."""
     places, moved = places_in_file(file.id, found.digests), 0
     for start in range(0, len(found.rows), BLOCK):
+        if not goes_on():
+            return moved
         part = slice(start, start + BLOCK)
         try:
             with database.write() as connection:
@@ -143,8 +148,7 @@ def _point_there(database: Database, file: VectorFileRow, found: Settled, stop: 
                     note_live(connection, file.id, count_live(connection, file), seq - 1)
         except UnknownGallery:
             return moved  # it took everything with it
-        if stop.wait(PAUSE_SECONDS):
-            return moved
+        time.sleep(PAUSE_SECONDS)
     return moved
 
 
@@ -231,11 +235,11 @@ def sweep(database: Database, blobs: Blobs) -> None:
     Those dropped long enough ago are removed. Raises StoreUnreachable.
     """
     with database.lookup() as connection:
-        lost = files(connection, (vector_file.c.state == "writing") | OF_NO_GALLERY)
+        lost = files(connection, LOST)
         due = files(connection, vector_file.c.state == "dropped", vector_file.c.since < time.time() - GRACE_SECONDS)
     for file in lost:
         with database.write() as connection:
-            drop_file(connection, file.id)
+            drop_lost(connection, file.id)
     if due:
         blobs.check()
     for file in due:

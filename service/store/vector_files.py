@@ -180,6 +180,12 @@ def drop_file(connection: Connection, file_id: int) -> None:
     )
 
 
+def drop_lost(connection: Connection, file_id: int) -> None:
+    """Drop a file if still nobody has come to have rows speak of it, or its gallery is gone."""
+    lost = (vector_file.c.id == file_id, LOST)
+    connection.execute(update(vector_file).where(*lost).values(state="dropped", since=time.time()))
+
+
 def forget_file(connection: Connection, file_id: int) -> None:
     """The end of a file that is removed."""
     connection.execute(delete(vector_file).where(vector_file.c.id == file_id, vector_file.c.state == "dropped"))
@@ -206,6 +212,8 @@ OF_NO_GALLERY = and_(
     vector_file.c.state != "dropped", ~exists().where(gallery.c.id == vector_file.c.gallery_id).correlate(vector_file)
 )
 """Of a file: nothing of its gallery is left."""
+LOST = (vector_file.c.state == "writing") | OF_NO_GALLERY
+"""Of a file that nobody is writing: its writer was killed or lost its lease, or nothing of its gallery is left."""
 
 
 def stored_here(

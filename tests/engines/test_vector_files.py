@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -244,6 +245,39 @@ def test_who_lost_the_lease_while_he_wrote_a_file_moves_nothing_twice(site: Site
     site.mover().look()
     assert list(site.there().values()) == ["kept"] * 3
     assert site.far() == 40
+
+
+def test_a_file_that_rows_came_to_speak_of_while_another_process_looked_for_lost_ones_stays(
+    site: Site, small: pytest.MonkeyPatch
+) -> None:
+    with site.database.write() as connection:
+        insert_gallery(connection, "g")
+    site.write(1, IDS, np.random.default_rng(0).normal(size=(len(IDS), DIM)).astype(np.float32))
+    put, look = Blobs.put, offloading.files
+    seen, moved = threading.Event(), threading.Event()
+
+    def slow(*args: Any) -> Any:
+        found = look(*args)
+        seen.set()
+        moved.wait(60)
+        return found
+
+    other = threading.Thread(target=lambda: offloading.sweep(site.database, site.blobs))
+
+    def while_another_looks(self: Blobs, key: str, content: bytes) -> None:
+        small.setattr(Blobs, "put", put)
+        put(self, key, content)
+        small.setattr(offloading, "files", slow)
+        other.start()
+        seen.wait(60)
+        small.setattr(offloading, "files", look)
+
+    small.setattr(Blobs, "put", while_another_looks)
+    site.mover().look()
+    moved.set()
+    other.join()
+    assert list(site.there().values()) == ["kept"] * 3
+    site.check([1])
 
 
 def test_one_process_moves_vectors(site: Site, small: pytest.MonkeyPatch) -> None:
