@@ -73,26 +73,33 @@ def store_batch(
     items: Sequence[tuple[ItemDraft, NewItem]],
     batch: IngestBatch,
     options: IngestOptions,
+    files: Sequence[str] = (),
 ) -> Ingested:
-    """Write the items that are good, each with an embedding by `version`.
+    """Write the items that are good, each with an embedding by `version`; `files` go if that is refused.
 
     Raises:
         CurrentChanged: `current` is not the gallery's any more; nothing is written.
         ItemsRefused: no item is good, or the batch is atomic and one is bad.
     """
-    partitions.make(service.database, gallery_id, version.id)
-    with service.database.write() as connection:
-        first = take_seq(connection, gallery_id, len(items))
-        row = gallery_row(connection, gallery_id)
-        if row is None or row.current_id != current.id:
-            raise CurrentChanged
-        new = [item for _, item in items]
-        with counting(connection, gallery_id, [item.external_id for item in new]):
-            stored = store(connection, service.registry, gallery_id, current, version, new, first, mode=options.mode)
-        for draft, _ in items:
-            if draft.id in stored.refused:
-                batch.refuse(draft.index, draft.id, stored.refused[draft.id])
-        batch.settle(options.atomic)
+    try:
+        partitions.make(service.database, gallery_id, version.id)
+        with service.database.write() as connection:
+            first = take_seq(connection, gallery_id, len(items))
+            row = gallery_row(connection, gallery_id)
+            if row is None or row.current_id != current.id:
+                raise CurrentChanged
+            new = [item for _, item in items]
+            with counting(connection, gallery_id, [item.external_id for item in new]):
+                stored = store(
+                    connection, service.registry, gallery_id, current, version, new, first, mode=options.mode
+                )
+            for draft, _ in items:
+                if draft.id in stored.refused:
+                    batch.refuse(draft.index, draft.id, stored.refused[draft.id])
+            batch.settle(options.atomic)
+    except (CurrentChanged, RegraftError):
+        service.blobs.remove(files)
+        raise
     service.blobs.remove(stored.orphans)
     service.replica.take(gallery_id, stored.added)
     return Ingested(stored, first + stored.count - 1, batch.errors, batch.sight.as_json())
@@ -117,11 +124,7 @@ def store_contents(
     keys = write_contents(service, gallery_id, contents, kinds)
     named = [(draft, item._replace(blob=key)) for (draft, item), key in zip(items, keys, strict=True)]
     named += others
-    try:
-        return store_batch(service, gallery_id, current, version, named, batch, options)
-    except (CurrentChanged, RegraftError):
-        service.blobs.remove(keys)
-        raise
+    return store_batch(service, gallery_id, current, version, named, batch, options, keys)
 
 
 def write_contents(service: Runtime, gallery_id: int, contents: Iterable[bytes], kinds: Iterable[str]) -> list[str]:

@@ -252,6 +252,18 @@ def test_what_needs_the_store_is_refused_as_a_whole_and_queries_go_on(
     assert served.ingest(served.path, {"new": pictures[0]}).status_code == 200
 
 
+def test_an_error_after_the_commit_leaves_the_images_of_what_is_stored(
+    served: Any, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StoreUnreachable("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(served.runtime.replica, "take", fail)
+        problem(served.ingest(served.path, {"a": pictures[0]}), 503, "store_unreachable")
+    assert served.http.get(f"{served.path}/items/a/image").content == pictures[0]
+
+
 def test_an_image_that_is_gone_is_not_there_and_a_damaged_one_is_given_as_it_is(served: Any) -> None:
     with served.runtime.database.lookup() as connection:
         key, other = blob_of(connection, "i1"), blob_of(connection, "i2")
