@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -20,11 +20,15 @@ from service.backfills.planner import Kind
 from service.errors import InvalidBody
 from service.registry.registry import LoadedVersion
 from service.schemas import MAX_CHUNK, Body, Number, Reason
+from service.store.blob_keys import is_text
 from service.store.tables import edge
 from service.store.vector_codec import STORED
 
 ROUNDING = 1e-6
 """How far rounding to float32 takes a vector from unit length."""
+
+ItemAt = tuple[int, int]
+"""An item's key, and the number of the feed at which it was as it was read."""
 
 
 class EdgeReplaced(RegraftError):
@@ -95,9 +99,19 @@ def check_edges(connection: Connection, body: ResultIn) -> None:
         raise EdgeReplaced(f"edge {min(gone)} was replaced meanwhile: give the chunk back and claim it again")
 
 
-def checked(target: LoadedVersion, kind: Kind, given: Sequence[MovedIn]) -> list[EmbeddedItems]:
-    """Returned embeddings as a worker here would have made them. Raises InvalidVector, naming the first wrong one."""
-    made = [_checked(target, kind, number, m) for number, m in enumerate(given)]
+def encoded_images(connection: Connection, chunk: Chunk) -> set[ItemAt]:
+    """Those of the chunk's items, as they are now, whose new embedding an image encoder makes."""
+    if chunk.kind is not Kind.REENCODE:
+        return set()
+    return {(row.id, row.seq) for row in chunks.read_contents(connection, chunk) if not is_text(row.blob)}
+
+
+def checked(target: LoadedVersion, images: Collection[ItemAt], given: Sequence[MovedIn]) -> list[EmbeddedItems]:
+    """Returned embeddings as a worker here would have made them. Raises InvalidVector, naming the first wrong one.
+
+    `images` are what `encoded_images` gives: theirs come with side-information where the target has any.
+    """
+    made = [_checked(target, (m.item, m.seq) in images, number, m) for number, m in enumerate(given)]
     # One edge may tell side-information or how unsure it is, and another of the same chunk not.
     kinds = [(side is not None, m.uncertainty is not None) for (_, side), m in zip(made, given, strict=True)]
     groups = [[n for n, tells in enumerate(kinds) if tells == alike] for alike in dict.fromkeys(kinds)]
@@ -116,9 +130,9 @@ def _together(given: Sequence[MovedIn], made: Sequence[tuple[Vectors, Vectors | 
     )
 
 
-def _checked(target: LoadedVersion, kind: Kind, number: int, given: MovedIn) -> tuple[Vectors, Vectors | None]:
+def _checked(target: LoadedVersion, image: bool, number: int, given: MovedIn) -> tuple[Vectors, Vectors | None]:
     vector = _vector(target, given.vector, f"/moved/{number}/vector")
-    return vector, _side(target, kind, given.side, f"/moved/{number}/side")
+    return vector, _side(target, image, given.side, f"/moved/{number}/side")
 
 
 def _vector(target: LoadedVersion, text: str, pointer: str) -> Vectors:
@@ -132,9 +146,9 @@ def _vector(target: LoadedVersion, text: str, pointer: str) -> Vectors:
     return vector if off < ROUNDING else ready
 
 
-def _side(target: LoadedVersion, kind: Kind, text: str | None, pointer: str) -> Vectors | None:
+def _side(target: LoadedVersion, image: bool, text: str | None, pointer: str) -> Vectors | None:
     side = None if text is None else _floats(text, pointer)
-    width = target.card.side_dim if side is not None or kind is Kind.REENCODE else 0
+    width = target.card.side_dim if side is not None or image else 0
     if (0 if side is None else len(side)) != width:
         raise InvalidVector(f"side must be {width} numbers of side-information", pointer=pointer)
     if side is not None and not np.isfinite(side).all():

@@ -28,7 +28,7 @@ from service.backfills.completion import finish_or_replan
 from service.backfills.outcome import Failed
 from service.backfills.planner import BackfillState, Kind
 from service.http.body_schemas import gives
-from service.http.remote_results import ResultIn, check_complete, check_edges, checked
+from service.http.remote_results import ResultIn, check_complete, check_edges, checked, encoded_images
 from service.http.requests import CheckedRoute, Service
 from service.registry.edge_archive import fingerprint, pack
 from service.registry.edge_records import EdgeRecord
@@ -107,8 +107,8 @@ def give(chunk: Number, lease: Lease, body: ResultIn, service: Service) -> WorkC
     with service.database.read() as connection:
         held = chunks.leased(connection, chunk, lease)
         check_complete(connection, held, body)
-    target = service.registry.by_id(held.version_id)
-    moved = checked(target, held.kind, body.moved)
+        images = encoded_images(connection, held)
+    moved = checked(service.registry.by_id(held.version_id), images, body.moved)
     failed = [Failed(f.item, f.seq, f.reason, f.code, f.retry) for f in body.failed]
     partitions.make(service.database, held.gallery_id, held.version_id)
     with service.database.write() as connection:

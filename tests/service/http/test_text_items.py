@@ -108,6 +108,15 @@ def test_a_text_takes_the_place_of_what_was_there_and_goes_with_its_item(served:
     assert len(list(files.rglob("*.txt"))) == before - 1
 
 
+def work_remotely(client: Client, folder: Path) -> None:
+    """One chunk."""
+    stop = threading.Event()
+    worker = RemoteWorker(client, folder, stop)
+    done: Callable[..., Any] = worker._finish
+    worker._finish = lambda *given: (done(*given), stop.set())[0]  # type: ignore[method-assign]
+    worker.work()
+
+
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_backfill_embeds_texts_again_as_items(
     served: Any, reading: dict[str, Version], stored: str, client: Client, tmp_path: Path, remote: bool
@@ -117,17 +126,31 @@ def test_a_backfill_embeds_texts_again_as_items(
     assert (estimate["items"], estimate["sampled"], estimate["without_image"]) == (len(TEXTS), len(TEXTS), 0)
     number = served.backfill(stored, chunk_size=4)
     if remote:
-        stop = threading.Event()
-        worker = RemoteWorker(client, tmp_path, stop)
-        done: Callable[..., Any] = worker._finish
-        worker._finish = lambda *given: (done(*given), stop.set())[0]  # type: ignore[method-assign]
-        worker.work()
+        work_remotely(client, tmp_path)
     served.work()
 
     assert served.http.get(f"/backfills/{number}").json()["done"] == len(TEXTS)
     assert vectors(served, stored, "new") == expected(reading["new"], TEXTS)
     asked = served.http.post(f"{stored}/query", json={"items": ["one"], "k": 1}).json()["results"][0]
     assert (asked["version"], asked["matches"][0]["id"]) == ("new", "same")
+
+
+def test_a_remote_worker_embeds_texts_of_a_version_whose_images_have_side_information(
+    served: Any, reading: dict[str, Version], client: Client, tmp_path: Path, pictures: list[bytes]
+) -> None:
+    sided = add_text(
+        make_version(tmp_path / "sided", "sided", 6, side_dim=3, edges=[(reading["both"], "truncate")]), WORDS
+    )
+    assert served.register(sided).status_code == 201
+    path = served.gallery("both")
+    served.ingest(path, {"image": pictures[0]})
+    post(served, path, {"text": "east"})
+    served.deploy(path, "sided")
+    number = served.backfill(path)
+
+    work_remotely(client, tmp_path / "far")
+
+    assert served.http.get(f"/backfills/{number}").json()["done"] == 2
 
 
 def test_a_gate_and_like_this_embed_texts(served: Any, stored: str) -> None:
