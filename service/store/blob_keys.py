@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+from service.store.object_store import FOLDERS, VECTOR_FILES
+
 TEXT = ".txt"
 """What the keys of texts end in."""
 
@@ -9,3 +13,18 @@ TEXT = ".txt"
 def is_text(key: str) -> bool:
     """Whether it is the key of a text, else of an image."""
     return key.endswith(TEXT)
+
+
+def is_content(key: str) -> bool:
+    """Whether it is the key of an image or text: the number of a gallery, and what was drawn."""
+    return re.fullmatch(rf"\d+/[0-9a-f]{{32}}({re.escape(TEXT)})?", key, re.ASCII) is not None
+
+
+def is_folder(key: str) -> bool:
+    """Whether it is the key of a folder of a version or edge."""
+    return re.fullmatch(rf"{FOLDERS}(versions|edges)/.+\.zip", key) is not None
+
+
+def is_vector_file(key: str) -> bool:
+    """Whether it is the key of a file of vectors."""
+    return re.fullmatch(rf"{VECTOR_FILES}\d+/\d+-[0-9a-f]{{16}}\.parquet", key, re.ASCII) is not None

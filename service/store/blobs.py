@@ -24,6 +24,7 @@ from index.durable import sync_all
 from index.errors import RegraftError
 from index.events import Event
 from service.errors import StorageFull
+from service.store.blob_keys import is_content, is_folder, is_vector_file
 from service.store.faults import is_full
 from service.store.object_store import FOLDERS, VECTOR_FILES, one_kind_of_error, open_store
 
@@ -196,24 +197,25 @@ class Blobs:
         return bool(self._store.exists(self._path(key)))
 
     def all(self) -> Iterator[tuple[str, float]]:
-        """Every key of an image, with its age in seconds; a store that does not tell the age says 0."""
-        return ((key, age) for key, age in self._all("") if not key.startswith((FOLDERS, VECTOR_FILES)))
+        """Every key of an image or text, with its age in seconds; a store that does not tell the age says 0.
+
+        Files of others may lie beside them: those are not told of.
+        """
+        return ((key, age) for key, age in self._all("") if is_content(key))
 
     def all_vector_files(self) -> Iterator[tuple[str, float]]:
         """The same of files of vectors."""
-        return self._all(VECTOR_FILES)
+        return ((key, age) for key, age in self._all(VECTOR_FILES) if is_vector_file(key))
 
     def all_folders(self) -> Iterator[tuple[str, float]]:
         """The same of folders of versions and edges, see `folder_store`."""
-        return self._all(FOLDERS)
+        return ((key, age) for key, age in self._all(FOLDERS) if is_folder(key))
 
     def _all(self, below: str) -> Iterator[tuple[str, float]]:
         place, now = self._path(below).rstrip("/"), time.time()
         for path, written in self._files_here(place) if self._local else self._files_there(place):
             seconds = now if written is None else written if isinstance(written, (int, float)) else written.timestamp()
-            key = path.removeprefix(self._root).lstrip("/")
-            if key != MARKER:
-                yield key, max(now - float(seconds), 0.0)
+            yield path.removeprefix(self._root).lstrip("/"), max(now - float(seconds), 0.0)
 
     def _files_here(self, folder: str) -> Iterator[tuple[str, Any]]:
         """Every file below a folder, and when it was written; one after the other, for there may be many."""

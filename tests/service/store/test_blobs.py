@@ -75,6 +75,25 @@ def test_everything_there_is_is_listed_with_its_age(blobs: Blobs) -> None:
     assert list(blobs.all()) == []
 
 
+def test_files_of_others_are_not_told_of(blobs: Blobs) -> None:
+    (key,) = blobs.write(1, [b"a"])
+    ours = (f"vectors/1/7-{'0' * 16}.parquet", "folders/versions/0.zip")
+    for name in (
+        *ours,
+        "notes.txt",
+        "folders/notes",
+        "1/mine.jpg",
+        "holiday/1/0.png",
+        "vectors/notes",
+        f"x/{key}",
+        f"{key}.bak",
+    ):
+        blobs.put(name, b"x")
+
+    assert [name for name, _ in blobs.all()] == [key]
+    assert [name for place in (blobs.all_vector_files(), blobs.all_folders()) for name, _ in place] == [*ours]
+
+
 def test_what_another_process_writes_or_removes_is_seen_at_once(blobs: Blobs) -> None:
     """No listing is remembered."""
     (key,) = blobs.write(1, [b"a"])
