@@ -165,10 +165,8 @@ class RemoteWorker:
 
     def _let_go(self, task: WorkClaim, failed: bool) -> None:
         self._drop(task)
-        if failed:
-            return
         try:
-            self._client.release_work(task.chunk, task.lease)
+            self._client.release_work(task.chunk, task.lease, failed=failed)
         except RegraftError as error:
             self._log("chunk_not_released", chunk=task.chunk, reason=error.message)
 

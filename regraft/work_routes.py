@@ -30,9 +30,10 @@ class WorkRoutes(Connection):
         """POST /v1/work/{chunk}/extend: a heartbeat."""
         self._send("POST", path_of("work", chunk, "extend"), params={"lease": lease})
 
-    def release_work(self, chunk: int, lease: str) -> None:
-        """POST /v1/work/{chunk}/release: give the chunk back undone."""
-        self._send("POST", path_of("work", chunk, "release"), params={"lease": lease})
+    def release_work(self, chunk: int, lease: str, *, failed: bool = False) -> None:
+        """POST /v1/work/{chunk}/release: give the chunk back undone; one that failed rests until its lease is over."""
+        params = {"lease": lease, "failed": flag(failed)}
+        self._send("POST", path_of("work", chunk, "release"), params=params)
 
     def work_edge(self, number: int) -> bytes:
         """GET /v1/work/edges/{number}: the edge's folder as a .zip."""

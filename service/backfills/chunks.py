@@ -155,6 +155,11 @@ def release(connection: Connection, chunk: Chunk) -> None:
     connection.execute(_ours(chunk).values(state="todo", lease_owner=None, lease_until=None))
 
 
+def leave(connection: Connection, chunk: Chunk) -> None:
+    """Give up a chunk that failed: it is nobody's, and rests until its lease has run out."""
+    connection.execute(_ours(chunk).values(lease_owner=None))
+
+
 def _take(connection: Connection, backfill_id: int, owner: str, lease_seconds: float) -> ChunkRow | None:
     now = time.time()
     until, latest = now + lease_seconds, now + max(LONGEST_LEASES * lease_seconds, MAX_PAUSE_SECONDS)

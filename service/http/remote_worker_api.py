@@ -54,7 +54,7 @@ REMOTE = "remote:"
 MOST_HELD = 8
 """Chunks one remote worker may hold: it reads two ahead of the one in hand and returns one behind."""
 MOST_REMOTE = 512
-"""Chunks all of them together may hold, so that whoever has the worker key cannot keep every chunk from the others."""
+"""Chunks all of them together may hold, so that workers that hang leave some to the others."""
 
 
 class TooManyChunks(RegraftError):
@@ -131,9 +131,9 @@ def extend(chunk: Number, lease: Lease, service: Service) -> dict[str, float]:
 
 
 @router.post("/work/{chunk}/release", status_code=204)
-def release(chunk: Number, lease: Lease, service: Service) -> None:
-    """Give a chunk back undone."""
-    _on(service, chunk, lease, chunks.release)
+def release(chunk: Number, lease: Lease, service: Service, failed: bool = False) -> None:
+    """Give a chunk back undone: free at once, or one that failed when its lease has run out."""
+    _on(service, chunk, lease, chunks.leave if failed else chunks.release)
 
 
 @router.get("/work/versions/{name}", response_class=FileResponse, responses=gives("application/zip"))

@@ -162,6 +162,23 @@ class TestClaim:
         assert again
         assert again.id == chunk.id
 
+    def test_a_chunk_that_failed_is_nobodys_until_its_lease_has_run_out(self, stage: Planning, clock: Clock) -> None:
+        stage.start(stage.gallery(4))
+        chunk = stage.claim("a")
+        assert chunk
+        with stage.database.write() as connection:
+            chunks.leave(connection, chunk)
+            assert chunks.holders(connection, "a") == []
+            assert not chunks.extend(connection, chunk, LEASE)
+        clock.now += LEASE - 1
+        assert stage.claim("a") is None
+        clock.now += 2
+
+        again = stage.claim("a")
+
+        assert again
+        assert again.id == chunk.id
+
 
 def test_every_statement_can_be_said_to_postgresql_where_claims_pass_by_locked_chunks(stage: Planning) -> None:
     said: list[str] = []

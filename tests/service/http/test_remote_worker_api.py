@@ -190,9 +190,12 @@ class TestWorking:
         refused.append(claim(keyed, worker="w"))
 
         assert [(r.status_code, r.json()["code"]) for r in refused] == [(409, "too_many_chunks")] * 2
-        given = {"lease": held[0]["lease"]}
-        assert keyed.http.post(f"/work/{held[0]['chunk']}/release", params=given).status_code == 204
-        assert claim(keyed, worker="w").status_code == 200
+        for each, failed in zip(held, (True, False), strict=True):
+            given = {"lease": each["lease"], "failed": failed}
+            assert keyed.http.post(f"/work/{each['chunk']}/release", params=given).status_code == 204
+        again = [claim(keyed, worker="w:a_b").json()["chunk"] for _ in range(2)]
+        assert again[0] == held[1]["chunk"]
+        assert again[1] > again[0]  # the one that failed rests, and counts no more
 
     @pytest.mark.parametrize(
         ("status", "code", "state"),
@@ -221,8 +224,9 @@ class TestWorking:
         RemoteWorker(remote, tmp_path, stop).work()
 
         with keyed.runtime.database.lookup() as connection:
-            mine = select(backfill_chunk.c.state).where(backfill_chunk.c.backfill_id == number)
-            assert connection.execute(mine).scalars().all() == [state]
+            columns = (backfill_chunk.c.state, backfill_chunk.c.lease_owner)
+            (left,) = connection.execute(select(*columns).where(backfill_chunk.c.backfill_id == number)).all()
+        assert tuple(left) == (state, None)
 
     def test_a_worker_whose_key_is_refused_ends(self, keyed: Any, tmp_path: Path) -> None:
         client = Client(str(keyed.http.base_url).removesuffix("/v1/"), "wrong")
