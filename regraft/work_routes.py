@@ -18,7 +18,7 @@ class WorkRoutes(Connection):
         return None if answer.status_code == 204 else read(WorkClaim, answer.content)
 
     def work(self, chunk: int, lease: str, *, inputs: bool = True) -> WorkInputs:
-        """GET /v1/work/{chunk}: the items and, unless the worker has its own, what to start from."""
+        """GET /v1/work/{chunk}: the items with what to start from; `inputs=False`: without images and texts."""
         params = {"lease": lease, "inputs": flag(inputs)}
         return self._ask(WorkInputs, "GET", path_of("work", chunk), params=params)
 

@@ -35,9 +35,10 @@ class WorkClaim(ApiModel):
 
 
 class WorkItem(ApiModel):
-    """An item to be moved, as it is at `seq`; null: it is missing, or inputs were not asked for.
+    """An item to be moved, as it is at `seq`.
 
-    `image` or `text`, as `is_text` says: its bytes in base64. `problem`: why what is there cannot be read now.
+    `image` or `text`, as `is_text` says: its bytes in base64; null: it is missing, or was not asked for. `problem`: why
+    what is there cannot be read now.
     """
 
     item: int

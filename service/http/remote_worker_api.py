@@ -94,11 +94,12 @@ def claim(body: ClaimIn, service: Service) -> Any:
 
 @router.get("/work/{chunk}")
 def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True) -> WorkInputs:
-    """The items of a leased chunk, with their images or embeddings unless the worker has its own."""
+    """The items of a leased chunk, with their embeddings, or their images and texts unless the worker has its own."""
     with service.database.read() as connection:
         held = chunks.leased(connection, chunk, lease)
-        read = _with_contents if held.kind is Kind.REENCODE else _with_embeddings
-        return WorkInputs(items=read(service, connection, held, inputs))
+        if held.kind is Kind.TRANSFORM:
+            return WorkInputs(items=_with_embeddings(service, connection, held))
+        return WorkInputs(items=_with_contents(service, connection, held, inputs))
 
 
 @router.post("/work/{chunk}")
@@ -242,7 +243,7 @@ def _content(blobs: Blobs, key: str) -> dict[str, str]:
         return {"problem": str(error)}
 
 
-def _with_embeddings(service: Runtime, connection: Connection, chunk: Chunk, inputs: bool) -> list[WorkItem]:
+def _with_embeddings(service: Runtime, connection: Connection, chunk: Chunk) -> list[WorkItem]:
     names = _names(connection, chunk)
     return [
         WorkItem(
@@ -250,8 +251,8 @@ def _with_embeddings(service: Runtime, connection: Connection, chunk: Chunk, inp
             seq=row.seq,
             id=names[row.id],
             from_version=service.registry.by_id(row.version_id).name,
-            embedding=base64.b64encode(row.vector).decode() if inputs else None,
-            side=base64.b64encode(row.side).decode() if inputs and row.side is not None else None,
+            embedding=base64.b64encode(row.vector).decode(),
+            side=None if row.side is None else base64.b64encode(row.side).decode(),
         )
         for row in chunks.read_embeddings(connection, chunk, order_to(service.registry, chunk.version_id))
     ]

@@ -122,13 +122,16 @@ class TestKeys:
 
 
 class TestWorking:
-    @pytest.mark.parametrize(("old", "new", "kind"), [("v1", "v2", "reencode"), ("sided", "fct", "transform")])
+    @pytest.mark.parametrize(
+        ("old", "new", "kind", "device"),
+        [("v1", "v2", "reencode", False), ("sided", "fct", "transform", False), ("sided", "fct", "transform", True)],
+    )
     def test_a_remote_worker_ends_in_the_state_of_a_local_one(
-        self, keyed: Any, filled: Any, remote: Client, tmp_path: Path, old: str, new: str, kind: str
+        self, keyed: Any, filled: Any, remote: Client, tmp_path: Path, old: str, new: str, kind: str, device: bool
     ) -> None:
         path, number = filled(old, new, kind=kind)
         stop = threading.Event()
-        worker = RemoteWorker(remote, tmp_path, stop)
+        worker = RemoteWorker(remote, tmp_path, stop, originals=(lambda name: b"") if device else None)
         run_until(worker, stop, lambda: keyed.http.get(f"/backfills/{number}").json()["state"] == "done")
         local, _ = filled(old, new, kind=kind)
         keyed.work()
