@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import count, islice
+from itertools import compress, count, islice
 from typing import Any
 
 import numpy as np
@@ -138,18 +138,17 @@ class OrderedWords:
 class StringColumn(Entries):
     """Strings, and what is neither string nor number: null, true, false, and that there is a container.
 
-    Words are put in order some at a time, each once; the newest are compared by NumPy.
+    Words are put in order some at a time; those that wait for it are compared as Python's own: NumPy's end at a NUL.
     """
 
-    __slots__ = ("_code_of", "_newest", "_ordered", "_waiting")
+    __slots__ = ("_code_of", "_ordered", "_waiting")
 
     def __init__(self) -> None:
         super().__init__(np.int32)
         self._code_of: dict[str, int] = {}
-        # By code: the words in order, ORDERED_TOGETHER each, and behind them the newest.
+        # By code: the words in order, ORDERED_TOGETHER each, and behind them the newest, which wait for it.
         self._ordered: list[OrderedWords] = []
         self._waiting: list[str] = []
-        self._newest = GrowingArray(np.dtypes.StringDType())
 
     def add(self, slots: Sequence[int], values: Sequence[str | bool | None]) -> None:
         """Add strings and constants."""
@@ -161,19 +160,14 @@ class StringColumn(Entries):
                 for value in values
             ],
         )
-        new = [*islice(reversed(code_of), len(code_of) - before)][::-1]
-        self._waiting += new
-        self._newest.extend(new)
+        self._waiting += [*islice(reversed(code_of), len(code_of) - before)][::-1]
 
     def flush(self) -> None:
         super().flush()
-        self._newest.flush()
-        while len(self._waiting) >= ORDERED_TOGETHER:
-            self._ordered.append(OrderedWords(self._waiting[:ORDERED_TOGETHER]))
-            self._waiting = self._waiting[ORDERED_TOGETHER:]
-            self._newest = GrowingArray(np.dtypes.StringDType())
-            self._newest.extend(self._waiting)
-            self._newest.flush()
+        ripe = len(self._waiting) - len(self._waiting) % ORDERED_TOGETHER
+        for start in range(0, ripe, ORDERED_TOGETHER):
+            self._ordered.append(OrderedWords(self._waiting[start : start + ORDERED_TOGETHER]))
+        del self._waiting[:ripe]
 
     def mark_equal(self, wanted: Sequence[str | bool | None], into_S: Mask) -> None:
         """Set the slots of items that hold one of these."""
@@ -189,8 +183,8 @@ class StringColumn(Entries):
     def mark_inside(self, lower: Bound | None, upper: Bound | None, into_S: Mask) -> None:
         """Set the slots of items with a string between two strings."""
         parts = [words.inside(lower, upper) for words in self._ordered]
-        newest_V = _inside(self._newest.values, lower, upper)
-        wanted_V = np.concatenate([np.zeros(FIRST_WORD, np.bool_), *parts, newest_V])
+        waiting_V = _inside(np.array(self._waiting, object), lower, upper)
+        wanted_V = np.concatenate([np.zeros(FIRST_WORD, np.bool_), *parts, waiting_V])
         if wanted_V.any():
             self._mark(wanted_V.take(self._values.values), into_S)
 
@@ -198,17 +192,15 @@ class StringColumn(Entries):
         """Drop entries, and the vocabulary's unused words once they are most of it."""
         super().keep(kept_S)
         codes_E = self._values.values
-        used = np.unique(codes_E[codes_E >= FIRST_WORD])
-        if 2 * len(used) < len(self._code_of):
-            words = list(self._code_of)  # in the order of their codes
-            self._waiting = [words[code - FIRST_WORD] for code in used.tolist()]
+        kept_C = np.zeros(FIRST_WORD + len(self._code_of), np.bool_)
+        kept_C[codes_E] = True
+        used_V = kept_C[FIRST_WORD:]
+        if 2 * np.count_nonzero(used_V) < len(used_V):
+            kept_C[:FIRST_WORD] = True
+            self._values.values = np.cumsum(kept_C, dtype=np.int32)[codes_E] - 1
+            self._waiting = [*compress(self._code_of, used_V.tolist())]  # in the order of their codes
             self._code_of = dict(zip(self._waiting, count(FIRST_WORD), strict=False))
-            renamed = np.arange(FIRST_WORD + len(words), dtype=np.int32)
-            renamed[used] = FIRST_WORD + np.arange(len(used))
-            self._values.values = renamed[codes_E]
             self._ordered = []
-            self._newest = GrowingArray(np.dtypes.StringDType())
-            self._newest.extend(self._waiting)
             self.flush()
 
 
