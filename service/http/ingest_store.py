@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +82,7 @@ def store_batch(
         CurrentChanged: `current` is not the gallery's any more; nothing is written.
         ItemsRefused: no item is good, or the batch is atomic and one is bad.
     """
-    try:
+    with _removed_if_refused(service, files):
         partitions.make(service.database, gallery_id, version.id)
         with service.database.write() as connection:
             first = take_seq(connection, gallery_id, len(items))
@@ -97,12 +98,18 @@ def store_batch(
                 if draft.id in stored.refused:
                     batch.refuse(draft.index, draft.id, stored.refused[draft.id])
             batch.settle(options.atomic)
-    except (CurrentChanged, RegraftError):
-        service.blobs.remove(files)
-        raise
     service.blobs.remove(stored.orphans)
     service.replica.take(gallery_id, stored.added)
     return Ingested(stored, first + stored.count - 1, batch.errors, batch.sight.as_json())
+
+
+@contextmanager
+def _removed_if_refused(service: Runtime, files: Sequence[str]) -> Iterator[None]:
+    try:
+        yield
+    except (CurrentChanged, RegraftError):
+        service.blobs.remove(files)
+        raise
 
 
 def store_contents(
