@@ -23,7 +23,7 @@ from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.embeddings import put_embeddings
 from service.store.partitioned import in_gallery
-from service.store.repository import NewItem, items_called, overwrite, rows_of, stacked, store_items
+from service.store.repository import NewItem, alike_of, items_called, overwrite, rows_of, stacked, store_items
 from service.store.rows import ItemRow
 from service.store.sql_arrays import listed
 from service.store.tables import embedding
@@ -48,7 +48,7 @@ class There:
 
 
 class AddedItems(NamedTuple):
-    """A batch that is in the change feed with each of its numbers, and is nothing but new items of one origin.
+    """A batch that is in the change feed with each of its numbers, and is nothing but new items that are alike.
 
     Attributes:
         place: the version and the origin of their embeddings.
@@ -143,7 +143,7 @@ def _added(
     new: Sequence[NewItem],
     first_seq: int,
 ) -> AddedItems | None:
-    if len({one.origin for one in new}) > 1:
+    if len(alike_of(new)) > 1:
         return None
     items = items_called(connection, gallery_id, first_seq, [one.external_id for one in new])
     seqs = (first_seq, first_seq + len(new) - 1)

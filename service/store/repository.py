@@ -156,7 +156,7 @@ def store_items(
         known = {row.external_id: row for row in rows_of(connection, gallery_id, [n.external_id for n in new])}
     added = [n for n in new if n.external_id not in known]
     again = [(known[n.external_id], n) for n in new if n.external_id in known]
-    for alike in _alike(added):
+    for alike in alike_of(added):
         _insert(connection, gallery_id, version_id, alike, first_seq)
         first_seq += len(alike)
     if again:
@@ -167,22 +167,22 @@ def store_items(
         ]
         overwrite(connection, rows)
     keys = {n.external_id: row.id for row, n in again}
-    for alike in _alike([n for _, n in again]):
+    for alike in alike_of([n for _, n in again]):
         mine = [keys[n.external_id] for n in alike]
         put_embeddings(connection, gallery_id, version_id, alike[0].origin, mine, *_arrays(alike))
     return [row.blob for row, _ in again if row.blob is not None]
 
 
-def _alike(new: Sequence[NewItem]) -> list[list[NewItem]]:
-    """Items of one origin together."""
-    found: dict[str, list[NewItem]] = {}
+def alike_of(new: Sequence[NewItem]) -> list[list[NewItem]]:
+    """Items of one origin together, those with side-information apart from those without: as they are numbered."""
+    found: dict[tuple[str, bool], list[NewItem]] = {}
     for n in new:
-        found.setdefault(n.origin, []).append(n)
+        found.setdefault((n.origin, n.side is None), []).append(n)
     return list(found.values())
 
 
 def _arrays(new: Sequence[NewItem]) -> tuple[Vectors, Vectors | None]:
-    """Vectors (N, D) and, where there are some, side-information (N, S)."""
+    """Vectors (N, D) of items that are alike and, where they have some, side-information (N, S)."""
     sides = [n.side for n in new if n.side is not None]
     return stacked([n.vector for n in new]), stacked(sides) if sides else None
 

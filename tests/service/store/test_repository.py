@@ -17,6 +17,7 @@ from service.store import sql_arrays as listed
 from service.store.database import Database, upgrade
 from service.store.deletion import delete_gallery, deleted_galleries, forget_gallery, free_items
 from service.store.embeddings import put_embeddings
+from service.store.partitioned import of_item
 from service.store.repository import (
     NewItem,
     changes,
@@ -160,6 +161,24 @@ def test_every_item_gets_its_own_row_whatever_the_order_of_the_keys(connection: 
     np.testing.assert_array_equal(vectors[order], from_bytes([row.vector for row in rows], 3))
     np.testing.assert_array_equal(side[order], from_bytes([row.side for row in rows], 2))
     assert [row.uncertainty for row in rows] == np.linspace(0, 1, 300)[order].tolist()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_items_without_side_information_get_none_beside_those_that_have_some(
+    connection: Connection, times: int
+) -> None:
+    sides = {"text": None, "image": [1.0, 2.0], "other text": None, "other": [3.0, 4.0]}
+    items = [
+        NewItem(name, {}, "encoded", np.full(2, n, np.float32), side=side and np.array(side, np.float32))
+        for n, (name, side) in enumerate(sides.items())
+    ]
+    for _ in range(times):
+        store(connection, *items)
+
+    held = select(item.c.external_id, embedding.c.side, embedding.c.vector).join(embedding, of_item())
+    found = {row.external_id: (row.side, row.vector) for row in connection.execute(held)}
+    assert {name: side and from_bytes([side], 2)[0].tolist() for name, (side, _) in found.items()} == sides
+    assert [from_bytes([found[name][1]], 2)[0, 0] for name in sides] == [0, 1, 2, 3]
 
 
 def test_embeddings_of_one_item_and_version_replace_each_other(connection: Connection) -> None:
