@@ -224,12 +224,10 @@ def _moved(moved: EmbeddedItems) -> list[Json]:
 
 
 def _failed(failed: Failed) -> Json:
-    # Sent as one line that any database can store.
-    reason = " ".join(failed.reason.replace("\x00", " ").split())[:1024]
     return {
         "item": failed.item_id,
         "seq": failed.seq,
-        "reason": reason,
+        "reason": failed.line,
         "code": failed.code,
         "retry": failed.retry,
     }

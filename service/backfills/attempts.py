@@ -15,7 +15,6 @@ from service.store.rows import BackfillRow
 from service.store.sql_arrays import key_range, listed
 from service.store.tables import backfill, backfill_failure, item
 
-REASON_LENGTH = 1024
 PAUSE_SECONDS = 2.0
 """How long an item that failed waits before it is tried again; twice as long after each further failure."""
 LOOK = 4096
@@ -47,7 +46,7 @@ def note_failed(
                 "backfill_id": backfill_id,
                 "item_id": f.item_id,
                 "seq": f.seq,
-                "reason": f.reason[:REASON_LENGTH],
+                "reason": f.line,
                 "code": f.code,
                 "attempts": attempts,
                 "final": final,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from index.space import Vectors
 
+REASON_LENGTH = 1024
+
 
 @dataclass(frozen=True)
 class EmbeddedItems:
@@ -49,6 +51,11 @@ class Failed:
     reason: str
     code: str = "refused"
     retry: bool = False
+
+    @property
+    def line(self) -> str:
+        """The reason as one line that any database can store: PostgreSQL has no zero character."""
+        return " ".join(self.reason.replace("\x00", " ").split())[:REASON_LENGTH]
 
 
 Outcome = tuple[list[EmbeddedItems], list[Failed]]

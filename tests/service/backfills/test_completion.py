@@ -54,6 +54,18 @@ class TestFinish:
         assert stage.finish(started) is BackfillState.DONE
         assert (stage.row(started).done, stage.row(started).failed) == (3, 1)
 
+    def test_a_reason_is_noted_as_one_line_without_zero_characters(self, stage: Planning) -> None:
+        stage.start(stage.gallery(1))
+        chunk = stage.claim()
+        assert chunk
+        ((key, seq),) = stage.read(chunk)
+        with stage.database.write() as connection:
+            chunks.commit(connection, chunk, [], [Failed(key, seq, "input \x00 is\nnot " + 1024 * "y")])
+
+        with stage.database.lookup() as connection:
+            (noted,) = connection.execute(select(backfill_failure.c.reason)).scalars()
+        assert noted == ("input is not " + 1024 * "y")[:1024]
+
     def test_it_waits_for_chunks_that_others_hold(self, stage: Planning) -> None:
         started = stage.start(stage.gallery(4))
         stage.claim()
