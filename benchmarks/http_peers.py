@@ -17,7 +17,6 @@ import httpx
 import numpy as np
 from ingest import free_port
 
-from index.engines.approximate import Selection
 from index.engines.config import IndexConfig
 from index.engines.segment import Segment
 from index.space import Cosine
@@ -67,7 +66,7 @@ def run_floor(port: int, vectors: Any, describe: Describe, exact: bool) -> None:
 
     known = [(f"i{n}", describe(n)) for n in range(len(vectors))]
     numbers = np.arange(len(vectors))
-    segment, everything = Segment(Cosine(), vectors, numbers, numbers), Selection()
+    segment = Segment(Cosine(), vectors, numbers, numbers)
     if not exact:
         segment.index_by(IndexConfig(), None, lambda: False, missed="the floor scans")
     tuned = segment.tuned
@@ -76,7 +75,7 @@ def run_floor(port: int, vectors: Any, describe: Describe, exact: bool) -> None:
         asked = orjson.loads(await request.body())
         query = np.asarray(asked["embeddings"], np.float32)
         if tuned is not None:
-            scores, found = tuned.index.search(query, asked["k"], tuned.efforts[0][0], everything)
+            scores, found = tuned.index.search(query, asked["k"], tuned.efforts[0])
         else:
             scores, found = faiss.knn(query, vectors, asked["k"], metric=faiss.METRIC_INNER_PRODUCT)
         matches = [

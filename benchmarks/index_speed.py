@@ -69,7 +69,7 @@ def measure(x: Vectors, queries: Vectors, config: IndexConfig, folder: Path) -> 
     segment = max(shard.segments, key=lambda one: one.count())
     tuned, keys = segment.tuned, segment.keys_R
     assert tuned is not None, "no index was built"
-    params = tuned.index.params(tuned.efforts[0][0], None)
+    params = tuned.index.params(tuned.efforts[0])
     print(f"{len(shard.segments)} segments, {shard.indexed()} items in an index, efforts {tuned.efforts}")
     ways: dict[str, Find] = {
         "gallery": ours,

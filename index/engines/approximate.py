@@ -10,8 +10,8 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.engines.config import IndexKind, Storage
-from index.scan import Mask, Rows
+from index.scan import Rows
 from index.space import Vectors
 
 LINKS = 32
@@ -52,6 +52,7 @@ class Approximate(ABC):
 
     index: Any
     lossy: bool
+    _params: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     kind: ClassVar[IndexKind]
 
@@ -69,16 +70,23 @@ class Approximate(ABC):
         """The effort below which a search cannot find so many."""
 
     @abstractmethod
-    def params(self, effort: int, selector: Any) -> Any:
-        """FAISS's parameters of a search."""
+    def _params_of(self, effort: int) -> Any: ...
 
-    def search(self, queries_QW: Vectors, c: int, effort: int, among: Selection) -> tuple[Vectors, Rows]:
+    def params(self, effort: int) -> Any:
+        """FAISS's parameters of a search; made once, since that costs as a search."""
+        if (found := self._params.get(effort)) is None:
+            if len(self._params) >= REMEMBERED:
+                self._params.clear()
+            found = self._params[effort] = self._params_of(effort)
+        return found
+
+    def search(self, queries_QW: Vectors, c: int, effort: int) -> tuple[Vectors, Rows]:
         """Scanned scores and row numbers (Q, C), the best first, -1 where it found no more; queries lie in C order."""
         scanned_QC, at_QC = np.empty((len(queries_QW), c), np.float32), np.empty((len(queries_QW), c), np.int64)
         pointer = _faiss().swig_ptr
         # Past the method of Python's that checks and allocates: that alone takes a tenth of a small search.
         self.index.search_c(
-            len(queries_QW), pointer(queries_QW), c, pointer(scanned_QC), pointer(at_QC), among.params(self, effort)
+            len(queries_QW), pointer(queries_QW), c, pointer(scanned_QC), pointer(at_QC), self.params(effort)
         )
         return scanned_QC, at_QC
 
@@ -118,8 +126,8 @@ class Hnsw(Approximate):
     def least(self, candidates: float) -> float:
         return candidates
 
-    def params(self, effort: int, selector: Any) -> Any:
-        return _faiss().SearchParametersHNSW(efSearch=effort, sel=selector)
+    def _params_of(self, effort: int) -> Any:
+        return _faiss().SearchParametersHNSW(efSearch=effort)
 
     def rows(self) -> Vectors | None:
         return _flat_rows(self.index.storage)
@@ -169,33 +177,8 @@ class Ivf(Approximate):
     def least(self, candidates: float) -> float:
         return candidates * float(self.index.nlist / self.index.ntotal)
 
-    def params(self, effort: int, selector: Any) -> Any:
-        return _faiss().SearchParametersIVF(nprobe=min(effort, self.index.nlist), sel=selector)
-
-
-class Selection:
-    """The rows that searches of one index may find; FAISS's words for it are made once, since they cost as a search."""
-
-    def __init__(self, allowed_R: Mask | None = None) -> None:
-        """`allowed_R`: None for all."""
-        self.allowed_R = allowed_R
-        self._params: dict[int, Any] = {}
-
-    def params(self, index: Approximate, effort: int) -> Any:
-        """FAISS's parameters of a search among them."""
-        if (found := self._params.get(effort)) is None:
-            if len(self._params) >= REMEMBERED:
-                self._params.clear()
-            found = self._params[effort] = index.params(effort, self._selector)
-        return found
-
-    @cached_property
-    def _selector(self) -> Any:
-        return (
-            None
-            if self.allowed_R is None
-            else _faiss().IDSelectorBitmap(np.packbits(self.allowed_R, bitorder="little"))
-        )
+    def _params_of(self, effort: int) -> Any:
+        return _faiss().SearchParametersIVF(nprobe=min(effort, self.index.nlist))
 
 
 def build(

@@ -89,7 +89,7 @@ class OnGpu:
         can = not isinstance(self._space, Lorentz) and (not effort or self._lists is not None)
         if not can or max(wanted, effort) > MOST or not len(queries_QD) or (index := self._copy(bool(effort))) is None:
             return None
-        params = self._lists.params(effort, None) if effort and self._lists is not None else None
+        params = self._lists.params(effort) if effort and self._lists is not None else None
         at_QC = self._gpu.search(index, self._space.queries(queries_QD), wanted, params)
         if allowed_R is not None:
             at_QC = np.where((at_QC != MISSING) & allowed_R[at_QC], at_QC, MISSING)

@@ -11,18 +11,18 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from index.engines import gpu
-from index.engines.approximate import Selection, build
+from index.engines.approximate import build
 from index.engines.base import MISSING, Hits, Keys, Scanned, is_full
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import UNKNOWN, digests
 from index.engines.exact import nearest_rows
-from index.engines.tuning import Tuned, depth_of, most_of, search_index, tune
+from index.engines.tuning import Tuned, depth_of, most_of, only, search_index, tune, widened
 from index.events import Event
 from index.scan import Mask, Rows
 from index.space import Space, Vectors
@@ -44,6 +44,22 @@ REMEMBERED = 256
 """Ways to search that are remembered, of so many different depths and numbers of rows."""
 BESIDE_BYTES = 5 * 8 + 3
 """Of a row: its key, slot, place in the order of keys, key in that order, digest; and three bits, a byte each."""
+
+
+class _Way(NamedTuple):
+    """How a segment is searched.
+
+    Attributes:
+        how: by what.
+        sure: of so many of a list it is certain that they are found.
+        depth: so many are wanted.
+        wide: so many are asked of an index, which knows nothing of rows that may not be found.
+    """
+
+    how: Scanned
+    sure: int
+    depth: int
+    wide: int
 
 
 class Segment:
@@ -90,8 +106,8 @@ class Segment:
         self.dead = len(self.alive_R) - int(np.count_nonzero(self.alive_R))
         self._live_R: Mask = self.alive_R & self.served_R
         self._live = int(np.count_nonzero(self._live_R))
-        self._all_live = Selection(None if self._live == len(self.keys_R) else self._live_R)
-        self._ways: dict[tuple[int, float, int, float | None], tuple[Scanned, int, int]] = {}
+        self._all_live = None if self._live == len(self.keys_R) else self._live_R
+        self._ways: dict[tuple[int, float, int, float | None], _Way] = {}
 
     def serve(self, served_S: Mask) -> None:
         """Which rows are served from here, by slot."""
@@ -167,21 +183,21 @@ class Segment:
         part: float = 1.0,
     ) -> Hits:
         """As `Shard.search`."""
-        selected, among = self._selected(allowed_S)
-        how, sure, depth = self._how(k, part, among, recall) if among and not exact else (Scanned(among), k, k)
-        if (device := gpu.used()) and (found := self._by_gpu(device, queries_QD, depth, how.effort, selected)):
+        allowed_R, among = self._allowed(allowed_S)
+        way = self._way(k, part, among, recall) if among and not exact else _Way(Scanned(among), k, k, k)
+        how, sure, depth, wide = way
+        if (device := gpu.used()) and (found := self._by_gpu(device, queries_QD, depth, how.effort, allowed_R)):
             scores_QC, at_QC = found
         elif how.effort and self.tuned:
-            scores_QC, at_QC = search_index(
-                self.tuned.index, self.space, self.rows_RW, queries_QD, depth, how.effort, selected
-            )
+            found = search_index(self.tuned.index, self.space, self.rows_RW, queries_QD, wide, how.effort)
+            scores_QC, at_QC = found if allowed_R is None else only(allowed_R, found, depth)
         else:
-            scores_QC, at_QC = nearest_rows(self.space, queries_QD, self.rows_RW, selected.allowed_R, depth)
+            scores_QC, at_QC = nearest_rows(self.space, queries_QD, self.rows_RW, allowed_R, depth)
         if is_full(at_QC):
             return Hits(scores_QC, self.slots_R.take(at_QC), True, how, sure)
         least = min(sure, among)
         if least and len(few := np.flatnonzero(at_QC[:, least - 1] == MISSING)):  # more are there than the index found
-            found = nearest_rows(self.space, queries_QD[few], self.rows_RW, selected.allowed_R, depth)
+            found = nearest_rows(self.space, queries_QD[few], self.rows_RW, allowed_R, depth)
             scores_QC[few], at_QC[few] = found
         none_QC = at_QC == MISSING
         slots_QC = self.slots_R.take(at_QC) if among else at_QC
@@ -222,7 +238,7 @@ class Segment:
             return True
         best.index.add(rows_RW[len(indexed_RW) :])
         self.tuned = best
-        lists = best.efforts[0][0] if best.index.kind is IndexKind.IVF else 0
+        lists = best.efforts[0] if best.index.kind is IndexKind.IVF else 0
         self.provisional = config.kind is IndexKind.AUTO and FEW_LISTS < lists <= enough
         self._ways.clear()
         self._on_gpu = None
@@ -240,11 +256,11 @@ class Segment:
             index = build(kind, config.storage, rows_RW, inner_product=self.space.inner_product, stopped=stopped)
             if index is None:
                 return None
-            efforts, recall, aims = tune(index, self.space, rows_RW, queries_QD, config.recall)
+            efforts, recall, aims, long = tune(index, self.space, rows_RW, queries_QD, config.recall)
             reached = max(reached, recall)
-            if efforts is not None and (best is None or index.cost(efforts[0][0]) < best.cost()):
-                best = Tuned(index, efforts, recall, aims)
-            if kind is IndexKind.IVF and best is not None and best.efforts[0][0] <= enough:
+            if efforts is not None and (best is None or index.cost(efforts[0]) < best.cost()):
+                best = Tuned(index, efforts, recall, aims, long)
+            if kind is IndexKind.IVF and best is not None and best.efforts[0] <= enough:
                 break
         return best, reached
 
@@ -270,45 +286,44 @@ class Segment:
             return float(len(self.keys_R))
         return self.tuned.cost(1.0 if whole is None else min(1.0, len(self.keys_R) / len(whole.keys_R)))
 
-    def _selected(self, allowed_S: Mask | None) -> tuple[Selection, int]:
-        """The live rows that are allowed, and how many they are; all that are live are said once a change."""
+    def _allowed(self, allowed_S: Mask | None) -> tuple[Mask | None, int]:
+        """The live rows that are allowed (R,), None for all rows, and how many they are."""
         if allowed_S is None:
             return self._all_live, self._live
         allowed_R: Mask = allowed_S[self.slots_R]
         if self._live < len(self.keys_R):
             allowed_R &= self._live_R
-        return Selection(allowed_R), int(np.count_nonzero(allowed_R))
+        return allowed_R, int(np.count_nonzero(allowed_R))
 
-    def _how(self, k: int, part: float, among: int, recall: float | None) -> tuple[Scanned, int, int]:
-        """How `among` of the rows are best searched, for how many of a list, and how many are asked for.
-
-        It is worked out once until rows change.
-        """
+    def _way(self, k: int, part: float, among: int, recall: float | None) -> _Way:
+        """How `among` of the rows are best searched; it is worked out once until rows change."""
         if (found := self._ways.get((k, part, among, recall))) is None:
             if len(self._ways) >= REMEMBERED:
                 self._ways.clear()
-            effort = self._effort(k, part, among, recall)
+            wide = widened(k, among / len(self.keys_R))
+            effort = self._effort(wide, part, among, recall)
             how = Scanned(0, among, effort) if effort else Scanned(among)
-            is_part = 0 < effort < (self._effort(k, 1.0, among, recall) or math.inf)
-            found = (how, most_of(k, part), depth_of(k, part)) if is_part else (how, k, k)
+            is_part = 0 < effort < (self._effort(wide, 1.0, among, recall) or math.inf)
+            asked = part if is_part else 1.0
+            found = _Way(how, most_of(k, asked), depth_of(k, asked), depth_of(wide, asked))
             self._ways[k, part, among, recall] = found
         return found
 
     def _effort(self, k: int, part: float, among: int, recall: float | None) -> int:
-        """What an approximate search of `among` of the rows takes; 0 where comparing them all takes less."""
-        if self.tuned is None:
+        """What an approximate search for the k best takes; 0 where comparing `among` of the rows takes less."""
+        if self.tuned is None or k > len(self.keys_R):
             return 0
-        needed = self.tuned.effort_for(among / len(self.keys_R), part, k, recall)
+        needed = self.tuned.effort_for(part, k, recall)
         return math.ceil(needed) if self.tuned.index.cost(needed) < among else 0
 
     def _by_gpu(
-        self, device: gpu.Gpu, queries_QD: Vectors, k: int, effort: int, selected: Selection
+        self, device: gpu.Gpu, queries_QD: Vectors, k: int, effort: int, allowed_R: Mask | None
     ) -> tuple[Vectors, Rows] | None:
         """What the GPU finds; None: the CPU is to search."""
         if self._on_gpu is None:
             index = None if self.tuned is None else self.tuned.index
             self._on_gpu = gpu.OnGpu(device, self.space, self.rows_RW, index)
-        return self._on_gpu.search(queries_QD, k, effort, selected.allowed_R)
+        return self._on_gpu.search(queries_QD, k, effort, allowed_R)
 
     @property
     def dim(self) -> int:

@@ -25,7 +25,7 @@ from index.durable import sync_all
 from index.engines import approximate
 from index.engines.config import IndexConfig
 from index.engines.segment import Segment
-from index.engines.tuning import PARTS, SHARES, Tuned
+from index.engines.tuning import PARTS, Tuned
 from index.events import Event
 from index.folder import sha256
 from index.incoming import INCOMING, incoming_folder, sweep
@@ -39,22 +39,20 @@ APART = "apart"
 """An empty file: merging this segment was tried, and not taken."""
 
 
-PartEfforts = Annotated[tuple[PositiveInt, ...], Field(min_length=len(PARTS), max_length=len(PARTS))]
-
-
 class Manifest(BaseModel):
     """What lies beside a segment's files."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[2] = 2
+    format: Literal[3] = 3
     space: dict[str, Any]
     width: int
     rows: int
     config: IndexConfig
-    efforts: Annotated[tuple[PartEfforts, ...], Field(min_length=len(SHARES), max_length=len(SHARES))] | None
+    efforts: Annotated[tuple[PositiveInt, ...], Field(min_length=len(PARTS), max_length=len(PARTS))] | None
     recall: float | None
     aims: tuple[PositiveInt, ...] = ()
+    long: tuple[PositiveInt, ...] = ()
     provisional: bool = False
     sha256: dict[str, str]
 
@@ -110,9 +108,10 @@ class SegmentFiles:
             width=segment.rows_RW.shape[1],
             rows=len(segment.keys_R),
             config=segment.config or IndexConfig(),
-            efforts=tuned and tuple(map(tuple, tuned.efforts)),
+            efforts=tuned and tuple(tuned.efforts),
             recall=tuned and tuned.recall,
             aims=tuple(tuned.aims) if tuned else (),
+            long=tuple(tuned.long) if tuned else (),
             provisional=segment.provisional,
             sha256={file.name: sha256(file) for file in sorted(folder.iterdir())},
         )
@@ -160,6 +159,6 @@ def _open(folder: Path, space: Space, dim: int) -> Segment:
     files = sum((folder / name).stat().st_size for name in manifest.sha256)
     segment.stored_bytes = max(0, files - rows_RW.nbytes)
     if index is not None:
-        segment.tuned = Tuned(index, manifest.efforts or (), manifest.recall or 0.0, manifest.aims)
+        segment.tuned = Tuned(index, manifest.efforts or (), manifest.recall or 0.0, manifest.aims, manifest.long)
     segment.kill_all()
     return segment

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from index.engines import approximate
-from index.engines.approximate import Approximate, Selection, build
+from index.engines.approximate import Approximate, build
 from index.engines.config import IndexKind, Storage
 
 ROWS, DIM = 400, 8
@@ -41,13 +41,13 @@ def test_of_a_graph_that_is_built_in_blocks_the_first_rows_are_in_the_upper_laye
 @pytest.mark.parametrize("kind", [IndexKind.HNSW, IndexKind.IVF])
 def test_rows_that_are_numbered_anew_are_found_as_before(kind: IndexKind, storage: Storage) -> None:
     index, queries = built(kind, storage), rows()[:60]
-    scores, at = index.search(queries, 5, 64, Selection())
+    scores, at = index.search(queries, 5, 64)
     order = index.arrange()
     if kind is IndexKind.IVF:
         assert order is None
         return
     assert sorted(order) == list(range(ROWS)) != order.tolist()
-    again, numbered = index.search(queries, 5, 64, Selection())
+    again, numbered = index.search(queries, 5, 64)
     assert again.tolist() == scores.tolist()
     # Of rows that are equally near any may be named.
     np.testing.assert_array_equal(rows()[order[numbered]], rows()[at])

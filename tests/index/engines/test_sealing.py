@@ -132,7 +132,7 @@ def test_segments_whose_one_index_would_take_longer_keep_theirs(monkeypatch: pyt
 
     def tune(index: Any, space: Any, rows: np.ndarray, *about: Any) -> Any:
         measured = tuned(index, space, rows, *about)
-        dear = [[effort * 40 for effort in efforts] for efforts in measured.efforts]
+        dear = [effort * 40 for effort in measured.efforts]
         return measured if len(rows) <= 60 else measured._replace(efforts=dear)
 
     monkeypatch.setattr(segment, "tune", tune)

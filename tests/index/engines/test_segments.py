@@ -196,6 +196,29 @@ def test_scores_are_those_of_brute_force_bit_for_bit(kind: IndexKind, storage: S
         assert np.array_equal(hits.scores_QK, np.take_along_axis(right, hits.slots_QK, axis=1))
 
 
+@pytest.mark.parametrize("kind", [IndexKind.HNSW, IndexKind.IVF])
+def test_recall_holds_where_what_may_be_found_lies_away_from_the_query(kind: IndexKind) -> None:
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=kind))
+    stored = vectors(Cosine(), 4000, centres=40)
+    shard.upsert(range(4000), stored)
+    work(shard)
+    queries = vectors(Cosine(), 60, seed=3, centres=40)
+    near = (stored @ queries.T).max(axis=1)  # to the nearest of all queries
+
+    assert recall(shard, queries, near < np.quantile(near, 0.5)) >= 0.98
+    assert recall(shard, queries, near > np.quantile(near, 0.5)) >= 0.98
+
+
+@pytest.mark.parametrize("kind", [IndexKind.HNSW, IndexKind.IVF])
+@pytest.mark.parametrize("k", [20, 50, 300, 1500])
+def test_recall_holds_for_lists_of_any_length(kind: IndexKind, k: int) -> None:
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=kind))
+    shard.upsert(range(4000), vectors(Cosine(), 4000, centres=200))
+    work(shard)
+
+    assert recall(shard, vectors(Cosine(), 60, seed=3, centres=200), k=k) >= 0.97
+
+
 def test_few_allowed_items_are_compared_one_by_one_and_many_are_not() -> None:
     shard = SegmentedShard(DIM, Cosine(), IndexConfig())
     shard.upsert(range(4000), vectors(Cosine(), 4000))

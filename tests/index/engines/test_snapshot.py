@@ -110,7 +110,9 @@ def test_damaged_files_are_dropped_and_nothing_is_lost(tmp_path: Path, file: str
     assert after.indexed() == ROWS
 
 
-@pytest.mark.parametrize("changes", [{"efforts": ..., "effort": 8, "thin_effort": 32}, {"format": 3}, {"codes": "new"}])
+@pytest.mark.parametrize(
+    "changes", [{"efforts": ..., "effort": 8, "thin_effort": 32}, {"format": 2}, {"format": 4}, {"codes": "new"}]
+)
 def test_a_manifest_of_an_older_or_newer_program_is_dropped_and_built_anew(
     tmp_path: Path, changes: dict[str, object]
 ) -> None:

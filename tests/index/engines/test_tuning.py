@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from index.engines.approximate import build
 from index.engines.base import MISSING
 from index.engines.config import IndexKind, Storage
-from index.engines.tuning import Tuned, _reaches, _weights, depth_of, hits, most_of
+from index.engines.tuning import Tuned, _reaches, _weights, depth_of, hits, most_of, only, widened
 
 
 def test_found_is_a_row_itself_or_another_that_is_as_near() -> None:
@@ -48,14 +48,38 @@ def test_more_of_a_list_than_expected_is_rare(part: float) -> None:
     assert (given > most).mean() < 0.15
 
 
-def test_one_more_than_ten_takes_little_more_and_a_hundred_twice_their_number() -> None:
+def test_longer_lists_take_what_was_measured_and_in_between_a_power_of_their_length() -> None:
     rows = np.eye(8, dtype=np.float32)
     index = build(IndexKind.HNSW, Storage.FLOAT32, rows, inner_product=True, stopped=lambda: False)
     assert index is not None
-    tuned = Tuned(index, [[12, 12, 12, 12], [40, 40, 40, 40], [200, 200, 200, 200]], 0.99)
+    tuned = Tuned(index, [12, 12, 9, 9], 0.99, aims=[8, 8, 8, 8, 12, 24], long=[36, 120])
 
-    assert [math.ceil(tuned.effort_for(1.0, 1.0, k)) for k in (1, 10, 11, 100)] == [12, 12, 14, 192]
-    assert tuned.effort_for(0.1, 1.0, 10) < tuned.effort_for(0.1, 1.0, 11) < 1.2 * tuned.effort_for(0.1, 1.0, 10)
+    assert [tuned.effort_for(1.0, k) for k in (1, 10, 30, 100)] == pytest.approx([12, 12, 36, 120])
+    assert tuned.effort_for(1.0, 11) == pytest.approx(12 * 1.1)
+    assert tuned.effort_for(1.0, 30, 0.995) == pytest.approx(72)
+    assert tuned.effort_for(0.25, 30) == pytest.approx(27)
+    assert tuned.effort_for(1.0, 101) == math.inf  # a thousand were found for less by comparing every row
+    assert Tuned(index, [2, 2, 2, 2], 0.99, long=[3, 4, 5]).effort_for(1.0, 2000) == 2000  # a graph finds no more
+
+
+@pytest.mark.parametrize("share", [0.999, 0.5, 0.1, 0.01])
+def test_a_list_is_widened_so_that_enough_of_it_may_be_found_as_a_rule(share: float) -> None:
+    wide = widened(10, share)
+    assert 10 / share < wide < 30 / share
+    left = np.random.default_rng(0).binomial(wide, share, 100_000)
+    assert (left < 10).mean() < 0.01
+    assert widened(10, 1.0) == 10
+
+
+def test_only_what_may_be_found_is_left_in_its_order() -> None:
+    allowed = np.array([True, False, True, True, False])
+    found = np.array([[5, 4, 3, 2], [5, 4, 3, 0]], np.float32), np.array([[0, 1, 2, 3], [4, 1, 3, MISSING]])
+
+    scores, at = only(allowed, found, 2)
+
+    assert at.tolist() == [[0, 2], [3, MISSING]]
+    assert scores[0].tolist() == [5, 3]
+    assert scores[1, 0] == 3
 
 
 @pytest.mark.parametrize(
