@@ -30,6 +30,19 @@ def incoming_folder(accepted: Path) -> Iterator[Path]:
         yield place
 
 
+@contextmanager
+def alone_in(accepted: Path) -> Iterator[None]:
+    """Wait until nobody else is alone in `accepted`, and be so; where the file system has no locks, everyone is."""
+    accepted.mkdir(parents=True, exist_ok=True)
+    lock = os.open(accepted, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
 def remains(accepted: Path) -> Iterator[Path]:
     """The folders that were on their way when whoever filled them was killed; nobody else sweeps one meanwhile."""
     for left in paths_in(accepted, f"{INCOMING}*"):

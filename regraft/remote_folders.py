@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from index.archive import unpack_version
 from index.encoder import Encoder
 from index.errors import InvalidVersionFolder, NoRoute
 from index.execution import Execution
-from index.folder import card_sha256, load_version
-from index.incoming import incoming_folder, sweep
+from index.folder import load_version
+from index.incoming import alone_in, incoming_folder, sweep
 from index.isolated import Limits, verify_isolated
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from regraft.client import Client
@@ -24,6 +25,8 @@ from service.registry.stored_contents import TextEntrance
 
 EDGES = ".edges"
 """Where edges lie, by their two versions and their hash; no version may be named so."""
+
+T = TypeVar("T")
 
 
 class RemoteVersion:
@@ -111,22 +114,17 @@ class Folders:
 
     def _load_version(self, name: str, expected: str) -> Version:
         folder = self._folder / name
-        if not folder.is_dir() or card_sha256(folder) != expected:
-            self._fetch_version(name, folder, expected)
-        try:
-            return load_version(folder, expect_card=expected)
-        except InvalidVersionFolder:  # changed here since it was fetched
-            self._fetch_version(name, folder, expected)
-            return load_version(folder, expect_card=expected)
 
-    def _fetch_version(self, name: str, folder: Path, expected: str) -> None:
         def check(archive: Path, into: Path) -> None:
             unpack_version(archive, into)
             load_version(into, expect_card=expected)
             verify_isolated(into, None, self._limits)  # the service did, on another machine
 
-        with incoming_folder(self._folder) as place:
-            _put(place, self._client.work_version(name), folder, check)
+        def fetch() -> None:
+            with incoming_folder(self._folder) as place:
+                _put(place, self._client.work_version(name), folder, check)
+
+        return self._kept(lambda: load_version(folder, expect_card=expected), fetch)
 
     def _load_edge(self, new: str, named: WorkEdge) -> Edge:
         folder = self._folder / EDGES / new / named.old / named.sha256
@@ -134,16 +132,23 @@ class Folders:
         def check(archive: Path, into: Path) -> None:
             edge_archive.unpack(archive, into, new, named.old, named.sha256)
 
-        if folder.is_dir():
-            try:
-                return edge_archive.load(folder, new, named.old, named.sha256)
-            except InvalidVersionFolder:  # changed here since it was fetched
-                pass
-        with incoming_folder(self._folder) as place:
-            _put(place, self._client.work_edge(named.id), folder, check)
-        for replaced in set(folder.parent.iterdir()) - {folder}:
-            shutil.rmtree(replaced, ignore_errors=True)
-        return edge_archive.load(folder, new, named.old, named.sha256)
+        def fetch() -> None:
+            with incoming_folder(self._folder) as place:
+                _put(place, self._client.work_edge(named.id), folder, check)
+            for replaced in set(folder.parent.iterdir()) - {folder}:
+                shutil.rmtree(replaced, ignore_errors=True)
+
+        return self._kept(lambda: edge_archive.load(folder, new, named.old, named.sha256), fetch)
+
+    def _kept(self, load: Callable[[], T], fetch: Callable[[], None]) -> T:
+        """What lies here; fetched where it does not, or changed since. Of workers that share the folder one fetches."""
+        with suppress(InvalidVersionFolder, OSError):
+            return load()
+        with alone_in(self._folder):
+            with suppress(InvalidVersionFolder):  # whoever was alone before may have fetched it
+                return load()
+            fetch()
+            return load()
 
 
 class TaskVersions:

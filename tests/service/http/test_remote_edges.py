@@ -6,6 +6,8 @@ import io
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from service.store.tables import embedding, gallery, item
 from staging.builders import make_version
 from staging.forked import Forked, environment
 from staging.served import serving
+from staging.together import together
 from staging.waiting import until
 
 pytestmark = pytest.mark.usefixtures("keyed_alone")
@@ -260,6 +263,34 @@ def test_remains_of_a_killed_worker_are_swept_and_what_another_fetches_now_is_no
         Folders(client, tmp_path, 1, Limits())
 
         assert sorted(path.name for path in tmp_path.iterdir()) == [filled.name, "late"]
+
+
+def test_workers_that_share_a_folder_fetch_once(
+    keyed: Any, drawn: dict[str, Any], fill: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(keyed, drawn["first"])
+    fill(chunk_size=20)
+    task = claim(keyed)
+    named = WorkEdge(**task["edges"][0])
+    with Client(str(keyed.http.base_url).removesuffix("/v1/"), WORKER_KEY) as client:
+        fetched: list[Any] = []
+        # Nobody fetches before everyone looked whether it is there.
+        looked = threading.Barrier(3)
+
+        def slowly(fetch: Callable[..., bytes], *what: Any) -> bytes:
+            fetched.append(what)
+            with suppress(threading.BrokenBarrierError):
+                looked.wait(0.2)
+            return fetch(*what)
+
+        for name in ("work_version", "work_edge"):
+            monkeypatch.setattr(client, name, partial(slowly, getattr(client, name)))
+        workers = [Folders(client, tmp_path, 1, Limits()) for _ in range(3)]
+
+        together(3, lambda number: workers[number].version("late", task["card_sha256"]))
+        together(3, lambda number: workers[number].edge("late", named))
+
+    assert fetched == [("late",), (named.id,)]
 
 
 def behind_its_back(backfills: Any) -> None:
