@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from index.errors import InvalidArgument
+from training.methods import method_options
 from training.overrides import with_overrides
 from training.recipes import RECIPES, Recipe, find_recipe
 
@@ -77,11 +78,15 @@ def referred(recipe: Recipe, field: str, base: Recipe | None = None) -> Recipe:
     return replace(wanted, root=recipe.root) if wanted.data == recipe.data else wanted
 
 
-def differences(recipe: Recipe, other: Mapping[str, Any]) -> Iterator[str]:
-    """`field=value` for each field of a recipe that a card's recipe has otherwise, or not at all."""
-    for name, value in recipe.as_json().items():
-        before = other.get(name)
-        if isinstance(value, Mapping) and isinstance(before, Mapping):
-            yield from (f"{name}.{part}={x}" for part, x in value.items() if part not in before or before[part] != x)
-        elif name not in other or before != value:
-            yield f"{name}={value}"
+def differences(recipe: Recipe, other: Recipe) -> Iterator[str]:
+    """`field=value`, as `--set` takes it, of all that decides what a recipe gives and is otherwise in another one."""
+    mine, others = _decides(recipe), _decides(other)
+    yield from (f"{name}={value}" for name, value in mine.items() if name not in others or others[name] != value)
+
+
+def _decides(recipe: Recipe) -> dict[str, Any]:
+    """Fields, options and parts of `preprocess` by name; how many workers make the batches changes nothing of them."""
+    fields = {name: value for name, value in vars(recipe).items() if name not in {"summary", "workers"}}
+    options = {**method_options(recipe.method), **fields.pop("options")}
+    preprocess = {f"preprocess.{part}": value for part, value in fields.pop("preprocess").as_json().items()}
+    return {**fields, **options, **preprocess}

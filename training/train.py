@@ -24,14 +24,14 @@ from training.limits import check_numbers
 from training.losses import UNKNOWN, class_means, class_radii
 from training.method import Method, Old
 from training.module import PsiTraining, Training
-from training.recipes import RECIPES, Recipe, find_recipe
+from training.recipes import RECIPES, Recipe, find_recipe, recipe_from_json
 from training.references import FIELDS, References, differences, referred
 from training.report import report_version
 from training.side_information import KINDS, Psi, build_psi, recipe_of_psi
 from training.sources import load_data
 from training.stored import StoredVersion, encodes_alone, open_stored, with_encoded
 from training.trained import Trained, blank_old, build_method
-from training.turns import Taken, only_here, wait_for_turn
+from training.turns import Taken, lock_of, only_here, wait_for_turn
 from training.validation import Validation, hold_out
 
 RUNS = Path("runs")
@@ -109,11 +109,14 @@ def check_plan(recipe: Recipe, out: Path, references: References) -> None:
     """Refuse what cannot work before anything is read or trained.
 
     Raises:
-        InvalidArgument: a number of a recipe, or the folder.
+        InvalidArgument: a number of a recipe, the folder, or see `is_there`.
     """
     for one in (recipe, *references.values()):
         check_numbers(one)
     check_target(out)
+    for field, reference in references.items():
+        if not lock_of(RUNS / reference.name).exists():  # whoever trains it now decides what will be there
+            is_there(field, reference)
 
 
 def recipe_data(recipe: Recipe) -> Data:
@@ -156,13 +159,13 @@ def reference_folder(recipe: Recipe, field: str, progress: bool, references: Ref
     """Where a version is that a recipe names: a version folder, or a recipe, trained into `RUNS` unless it is there.
 
     Raises:
-        InvalidArgument: neither.
+        InvalidArgument: neither, or see `is_there`.
     """
     reference: str = getattr(recipe, field)
     if not reference:
         return None
     if field in references:
-        return run_of(references[field], progress)
+        return run_of(field, references[field], progress)
     if not (Path(reference) / CARD).is_file():
         raise InvalidArgument(
             f"{field}={reference} is neither a version folder nor a recipe{nearest(reference, RECIPES)}; "
@@ -192,12 +195,14 @@ def planned_dim(recipe: Recipe, references: References) -> int | None:
     return load_version(folder).card.dim if (folder / CARD).is_file() else None
 
 
-def run_of(recipe: Recipe, progress: bool) -> Path:
-    """The recipe's version below `RUNS`, trained now unless the one that is there was made by this very recipe.
+def run_of(field: str, recipe: Recipe, progress: bool) -> Path:
+    """A recipe's version below `RUNS`, for the field that names it; trained now unless it is there.
 
     Where another process trains it, this one waits and looks again; of several processes that train together none
-    does, as all must see the same. With `progress`, says which of both, and what differs: from the one that is there,
-    else from the recipe by name.
+    does, as all must see the same. With `progress`, says which of both, and what differs from the recipe by name.
+
+    Raises:
+        InvalidArgument: see `is_there`.
     """
 
     def say(text: str) -> None:
@@ -207,18 +212,35 @@ def run_of(recipe: Recipe, progress: bool) -> Path:
     out = RUNS / recipe.name
     if processes.world() == 1:
         wait_for_turn(out, say)
-    there = load_version(out).card.recipe if (out / CARD).is_file() else None
-    if there == recipe.as_json():
+    if is_there(field, recipe):
         say(f"{out} is used as it is")
         return out
-    changed = ", ".join(differences(recipe, there or find_recipe(recipe.name).as_json()))
-    say(f"{out} is trained {'again' if there else 'first'}{f', with {changed}' if changed else ''}")
+    changed = ", ".join(differences(recipe, find_recipe(recipe.name)))
+    say(f"{out} is trained first{f', with {changed}' if changed else ''}")
     try:
         return train(recipe, out, progress)
     except Taken:
         if processes.world() > 1:
             raise
-        return run_of(recipe, progress)
+        return run_of(field, recipe, progress)
+
+
+def is_there(field: str, recipe: Recipe) -> bool:
+    """Whether a recipe's version is below `RUNS`, made by this very recipe.
+
+    Raises:
+        InvalidArgument: one is that another recipe made; names what differs, and the ways out.
+    """
+    out = RUNS / recipe.name
+    if not (out / CARD).is_file():
+        return False
+    if changed := ", ".join(differences(recipe, recipe_from_json(load_version(out).card.recipe))):
+        raise InvalidArgument(
+            f"{out} is there, and was trained without {changed}: {field}={out} trains against it as it is, "
+            f"`regraft train {recipe.name} --overwrite` with these settings replaces it",
+            pointer=f"/{field}",
+        )
+    return True
 
 
 def new_backbone(recipe: Recipe) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 
 from index.errors import InvalidArgument
 from index.folder import load_version
+from staging.recipes import quick
 from training import train as path
 from training.recipe_file import base_of, read_recipe
 from training.recipes import find_recipe, recipe_from_json
-from training.references import with_settings
+from training.references import differences, with_settings
+from training.sweep import sweep
 
 
 def test_images_and_machine_are_the_same_for_all_and_the_rest_stays() -> None:
@@ -82,16 +85,41 @@ def test_it_is_said_what_is_trained_first_and_with_what(
     monkeypatch.setattr(path, "RUNS", runs)
     monkeypatch.setattr(path, "train", lambda recipe, out, progress: v1)
     there = recipe_from_json(load_version(v1).card.recipe)
-    path.run_of(replace(find_recipe("digits_v1"), epochs=1, root="X"), progress=True)
+    path.run_of("old", replace(find_recipe("digits_v1"), epochs=1, root="X"), progress=True)
     runs.mkdir()
     (runs / "digits_v1").symlink_to(v1)
-    smaller = replace(there.preprocess, height=9)
-    path.run_of(replace(there, rate=7.0, preprocess=smaller), progress=True)
-    path.run_of(there, progress=True)
+    path.run_of("old", replace(there, workers=3), progress=True)
 
     out = runs / "digits_v1"
     assert capsys.readouterr().out.splitlines() == [
         f"{out} is trained first, with root=X, epochs=1",
-        f"{out} is trained again, with preprocess.height=9, rate=7.0",
         f"{out} is used as it is",
     ]
+
+
+def test_a_reference_that_another_recipe_made_is_left_alone_and_the_ways_out_are_named(
+    v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(path, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(path, "recipe_data", lambda _: pytest.fail("read before it was refused"))
+    shutil.copytree(v1, out := tmp_path / "runs" / "digits_v1")
+    there = recipe_from_json(load_version(v1).card.recipe)
+    other = replace(there, rate=7.0, preprocess=replace(there.preprocess, height=9))
+    trial = quick("digits_bct", old="digits_v1")
+
+    said = rf"there, and was trained without rate=7.0, preprocess.height=9: old={out} .*train digits_v1 --overwrite"
+    with pytest.raises(InvalidArgument, match=said) as refused:
+        path.train(trial, tmp_path / "v2", progress=False, references={"old": other})
+    with pytest.raises(InvalidArgument, match=said):
+        sweep(trial, 1, tmp_path / "trials", references={"old": other})
+    assert refused.value.pointer == "/old"
+    assert (out / "card.json").read_bytes() == (v1 / "card.json").read_bytes()
+    assert [found.name for found in tmp_path.iterdir()] == ["runs"]
+
+
+def test_a_card_without_the_fields_and_options_of_a_later_release_is_of_the_same_recipe() -> None:
+    recipe = find_recipe("digits_bct")
+    card = {name: value for name, value in recipe.as_json().items() if name not in {"side_temperature", "split_seed"}}
+
+    assert list(differences(replace(recipe, options={"weight": 10.0}), recipe_from_json(card))) == []
+    assert list(differences(recipe, recipe_from_json({**card, "held_out": 0.1}))) == ["held_out=0.0"]

@@ -52,7 +52,7 @@ def test_a_reference_that_somebody_else_trains_is_waited_for_and_then_used(
     other = threading.Thread(target=elsewhere)
     other.start()
     held.wait()
-    found = path.run_of(quick("digits_v1"), progress=True)
+    found = path.run_of("old", quick("digits_v1"), progress=True)
     other.join()
 
     assert found == out
