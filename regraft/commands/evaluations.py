@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from index.errors import InvalidImage
+from regraft import given
 from regraft.commands.answers import Commands, answer, out
 from regraft.commands.evaluation_files import LINES, read_evaluation, read_lines
 from regraft.commands.galleries import IMAGE_SUFFIXES
@@ -71,7 +72,7 @@ def add(
         else:
             entries, images = _entries(folder)
             with _naming(images):
-                files = [path.read_bytes() for path in images]
+                files = [given.image(path.read_bytes(), str(path)) for path in images]
                 added = client.add_evaluation(name, entries, images=files, name=title, dry_run=dry_run)
     answer(added)
     number = "(dry run)" if added.id is None else added.id

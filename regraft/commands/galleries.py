@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from index.engines.config import IndexKind, Storage
 from index.errors import InvalidArgument
-from regraft.client import DEFAULT_K, Client, ImageItem, QueryOptions
+from index.item_id import is_writable
+from regraft.client import DEFAULT_K, Client, ImageItem, InvalidInput, QueryOptions
 from regraft.commands.answers import Commands, answer, err, out
 from regraft.commands.item_files import below, by_id
 from regraft.commands.options import (
@@ -31,8 +32,17 @@ from regraft.commands.options import (
     read_filter,
     would,
 )
-from regraft.commands.texts import are_texts, find_texts, ingest_texts, refused_as_result
-from regraft.models import EdgeUsed, GalleryInfo, ImageWarning, IngestResult, Match, SearchedShard, SearchResponse
+from regraft.commands.texts import are_texts, find_texts, ingest_texts, nothing_stored, refused_as_result
+from regraft.models import (
+    EdgeUsed,
+    GalleryInfo,
+    ImageWarning,
+    IngestResult,
+    ItemError,
+    Match,
+    SearchedShard,
+    SearchResponse,
+)
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 MAX_BATCH_BYTES = 32 << 20
@@ -303,7 +313,7 @@ def batches(files: Sequence[tuple[str, Path]], size: int) -> Iterator[list[tuple
     chunk: list[tuple[str, Path]] = []
     total = 0
     for name, path in files:
-        weight = path.stat().st_size
+        weight = _size(path)
         if chunk and (len(chunk) == size or total + weight > MAX_BATCH_BYTES):
             yield chunk
             chunk, total = [], 0
@@ -313,9 +323,41 @@ def batches(files: Sequence[tuple[str, Path]], size: int) -> Iterator[list[tuple
         yield chunk
 
 
+def _size(path: Path) -> int:
+    """Bytes of a file; 0 where it cannot be read, which is told when its turn comes."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def _store(client: Client, name: str, chunk: Sequence[tuple[str, Path]], replace: bool | None) -> IngestResult:
-    items = [ImageItem(key, path.read_bytes(), {"label": path.resolve().parent.name}) for key, path in chunk]
-    return refused_as_result(lambda: client.ingest(name, items, replace=replace))
+    """Send the files that can be sent; the others are errors of the result beside those that the service refuses."""
+    items: dict[int, ImageItem] = {}
+    unsent: dict[int, tuple[str, str]] = {}
+    for index, (key, path) in enumerate(chunk):
+        try:
+            items[index] = _item(key, path)
+        except InvalidInput as error:
+            unsent[index] = error.code, error.message
+        except OSError as error:
+            unsent[index] = "os_error", error.strerror or str(error)
+    errors = [ItemError(index=n, id=None, code=code, detail=why, pointer="") for n, (code, why) in unsent.items()]
+    if not items:
+        return nothing_stored(errors)
+    done = refused_as_result(lambda: client.ingest(name, list(items.values()), replace=replace))
+    sent = list(items)
+    errors += [error.model_copy(update={"index": sent[error.index]}) for error in done.errors]
+    return done.model_copy(update={"failed": len(errors), "errors": sorted(errors, key=lambda error: error.index)})
+
+
+def _item(key: str, path: Path) -> ImageItem:
+    """Raises InvalidInput or OSError where a file cannot be an item."""
+    if not is_writable(key):
+        raise InvalidInput("its name is not UTF-8, or holds control characters")
+    if not (content := path.read_bytes()):
+        raise InvalidInput("the file is empty")
+    return ImageItem(key, content, {"label": path.resolve().parent.name})
 
 
 def _add_up(lost: dict[tuple[str, str], ImageWarning], warnings: Sequence[ImageWarning]) -> None:

@@ -91,10 +91,14 @@ def refused_as_result(send: Callable[[], IngestResult]) -> IngestResult:
         return send()
     except Problem as problem:
         if problem.errors and all("index" in error for error in problem.errors):
-            errors = [ItemError(**error) for error in problem.errors]
-            counts = dict.fromkeys(("stored", "new", "updated", "replaced", "seq"), 0)
-            return IngestResult(**counts, failed=len(errors), errors=errors, warnings=[])
+            return nothing_stored([ItemError(**error) for error in problem.errors])
         raise
+
+
+def nothing_stored(errors: list[ItemError]) -> IngestResult:
+    """What became of a batch of nothing but bad items."""
+    counts = dict.fromkeys(("stored", "new", "updated", "replaced", "seq"), 0)
+    return IngestResult(**counts, failed=len(errors), errors=errors, warnings=[])
 
 
 def _text(file: Path) -> str:

@@ -40,8 +40,8 @@ class IngestBatch:
 
     def refuse(self, index: int, item_id: object, error: RegraftError) -> None:
         """Note why one item cannot be stored."""
-        named = item_id[:MAX_ID] if isinstance(item_id, str) else None
-        pointer = f"/items/{index}{error.pointer}"
+        named = _whole(item_id[:MAX_ID]) if isinstance(item_id, str) else None
+        pointer = f"/items/{index}{_whole(error.pointer)}"
         self.errors.append(
             {"index": index, "id": named, "code": error.code, "detail": error.message, "pointer": pointer}
         )
@@ -129,3 +129,8 @@ def _draft(index: int, value: object, content: str, beside: str, max_metadata: i
     if why := why_not_stored(metadata, max_metadata):
         raise InvalidItem(f"metadata {why}", pointer="/metadata")
     return ItemDraft(index, given, fields.get("metadata"), fields.get(content), fields.get(beside))
+
+
+def _whole(text: str) -> str:
+    """The text with `?` for each half of a surrogate pair: strict readers of JSON refuse an answer that holds one."""
+    return text.encode(errors="replace").decode()

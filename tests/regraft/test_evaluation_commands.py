@@ -25,6 +25,15 @@ def test_evaluation_add_names_the_image_that_is_refused(run, service, tmp_path):
     assert f"{tmp_path / 'b.png'}: these bytes are not an image" in said
 
 
+def test_evaluation_add_names_the_file_that_is_empty(run, service, tmp_path):
+    (tmp_path / "a.png").write_bytes(b"x")
+    (tmp_path / "b.png").write_bytes(b"")
+
+    code, _, said = run("evaluation", "add", "g", tmp_path)
+
+    assert (code, f"{tmp_path / 'b.png'} is empty" in said, service.requests) == (1, True, [])
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_evaluation_add_of_nothing_is_wrong_usage_and_names_the_folder(run, service, tmp_path, there):
     folder = tmp_path / "empty"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import httpx
@@ -84,6 +85,38 @@ def test_ingest_names_every_image_that_failed_and_ends_with_code_1(run, service,
 
     assert (code, shown) == (1, "stored 3 images in g, 1 failed (3 new, 0 replaced)\n")
     assert f"{folder / 'cats' / '2.PNG'}: not an image" in said.replace("\n", "")
+
+
+def test_files_that_cannot_be_sent_are_failures_of_their_own(run, service, folder, monkeypatch):
+    latin, unreadable = folder / "cats" / os.fsdecode(b"caf\xe9.png"), folder / "dogs" / "3.jpg"
+    (folder / "cats" / "1.png").write_bytes(b"")
+    latin.write_bytes(b"x")
+    read = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path == unreadable:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    refused = [{"index": 0, "id": "cats/2.PNG", "code": "invalid_image", "detail": "not an image"}]
+    service.answers["POST /v1/galleries/g/items"] = [
+        problem(422, code="items_refused", detail="none", errors=filled(list[ItemError], refused)),
+        {"stored": 1, "new": 1},
+    ]
+
+    code, shown, said = run("ingest", "g", folder, "--batch", 2, "--json")
+
+    told = json.loads(shown)
+    assert (code, told["stored"], told["failed"]) == (1, 1, 4)
+    assert [(Path(error["file"]), error["code"]) for error in told["errors"]] == [
+        (folder / "cats" / "1.png", "invalid_input"),
+        (folder / "cats" / "2.PNG", "invalid_image"),
+        (latin, "invalid_input"),
+        (unreadable, "os_error"),
+    ]
+    assert [f"{folder}/{name}" in said for name in ("cats/1.png", "cats/caf\\udce9.png", "dogs/3.jpg")] == [True] * 3
+    assert [[item["id"] for item in described(r)] for r in service.requests] == [["cats/2.PNG"], ["dogs/old/4.webp"]]
 
 
 def test_a_batch_of_nothing_but_bad_images_does_not_stop_the_others(run, service, folder):
