@@ -34,25 +34,29 @@ LOOK_SECONDS = 10.0
 """How often it is looked whether a process has left a sweep to others."""
 
 
-def finish_or_replan(database: Database, registry: Registry, embedder: Embedder) -> dict[int, BackfillState]:
-    """End each drained backfill, or plan what came or changed while it ran, or is to be tried again.
+def finish_or_replan(
+    database: Database, registry: Registry, embedder: Embedder, stop: threading.Event
+) -> dict[int, BackfillState]:
+    """End each drained backfill, or plan what came or changed while it ran, or is to be tried again, until `stop`.
 
     Returns:
         The state of each that was touched: `running` ones have new chunks.
     """
     with database.lookup() as connection:
         waiting = drained(connection)
-    states = plan_left(database, registry, embedder)
+    states = plan_left(database, registry, embedder, stop)
     for backfill_id in waiting:
+        if stop.is_set():
+            break
         with database.write() as connection:
             job = begin_again(connection, backfill_id)
-        if job is not None and (state := plan(database, registry, embedder, job)) is not None:
+        if job is not None and (state := plan(database, registry, embedder, job, stop)) is not None:
             states[backfill_id] = state
     return states
 
 
 def plan_left(
-    database: Database, registry: Registry, embedder: Embedder, stop: threading.Event | None = None
+    database: Database, registry: Registry, embedder: Embedder, stop: threading.Event
 ) -> dict[int, BackfillState]:
     """Go on with the sweeps that nobody goes on with; returns the state of each backfill that is planned now."""
     with database.lookup() as connection:
@@ -67,7 +71,7 @@ def plan_left(
 
 
 def plan(
-    database: Database, registry: Registry, embedder: Embedder, job: BackfillRow, stop: threading.Event | None = None
+    database: Database, registry: Registry, embedder: Embedder, job: BackfillRow, stop: threading.Event
 ) -> BackfillState | None:
     """Bring the sweep of a backfill, whose lease is the caller's, to its end; returns as `go_on` does."""
     with keeping_lease(database, job), suppress(UnknownGallery):

@@ -151,7 +151,7 @@ class Worker:
 
     def _look_after(self) -> bool:
         """Look after backfills without chunks. True: one has new chunks."""
-        states = finish_or_replan(self._database, self._registry, self._embedder)
+        states = finish_or_replan(self._database, self._registry, self._embedder, self._stop)
         for number, state in states.items():
             self._log("backfill_done" if state is BackfillState.DONE else "backfill_extended", backfill=number)
         return BackfillState.RUNNING in states.values()

@@ -76,11 +76,10 @@ def claim(body: ClaimIn, service: Service) -> Any:
     """Lease the next chunk; 204 when there is none."""
     owner = f"{REMOTE}{body.worker}:{uuid.uuid4().hex}"
     chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
-    if (
-        chunk is None
-        and BackfillState.RUNNING in finish_or_replan(service.database, service.registry, service.embedder).values()
-    ):
-        chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
+    if chunk is None:
+        states = finish_or_replan(service.database, service.registry, service.embedder, service.stopping)
+        if BackfillState.RUNNING in states.values():
+            chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
     if chunk is None:
         return Response(status_code=204)
     try:

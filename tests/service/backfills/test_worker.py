@@ -17,10 +17,12 @@ from index.encoder import Encoder
 from index.errors import InvalidVector, InvalidVersionFolder
 from index.transform import Carried, load_forward, load_transform
 from index.version import Version
-from service.backfills import chunks, worker
+from service.backfills import chunks, sweeps, worker
+from service.backfills.completion import Planner
 from service.backfills.embedder import _embed
 from service.backfills.worker import Worker
 from service.settings import Settings
+from service.store.rows import BackfillRow
 from service.store.tables import backfill_chunk, embedding, gallery, item
 from service.store.vector_codec import from_bytes
 from staging.builders import make_image
@@ -337,6 +339,27 @@ def test_told_to_stop_it_finishes_the_chunk_in_hand_and_no_other(
     worker.run(served.runtime.settings, stop)
 
     assert last_backfill(served, path)["done"] == 5
+
+
+def test_told_to_stop_it_plans_no_further(served: Any, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(self: Planner, job: BackfillRow) -> None:
+        with served.runtime.database.write() as connection:
+            sweeps.let_go(connection, job)
+
+    stop = threading.Event()
+    write = sweeps._Sweep._write
+    with monkeypatch.context() as patch:
+        patch.setattr(Planner, "plan", leave)
+        patch.setattr(sweeps, "CHUNKS", 1)
+        patch.setattr(sweeps._Sweep, "_write", lambda *given: (write(*given), stop.set())[0])
+        path = filled(chunk_size=5)
+
+        worker.run(served.runtime.settings, stop)
+
+        left = last_backfill(served, path)
+        assert (left["planning"], left["total"]) == (True, 5)
+    served.work()
+    assert last_backfill(served, path)["done"] == 20
 
 
 def test_a_new_data_folder_is_made_ready(tmp_path: Path) -> None:

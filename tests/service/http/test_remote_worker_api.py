@@ -158,7 +158,7 @@ class TestWorking:
         # One mover: what it has opened it keeps.
         assert [(given[2], given[3].id) for given in asked] == [(keyed.runtime.embedder, number) for number in numbers]
         runtime = keyed.runtime
-        assert drained.finish_or_replan(runtime.database, runtime.registry, runtime.embedder) == {}
+        assert drained.finish_or_replan(runtime.database, runtime.registry, runtime.embedder, threading.Event()) == {}
 
     def test_a_device_that_holds_the_originals_gets_no_images(
         self, keyed: Any, filled: Any, remote: Client, tmp_path: Path, pictures: list[bytes]
