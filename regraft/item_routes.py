@@ -139,7 +139,7 @@ class ItemRoutes(Connection):
         cursor: str | None = None,
         with_text: bool = False,
     ) -> bytes:
-        """The same as a table in Arrow's stream format; the next cursor lies under `next` in the schema's metadata."""
+        """The same as a table in Arrow's stream format; `next` and `damaged` lie in the schema's metadata."""
         params = _page(limit, cursor, with_text) | {"versions": ",".join(versions)}
         path = path_of("galleries", gallery, "items:embeddings")
         return self._send("GET", path, params=params, headers={"accept": ARROW}).content

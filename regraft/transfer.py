@@ -201,34 +201,45 @@ def _store_texts(client: Client, gallery: str, batch: Batch, rows: Sequence[int]
     return _sent(rows, items, lambda some: client.ingest_texts(gallery, some))
 
 
-def export_gallery(client: Client, gallery: str, path: Path, moved: Callable[[int], object] | None = None) -> bool:
-    """Write every item with its vectors to a Parquet file, which is there when it is whole. Needs pyarrow.
+@dataclass(frozen=True)
+class Exported:
+    """`changed`: the gallery was written to meanwhile, so the file is of several moments.
 
-    Returns:
-        Whether the gallery changed meanwhile: then what was written is of several moments.
+    `damaged`: how many embeddings were left out because the service cannot read them.
     """
+
+    changed: bool
+    damaged: int
+
+
+def export_gallery(client: Client, gallery: str, path: Path, moved: Callable[[int], object] | None = None) -> Exported:
+    """Write every item with its vectors to a Parquet file, which is there when it is whole. Needs pyarrow."""
     import pyarrow.parquet as pq
 
     before = client.gallery(gallery)
     pages = _pages(client, gallery)
-    first = next(pages)
+    first, damaged = next(pages)
     about = {"gallery": gallery, "current": before.current, "seq": before.seq, "items": before.items}
     schema = first.schema.with_metadata({"regraft": json.dumps(about)})
     beside = path.with_name(f"{path.name}.part-{os.getpid()}")
     try:
         with pq.ParquetWriter(beside, schema) as writer:
-            for page in chain([first], pages):
+            for page, lost in chain([(first, 0)], pages):
+                damaged += lost
                 writer.write_table(page.cast(schema))
                 if moved is not None:
                     moved(page.num_rows)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-    return client.gallery(gallery).seq != before.seq
+    return Exported(client.gallery(gallery).seq != before.seq, damaged)
 
 
-def _pages(client: Client, gallery: str) -> Iterator[Any]:
-    """The gallery's items as tables of the same columns; vectors are lists, which every reader of Parquet knows."""
+def _pages(client: Client, gallery: str) -> Iterator[tuple[Any, int]]:
+    """The gallery's items as tables of the same columns, each with how many embeddings are left out as damaged.
+
+    Vectors are lists, which every reader of Parquet knows.
+    """
     import pyarrow as pa
 
     versions: Sequence[str] = ()
@@ -240,7 +251,7 @@ def _pages(client: Client, gallery: str) -> Iterator[Any]:
         # A version that comes while this runs is none of the columns.
         versions = [name.removeprefix("vector:") for name in page.column_names if name.startswith("vector:")]
         lists = [pa.field(f.name, pa.list_(pa.float32())) if f.name.startswith("vector:") else f for f in page.schema]
-        yield page.cast(pa.schema(lists))
+        yield page.cast(pa.schema(lists)), len(json.loads(metadata.get(b"damaged", b"[]")))
         cursor = metadata.get(b"next", b"").decode()
         if not cursor:
             return

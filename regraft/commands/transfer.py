@@ -38,11 +38,13 @@ def export(
         raise InvalidArgument(f"there is no folder {file.parent}")
     with connect(url, api_key) as client, needs("arrow"), progress() as bar:
         task = bar.add_task(f"exporting {name}", total=client.gallery(name).items)
-        changed = export_gallery(client, name, file, lambda rows: bar.advance(task, rows))
+        done = export_gallery(client, name, file, lambda rows: bar.advance(task, rows))
         rows = int(bar.tasks[0].completed)
-    if changed:
+    if done.changed:
         err.print(f"warning: {name} was written to meanwhile: the file is of several moments")
-    answer({"gallery": name, "file": file, "items": rows, "changed": changed})
+    if done.damaged:
+        err.print(f"warning: {done.damaged} embeddings are damaged and left out: `regraft doctor` names them")
+    answer({"gallery": name, "file": file, "items": rows, **asdict(done)})
     out.print(f"wrote {rows} items of {name} to {file}")
 
 

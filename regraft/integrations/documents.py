@@ -184,6 +184,8 @@ class Documents:
         held = self.get(list(metadata))
         by_version: dict[str, list[dict[str, Any]]] = {}
         for key, item in held.items():
+            if not item.embeddings:
+                raise InvalidArgument(f"{key!r} has no vector that can be read: `regraft doctor` says why")
             one = item.embeddings[-1]
             changed = {"id": key, "metadata": metadata[key], "embedding": np.asarray(one.embedding, np.float32)}
             by_version.setdefault(one.version, []).append(changed)

@@ -45,6 +45,7 @@ from regraft.models.gates import (
     SliceScores,
 )
 from regraft.models.items import (
+    DamagedEmbedding,
     DeleteResult,
     EmbeddedItem,
     EmbeddingInfo,
@@ -93,6 +94,7 @@ __all__ = [
     "CollectionInfo",
     "CurveInfo",
     "CurvePoint",
+    "DamagedEmbedding",
     "DegradedShard",
     "DeleteResult",
     "DependentGallery",

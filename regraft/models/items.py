@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from regraft.models.base import ApiModel
@@ -94,11 +95,22 @@ class EmbeddedItem(ItemInfo):
     embeddings: list[StoredEmbedding]
 
 
+class DamagedEmbedding(ApiModel):
+    """An embedding that an item holds and that cannot be read: `regraft doctor` says more."""
+
+    id: str
+    version: str
+
+
 class EmbeddingPage(ApiModel):
-    """A page of items with their embeddings; `next` is the cursor of the page behind it, null at the end."""
+    """A page of items with their embeddings; `next` is the cursor of the page behind it, null at the end.
+
+    `damaged`: embeddings that these items hold and that are left out.
+    """
 
     items: list[EmbeddedItem]
     next: str | None
+    damaged: Sequence[DamagedEmbedding] = ()
 
 
 class MissingPage(ApiModel):

@@ -86,11 +86,16 @@ def write_matches(answer: Mapping[str, Any]) -> bytes:
     return _stream(columns, {"regraft": orjson.dumps(beside)})
 
 
-def write_items(items: Sequence[Mapping[str, Any]], dims: Mapping[str, int], following: str | None) -> bytes:
+def write_items(
+    items: Sequence[Mapping[str, Any]],
+    dims: Mapping[str, int],
+    following: str | None,
+    damaged: Sequence[Mapping[str, str]],
+) -> bytes:
     """A page of items as a table: `id`, `metadata` (JSON), `active`, `image`, `text`, `created`, two columns a version.
 
     `dims`: the versions' dimensions by name. `vector:NAME` and `origin:NAME` are null where an item holds none of it.
-    The cursor of the page behind it lies in the schema's metadata.
+    The cursor of the page behind it lies in the schema's metadata, and as JSON the embeddings that are left out.
     """
     pa = pyarrow()
     columns = {name: [one[name] for one in items] for name in ("id", "active", "image", "text", "created")}
@@ -107,7 +112,7 @@ def write_items(items: Sequence[Mapping[str, Any]], dims: Mapping[str, int], fol
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), dim, mask=pa.array(gone))
         arrays[f"vector:{name}"] = vectors
         arrays[f"origin:{name}"] = pa.array([None if one is None else one["origin"] for one in held], pa.string())
-    return _stream(arrays, {"next": following or ""})
+    return _stream(arrays, {"next": following or "", "damaged": orjson.dumps(damaged)})
 
 
 def _stream(columns: Mapping[str, Any], metadata: Mapping[str, str | bytes]) -> bytes:

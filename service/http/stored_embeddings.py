@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 
 from index.errors import InvalidArgument
 from index.item_id import is_writable
+from index.space import Vectors
 from index.version import Origin
 from regraft.models import EmbeddingPage, IngestResult, MissingPage
 from service.errors import InvalidBody
@@ -29,7 +31,7 @@ from service.store.embeddings import says_itself, vectors_of
 from service.store.repository import gallery_named, items_after, versions_held
 from service.store.sql_arrays import written
 from service.store.tables import item
-from service.store.vector_codec import from_bytes
+from service.store.vector_codec import from_bytes, is_whole
 
 router = APIRouter(route_class=CheckedRoute, tags=["items"])
 
@@ -107,18 +109,19 @@ def read(
         stored = vectors_of(connection, gallery.id, [row.id for row in page])
     wanted = {one.id: one for one in named or map(service.registry.by_id, held_ids)}
     places = places_in(service.registry, gallery)
-    items = [
-        describe_item(service, places, row, _origins(stored[row.id]), with_text=with_text)
-        | {"embeddings": _held(stored[row.id], wanted)}
-        for row in page
-    ]
+    items, damaged = [], []
+    for row in page:
+        held = _held(stored[row.id], wanted)
+        damaged += [{"id": row.external_id, "version": one["version"]} for one in held if one[EMBEDDING] is None]
+        described = describe_item(service, places, row, _origins(stored[row.id]), with_text=with_text)
+        items.append({**described, "embeddings": [one for one in held if one[EMBEDDING] is not None]})
     following = encode_cursor(page[-1].id) if len(rows) > limit else None
     if is_wanted(request.headers.get("accept", "")):
-        table = write_items(items, {one.name: one.card.dim for one in wanted.values()}, following)
+        table = write_items(items, {one.name: one.card.dim for one in wanted.values()}, following, damaged)
         return Response(table, media_type=ARROW)
-    for held in (held for one in items for held in one["embeddings"]):
-        held[EMBEDDING] = held[EMBEDDING].tolist()
-    return Response(written({"items": items, "next": following}), media_type=JSON)
+    for one in (one for shown in items for one in shown["embeddings"]):
+        one[EMBEDDING] = one[EMBEDDING].tolist()
+    return Response(written({"items": items, "next": following, "damaged": damaged}), media_type=JSON)
 
 
 def _origins(stored: dict[int, tuple[str, bytes]]) -> dict[int, str]:
@@ -136,12 +139,19 @@ def _listed(ids: str) -> list[str]:
 
 
 def _held(stored: dict[int, tuple[str, bytes]], wanted: dict[int, LoadedVersion]) -> list[dict[str, Any]]:
-    """What an item holds of these versions; a vector is an array (D,)."""
+    """What an item holds of these versions; a vector is an array (D,), None: it is damaged."""
     return [
-        {"version": one.name, "origin": stored[key][0], EMBEDDING: from_bytes([stored[key][1]], one.card.dim)[0]}
+        {"version": one.name, "origin": stored[key][0], EMBEDDING: _sound(stored[key][1], one.card.dim)}
         for key, one in wanted.items()
         if key in stored
     ]
+
+
+def _sound(stored: bytes, dim: int) -> Vectors | None:
+    if not is_whole(stored, dim):
+        return None
+    (vector,) = from_bytes([stored], dim)
+    return vector if np.isfinite(vector).all() else None
 
 
 @router.get("/galleries/{name}/items:missing")

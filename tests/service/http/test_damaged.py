@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import select, update
 
 from index.version import Version
+from regraft import Client
+from regraft.transfer import Exported, export_gallery
 from service.replica.feed import usable
 from service.settings import Settings
 from service.store.database import Database
@@ -140,3 +143,17 @@ def test_what_is_usable() -> None:
 def test_the_sum_of_two_wrong_lengths_is_not_taken_for_a_right_one() -> None:
     with pytest.raises(DamagedEmbedding):
         from_bytes([to_bytes(np.ones(1, np.float32)), to_bytes(np.ones(3, np.float32))], 2)
+
+
+def test_pages_of_embeddings_leave_them_out_and_name_them(settings: Settings, tmp_path: Path) -> None:
+    with serving(settings) as served:
+        page = served.http.get("/galleries/g/items:embeddings").json()
+        with Client(str(served.http.base_url).removesuffix("/v1/")) as client:
+            exported = export_gallery(client, "g", tmp_path / "g.parquet")
+
+    held = {one["id"]: len(one["embeddings"]) for one in page["items"]}
+    assert held == {f"i{n}": int(n >= len(DAMAGE)) for n in range(10)}
+    assert page["damaged"] == [{"id": name, "version": "v1"} for name in DAMAGE]
+    assert exported == Exported(changed=False, damaged=len(DAMAGE))
+    vectors = pq.read_table(tmp_path / "g.parquet").column("vector:v1").to_pylist()
+    assert [one is None for one in vectors] == [n < len(DAMAGE) for n in range(10)]
