@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from index.evaluation.metrics import MEAN_AP, Retrieval
 from index.version import CARD
 from training.data import Data
+from training.divergence import Diverged
 from training.evaluate import compare, embed_both, measure
-from training.fitting import Diverged, checkpoint_of
+from training.fitting import checkpoint_of
 from training.origins import card_sha, made_of, read_note, write_note, write_whole
 from training.overrides import with_overrides
 from training.recipes import FAMILIES, Recipe, digits

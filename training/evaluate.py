@@ -20,6 +20,7 @@ from index.evaluation.metrics import MEAN_AP, Compared, Retrieval, negative_flip
 from index.space import Vectors, space_from_json
 from index.version import EdgeKind, Preprocess, Score
 from training.data import Data, ImageSet, batches
+from training.divergence import check_finite
 from training.stored import StoredVersion
 from training.trained import Trained
 
@@ -71,8 +72,14 @@ def gain(better: Retrieval, worse: Retrieval, metric: str = "cmc@1") -> Score:
 
 
 def measure(new: Trained, old: Trained | StoredVersion | None, data: Data) -> Report:
-    """Measure a trained version by itself, and against the old version through its edge."""
+    """Measure a trained version by itself, and against the old version through its edge.
+
+    Raises:
+        Diverged: its embeddings are not finite.
+    """
     new_QD, new_ND = embed_both(new, data)
+    for made in (new_QD, new_ND):
+        check_finite(made)
     new_new = compare(new_QD, new_ND, data, new.space)
     if old is None:
         return Report(new_new)

@@ -24,12 +24,13 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from index.durable import sync_all
-from index.errors import InvalidArgument, RegraftError, raise_if_out_of_memory
+from index.errors import InvalidArgument, raise_if_out_of_memory
 from index.folder import sha256
 from index.new_folder import Unwritable
 from training import processes
-from training.batching import training_batches
+from training.batching import TrainingBatch, training_batches
 from training.data import Data, ImageSet
+from training.divergence import Diverged
 from training.evaluate import run_over
 from training.module import Loop
 from training.recipes import Recipe
@@ -41,13 +42,6 @@ LOOKED_AT = 50
 """The loss of every so many steps is looked at and logged; on a GPU each look waits for the step."""
 
 _log = logging.getLogger(__name__)
-
-
-class Diverged(RegraftError):
-    """The loss of a training is not finite any more."""
-
-    status = 422
-    code = "diverged"
 
 
 def fit(module: Loop, data: Data, validation: Validation | None = None, *, out: Path, progress: bool) -> None:
@@ -111,7 +105,10 @@ def logs_of(out: Path) -> Path:
 
 
 class Watch(lightning.Callback):
-    """Ends a training that diverged: what it would still write is a version that embeds everything alike."""
+    """Ends a training that diverged."""
+
+    last: TrainingBatch
+    """The last batch of an epoch."""
 
     def on_train_batch_end(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -120,10 +117,18 @@ class Watch(lightning.Callback):
             return
         loss = float(outputs["loss"])
         if not math.isfinite(loss):
-            raise Diverged(
-                f"the loss is {loss} in epoch {trainer.current_epoch + 1}, step {batch_idx + 1}: the training "
-                "diverged; a lower rate, or lower weights of the method's losses, may hold it"
-            )
+            raise Diverged(f"the loss is {loss} in epoch {trainer.current_epoch + 1}, step {batch_idx + 1}")
+        self.last = batch
+
+    @torch.no_grad()
+    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        # No loss has been computed yet with the weights that the last step made.
+        assert isinstance(pl_module, Loop)
+        was = pl_module.training
+        loss = float(pl_module.eval().step(self.last).loss)
+        pl_module.train(was)
+        if not math.isfinite(loss):
+            raise Diverged(f"the loss is {loss} after epoch {trainer.current_epoch + 1}")
 
 
 class Keeper(lightning.Callback):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from index.errors import InvalidArgument
 from training.backbones import Frozen
 from training.batching import TrainingBatch, mixed
-from training.method import EmbeddedBatch, Method
+from training.method import EmbeddedBatch, Method, Step
 from training.recipes import Recipe
 from training.side_information import Objective, Psi
 
@@ -45,6 +45,17 @@ class Loop(lightning.LightningModule):
     def looking_on(self) -> dict[str, Frozen]:
         """The frozen models whose outputs go with each batch, by name."""
         return {}
+
+    def step(self, drawn: TrainingBatch) -> Step:
+        """The loss of one batch, and its parts."""
+        raise NotImplementedError
+
+    def training_step(self, drawn: TrainingBatch, _: int) -> Tensor:
+        """The loss of one batch."""
+        step = self.step(drawn)
+        if self.trainer.loggers:
+            self.log_dict({"loss": step.loss, **step.logging}, prog_bar=True, batch_size=len(drawn[1]))
+        return step.loss
 
     def on_train_batch_start(self, batch: TrainingBatch, batch_idx: int) -> None:
         """A step's own random numbers (dropout) follow from its place, so that they are the same after a restart."""
@@ -109,8 +120,8 @@ class Training(Loop):
         }
         return {name: model for name, model in models.items() if model is not None}
 
-    def training_step(self, drawn: TrainingBatch, _: int) -> Tensor:
-        """The loss of one batch."""
+    def step(self, drawn: TrainingBatch) -> Step:
+        """What the method says."""
         image_BCHW, label_B, cached = drawn
         live = {name: model(image_BCHW).float() for name, model in self.looking_on.items() if name not in cached}
         seen = {**cached, **live}
@@ -124,10 +135,7 @@ class Training(Loop):
             old_side_BS=seen.get("old_psi"),
             side_BT=seen.get("psi"),
         )
-        step = self.method(batch)
-        if self.trainer.loggers:
-            self.log_dict({"loss": step.loss, **step.logging}, prog_bar=True, batch_size=len(label_B))
-        return step.loss
+        return self.method(batch)
 
 
 class PsiTraining(Loop):
@@ -144,13 +152,10 @@ class PsiTraining(Loop):
         self.psi, self.objective = psi, objective
         self.views = objective.views
 
-    def training_step(self, drawn: TrainingBatch, _: int) -> Tensor:
-        """The objective of one batch."""
-        image_BCHW, label_B, _cached = drawn
-        loss: Tensor = self.objective(self.psi.backbone, image_BCHW, label_B)
-        if self.trainer.loggers:
-            self.log("loss", loss, prog_bar=True, batch_size=len(label_B))
-        return loss
+    def step(self, drawn: TrainingBatch) -> Step:
+        """The objective."""
+        image_BCHW, label_B, _ = drawn
+        return Step(self.objective(self.psi.backbone, image_BCHW, label_B))
 
 
 def rate_share(step: int, warmup: int, total: int, drops: Sequence[int] = ()) -> float:

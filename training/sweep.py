@@ -19,7 +19,7 @@ from index.errors import InvalidArgument
 from index.folder import load_version
 from index.version import CARD
 from training.data import Data
-from training.fitting import Diverged
+from training.divergence import Diverged
 from training.limits import check_numbers
 from training.methods import method_options
 from training.origins import made_of, read_note, write_note

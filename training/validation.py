@@ -17,6 +17,7 @@ from index.errors import InvalidArgument
 from index.space import Vectors
 from index.version import EdgeKind
 from training.data import Data, ImageSet, batches
+from training.divergence import check_finite
 from training.evaluate import compare, meet, run_over
 from training.module import Training
 from training.trained import OUTPUTS
@@ -83,6 +84,7 @@ class Validation(lightning.Callback):
         if self.old is None:
             self.old = self.seen_by_old(module)
         new_SD = _made(module, images)
+        check_finite(new_SD)
         values = {"new/new": compare(new_SD, new_SD, self.data, recipe.space).cmc(1)}
         old_SN, side_SS = self.old
         if old_SN is not None and method.edge_kind is not None:

@@ -27,7 +27,8 @@ from staging.recipes import without_exporter
 from training import train as path
 from training.backbones import Frozen
 from training.data import Data
-from training.fitting import Diverged, changes, checkpoint_of, identity, logs_of
+from training.divergence import Diverged
+from training.fitting import changes, checkpoint_of, identity, logs_of
 from training.module import Loop, Training
 from training.recipes import Recipe, find_recipe
 from training.trained import WEIGHTS, Trained
@@ -209,6 +210,29 @@ def test_a_training_whose_loss_is_not_finite_ends_there_and_keeps_the_epochs_bef
 
     assert left(tmp_path) == {"v.checkpoint"}
     assert torch.load(tmp_path / "v.checkpoint", weights_only=True)["epochs_done"] == 1
+
+
+@pytest.mark.parametrize("changed", [{}, {"held_out": 0.2}, {"side": "simclr"}])
+def test_a_training_whose_last_step_diverges_ends_before_it_is_measured_or_kept(
+    changed: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe = replace(RECIPE, epochs=1, warmup_epochs=0, batch_size=600, rate=1e30, **changed)
+    with pytest.raises(Diverged, match=r"the loss is nan after epoch 1: .* a lower rate"):
+        path.train(recipe, tmp_path / "v", progress=False)
+
+    assert left(tmp_path) == set()
+
+
+def test_embeddings_that_are_not_finite_become_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoiled(module: Training, *_: object, **__: object) -> None:
+        torch.nn.init.constant_(module.backbone.embed.bias, torch.inf)
+        module.eval()
+
+    monkeypatch.setattr(path, "fit", spoiled)
+    with pytest.raises(Diverged, match="embeddings are not finite"):
+        path.train(RECIPE, tmp_path / "v", progress=False)
+
+    assert left(tmp_path) == set()
 
 
 def test_a_checkpoint_of_another_training_does_not_count_and_what_differs_is_said(

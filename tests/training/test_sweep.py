@@ -48,6 +48,8 @@ def test_a_trial_that_diverges_comes_last(v1: Path, tmp_path: Path) -> None:
     recipe = quick("digits_l2", old=str(v1), epochs=1, optimiser="sgd", rate=1e-2, options={"weight": 1e30})
     with without_exporter():
         assert [trial.new_old for trial in sweep(recipe, 2, tmp_path)] == [0.0, 0.0]
+        last_step = replace(recipe, options={}, rate=1e30, batch_size=900)
+        assert [trial.new_old for trial in sweep(last_step, 1, tmp_path / "last")] == [0.0]
 
 
 @pytest.mark.parametrize(

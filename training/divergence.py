@@ -1,0 +1,26 @@
+"""Trainings that diverge: what they would still write is a version that embeds everything alike."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from index.errors import RegraftError
+from index.space import Vectors
+
+
+class Diverged(RegraftError):
+    """Numbers of a training are not finite any more."""
+
+    status = 422
+    code = "diverged"
+
+    def __init__(self, sign: str) -> None:
+        super().__init__(
+            f"{sign}: the training diverged; a lower rate, or lower weights of the method's losses, may hold it"
+        )
+
+
+def check_finite(made_ND: Vectors) -> None:
+    """Raise Diverged unless embeddings by what was trained are finite."""
+    if not np.isfinite(made_ND).all():
+        raise Diverged("embeddings are not finite")
