@@ -11,6 +11,8 @@ from index.engines.base import MISSING
 from index.scan import FEW, Mask, Rows, scan, scan_some, squares
 from index.space import Lorentz, Space, Vectors
 
+DEEPER, MOST_EQUAL = 8, 1 << 17
+"""A list that ends among equally near rows is made so many times longer, until it holds them all or so many rows."""
 MIN_CANDIDATES, CANDIDATES_GROW = 16, 8
 """So many more than are wanted are scored exactly where the scan rounds, and so many times more where it may err."""
 
@@ -18,14 +20,28 @@ MIN_CANDIDATES, CANDIDATES_GROW = 16, 8
 def nearest_rows(
     space: Space, queries_QD: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int
 ) -> tuple[Vectors, Rows]:
-    """Scores in the space's own terms (Q, K) and row numbers (Q, K), best first; MISSING where there are no more."""
-    found = min(k, len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R)))
+    """Scores in the space's own terms (Q, K) and row numbers (Q, K), best first; MISSING where there are no more.
+
+    Of rows that are equally near the one of the smallest number comes first, so that a longer list begins as a shorter
+    one does: pages are cut from lists of different lengths.
+    """
+    there = len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R))
+    found = min(k, there)
     if found == k and len(queries_QD):
-        return _nearest(space, queries_QD, rows_RW, allowed_R, k)
+        return _first(space, queries_QD, rows_RW, allowed_R, k, there)
     scores_QK = np.zeros((len(queries_QD), k), np.float32)
     at_QK = np.full((len(queries_QD), k), MISSING, np.int64)
     if found and len(queries_QD):
-        scores_QK[:, :found], at_QK[:, :found] = _nearest(space, queries_QD, rows_RW, allowed_R, found)
+        scores_QK[:, :found], at_QK[:, :found] = _first(space, queries_QD, rows_RW, allowed_R, found, there)
+    return scores_QK, at_QK
+
+
+def in_order(scores_QK: Vectors, at_QK: Rows) -> tuple[Vectors, Rows]:
+    """Lists that are in order but for rows that are equally near, with these in the order of their numbers."""
+    for query in np.flatnonzero((scores_QK[:, 1:] == scores_QK[:, :-1]).any(axis=1)).tolist():
+        group_K = np.concatenate([[0], np.cumsum(scores_QK[query, 1:] != scores_QK[query, :-1])])
+        last_K = np.where(at_QK[query] == MISSING, np.iinfo(np.int64).max, at_QK[query])
+        at_QK[query] = at_QK[query, np.lexsort((last_K, group_K))]
     return scores_QK, at_QK
 
 
@@ -45,6 +61,26 @@ def score_rows(space: Space, queries_QD: Vectors, rows_RW: Vectors, at_QC: Rows,
             scores_C = space.score(np.square(candidates_CW - queries_QW[number]).sum(axis=1))
         best = np.argsort(-scores_C if space.higher_is_better else scores_C, kind="stable")[:k]
         scores_QK[number, : len(best)], at_QK[number, : len(best)] = scores_C[best], at_C[best]
+    return scores_QK, at_QK
+
+
+def _first(
+    space: Space, queries_QD: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int, there: int
+) -> tuple[Vectors, Rows]:
+    """The k best, at most as many as are there: which of equally near rows a scan leaves out depends on its length."""
+    if k == there:
+        return in_order(*_nearest(space, queries_QD, rows_RW, allowed_R, k))
+    scores_QC, at_QC = _nearest(space, queries_QD, rows_RW, allowed_R, k + 1)
+    scores_QK, at_QK = in_order(scores_QC[:, :k], at_QC[:, :k])
+    for query in np.flatnonzero(scores_QC[:, k - 1] == scores_QC[:, k]).tolist():
+        asked_1D, depth = queries_QD[query : query + 1], k + 1
+        while True:
+            depth = min(there, DEEPER * depth)
+            deeper_1C, deeper_at_1C = _nearest(space, asked_1D, rows_RW, allowed_R, depth)
+            if deeper_1C[0, k - 1] != deeper_1C[0, -1] or depth >= min(there, MOST_EQUAL):
+                break
+        deeper_1C, deeper_at_1C = in_order(deeper_1C, deeper_at_1C)
+        scores_QK[query], at_QK[query] = deeper_1C[0, :k], deeper_at_1C[0, :k]
     return scores_QK, at_QK
 
 

@@ -21,7 +21,7 @@ from index.engines.approximate import build
 from index.engines.base import MISSING, Hits, Keys, Scanned, is_full
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import UNKNOWN, digests
-from index.engines.exact import nearest_rows
+from index.engines.exact import in_order, nearest_rows
 from index.engines.tuning import Tuned, depth_of, most_of, only, search_index, tune, widened
 from index.events import Event
 from index.scan import Mask, Rows
@@ -189,7 +189,7 @@ class Segment:
         if (device := gpu.used()) and (found := self._by_gpu(device, queries_QD, depth, how.effort, allowed_R)):
             scores_QC, at_QC = found
         elif how.effort and self.tuned:
-            found = search_index(self.tuned.index, self.space, self.rows_RW, queries_QD, wide, how.effort)
+            found = in_order(*search_index(self.tuned.index, self.space, self.rows_RW, queries_QD, wide, how.effort))
             scores_QC, at_QC = found if allowed_R is None else only(allowed_R, found, depth)
         else:
             scores_QC, at_QC = nearest_rows(self.space, queries_QD, self.rows_RW, allowed_R, depth)

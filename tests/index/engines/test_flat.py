@@ -207,6 +207,29 @@ def test_a_shard_of_one_item_is_small_and_grows_by_factors() -> None:
     assert len(grown) < 20
 
 
+@pytest.mark.parametrize("space", SPACES, ids=lambda space: space.kind)
+@pytest.mark.parametrize("share", [0.1, 0.6, 1.0])
+@pytest.mark.parametrize("queries", [1, 2, 40])
+def test_a_longer_list_begins_as_a_shorter_one_whatever_is_equally_near(
+    space: Space, share: float, queries: int
+) -> None:
+    generator = np.random.default_rng(5)
+    shard = FlatShard(DIM, space)
+    shard.upsert(range(600), vectors(generator.integers(0, 9, 600).tolist(), space))
+    allowed = generator.random(600) < share
+    asked = vectors(list(range(queries)), space)
+
+    scores, slots, *_ = shard.search(asked, int(allowed.sum()), allowed)
+
+    assert (scores[:, 1:] == scores[:, :-1]).mean() > 0.7
+    for row in slots.tolist():
+        assert sorted(row) == np.flatnonzero(allowed).tolist()
+    for k in (1, 7, 10, 20, 55):
+        shorter, begin, *_ = shard.search(asked, k, allowed)
+        assert begin.tolist() == slots[:, :k].tolist()
+        np.testing.assert_allclose(shorter, scores[:, :k], atol=1e-6)
+
+
 @pytest.mark.parametrize("filtered", [False, True])
 def test_long_vectors_near_each_other_are_told_apart_among_many_queries_as_alone(filtered: bool) -> None:
     generator = np.random.default_rng(3)

@@ -145,6 +145,23 @@ class TestPages:
         assert [len(page[0]) for page in pages] == [6, 6, 6, 2]
         assert [[n for page in pages for n in page[row]] for row in range(2)] == whole
 
+    def test_items_that_are_equally_near_are_each_on_one_page(self, served: Any) -> None:
+        path = served.gallery("plain")
+        rows = np.eye(3)[np.arange(90) % 2].tolist()
+        items = [{"id": f"c{n}", "embedding": row} for n, row in enumerate(rows)]
+        assert served.http.post(f"{path}/items", json={"version": "plain", "items": items}).status_code == 200
+
+        seen, following = [], {}
+        while True:
+            asked = {"version": "plain", "embeddings": rows[:1], "k": 7, **following}
+            answer = served.http.post(f"{path}/query", json=asked)
+            seen += ids(answer)[0]
+            if answer.json()["next"] is None:
+                break
+            following = {"cursor": answer.json()["next"]}
+
+        assert sorted(seen) == sorted(item["id"] for item in items)
+
     def test_an_item_is_left_out_of_all_its_pages(self, served: Any, filled: str) -> None:
         whole = ids(ask(served, filled, items=["i3"], k=20))
         first = ask(served, filled, items=["i3"], k=10)
