@@ -127,8 +127,8 @@ def check_embeddings(value: object, dim: int, space: Space, pointer: str) -> Vec
     blocks = [_numbers(value[start : start + step], dim) for start in range(0, len(value), step)]
     whole = [block for block in blocks if block is not None]
     if len(whole) < len(blocks):
-        bad = next((row for row, one in enumerate(value) if not _is_numbers(one, dim)), 0)
-        raise InvalidVector(f"an embedding is a list of {dim} numbers", pointer=f"{pointer}/{bad}")
+        bad = next(row for row, one in enumerate(value) if _numbers([one], dim) is None)
+        raise InvalidVector(f"an embedding is a list of {dim} finite numbers", pointer=f"{pointer}/{bad}")
     return check_vectors(whole[0] if len(whole) == 1 else np.concatenate(whole), dim, space, pointer=pointer)
 
 
@@ -136,13 +136,7 @@ def _numbers(rows: list[Any], dim: int) -> NDArray[Any] | None:
     """Lists of `dim` numbers as an array; None: they are something else."""
     try:
         kinds = set(map(type, chain.from_iterable(rows)))  # NumPy would take true for 1
-        x = np.array(rows if kinds <= {int, float} else [], np.float64 if kinds == {float} else None)
-    except (TypeError, ValueError):  # a row that is no list; rows of different lengths
+        x = np.array(rows if kinds <= {int, float} else [], np.float64)
+    except (TypeError, ValueError, OverflowError):  # a row that is no list; of different lengths; above every float
         return None
-    return x if x.ndim == 2 and x.shape[1] == dim and x.dtype.kind in "fiu" else None
-
-
-def _is_numbers(value: object, dim: int) -> bool:
-    if not isinstance(value, list) or len(value) != dim:
-        return False
-    return all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in value)
+    return x if x.ndim == 2 and x.shape[1] == dim else None
