@@ -49,7 +49,12 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # Vectors that lie in files have to be brought home before: their places would be damaged vectors.
+    states = "select count(*) from vector_file where state in ('writing', 'kept')"
+    if held := op.get_bind().execute(sa.text(states)).scalar_one():
+        # Their places would be damaged vectors.
+        raise RuntimeError(
+            f"vectors lie in {held} files: run the service with REGRAFT_VECTORS=sql until it has brought them home"
+        )
     op.drop_table("job_lease")
     op.drop_index(op.f("ix_vector_file_gallery_id"), table_name="vector_file")
     op.drop_table("vector_file")

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import io
 import shutil
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, insert, inspect, select, text
+from sqlalchemy import create_engine, insert, inspect, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 import service.store.database
@@ -17,6 +18,7 @@ from service.errors import DatabaseDamaged
 from service.settings import Settings
 from service.store.database import MIGRATIONS, Database, migrating, upgrade
 from service.store.tables import edge, embedding, gallery, item, metadata, version
+from service.store.vector_files import begin_file, file_row, vector_file
 from service.upgrades.deployments.history import history, standing
 from staging.together import together
 
@@ -86,6 +88,26 @@ def test_going_down_and_up_again_ends_in_the_same_schema(settings: Settings) -> 
 
     assert set(emptied) == {"autoincrement"}
     assert before == described(settings.database_url)
+
+
+@pytest.mark.parametrize(("state", "refused"), [("writing", True), ("kept", True), ("dropped", False)])
+def test_vectors_that_lie_in_files_hold_off_the_way_down_to_a_release_without(
+    settings: Settings, state: str, refused: bool
+) -> None:
+    upgrade(settings)
+    with closing(Database(settings.database_url)) as database, database.write() as connection:
+        file = begin_file(connection, 1, 1, "0" * 64, 1, [1], "vectors/")
+        connection.execute(update(vector_file).values(state=state))
+    before = described(settings.database_url)
+
+    with migrating(settings.database_url) as config:
+        with pytest.raises(RuntimeError, match="REGRAFT_VECTORS=sql") if refused else nullcontext():
+            command.downgrade(config, "0017")
+        command.upgrade(config, "head")
+
+    assert described(settings.database_url) == before
+    with closing(Database(settings.database_url)) as database, database.lookup() as connection:
+        assert (file_row(connection, file.id) is not None) is refused
 
 
 def test_a_database_that_has_the_newest_schema_is_not_migrated(
