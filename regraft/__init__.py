@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 from regraft.own_packages import check_not_hidden
 
 if TYPE_CHECKING:
-    from regraft.client import Client, ImageItem, InvalidInput, Problem, TextItem, UnexpectedAnswer, Unreachable
+    from regraft.client import (
+        Client,
+        ImageItem,
+        InvalidInput,
+        Problem,
+        TextItem,
+        TimedOut,
+        UnexpectedAnswer,
+        Unreachable,
+    )
     from regraft.version import Version
 
 __version__ = "0.2.0"
@@ -21,6 +30,7 @@ __all__ = [
     "InvalidInput",
     "Problem",
     "TextItem",
+    "TimedOut",
     "UnexpectedAnswer",
     "Unreachable",
     "Version",

@@ -19,7 +19,7 @@ from typing import Any, TypedDict, Unpack
 from index.archive import pack_version
 from regraft import given
 from regraft.backfill_routes import BackfillRoutes
-from regraft.connection import DEFAULT_URL, Json, Problem, UnexpectedAnswer, Unreachable
+from regraft.connection import DEFAULT_URL, Json, Problem, TimedOut, UnexpectedAnswer, Unreachable
 from regraft.edge_routes import EdgeRoutes
 from regraft.given import InvalidInput, Vectors
 from regraft.item_routes import ImageItem, ItemRoutes, TextItem
@@ -47,6 +47,7 @@ __all__ = [
     "Problem",
     "QueryOptions",
     "TextItem",
+    "TimedOut",
     "UnexpectedAnswer",
     "Unreachable",
 ]
@@ -170,14 +171,13 @@ class Client(ItemRoutes, UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         lists = {name: given.names(asked, name) for name, asked in (("texts", texts), ("items", items))}
         given.queries(images=pictures, **lists)
         lists = {name: asked for name, asked in lists.items() if asked}
+        path = path_of("galleries", gallery, "query")
         if not pictures:
-            return self._ask(
-                SearchResponse, "POST", path_of("galleries", gallery, "query"), json={**lists, "k": k, **options}
-            )
+            return self._ask(SearchResponse, "POST", path, quick=True, json={**lists, "k": k, **options})
         files = [("images", (str(n), picture, "application/octet-stream")) for n, picture in enumerate(pictures)]
         fields: Json = {**lists, "k": k, **options}
         data = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
-        return self._ask(SearchResponse, "POST", path_of("galleries", gallery, "query"), data=data, files=files)
+        return self._ask(SearchResponse, "POST", path, quick=True, data=data, files=files)
 
     def query_embeddings(
         self,
@@ -191,19 +191,15 @@ class Client(ItemRoutes, UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
 
         The rest as in `query`. A numpy array of floats travels as it is.
         """
+        path = path_of("galleries", gallery, "query")
         asked: Json = {"version": version, "k": k, **options}
         params = {name: value if isinstance(value, str) else json.dumps(value) for name, value in asked.items()}
         short = sum(map(len, params.values())) <= MAX_PARAMS
         if short and (array := given.npy(embeddings)) is not None:
             return self._ask(
-                SearchResponse,
-                "POST",
-                path_of("galleries", gallery, "query"),
-                params=params,
-                content=array,
-                headers={"content-type": NPY},
+                SearchResponse, "POST", path, quick=True, params=params, content=array, headers={"content-type": NPY}
             )
         rows = given.vectors(embeddings)
         given.queries(embeddings=rows)
         body = {"embeddings": rows, "version": version, "k": k, **options}
-        return self._ask(SearchResponse, "POST", path_of("galleries", gallery, "query"), json=body)
+        return self._ask(SearchResponse, "POST", path, quick=True, json=body)

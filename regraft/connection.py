@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -23,6 +24,12 @@ Answer = TypeVar("Answer", bound=ApiModel)
 DEFAULT_URL = "http://127.0.0.1:8080"
 CONNECT_ATTEMPTS = 3
 CONNECT_PAUSE_SECONDS = 0.2
+QUICK_SECONDS = 60.0
+"""So long a query or a GET request waits for its answer: it can be sent again."""
+PATIENT_SECONDS = 3600.0
+"""So long a change does, such as a registration, a fit or a gate: the service goes on with it though nobody waits."""
+MOST_SECONDS = 1e6
+TIMEOUT = "REGRAFT_TIMEOUT"
 
 
 class Problem(RegraftError):
@@ -47,6 +54,13 @@ class Unreachable(RegraftError):
     code = "unreachable"
 
 
+class TimedOut(Unreachable):
+    """The service did not answer in time, and may still be working on it."""
+
+    status = 504
+    code = "timed_out"
+
+
 class UnexpectedAnswer(RegraftError):
     """What answered is no service of this API, or one whose release does not fit this client's."""
 
@@ -57,10 +71,13 @@ class UnexpectedAnswer(RegraftError):
 class Connection:
     """HTTP to one service; safe to share between threads.
 
-    Raises Problem when the service refuses and Unreachable when there is no answer. Only GET requests are repeated, and
-    only when the connection could not be made; nothing that writes is ever sent twice.
+    Raises Problem when the service refuses, Unreachable when there is no answer, and of these TimedOut when it was
+    reached and does not answer in time. Only GET requests are repeated, and only when the connection could not be made;
+    nothing that writes is ever sent twice.
 
-    Without `url` or `api_key` it is REGRAFT_URL or REGRAFT_API_KEY of the environment, as for the command.
+    Without `url`, `api_key` or `timeout` it is REGRAFT_URL, REGRAFT_API_KEY or REGRAFT_TIMEOUT of the environment, as
+    for the command. `timeout`: seconds to wait for an answer; by default a minute for queries and what is only read, an
+    hour for changes.
     """
 
     def __init__(
@@ -68,7 +85,7 @@ class Connection:
         url: str | None = None,
         api_key: str | None = None,
         *,
-        timeout: float = 60.0,
+        timeout: float | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         url = url or os.environ.get("REGRAFT_URL") or DEFAULT_URL
@@ -78,12 +95,14 @@ class Connection:
                 f"{url!r} is no address of a service: it begins with http:// or https://", pointer="/url"
             )
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        seconds = _seconds(os.environ.get(TIMEOUT) or None if timeout is None else timeout)
+        self._quick = httpx.Timeout(seconds or QUICK_SECONDS)
+        self._patient = httpx.Timeout(seconds or QUICK_SECONDS, read=seconds or PATIENT_SECONDS)
         self.url = url.rstrip("/")
         # A proxy from the environment has no business between a client and a loopback service.
         self._http = httpx.Client(
             base_url=f"{self.url}/v1/",
             headers=headers,
-            timeout=timeout,
             transport=transport,
             trust_env=False,
             verify=certificates(),
@@ -104,10 +123,17 @@ class Connection:
     def _ask(self, answer: type[Answer], method: str, path: str, **request: Any) -> Answer:
         return read(answer, self._send(method, path, **request).content)
 
-    def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
+    def _send(self, method: str, path: str, *, quick: bool = False, **request: Any) -> httpx.Response:
+        """The answer to a request; `quick`: it is to come as soon as that to a GET request."""
         attempts = CONNECT_ATTEMPTS if method == "GET" else 1
+        timeout = self._quick if quick or method == "GET" else self._patient
         try:
-            response = _with_retries(lambda: self._http.request(method, path, **request), attempts)
+            response = _with_retries(lambda: self._http.request(method, path, timeout=timeout, **request), attempts)
+        except httpx.ReadTimeout as error:
+            raise TimedOut(
+                f"{self.url} did not answer within {timeout.read:g} s, and may still be working on it; "
+                f"a larger timeout (--timeout or {TIMEOUT}, in seconds) waits longer"
+            ) from error
         except httpx.TransportError as error:
             why = str(error) or type(error).__name__
             raise Unreachable(f"no answer from {self.url} ({why}); is `regraft serve` running?") from error
@@ -146,6 +172,21 @@ def read(answer: type[Answer], body: str | bytes) -> Answer:
         first = error.errors(include_url=False, include_input=False)[0]
         place = "".join(f"/{part}" for part in first["loc"])
         raise UnexpectedAnswer(f"the answer is no {answer.__name__}: {place or 'the body'}: {first['msg']}") from error
+
+
+def _seconds(given: str | float | None) -> float | None:
+    """Raises InvalidArgument where these are no seconds that a socket can wait."""
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MOST_SECONDS:
+        raise InvalidArgument(
+            f"the timeout must be seconds above 0, at most {MOST_SECONDS:,.0f}, not {given!r}", pointer="/timeout"
+        )
+    return seconds
 
 
 def _with_retries(send: Callable[[], httpx.Response], attempts: int) -> httpx.Response:

@@ -10,11 +10,11 @@ from regraft.paths import flag, path_of
 
 
 class WorkRoutes(Connection):
-    """Methods of `regraft.client.Client`."""
+    """Methods of `regraft.client.Client`. A lease does not wait: neither do they, though they change something."""
 
     def claim_work(self, worker: str, kinds: Sequence[str] = ("reencode", "transform")) -> WorkClaim | None:
         """POST /v1/work:claim: the next chunk; None when there is none."""
-        answer = self._send("POST", "/work:claim", json={"worker": worker, "kinds": list(kinds)})
+        answer = self._send("POST", "/work:claim", quick=True, json={"worker": worker, "kinds": list(kinds)})
         return None if answer.status_code == 204 else read(WorkClaim, answer.content)
 
     def work(self, chunk: int, lease: str, *, inputs: bool = True) -> WorkInputs:
@@ -24,16 +24,16 @@ class WorkRoutes(Connection):
 
     def return_work(self, chunk: int, lease: str, result: Json) -> WorkCounts:
         """POST /v1/work/{chunk}: the new embeddings and what failed; returns how many were accepted."""
-        return self._ask(WorkCounts, "POST", path_of("work", chunk), params={"lease": lease}, json=result)
+        return self._ask(WorkCounts, "POST", path_of("work", chunk), quick=True, params={"lease": lease}, json=result)
 
     def extend_work(self, chunk: int, lease: str) -> None:
         """POST /v1/work/{chunk}/extend: a heartbeat."""
-        self._send("POST", path_of("work", chunk, "extend"), params={"lease": lease})
+        self._send("POST", path_of("work", chunk, "extend"), quick=True, params={"lease": lease})
 
     def release_work(self, chunk: int, lease: str, *, failed: bool = False) -> None:
         """POST /v1/work/{chunk}/release: give the chunk back undone; one that failed rests until its lease is over."""
         params = {"lease": lease, "failed": flag(failed)}
-        self._send("POST", path_of("work", chunk, "release"), params=params)
+        self._send("POST", path_of("work", chunk, "release"), quick=True, params=params)
 
     def work_edge(self, number: int) -> bytes:
         """GET /v1/work/edges/{number}: the edge's folder as a .zip."""

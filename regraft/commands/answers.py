@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -20,9 +21,21 @@ from pydantic_core import to_jsonable_python
 
 from index.errors import RegraftError
 from regraft.commands.console import PlainConsole
-from regraft.connection import Problem
+from regraft.connection import TIMEOUT, Problem
 
 OPTION = "--json"
+ASKING = "api_key"
+"""The parameter that each command has which asks a service."""
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        envvar=TIMEOUT,
+        metavar="SECONDS",
+        help="Wait so long for an answer; default a minute, for changes an hour.",
+        show_default=False,
+    ),
+]
 Wanted = Annotated[bool, typer.Option(OPTION, help="Answer in JSON on standard output.")]
 USAGE: type[Exception] = typer.BadParameter.__mro__[2]
 """Click's own error, of which wrong usage is one kind; releases of typer keep it in different places."""
@@ -63,7 +76,7 @@ answer = Answers()
 
 
 class Commands(typer.Typer):
-    """Commands of which each takes `--json`."""
+    """Commands of which each takes `--json`, and `--timeout` if it asks a service."""
 
     def command(  # type: ignore[override]
         self, name: str | None = None, **options: Any
@@ -105,10 +118,12 @@ def run(app: typer.Typer) -> int:
 
 
 def _answering(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with one option more."""
+    """The command with one option more, or two."""
 
     @wraps(command)
-    def run_command(*given: Any, json_wanted: bool, **options: Any) -> None:
+    def run_command(*given: Any, json_wanted: bool, timeout: float | None = None, **options: Any) -> None:
+        if timeout is not None:
+            os.environ[TIMEOUT] = str(timeout)  # every connection of this process reads it
         if json_wanted:
             with answer.asked():
                 command(*given, **options)
@@ -116,9 +131,15 @@ def _answering(command: Callable[..., Any]) -> Callable[..., Any]:
             command(*given, **options)
 
     signature = inspect.signature(command, eval_str=True)
-    option = inspect.Parameter("json_wanted", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Wanted)
-    run_command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+    parameters = [*signature.parameters.values(), _option("json_wanted", Wanted, False)]
+    if ASKING in signature.parameters:
+        parameters.append(_option("timeout", Timeout, None))
+    run_command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run_command
+
+
+def _option(name: str, annotation: Any, default: object) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _plain(value: Any) -> Any:

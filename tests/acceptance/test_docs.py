@@ -37,7 +37,7 @@ COMMANDS = dict(commands(typer.main.get_command(app)))
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_and_its_own_options_are_documented(command):
     (line,) = [x for x in (ROOT / "docs/commands.md").read_text().splitlines() if re.match(rf"\| `{command}[ `]", x)]
-    shared = {"--url", "--api-key", "--help", "--json"}
+    shared = {"--url", "--api-key", "--timeout", "--help", "--json"}
 
     options = {o for p in COMMANDS[command].params if p.param_type_name == "option" for o in p.opts} - shared
 

@@ -87,12 +87,14 @@ def answered(shown, stream):
     return [json.loads(line, parse_constant=pytest.fail) for line in lines][-1]
 
 
-def test_every_command_is_tried_here_and_has_the_option():
+def test_every_command_is_tried_here_and_has_the_options():
     speaking = {name for name in EVERY for line, _ in COMMANDS if f"{line} ".startswith(f"{name} ")}
 
     assert speaking | set(LOCAL) == set(EVERY)
     assert not speaking & set(LOCAL)
     assert [name for name, command in EVERY.items() if not any("--json" in p.opts for p in command.params)] == []
+    timed = {name for name, command in EVERY.items() if any("--timeout" in p.opts for p in command.params)}
+    assert timed == {name for name, command in EVERY.items() if any("--api-key" in p.opts for p in command.params)}
 
 
 @pytest.mark.parametrize(("line", "told"), COMMANDS, ids=[line for line, _ in COMMANDS])

@@ -67,6 +67,16 @@ def test_url_and_key_come_from_options_or_the_environment(run, service, monkeypa
     ]
 
 
+def test_a_timeout_comes_from_an_option_or_the_environment(run, service, monkeypatch):
+    service.answers["GET /v1/galleries"] = {"galleries": []}
+    monkeypatch.setenv("REGRAFT_TIMEOUT", "90")
+
+    run("gallery", "list")
+    run("gallery", "list", "--timeout", 5)
+
+    assert [request.extensions["timeout"]["read"] for request in service.requests] == [90, 5]
+
+
 @pytest.mark.parametrize(
     ("status", "detail", "said"),
     [

@@ -5,9 +5,9 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from index.errors import RegraftError
+from index.errors import InvalidArgument, RegraftError
 from regraft import connection
-from regraft.client import Client, Problem, UnexpectedAnswer, Unreachable
+from regraft.client import Client, Problem, TextItem, TimedOut, UnexpectedAnswer, Unreachable
 from regraft.models import Health
 from staging.answers import Handler, answering, connected, whole
 
@@ -119,7 +119,7 @@ READ, WRITE = Client.health, lambda client: client.create_gallery("g")
         (httpx.ConnectError, 2, READ, 3),
         (httpx.ConnectError, 99, READ, 3),
         (httpx.ReadError, 1, READ, 1),  # it broke off halfway
-        *((error, 1, WRITE, 1) for error in (httpx.ConnectError, httpx.ReadError, httpx.ReadTimeout)),
+        *((error, 1, WRITE, 1) for error in (httpx.ConnectError, httpx.ReadError, httpx.ConnectTimeout)),
     ],
 )
 def test_only_a_read_that_reached_nobody_is_sent_again_up_to_three_times(no_pause, error, times, call, attempts):
@@ -132,6 +132,44 @@ def test_only_a_read_that_reached_nobody_is_sent_again_up_to_three_times(no_paus
             call(connected(handler))
 
     assert len(seen) == attempts
+
+
+@pytest.mark.parametrize(
+    ("call", "seconds"),
+    [
+        (READ, connection.QUICK_SECONDS),
+        (lambda client: client.query("g", texts=["a"]), connection.QUICK_SECONDS),
+        (lambda client: client.extend_work(1, "lease"), connection.QUICK_SECONDS),
+        (lambda client: client.fit_edge("v2", "v1", "auto", gallery="g", embed=4000), connection.PATIENT_SECONDS),
+        (lambda client: client.ingest_texts("g", [TextItem("a", "b")]), connection.PATIENT_SECONDS),
+    ],
+)
+def test_changes_are_waited_for_longer_than_reads_unless_a_timeout_is_given(monkeypatch, call, seconds):
+    seen, handler = failing(httpx.ReadTimeout, 99)
+    waited: list[float] = []
+
+    def slow(request: httpx.Request) -> httpx.Response:
+        waited.append(request.extensions["timeout"]["read"])
+        return handler(request)
+
+    for options, told in (({}, seconds), ({"timeout": 5}, 5)):
+        with pytest.raises(TimedOut, match=rf"within {told:g} s, and may still be working.*REGRAFT_TIMEOUT"):
+            call(connected(slow, **options))
+    monkeypatch.setenv("REGRAFT_TIMEOUT", "7.5")
+    with pytest.raises(TimedOut, match=r"within 7\.5 s"):
+        call(connected(slow))
+
+    assert (waited, len(seen)) == ([seconds, 5, 7.5], 3)
+    assert issubclass(TimedOut, Unreachable)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
+def test_a_timeout_that_no_socket_can_wait_is_refused(monkeypatch, timeout):
+    with pytest.raises(InvalidArgument, match="seconds above 0"):
+        Client(timeout=timeout)
+    monkeypatch.setenv("REGRAFT_TIMEOUT", "a minute")
+    with pytest.raises(InvalidArgument, match="'a minute'"):
+        Client()
 
 
 def test_leaving_the_context_closes_the_connections():
