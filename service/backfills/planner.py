@@ -11,7 +11,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, case, exists, false, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, case, exists, false, func, null, or_, select, update
 
 from index.version import ENCODER, TEXT_ENCODER, EdgeKind
 from service.store.blob_keys import TEXT
@@ -136,13 +136,15 @@ def drained(connection: Connection) -> list[int]:
 def turn(connection: Connection, backfill_id: int, before: Sequence[BackfillState], after: BackfillState) -> bool:
     """Bring a backfill from one of the states `before` to another, keeping account of the time it ran."""
     now = time.time()
+    planning = and_(backfill.c.sweep_seq.is_not(None), backfill.c.kind.in_(tuple(Kind)))
     ran = backfill.c.active_seconds + func.coalesce(now - backfill.c.resumed, 0.0)
     values = {
         "state": after,
         "revision": backfill.c.revision + 1,
         # A clock that was set back must not take away what was counted.
         "active_seconds": case((ran > backfill.c.active_seconds, ran), else_=backfill.c.active_seconds),
-        "resumed": now if after is BackfillState.RUNNING else None,
+        # What workers compute runs from the end of its planning on.
+        "resumed": case((planning, null()), else_=now) if after is BackfillState.RUNNING else None,
         "sweep_until": None,  # whoever planned it stops: after a pause anybody may go on at once
         "finished": None if after in ACTIVE else now,
     }

@@ -93,7 +93,8 @@ def begin_again(connection: Connection, backfill_id: int) -> BackfillRow | None:
     seq = take_seq(connection, gallery_id, 0)
     if backfill_id not in drained(connection):
         return None
-    begun = update(backfill).where(backfill.c.id == backfill_id).values(fresh(seq)).returning(backfill)
+    values = {**fresh(seq), "revision": backfill.c.revision + 1}
+    begun = update(backfill).where(backfill.c.id == backfill_id).values(values).returning(backfill)
     return one_of(BackfillRow, connection.execute(begun))
 
 
@@ -312,8 +313,13 @@ def _standing(database: Database, job: BackfillRow) -> Keys:
 def _close(connection: Connection, job: BackfillRow, order: Order) -> BackfillState | None:
     """End a sweep that is through; with the gallery's lock, so that nothing is written while its backfill ends."""
     seq = take_seq(connection, job.gallery_id, 0)
-    ran = {"sweep_seq": None, "sweep_until": None, "resumed": func.coalesce(backfill.c.resumed, time.time())}
-    row = first_of(BackfillRow, connection.execute(_at(job).values(ran).returning(backfill)))
+    planned = {
+        "sweep_seq": None,
+        "sweep_until": None,
+        "resumed": func.coalesce(backfill.c.resumed, time.time()),
+        "revision": backfill.c.revision + 1,
+    }
+    row = first_of(BackfillRow, connection.execute(_at(job).values(planned).returning(backfill)))
     if row is None:
         return None
     if job.id not in drained(connection):

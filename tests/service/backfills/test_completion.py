@@ -293,4 +293,4 @@ class TestTime:
 
         row = stage.row(started)
         assert (row.active_seconds, row.resumed, row.finished) == (15, None, clock.now)
-        assert row.revision == 6
+        assert row.revision == 7

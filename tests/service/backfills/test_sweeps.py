@@ -219,3 +219,35 @@ def test_a_backfill_that_was_paused_while_it_is_planned_goes_on_at_once(stage: P
         assert turn(connection, number, (PAUSED,), RUNNING)
 
         assert [row.id for row in sweeps.left_alone(connection) if row.id == number] == [number]
+
+
+def test_resumed_while_it_is_planned_it_counts_from_the_end_of_planning(stage: Planning) -> None:
+    number = stage.start(stage.gallery(ITEMS), planned=False)
+    with stage.database.write() as connection:
+        assert turn(connection, number, (RUNNING,), PAUSED)
+        assert turn(connection, number, (PAUSED,), RUNNING)
+    assert stage.row(number).resumed is None
+
+    go_on(stage.database, BackfillRow(*stage.row(number)), ORDER, lambda: NOTHING_TOLD)
+
+    assert stage.row(number).resumed is not None
+
+
+def test_watchers_are_told_when_planning_begins_and_ends(stage: Planning, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = stage.start(stage.gallery(ITEMS), planned=False)
+    real, seen = stage.database.write, set()
+
+    @contextmanager
+    def watched() -> Iterator[Any]:
+        with real() as connection:
+            yield connection
+        row = stage.row(number)
+        seen.add((row.revision, row.sweep_seq is not None))
+
+    monkeypatch.setattr(stage.database, "write", watched)
+    go_on(stage.database, BackfillRow(*stage.row(number)), ORDER, lambda: NOTHING_TOLD)
+    while chunk := stage.claim():
+        stage.commit(chunk, stage.read(chunk))
+    assert stage.finish(number) is BackfillState.DONE
+
+    assert len({revision for revision, _ in seen}) == len(seen)
