@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from index.engines.config import IndexKind, Storage
 from index.errors import InvalidArgument
-from index.item_id import is_writable
 from regraft.client import DEFAULT_K, Client, ImageItem, InvalidInput, QueryOptions
 from regraft.commands.answers import Commands, answer, err, out
 from regraft.commands.item_files import below, by_id
@@ -353,8 +352,10 @@ def _store(client: Client, name: str, chunk: Sequence[tuple[str, Path]], replace
 
 def _item(key: str, path: Path) -> ImageItem:
     """Raises InvalidInput or OSError where a file cannot be an item."""
-    if not is_writable(key):
-        raise InvalidInput("its name is not UTF-8, or holds control characters")
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput("its name is not UTF-8") from error
     if not (content := path.read_bytes()):
         raise InvalidInput("the file is empty")
     return ImageItem(key, content, {"label": path.resolve().parent.name})
