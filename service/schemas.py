@@ -128,7 +128,7 @@ def check_embeddings(value: object, dim: int, space: Space, pointer: str) -> Vec
     whole = [block for block in blocks if block is not None]
     if len(whole) < len(blocks):
         bad = next(row for row, one in enumerate(value) if _numbers([one], dim) is None)
-        raise InvalidVector(f"an embedding is a list of {dim} finite numbers", pointer=f"{pointer}/{bad}")
+        raise InvalidVector(f"an embedding is a list of {dim} numbers", pointer=f"{pointer}/{bad}")
     return check_vectors(whole[0] if len(whole) == 1 else np.concatenate(whole), dim, space, pointer=pointer)
 
 
