@@ -94,6 +94,12 @@ class Connection:
             raise InvalidArgument(
                 f"{url!r} is no address of a service: it begins with http:// or https://", pointer="/url"
             )
+        if api_key and not _is_key(api_key):
+            raise InvalidArgument(
+                "the API key holds something that no key does: a key is printable ASCII, without a space or a line break "
+                "at its ends",
+                pointer="/api_key",
+            )
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         seconds = _seconds(os.environ.get(TIMEOUT) or None if timeout is None else timeout)
         self._quick = httpx.Timeout(seconds or QUICK_SECONDS)
@@ -172,6 +178,11 @@ def read(answer: type[Answer], body: str | bytes) -> Answer:
         first = error.errors(include_url=False, include_input=False)[0]
         place = "".join(f"/{part}" for part in first["loc"])
         raise UnexpectedAnswer(f"the answer is no {answer.__name__}: {place or 'the body'}: {first['msg']}") from error
+
+
+def _is_key(text: str) -> bool:
+    """Whether a service can have such a key; what is no header would be shown by the error of whoever sends it."""
+    return text.isascii() and text.isprintable() and text == text.strip()
 
 
 def _seconds(given: str | float | None) -> float | None:

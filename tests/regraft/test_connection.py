@@ -33,6 +33,19 @@ def test_address_and_key_that_are_not_given_are_the_environments(monkeypatch):
     assert told == [("elsewhere", "Bearer from outside"), ("here", "Bearer own")]
 
 
+@pytest.mark.parametrize("key", ["top-secret-key-1\n", " top-secret-key-1", "top-secret-key\x7f", "top-secret-ключ"])
+def test_what_is_no_key_is_refused_and_never_shown(run, monkeypatch, key):
+    monkeypatch.setenv("REGRAFT_API_KEY", key)
+
+    with pytest.raises(InvalidArgument, match="no key") as refused:
+        Client()
+    code, shown, said = run("gallery", "list")
+    given = run("gallery", "list", "--api-key", key, "--json")
+
+    assert (code, given[0]) == (1, 1)
+    assert not [told for told in (str(refused.value), shown, said, *given[1:]) if "secret" in told or "ключ" in told]
+
+
 def test_certificates_are_read_once_for_all_clients(monkeypatch):
     Client().close()
     monkeypatch.setattr("ssl.create_default_context", lambda **_: pytest.fail("read again"))
