@@ -91,28 +91,32 @@ def named_or_read(given: str) -> Recipe:
     return read_recipe(Path(given)) if given.endswith(SUFFIX) else find_recipe(given)
 
 
-def write_recipe(recipe: Recipe, path: Path, references: Sequence[str] = ()) -> Path:
+def write_recipe(recipe: Recipe, path: Path, references: Sequence[str] = (), base: Recipe | None = None) -> Path:
     """Write a recipe as TOML, every field with what it means; `read_recipe` gives it back.
 
     Args:
         recipe: what to write.
         path: the file.
         references: settings of the recipes that it depends on; `references_in` gives them back.
+        base: the recipe that it was made of, by which those recipes know what was changed; `base_of` gives it back.
 
     Raises:
         InvalidArgument: the file exists, or cannot be written.
     """
     try:
         with path.open("x") as file:
-            file.write("\n".join([*_lines(recipe), *_reference_lines(references)]) + "\n")
+            file.write("\n".join([*_lines(recipe, base), *_reference_lines(references)]) + "\n")
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be written: {error.strerror or error}", pointer="/save") from error
     return path
 
 
-def _lines(recipe: Recipe) -> Iterator[str]:
+def _lines(recipe: Recipe, base: Recipe | None) -> Iterator[str]:
     told = meanings()
     yield f"# {recipe.summary}" if recipe.summary else f"# {recipe.name}"
+    if base is not None:
+        yield from ("", "# what was changed; where it must, what differs from it changes old and independent, too")
+        yield _assignment("from", base.name)
     for field in (field.name for field in fields(Recipe) if field.name not in {"summary", *TABLES}):
         yield ""
         yield from textwrap.wrap(told[field], 110, initial_indent="# ", subsequent_indent="# ")

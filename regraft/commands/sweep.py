@@ -33,13 +33,14 @@ def sweep(
         from training.sweep import sweep as search
 
         wanted = [*references_in(recipe), *(settings or [])]
-        chosen, references = with_settings(named_or_read(recipe), wanted, base_of(recipe))
+        base = base_of(recipe)
+        chosen, references = with_settings(named_or_read(recipe), wanted, base)
 
         def say(trial: Trial) -> None:
             out.print(f"{trial.weights}: new/old {trial.new_old:.3f}, new/new {trial.new_new:.3f}")
 
         ranked = search(chosen, trials, target or Path("runs") / f"sweep-{chosen.name}", say, references)
-        best = None if save is None else write_recipe(ranked[0].recipe, save, of_others(wanted))
+        best = None if save is None else write_recipe(ranked[0].recipe, save, of_others(wanted), base)
         answer({"trials": [trial.as_json() for trial in ranked], "recipe": best})
         rows = [[t.weights, f"{t.new_old:.3f}", f"{t.new_new:.3f}", f"{t.old_old:.3f}"] for t in ranked]
         print_table(["weights", "new/old CMC-1", "new/new", "old/old"], rows)

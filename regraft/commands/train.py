@@ -75,9 +75,10 @@ def train(
         found = named or read_recipe(Path(recipe))
         sized = size_settings(found, size) if size is not None else ()
         wanted = [*references_in(recipe), *sized, *(settings or ())]
-        chosen, references = with_settings(found, wanted, base_of(recipe))
+        base = base_of(recipe)
+        chosen, references = with_settings(found, wanted, base)
         if save is not None:
-            saved = write_recipe(chosen, save, of_others(wanted))
+            saved = write_recipe(chosen, save, of_others(wanted), base)
             answer({"recipe": saved})
             out.print(f"wrote {saved}; `regraft train {save}` trains it")
             return

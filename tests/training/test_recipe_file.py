@@ -74,6 +74,19 @@ def test_a_file_keeps_what_is_set_of_the_recipes_that_it_depends_on(tmp_path: Pa
     assert references_in("folders_bt2") == []
 
 
+@pytest.mark.parametrize("name", ["", 'name = "mine"'])
+def test_a_file_written_of_a_file_reaches_the_same_references(name: str, tmp_path: Path) -> None:
+    given, kept = tmp_path / "given.toml", tmp_path / "kept.toml"
+    given.write_text(f'from = "digits_fct"\n{name}\ndim = 24\nthreads = 2\n')
+    base = base_of(str(given))
+    made, references = with_settings(read_recipe(given), [], base)
+    write_recipe(made, kept, base=base)
+    again, same = with_settings(read_recipe(kept), [], base_of(str(kept)))
+
+    assert (again, same) == (replace(made, summary="from kept.toml"), references)
+    assert (same["independent"].dim, same["independent"].threads) == (24, 2)
+
+
 @pytest.mark.parametrize("text", ["references = 3", "[references]\nepochs = 3", "[references]\nnew.epochs = 3"])
 def test_a_file_sets_nothing_but_the_two_references(text: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
