@@ -264,10 +264,18 @@ class Registry:
         try:
             yield
         except ChangedOnDisk as error:
+            if self._was_removed(edge):
+                raise EdgeBroken(f"the {kind} edge {new} -> {old} was removed or replaced at this moment") from error
             self._quarantine(edge, error.message)
             raise EdgeBroken(f"the {kind} edge {new} -> {old} is not used: {error.message}") from error
         except InvalidVersionFolder as error:
             raise EdgeBroken(f"the {kind} edge {new} -> {old} cannot be opened: {error.message}") from error
+
+    def _was_removed(self, edge: Edge) -> bool:
+        """Whether another process did, and its files went with it; then it is known here, too."""
+        numbers = {declared.id for declared in self._edges if declared.edge == edge}
+        self.sync_edges()
+        return numbers.isdisjoint(declared.id for declared in self._edges)
 
     def _quarantine(self, edge: Edge, problem: str) -> None:
         logger.error(Event("edge_quarantined", edge=edge.key, reason=problem))

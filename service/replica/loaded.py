@@ -179,7 +179,8 @@ class LoadedGallery:
             with self._registry.opening(declared.edge):
                 self.gallery.add_edge(declared.edge)
             self._edges[key] = declared.id
-        except (RegraftError, OSError):  # damaged since it was looked at: queries go on without it
-            logger.exception(Event("edge_not_opened", gallery=self.name, edge=key))
+        except (RegraftError, OSError):  # damaged since it was looked at, or gone: queries go on without it
+            if any(known.id == declared.id for known in self._registry.edges()):
+                logger.exception(Event("edge_not_opened", gallery=self.name, edge=key))
             self.gallery.remove_edge(key)
             self._edges.pop(key, None)

@@ -192,6 +192,7 @@ class RolloutMonitor:
             else:
                 self._hold(-job.size)
                 self._compare(job)
+                del job  # while it waits for another one, it keeps no gallery in memory
             if time.monotonic() >= due:
                 self._flush()
                 due = time.monotonic() + FLUSH_SECONDS

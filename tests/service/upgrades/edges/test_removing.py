@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from sqlalchemy import select
 
 from index.errors import NoRoute
 from index.version import Version
+from service.registry.edge_records import delete_edge
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.runtime import running
@@ -235,3 +237,20 @@ class TestOtherProcesses:
             assert declared is not None
             assert declared.problem == "edge.npz is not the file that was accepted"
             assert other.registry.route("bare2", "bare") is None
+
+    def test_one_that_another_process_removes_while_it_is_opened_is_no_damage(
+        self, served: Any, more: dict[str, Version], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        send(served, bare_edge(EYE), new="bare2", old="bare")
+        registry, gallery = served.runtime.registry, served.runtime.replica.find(served.gallery("bare2")[11:])
+        (record,) = (known for known in registry.edges() if known.edge.key == ("bare2", "bare", "matrix"))
+        with served.runtime.database.write() as connection:
+            delete_edge(connection, record.id)
+        assert record.edge.folder is not None
+        shutil.rmtree(record.edge.folder)
+
+        gallery._add_edge(record)
+
+        assert caplog.records == []
+        assert registry.edge(record.edge.key) is None
+        assert registry.named("bare2").problem == ""
