@@ -38,7 +38,10 @@ def nearest_rows(
 
 def in_order(scores_QK: Vectors, at_QK: Rows) -> tuple[Vectors, Rows]:
     """Lists that are in order but for rows that are equally near, with these in the order of their numbers."""
-    for query in np.flatnonzero((scores_QK[:, 1:] == scores_QK[:, :-1]).any(axis=1)).tolist():
+    equal_QK = scores_QK[:, 1:] == scores_QK[:, :-1]
+    if not equal_QK.any():  # as a rule; to find the rows costs twice as much
+        return scores_QK, at_QK
+    for query in np.flatnonzero(equal_QK.any(axis=1)).tolist():
         group_K = np.concatenate([[0], np.cumsum(scores_QK[query, 1:] != scores_QK[query, :-1])])
         last_K = np.where(at_QK[query] == MISSING, np.iinfo(np.int64).max, at_QK[query])
         at_QK[query] = at_QK[query, np.lexsort((last_K, group_K))]
