@@ -68,9 +68,7 @@ def show(
 @item.command("delete")
 def delete(
     name: Gallery,
-    keys: Annotated[
-        list[str] | None, typer.Argument(metavar="ITEM", help="Ids of items.", show_default=False)
-    ] = None,
+    keys: Annotated[list[str] | None, typer.Argument(metavar="ITEM", help="Ids of items.", show_default=False)] = None,
     ids: Annotated[
         Path | None,
         typer.Option("--ids", help="Ids from a file, a line each.", exists=True, dir_okay=False, show_default=False),
