@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -16,6 +15,7 @@ import httpx
 from pydantic import ValidationError
 
 from index.errors import InvalidArgument, RegraftError
+from regraft.given import InvalidInput
 from regraft.models.base import ApiModel
 
 Json = dict[str, Any]
@@ -90,14 +90,13 @@ class Connection:
     ) -> None:
         url = url or os.environ.get("REGRAFT_URL") or DEFAULT_URL
         api_key = api_key or os.environ.get("REGRAFT_API_KEY")
-        if not re.match(r"https?://[^/]", url):
+        if not _is_address(url):
             raise InvalidArgument(
-                f"{url!r} is no address of a service: it begins with http:// or https://", pointer="/url"
+                f"{url!r} is no address of a service: it is http:// or https:// with a host", pointer="/url"
             )
         if api_key and not _is_key(api_key):
             raise InvalidArgument(
-                "the API key holds something that no key does: a key is printable ASCII, without a space or a line break "
-                "at its ends",
+                "the API key holds what no key does: it is printable ASCII, without a space or line break at its ends",
                 pointer="/api_key",
             )
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -134,7 +133,11 @@ class Connection:
         attempts = CONNECT_ATTEMPTS if method == "GET" else 1
         timeout = self._quick if quick or method == "GET" else self._patient
         try:
-            response = _with_retries(lambda: self._http.request(method, path, timeout=timeout, **request), attempts)
+            sent = self._http.build_request(method, path, timeout=timeout, **request)
+        except ValueError as error:
+            raise InvalidInput(f"what is given cannot be sent, as it is not finite or not UTF-8: {error}") from error
+        try:
+            response = _with_retries(lambda: self._http.send(sent), attempts)
         except httpx.ReadTimeout as error:
             raise TimedOut(
                 f"{self.url} did not answer within {timeout.read:g} s, and may still be working on it; "
@@ -178,6 +181,14 @@ def read(answer: type[Answer], body: str | bytes) -> Answer:
         first = error.errors(include_url=False, include_input=False)[0]
         place = "".join(f"/{part}" for part in first["loc"])
         raise UnexpectedAnswer(f"the answer is no {answer.__name__}: {place or 'the body'}: {first['msg']}") from error
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError):
+        return False
+    return parsed.scheme in {"http", "https"} and bool(parsed.host)
 
 
 def _is_key(text: str) -> bool:

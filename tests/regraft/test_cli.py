@@ -67,6 +67,35 @@ def test_url_and_key_come_from_options_or_the_environment(run, service, monkeypa
     ]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "backfill start g --rate nan",
+        "backfill start g --filter {nan}",
+        "gallery index g hnsw --recall nan",
+        "deploy g v2 --share inf --until shadow",
+        "deploy g v2 --reason {latin}",
+        "gate g v2 --label l --far nan",
+        "edges fit v2 v1 --kind ridge --gallery g --set strength=nan",
+        "evaluation add g {lines}",
+        "ingest g {texts}",
+        "query g --like a --threshold nan",
+        "query g --like a --filter {nan}",
+        "query g --like {latin}",
+        "query g --text {latin}",
+    ],
+)
+def test_what_no_request_can_hold_is_one_line_of_an_error(run, service, tmp_path, line):
+    (tmp_path / "lines.jsonl").write_text('{"text": "a", "label": NaN}')
+    (tmp_path / "texts.jsonl").write_text(r'{"id": "a", "text": "h\ud800i"}')
+    given = {name: tmp_path / f"{name}.jsonl" for name in ("lines", "texts")}
+
+    code, _, said = run(*line.format(latin="caf\udce9", nan='{"field":"x","eq":NaN}', **given).split())
+
+    assert (code, service.requests) == (1, [])
+    assert said.splitlines()[-1].startswith("regraft: what is given cannot be sent")
+
+
 def test_a_timeout_comes_from_an_option_or_the_environment(run, service, monkeypatch):
     service.answers["GET /v1/galleries"] = {"galleries": []}
     monkeypatch.setenv("REGRAFT_TIMEOUT", "90")

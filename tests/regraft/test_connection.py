@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import httpx
+import numpy as np
 import pytest
 
 from index.errors import InvalidArgument, RegraftError
 from regraft import connection
-from regraft.client import Client, Problem, TextItem, TimedOut, UnexpectedAnswer, Unreachable
+from regraft.client import Client, InvalidInput, Problem, TextItem, TimedOut, UnexpectedAnswer, Unreachable
 from regraft.models import Health
 from staging.answers import Handler, answering, connected, whole
 
@@ -44,6 +45,12 @@ def test_what_is_no_key_is_refused_and_never_shown(run, monkeypatch, key):
 
     assert (code, given[0]) == (1, 1)
     assert not [told for told in (str(refused.value), shown, said, *given[1:]) if "secret" in told or "ключ" in told]
+
+
+@pytest.mark.parametrize("url", ["nowhere:1", "http://", "http://a:b", "http://caf\udce9", "http://a/caf\udce9"])
+def test_what_is_no_address_is_refused(url):
+    with pytest.raises(InvalidArgument, match="no address of a service"):
+        Client(url)
 
 
 def test_certificates_are_read_once_for_all_clients(monkeypatch):
@@ -104,6 +111,24 @@ def test_a_deployment_carries_the_etag_of_its_answer():
     client = connected(lambda r: httpx.Response(200, json=whole(r, {"id": 4}), headers={"etag": "d-7"}))
 
     assert [client.deployment("g", 4).etag, client.retire("g", "v1").etag] == ["d-7", "d-7"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.query("g", texts=["caf\udce9"]),
+        lambda client: client.query("g", [b"x"], mode="caf\udce9"),
+        lambda client: client.query_embeddings("g", np.ones((1, 2)), "caf\udce9"),
+        lambda client: client.gate("g", "v2", far=float("nan")),
+    ],
+)
+def test_what_no_request_can_hold_is_invalid_input(call):
+    seen, handler = answering({})
+
+    with pytest.raises(InvalidInput, match="cannot be sent"):
+        call(connected(handler))
+
+    assert seen == []
 
 
 def failing(error: type[httpx.TransportError], times: int) -> tuple[list[str], Handler]:
