@@ -165,8 +165,18 @@ class Connection:
 
 @cache
 def certificates() -> SSLContext:
-    """Whom TLS trusts. Read once for all clients of a process: it takes longer than many requests."""
-    return httpx.create_ssl_context(trust_env=False)
+    """Whom TLS trusts: what SSL_CERT_FILE or SSL_CERT_DIR name, else the certificate authorities of the web.
+
+    Read once for all clients of a process: it takes longer than many requests.
+
+    Raises:
+        InvalidArgument: the file holds no certificates.
+    """
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        named = os.environ.get("SSL_CERT_FILE")
+        raise InvalidArgument(f"the certificates of SSL_CERT_FILE={named} cannot be read: {error}") from error
 
 
 def read(answer: type[Answer], body: str | bytes) -> Answer:

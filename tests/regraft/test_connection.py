@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import certifi
 import httpx
 import numpy as np
 import pytest
@@ -58,6 +61,23 @@ def test_certificates_are_read_once_for_all_clients(monkeypatch):
     monkeypatch.setattr("ssl.create_default_context", lambda **_: pytest.fail("read again"))
 
     Client("https://nowhere").close()
+
+
+def test_certificates_are_those_that_the_environment_names(tmp_path, monkeypatch):
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    read = connection.certificates.__wrapped__  # what other tests of this process trust stays
+    assert len(read().get_ca_certs()) > 1
+    own, end = tmp_path / "own.pem", "-----END CERTIFICATE-----\n"
+    own.write_text(Path(certifi.where()).read_text().partition(end)[0] + end)
+
+    monkeypatch.setenv("SSL_CERT_FILE", str(own))
+    assert len(read().get_ca_certs()) == 1
+    for broken in (tmp_path / "missing.pem", tmp_path / "empty.pem"):
+        (tmp_path / "empty.pem").touch()
+        monkeypatch.setenv("SSL_CERT_FILE", str(broken))
+        with pytest.raises(InvalidArgument, match=rf"SSL_CERT_FILE=.*{broken.name} cannot be read"):
+            read()
 
 
 def test_a_problem_carries_everything_the_service_said():
