@@ -132,12 +132,20 @@ class RemoteWorker:
     def _load(self, task: WorkClaim) -> Iterator[Compute]:
         target = self._folders.version(task.version, task.card_sha256)
         versions = TaskVersions(self._folders, task.version, task.edges)
-        items = self._client.work(task.chunk, task.lease, inputs=self._originals is None).items
-        embedder = Embedder(versions, _Sent(items, self._originals), self._decoder, self._transforms)
-        if task.kind == "reencode":
-            yield from embedder.reencode(target, [Row(i.item, i.seq, _key(i)) for i in items])
-        else:
-            yield from embedder.transform(target, [self._stored(versions, i) for i in items])
+        for items in self._items(task):
+            embedder = Embedder(versions, _Sent(items, self._originals), self._decoder, self._transforms)
+            if task.kind == "reencode":
+                yield from embedder.reencode(target, [Row(i.item, i.seq, _key(i)) for i in items])
+            else:
+                yield from embedder.transform(target, [self._stored(versions, i) for i in items])
+
+    def _items(self, task: WorkClaim) -> Iterator[Sequence[WorkItem]]:
+        """Page by page."""
+        cursor: str | None = ""
+        while cursor is not None:
+            page = self._client.work(task.chunk, task.lease, inputs=self._originals is None, cursor=cursor)
+            yield page.items
+            cursor = page.next
 
     def _stored(self, versions: TaskVersions, item: WorkItem) -> Row:
         assert item.from_version is not None

@@ -17,9 +17,9 @@ class WorkRoutes(Connection):
         answer = self._send("POST", "/work:claim", quick=True, json={"worker": worker, "kinds": list(kinds)})
         return None if answer.status_code == 204 else read(WorkClaim, answer.content)
 
-    def work(self, chunk: int, lease: str, *, inputs: bool = True) -> WorkInputs:
+    def work(self, chunk: int, lease: str, *, inputs: bool = True, cursor: str = "") -> WorkInputs:
         """GET /v1/work/{chunk}: the items with what to start from; `inputs=False`: without images and texts."""
-        params = {"lease": lease, "inputs": flag(inputs)}
+        params = {"lease": lease, "inputs": flag(inputs), "cursor": cursor}
         return self._ask(WorkInputs, "GET", path_of("work", chunk), params=params)
 
     def return_work(self, chunk: int, lease: str, result: Json) -> WorkCounts:

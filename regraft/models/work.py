@@ -54,9 +54,10 @@ class WorkItem(ApiModel):
 
 
 class WorkInputs(ApiModel):
-    """The items of a chunk that still wait."""
+    """A page of a chunk's items that still wait; `next` is the cursor of the page behind it, null at the end."""
 
     items: list[WorkItem]
+    next: str | None = None
 
 
 class WorkCounts(ApiModel):

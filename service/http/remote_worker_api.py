@@ -10,6 +10,7 @@ import base64
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,6 +29,7 @@ from service.backfills.completion import finish_or_replan
 from service.backfills.outcome import Failed
 from service.backfills.planner import BackfillState, Kind
 from service.http.body_schemas import gives
+from service.http.cursors import decode_cursor, encode_cursor
 from service.http.remote_results import ResultIn, check_complete, check_edges, checked, encoded_images
 from service.http.requests import CheckedRoute, Service
 from service.registry.edge_archive import fingerprint, pack
@@ -55,6 +57,8 @@ MOST_HELD = 8
 """Chunks one remote worker may hold: it reads two ahead of the one in hand and returns one behind."""
 MOST_REMOTE = 512
 """Chunks all of them together may hold, so that workers that hang leave some to the others."""
+MOST_SENT = 32 << 20
+"""Characters of images and texts, in base64, behind which a page ends: it is held in memory about three times over."""
 
 
 class TooManyChunks(RegraftError):
@@ -92,13 +96,18 @@ def claim(body: ClaimIn, service: Service) -> Any:
 
 
 @router.get("/work/{chunk}")
-def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True) -> WorkInputs:
-    """The items of a leased chunk, with their embeddings, or their images and texts unless the worker has its own."""
+def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True, cursor: str = "") -> WorkInputs:
+    """The items of a leased chunk, with their embeddings, or their images and texts unless the worker has its own.
+
+    A page of them where images are large: `next` is then the cursor of the one behind it.
+    """
+    after = decode_cursor(cursor)
     with service.database.read() as connection:
         held = chunks.leased(connection, chunk, lease)
+        behind = replace(held, item_ids=tuple(key for key in held.item_ids if key > after))
         if held.kind is Kind.TRANSFORM:
-            return WorkInputs(items=_with_embeddings(service, connection, held))
-        return WorkInputs(items=_with_contents(service, connection, held, inputs))
+            return WorkInputs(items=_with_embeddings(service, connection, behind))
+        return _with_contents(service, connection, behind, inputs)
 
 
 @router.post("/work/{chunk}")
@@ -219,18 +228,17 @@ def _on(service: Runtime, chunk: int, lease: str, change: Callable[[Connection, 
         change(connection, chunks.leased(connection, chunk, lease))
 
 
-def _with_contents(service: Runtime, connection: Connection, chunk: Chunk, inputs: bool) -> list[WorkItem]:
+def _with_contents(service: Runtime, connection: Connection, chunk: Chunk, inputs: bool) -> WorkInputs:
     names = _names(connection, chunk)
-    return [
-        WorkItem(
-            item=row.id,
-            seq=row.seq,
-            id=names[row.id],
-            is_text=is_text(row.blob),
-            **(_content(service.blobs, row.blob) if inputs else {}),
-        )
-        for row in chunks.read_contents(connection, chunk)
-    ]
+    items: list[WorkItem] = []
+    size = 0
+    for row in sorted(chunks.read_contents(connection, chunk)):
+        if size >= MOST_SENT:
+            return WorkInputs(items=items, next=encode_cursor(items[-1].item))
+        content = _content(service.blobs, row.blob) if inputs else {}
+        size += sum(map(len, content.values()))
+        items.append(WorkItem(item=row.id, seq=row.seq, id=names[row.id], is_text=is_text(row.blob), **content))
+    return WorkInputs(items=items)
 
 
 def _content(blobs: Blobs, key: str) -> dict[str, str]:

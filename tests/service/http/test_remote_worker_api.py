@@ -248,6 +248,20 @@ class TestWorking:
                 expected = base64.b64encode(pictures[int(each["id"][1:])]).decode() if sent else None
                 assert each["image"] == expected
 
+    def test_large_inputs_come_page_by_page(
+        self, keyed: Any, filled: Any, remote: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(remote_worker_api, "MOST_SENT", 1)
+        _, number = filled(chunk_size=20)
+        pages, work, stop = [], remote.work, threading.Event()
+        monkeypatch.setattr(remote, "work", lambda *given, **named: pages.append(work(*given, **named)) or pages[-1])
+
+        worker = RemoteWorker(remote, tmp_path, stop)
+        run_until(worker, stop, lambda: keyed.http.get(f"/backfills/{number}").json()["state"] == "done")
+
+        assert [len(page.items) for page in pages] == [1] * 20
+        assert keyed.http.get(f"/backfills/{number}").json()["done"] == 20
+
     def test_only_the_kinds_that_are_asked_for_are_given(self, keyed: Any, filled: Any) -> None:
         filled()
 
