@@ -181,9 +181,10 @@ def can_export() -> bool:
 
 
 def _learned_edge(trained: Trained, folder: Path) -> str | None:
-    """Name of the old version that the trained edge leads to; edges fitted later are of other kinds."""
-    kinds = {p.parent.name: json.loads(p.read_text())["kind"] for p in folder.glob("edges/*/edge.json")}
-    return next((old for old, kind in kinds.items() if kind == trained.edge_kind), None)
+    """Name of the old version that the trained edge leads to; those that were fitted later have support."""
+    edges = {p.parent.name: json.loads(p.read_text()) for p in folder.glob("edges/*/edge.json")}
+    trained_to = (old for old, edge in edges.items() if edge["kind"] == trained.edge_kind and not edge.get("support"))
+    return next(trained_to, None)
 
 
 def _real_images(trained: Trained, data: Data) -> Tensor:

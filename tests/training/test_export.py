@@ -14,8 +14,8 @@ from torch import nn
 
 from index.encoder import verify_version
 from index.errors import InvalidArgument
-from index.folder import load_version
-from index.version import ENCODER, PROBE
+from index.folder import load_version, write_card, write_edge
+from index.version import EDGE_MODEL, ENCODER, PROBE, Edge, EdgeKind
 from staging.recipes import quick, train_weights
 from training import export
 from training.tracing import to_onnx
@@ -59,6 +59,25 @@ def test_exporting_it_later_gives_the_models_and_the_measured_edge(
     assert (edge.old, edge.kind.value, set(edge.scores)) == ("v1", "forward", {"cmc@1", "cmc@5", "mAP@1.0"})
     assert made.card.metrics == load_version(v2).card.metrics
     verify_version(made.folder, {"v1": load_version(v1).card})
+
+
+@pytest.mark.parametrize("fitted_to", ["beta", "v1"])
+def test_an_edge_that_was_fitted_later_keeps_its_model(
+    fitted_to: str, weights_only: tuple[Path, Path], tmp_path: Path
+) -> None:
+    recipe = quick("digits_bct", old=str(weights_only[0]), dim=8, epochs=1)
+    v2 = export.export(train_weights(recipe, tmp_path / "v2"), tmp_path / "v2")
+    card, place = load_version(v2).card, v2 / "edges" / fitted_to
+    place.mkdir(exist_ok=True)
+    model = place / EDGE_MODEL[EdgeKind.ONNX]
+    model.write_bytes(to_onnx(nn.Linear(8, 16), {"embedding": torch.rand(2, 8)}, ["old_embedding"]))
+    fitted = model.read_bytes()
+    write_edge(v2, Edge("v2", fitted_to, EdgeKind.ONNX, support=600))
+    write_card(v2, card)
+
+    export.export(v2, v2)
+    assert model.read_bytes() == fitted
+    assert {edge.old: edge.support for edge in load_version(v2).edges} == {"v1": 0, fitted_to: 600}
 
 
 def test_the_models_equal_torch_on_any_batch_size(weights_only: tuple[Path, Path], encoder_onnx: bytes) -> None:
