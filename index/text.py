@@ -18,7 +18,7 @@ from index.artifacts import read_expected
 from index.checked_json import parse_checked
 from index.errors import InvalidText, NoTextEntrance
 from index.execution import ONE_THREAD, Execution
-from index.model import INT64, PROBE_TOLERANCE, Model, check_probe, check_shape, ready_to_compare, space_of, wrong
+from index.model import INT64, Model, check_probe, check_shape, legal_difference, ready_to_compare, space_of, wrong
 from index.space import Vectors
 from index.version import TEXT_ENCODER, TEXT_PROBE, TOKENIZER, Version
 
@@ -131,7 +131,7 @@ class TextEncoder:
         # A model that does not mind its mask, or mixes its batch, gives another answer beside other texts.
         longer_L = np.resize(tokens_L, min(2 * len(tokens_L), self._limit))
         off = float(np.abs(self.vectors([longer_L, tokens_L, tokens_L[:1]])[1] - alone[0]).max())
-        if not off <= PROBE_TOLERANCE:
+        if not off <= legal_difference(alone):
             raise wrong(TEXT_ENCODER, f"embeds the probe differently beside a longer text (by {off:.2g})")
 
 

@@ -21,6 +21,7 @@ from index.errors import DeviceUnavailable, InvalidArgument, InvalidVersionFolde
 from index.execution import Device, Execution
 from index.folder import write_card, write_edge
 from index.image import preprocess_batch
+from index.model import check_probe
 from index.text import TextEncoder
 from index.version import ENCODER, PROBE, SIDE, Version
 from staging.versions import change_model, rehash
@@ -218,6 +219,13 @@ def test_another_encoder_than_the_probed_one_is_refused(make_version: MakeVersio
     (tmp_path / "v" / ENCODER).write_bytes((tmp_path / "w" / ENCODER).read_bytes())
     with pytest.raises(InvalidVersionFolder, match=r"probe.npz expects another embedding: it differs by"):
         verify(tmp_path / "v")
+
+
+def test_a_probe_of_large_numbers_may_differ_by_a_share_of_the_largest() -> None:
+    expected = np.array([[3000.0, -1.0]], np.float32)
+    check_probe(PROBE, "embedding", expected + 2, expected)
+    with pytest.raises(InvalidVersionFolder, match="differs by 4, at most 3 is legal"):
+        check_probe(PROBE, "embedding", expected + 4, expected)
 
 
 def test_another_side_model_than_the_probed_one_is_refused(make_version: MakeVersion, tmp_path: Path) -> None:

@@ -123,6 +123,24 @@ def test_a_model_that_differs_from_torch_is_refused(tmp_path: Path) -> None:
         export.check_parity(model, {"images": images}, expected * torch.nan)
 
 
+def test_large_embeddings_may_differ_by_a_share_of_the_largest_number(tmp_path: Path) -> None:
+    images = torch.rand(3, 1, 4, 4)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    model = tmp_path / ENCODER
+    model.write_bytes(to_onnx(module, {"images": images}, ["embedding"]))
+    with torch.inference_mode():
+        module[1].weight *= 1000
+    model.write_bytes(to_onnx(module, {"images": images}, ["embedding"]))
+    with torch.inference_mode():
+        expected = module(images)
+    largest = expected.abs().max()
+    assert largest > 100
+    export.check_parity(model, {"images": images}, expected + 0.5 * export.PARITY * largest)
+
+    with pytest.raises(export.ParityError):
+        export.check_parity(model, {"images": images}, expected + 3 * export.PARITY * largest)
+
+
 def test_without_onnxruntime_the_comparison_is_left_out_and_said_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
