@@ -10,7 +10,8 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,13 +24,13 @@ from regraft.models import IngestResult, ItemError
 from regraft.sources.base import Batch, Column, ItemSource, place_of
 
 PAGE = 1000
-NO_ROUTE = "no_route"
+NO_ROUTE, DUPLICATE_ID = "no_route", "duplicate_id"
 T = TypeVar("T")
 
 
 @dataclass
 class Progress:
-    """What became of an import so far: rows read, of them items `stored`, and why others were skipped, by reason.
+    """What became of an import so far: rows read, of them items `stored`, of these `new`, and why others were skipped.
 
     `cursor` is where to go on in the source; `examples` names one skipped item of each reason. `source` up to
     `update_only` say which import it is; `created`: when the gallery was, for one of the same name may come after it.
@@ -43,6 +44,7 @@ class Progress:
     cursor: Any = None
     read: int = 0
     stored: int = 0
+    new: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
 
@@ -99,8 +101,9 @@ def import_gallery(
     progress = resume(client, gallery, source, state, update_only=update_only)
     # Killed behind the last batch of a source whose cursor ends in null: nothing is left to be read.
     ended = progress.read > 0 and progress.cursor is None
+    seen: set[bytes] = set()
     for batch in () if ended else source.batches(size, progress.cursor):
-        _send(client, gallery, batch, progress, update_only)
+        _send(client, gallery, _first(batch, seen, progress), progress)
         progress.cursor = batch.cursor
         _write(state, json.dumps(asdict(progress)))
         if moved is not None:
@@ -116,8 +119,27 @@ def _write(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-def _send(client: Client, gallery: str, batch: Batch, progress: Progress, update_only: bool) -> None:
+def _first(batch: Batch, seen: set[bytes], progress: Progress) -> Batch:
+    """The batch without rows whose ids stood in an earlier row, wherever batches end: of these the first is stored."""
+    again: list[int] = []
+    for row, key in enumerate(batch.ids):
+        # Ids can be long and many: a hash takes a hundred bytes of memory.
+        digest = blake2b(key.encode(errors="surrogatepass"), digest_size=16).digest()
+        if digest in seen:
+            again.append(row)
+        seen.add(digest)
+    if not again:
+        return batch
+    progress.skip(DUPLICATE_ID, len(again), f"{batch.ids[again[0]]}: an earlier row has this id")
+    columns = [column.take(np.flatnonzero(~np.isin(column.rows, again))) for column in batch.columns]
+    left = set(again)
+    texts = [None if row in left else text for row, text in enumerate(batch.texts)]
+    return replace(batch, columns=columns, texts=texts)
+
+
+def _send(client: Client, gallery: str, batch: Batch, progress: Progress) -> None:
     """Each version's vectors of a batch. An item must first hold one that queries reach: the others are sent again."""
+    update_only = progress.update_only
     progress.read += batch.read
     for reason, count in batch.skipped.items():
         progress.skip(reason, count)
@@ -128,7 +150,7 @@ def _send(client: Client, gallery: str, batch: Batch, progress: Progress, update
         late: list[Column] = []
         before = len(stored)
         for column in (_finite(one, batch, progress) for one in waiting):
-            errors = _store(client, gallery, batch, column, set() if update_only else stored, update_only)
+            errors = _store(client, gallery, batch, column, set() if update_only else stored, progress)
             stored.update(row for row in column.rows.tolist() if row not in errors)
             for row in column.rows.tolist():
                 why.pop((row, column.version), None)
@@ -140,7 +162,7 @@ def _send(client: Client, gallery: str, batch: Batch, progress: Progress, update
         waiting = late if len(stored) > before else []
     held = {row for column in batch.columns for row in column.rows.tolist()}
     bare = [row for row, text in enumerate(batch.texts) if text is not None and row not in held and not update_only]
-    errors = _store_texts(client, gallery, batch, bare)
+    errors = _store_texts(client, gallery, batch, bare, progress)
     stored.update(set(bare) - set(errors))
     for error in errors.values():
         progress.skip(error.code, example=f"{error.id}: {error.detail}")
@@ -160,9 +182,10 @@ def _finite(column: Column, batch: Batch, progress: Progress) -> Column:
 
 
 def _store(
-    client: Client, gallery: str, batch: Batch, column: Column, known: set[int], update_only: bool
+    client: Client, gallery: str, batch: Batch, column: Column, known: set[int], progress: Progress
 ) -> dict[int, ItemError]:
     """Send a column; rows that were refused, with the reason."""
+    update_only = progress.update_only
     rows = column.rows.tolist()
     if not rows:
         return {}
@@ -175,30 +198,35 @@ def _store(
             item["text"] = batch.texts[row]
         items.append(item)
     send = client.put_embeddings if update_only else client.ingest_embeddings
-    return _sent(rows, items, lambda some: send(gallery, some, version=column.version, origin=column.origin))
+    return _sent(rows, items, lambda some: send(gallery, some, version=column.version, origin=column.origin), progress)
 
 
-def _sent(rows: Sequence[int], items: Sequence[T], send: Callable[[Sequence[T]], IngestResult]) -> dict[int, ItemError]:
+def _sent(
+    rows: Sequence[int], items: Sequence[T], send: Callable[[Sequence[T]], IngestResult], progress: Progress
+) -> dict[int, ItemError]:
     """Send items, which are these rows; those that were refused. What is too much for one request goes in halves."""
     try:
         done = send(items)
     except Problem as problem:
         if problem.status == 413 and len(rows) > 1:
             cut = len(rows) // 2
-            return _sent(rows[:cut], items[:cut], send) | _sent(rows[cut:], items[cut:], send)
+            return _sent(rows[:cut], items[:cut], send, progress) | _sent(rows[cut:], items[cut:], send, progress)
         # A batch of nothing but bad items is refused as a whole, with the same list.
         if not problem.errors or not all("index" in error for error in problem.errors):
             raise
         return {rows[error["index"]]: ItemError(**error) for error in problem.errors}
+    progress.new += done.new
     return {rows[error.index]: error for error in done.errors}
 
 
-def _store_texts(client: Client, gallery: str, batch: Batch, rows: Sequence[int]) -> dict[int, ItemError]:
+def _store_texts(
+    client: Client, gallery: str, batch: Batch, rows: Sequence[int], progress: Progress
+) -> dict[int, ItemError]:
     """Send rows that are texts without any vector, which the current version embeds; those that were refused."""
     if not rows:
         return {}
     items = [TextItem(batch.ids[row], batch.texts[row] or "", batch.metadata[row]) for row in rows]
-    return _sent(rows, items, lambda some: client.ingest_texts(gallery, some))
+    return _sent(rows, items, lambda some: client.ingest_texts(gallery, some), progress)
 
 
 @dataclass(frozen=True)

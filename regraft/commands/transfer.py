@@ -146,7 +146,8 @@ def _print(done: Progress) -> None:
     skipped = sum(done.skipped.values())
     kept = ("cursor", "service", "created", "update_only")
     answer({name: value for name, value in asdict(done).items() if name not in kept})
-    out.print(f"stored {done.stored} items of {done.read} rows in {done.gallery}, {skipped} skipped")
+    counted = f"{skipped} skipped ({done.new} new, {done.stored - done.new} there before)"
+    out.print(f"stored {done.stored} items of {done.read} rows in {done.gallery}, {counted}")
     for why, count in sorted(done.skipped.items(), key=lambda one: -one[1]):
         err.print(f"skipped {count}: {why}" + (f", such as {done.examples[why]}" if why in done.examples else ""))
     if skipped:

@@ -148,6 +148,24 @@ def test_texts_are_exported_imported_and_embedded_again_alike(served: Served, cl
     assert client.gallery(other).mix == {"v1": 1, "v2": COUNT}
 
 
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_of_an_id_that_comes_again_the_first_row_is_stored_wherever_batches_end(
+    client: Client, tmp_path: Path, size: int
+) -> None:
+    rows = {"key": ["same", "other", "same", "there", "same"], "v": OLD[:5].tolist()}
+    pq.write_table(pa.table(rows), file := tmp_path / "rows.parquet")
+    name = gallery(client, "again", "v1")
+    client.ingest_embeddings(name, [{"id": "there", "embedding": OLD[9]}])
+
+    source = TableFile(file, Wanted(id="key", vectors={"v": "v1"}))
+    done = import_gallery(client, name, source, tmp_path / "state", size=size)
+
+    assert (done.stored, done.new, done.skipped) == (3, 2, {"duplicate_id": 2})
+    stored = {key: one[2][0][2] for key, one in held(client, name).items()}
+    unit = OLD / np.linalg.norm(OLD, axis=1, keepdims=True)
+    assert stored == {key: pytest.approx(unit[n], abs=1e-5) for n, key in ((0, "same"), (1, "other"), (3, "there"))}
+
+
 def test_texts_alone_are_imported_and_embedded(client: Client, tmp_path: Path) -> None:
     rows = {"key": ["a", "b", None, "d"], "body": ["east", "  ", "north", None], "n": [1, 2, 3, 4]}
     pq.write_table(pa.table(rows), file := tmp_path / "texts.parquet")
