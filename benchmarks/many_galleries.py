@@ -21,7 +21,7 @@ from sqlalchemy import update
 
 from index.folder import load_version, write_card
 from index.version import Card
-from service.registry.registry import insert_version
+from service.registry.version_records import insert_version
 from service.runtime import running
 from service.settings import Settings
 from service.store.database import Database, upgrade

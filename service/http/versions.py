@@ -24,7 +24,8 @@ from service.http.forms import FORM, media_type, read_form
 from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service
 from service.registry.brought import version_key
-from service.registry.registry import LoadedVersion, Registry, insert_version, registered_ids, registered_sha256
+from service.registry.registry import LoadedVersion, Registry
+from service.registry.version_records import insert_version, registered_ids, registered_sha256
 from service.runtime import Runtime
 from service.schemas import Name
 from service.store.audit import ChangeContext, record

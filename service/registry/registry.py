@@ -9,33 +9,30 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
-from sqlalchemy import Connection, insert, select
-
 from index.encoder import Encoder
 from index.errors import ChangedOnDisk, InvalidVersionFolder, RegraftError
 from index.events import Event
-from index.folder import card_sha256, load_version, parse_card
+from index.folder import load_version, parse_card
 from index.graph import Graph, Route
 from index.space import Space, space_from_json
 from index.version import EDGE, Card, Edge, EdgeKey, EdgeKind, Version
 from service.errors import EdgeBroken, NoCurrentVersion, UnknownVersion, VersionBroken
 from service.registry.brought import bring, edge_key, version_key
-from service.registry.edge_records import EdgeOrigin, EdgeRecord, edge_ids, edge_rows, insert_edge, open_edge
+from service.registry.edge_records import EdgeOrigin, EdgeRecord, edge_ids, edge_rows, open_edge
 from service.registry.encoders.modalities import ImageModality, Lazy, TextModality
 from service.registry.stored_contents import TextEntrance
+from service.registry.version_records import registered_rows, version_ids
 from service.settings import Settings
 from service.store.blobs import StoreUnreachable
 from service.store.database import Database
 from service.store.folder_store import FolderStore
-from service.store.rows import GalleryRow, VersionRow, all_of
-from service.store.tables import version
+from service.store.rows import GalleryRow, VersionRow
 
 logger = logging.getLogger(__name__)
 
@@ -363,45 +360,3 @@ class Registry:
         """Names of the versions that embed image queries of one version to reach items of the `live` ones."""
         routes = (self.route(query_version, version) for version in live)
         return {query_version, *(name for route in routes if route is not None for name in route.encoders)}
-
-
-def registered_rows(connection: Connection) -> list[VersionRow]:
-    """Every registered version's row, in order of registration."""
-    return all_of(VersionRow, connection.execute(select(version).order_by(version.c.id)))
-
-
-def version_ids(connection: Connection) -> set[int]:
-    """Every registered version's number."""
-    return set(connection.execute(select(version.c.id)).scalars())
-
-
-def registered_ids(connection: Connection, names: Sequence[str]) -> list[int]:
-    """The numbers of versions, in the order of their names.
-
-    Raises:
-        InvalidVersionFolder: one of them, which an edge leads to, is not registered.
-    """
-    rows = connection.execute(select(version.c.name, version.c.id).where(version.c.name.in_(names)))
-    found = {row.name: row.id for row in rows}
-    for name in names:
-        if name not in found:
-            raise InvalidVersionFolder(f"an edge leads to version {name!r}, which is not registered", pointer="/edges")
-    return [found[name] for name in names]
-
-
-def registered_sha256(connection: Connection, name: str) -> str | None:
-    """The card's sha256 of a registered version, None when there is none of this name."""
-    return connection.execute(select(version.c.card_sha256).where(version.c.name == name)).scalar()
-
-
-def insert_version(connection: Connection, loaded: Version, old_ids: Iterable[int]) -> None:
-    """Add the rows of a version and its edges; `old_ids` are the database ids of the edges' old versions."""
-    values = {
-        "name": loaded.name,
-        "card": loaded.card.as_json(),
-        "card_sha256": card_sha256(loaded.folder),
-        "created": time.time(),
-    }
-    new_id = connection.execute(insert(version).returning(version.c.id), values).scalar_one()
-    for declared, old_id in zip(loaded.edges, old_ids, strict=True):
-        insert_edge(connection, new_id, old_id, EdgeRecord(declared, EdgeOrigin.REGISTERED))

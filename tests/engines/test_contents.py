@@ -13,7 +13,7 @@ from sqlalchemy import delete, update
 
 from index.contents import Contents
 from index.engines.digest import UNKNOWN, digests
-from service.registry.registry import insert_version
+from service.registry.version_records import insert_version
 from service.settings import Settings
 from service.store.contents import contents
 from service.store.database import Database, upgrade

@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import text
 
 from service.registry.edge_records import delete_edge
-from service.registry.registry import Registry, insert_version
+from service.registry.registry import Registry
+from service.registry.version_records import insert_version
 from service.replica.replica import Replica
 from service.settings import Settings
 from service.store import news

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import func, select
 
 from index.space import Vectors
-from service.registry.registry import insert_version
+from service.registry.version_records import insert_version
 from service.settings import Settings
 from service.store import offloader, offloading
 from service.store.blob_references import open_blobs

@@ -22,8 +22,9 @@ from index.errors import InvalidArgument, NoEncoder, RegraftError
 from service.backfills.planner import cancel_backfills
 from service.errors import NoCurrentVersion
 from service.registry.placement import PlacedItems, check_kept, check_reachable
-from service.registry.registry import LoadedVersion, Registry, registered_sha256
+from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import CanaryIn, ShadowIn, summary
+from service.registry.version_records import registered_sha256
 from service.store.repository import gallery_row, take_seq
 from service.store.rows import DeploymentRow, GalleryRow, GateRow, first_of, one_of
 from service.store.tables import deployment, deployment_transition, gallery, trial_report

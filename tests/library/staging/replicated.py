@@ -10,7 +10,8 @@ import numpy as np
 from sqlalchemy import update
 
 from index.version import Version
-from service.registry.registry import Registry, insert_version
+from service.registry.registry import Registry
+from service.registry.version_records import insert_version
 from service.replica.replica import Replica
 from service.settings import Settings
 from service.store.database import Database, upgrade

@@ -17,7 +17,8 @@ from index.version import Version
 from service.errors import UnknownVersion, VersionBroken
 from service.registry.brought import edge_key, version_key
 from service.registry.edge_records import EdgeOrigin, EdgeRecord, insert_edge
-from service.registry.registry import Registry, insert_version
+from service.registry.registry import Registry
+from service.registry.version_records import insert_version
 from service.settings import Settings
 from service.store.database import Database, upgrade
 from service.store.folder_store import FolderStore
