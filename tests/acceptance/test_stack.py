@@ -35,6 +35,7 @@ def manifests() -> Iterator[dict[str, Any]]:
 
 MANIFESTS = {(made["kind"], made["metadata"]["name"]): made for made in manifests()}
 PODS = {name: made["spec"]["template"] for (kind, name), made in MANIFESTS.items() if kind == "Deployment"}
+ALL_OF = {name: [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]] for name, pod in PODS.items()}
 CONTAINERS = {name: pod["spec"]["containers"][0] for name, pod in PODS.items()}
 CONFIG = MANIFESTS["ConfigMap", "regraft"]["data"]
 SECRET = MANIFESTS["Secret", "regraft"]["stringData"]
@@ -45,8 +46,8 @@ def words() -> Iterator[list[str]]:
     for service in OURS.values():
         if "command" in service:
             yield service["command"]
-    for container in CONTAINERS.values():
-        yield container["command"]
+    for containers in ALL_OF.values():
+        yield from (container["command"] for container in containers)
     for line in re.findall(r"^CMD (.+)$", DOCKERFILE, re.MULTILINE):
         yield json.loads(line)
 
@@ -161,25 +162,34 @@ def test_images_are_made_of_what_is_there_and_run_as_nobody_in_particular() -> N
     assert all(service["read_only"] and service["tmpfs"] == ["/tmp"] for service in OURS.values())
 
 
+def test_a_migration_is_done_before_any_probe_can_end_it() -> None:
+    first, *_ = ALL_OF["regraft-api"]
+
+    assert first["command"] == ["regraft", "migrate"]
+    assert first is not CONTAINERS["regraft-api"]
+    assert not [field for field in first if "Probe" in field]
+
+
 def test_manifests_fit_each_other() -> None:
     for name, pod in PODS.items():
-        deployment, container = MANIFESTS["Deployment", name]["spec"], CONTAINERS[name]
+        deployment = MANIFESTS["Deployment", name]["spec"]
         assert deployment["selector"]["matchLabels"] == pod["metadata"]["labels"]
         (budget,) = [made for (kind, _), made in MANIFESTS.items() if kind == "PodDisruptionBudget" and name in _]
         assert budget["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
-        assert {next(iter(source)): next(iter(source.values()))["name"] for source in container["envFrom"]} == {
-            "configMapRef": "regraft",
-            "secretRef": "regraft",
-        }
-        security = container["securityContext"]
-        assert security["readOnlyRootFilesystem"]
-        assert not security["allowPrivilegeEscalation"]
         assert pod["spec"]["securityContext"]["runAsUser"] == 10001
-        assert {mount["mountPath"] for mount in container["volumeMounts"]} == {CONFIG["REGRAFT_DATA"], "/tmp"}
-        mounted = {mount["name"] for mount in container["volumeMounts"]}
-        assert mounted == {volume["name"] for volume in pod["spec"]["volumes"]}
-        assert {"requests", "limits"} <= set(container["resources"])
-        assert container["image"] == KUSTOMIZATION["images"][0]["name"]
+        for container in ALL_OF[name]:
+            assert {next(iter(source)): next(iter(source.values()))["name"] for source in container["envFrom"]} == {
+                "configMapRef": "regraft",
+                "secretRef": "regraft",
+            }
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"]
+            assert not security["allowPrivilegeEscalation"]
+            assert {mount["mountPath"] for mount in container["volumeMounts"]} == {CONFIG["REGRAFT_DATA"], "/tmp"}
+            mounted = {mount["name"] for mount in container["volumeMounts"]}
+            assert mounted == {volume["name"] for volume in pod["spec"]["volumes"]}
+            assert {"requests", "limits"} <= set(container["resources"])
+            assert container["image"] == KUSTOMIZATION["images"][0]["name"]
     assert MANIFESTS["Service", "regraft"]["spec"]["selector"] == PODS["regraft-api"]["metadata"]["labels"]
     scaled = MANIFESTS["HorizontalPodAutoscaler", "regraft-worker"]["spec"]["scaleTargetRef"]
     assert (scaled["kind"], scaled["name"]) in MANIFESTS

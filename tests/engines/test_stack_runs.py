@@ -64,10 +64,16 @@ class Stack:
         self.processes: list[Forked] = []
 
     def start(self, name: str, data: str, port: int = 0) -> Forked:
-        container = manifest(name)["spec"]["template"]["spec"]["containers"][0]
-        own = {"REGRAFT_DATA": str(self.folder / data), "REGRAFT_PORT": str(port)}
+        """A pod's process, behind those that come to their end before it."""
+        pod = manifest(name)["spec"]["template"]["spec"]
+        variables = environment(
+            **{**self.variables, "REGRAFT_DATA": str(self.folder / data), "REGRAFT_PORT": str(port)}
+        )
+        for before in pod.get("initContainers", []):
+            log = self.folder / f"{data}-{before['name']}.log"
+            assert Forked(["-m", *before["command"]], variables, log).wait(60) == 0, log.read_text()
         log = self.folder / f"{data}.log"
-        self.processes.append(Forked(["-m", *container["command"]], environment(**{**self.variables, **own}), log))
+        self.processes.append(Forked(["-m", *pod["containers"][0]["command"]], variables, log))
         return self.processes[-1]
 
     def log(self) -> str:
