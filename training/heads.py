@@ -8,10 +8,12 @@ Shape suffixes: B batch, D embedding dimension, C classes.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training import lorentz
@@ -112,3 +114,9 @@ HEADS: dict[str, Callable[[int, int], nn.Module]] = {
     "lorentz_mlr": LorentzMLR,
 }
 """name -> (dim, classes) -> head, called with raw embeddings (B, D), and labels (B,) for its margin: logits (B, C)."""
+
+
+def linear_weight(name: str, weight_CD: Tensor) -> tuple[Tensor, float | None]:
+    """The weight of a head, by name, as it reads unit embeddings; and s where its logits are s times cosines."""
+    scale = inspect.signature(HEADS[name]).parameters.get("scale")
+    return (weight_CD, None) if scale is None else (scale.default * F.normalize(weight_CD), scale.default)

@@ -61,8 +61,9 @@ class Old:
         mean_CN: mean old embedding of each class of the new data.
         label_C: row of the old head for each class of the new data, `losses.UNKNOWN` where it has none. Without a head:
             any other number for a class that the old version was made for.
-        weight_KN: the old head; None when the old version was saved without one.
+        weight_KN: the old head, linear in unit embeddings; None when the old version was saved without one.
         bias_K: its bias, where it has one.
+        head_scale: s where its logits are s times cosines, and so its rows of length s.
         space: how the old version compares.
         centre_CN: mean of the unit old embeddings of each class.
         radius_C: distance of the farthest of them from it, outliers apart.
@@ -73,6 +74,7 @@ class Old:
     label_C: Tensor
     weight_KN: Tensor | None = None
     bias_K: Tensor | None = None
+    head_scale: float | None = None
     space: str = "cosine"
     centre_CN: Tensor | None = None
     radius_C: Tensor | None = None

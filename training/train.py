@@ -20,6 +20,7 @@ from training.data import Data
 from training.evaluate import measure, run_over
 from training.export import write_version
 from training.fitting import checkpoint_of, fit
+from training.heads import linear_weight
 from training.limits import check_numbers
 from training.losses import UNKNOWN, class_means, class_radii
 from training.method import Method, Old
@@ -340,11 +341,15 @@ def describe(old: Trained | StoredVersion, data: Data) -> Old:
     rows = {name: row for row, name in enumerate(known)}
     label_C = torch.tensor([rows.get(name, UNKNOWN) for name in data.classes])
     weight_KN, bias_K = head or (None, None)
+    scale = None
+    if weight_KN is not None and isinstance(old, Trained):
+        weight_KN, scale = linear_weight(old.recipe.head, weight_KN)
     return Old(
         mean_CN=class_means(raw_SN, label_S, classes),
         label_C=label_C,
         weight_KN=weight_KN,
         bias_K=bias_K,
+        head_scale=scale,
         space=old.space,
         centre_CN=centre_CN,
         radius_C=class_radii(unit_SN, label_S, centre_CN),

@@ -15,7 +15,7 @@ from index.errors import InvalidArgument
 from training.gather import gather_batch
 from training.losses import UNKNOWN, distillation, fit_dim, known_cross_entropy, linear_logits, synthesise_head
 from training.method import EmbeddedBatch, MethodContext, Old
-from training.methods.compatible import Compatible, check_choice, cosine_scale
+from training.methods.compatible import Compatible, check_choice, check_raw_logits, cosine_scale
 
 INFLUENCES = ("old", "synthesised", "distill")
 LOGITS = ("unit", "head", "cosine", "raw")
@@ -30,8 +30,8 @@ class Bct(Compatible):
             sample, the mean old embedding of each class it does not know appended as a row. `distill`: every sample,
             by how far its distribution on the new embedding is from that on the old one.
         logits: `unit` (unit embeddings on the mean unit old embedding of every class, without the old head), `head`
-            (unit embeddings on the old head), `cosine` (`scale` times the cosines with its rows) or `raw` (the paper's
-            letter: raw embeddings on the old head; on small data it can fall below the old model).
+            (unit embeddings on the old head, as it was trained), `cosine` (`scale` times the cosines with its rows) or
+            `raw` (the paper's letter: raw embeddings on the old head; on small data it can fall below the old model).
         scale: of the cosine logits; 0: sqrt(2) log(K - 1) for K rows, see `cosine_scale`.
         weight: lambda.
         alleviate: the new head's logits of other classes are to be smaller too (`bct_ract` of Hot-Refresh's public
@@ -54,6 +54,8 @@ class Bct(Compatible):
         if alleviate and influence == "distill":
             raise InvalidArgument("alleviate needs labels: influence old or synthesised", pointer="/alleviate")
         old = context.require_old("bct")
+        if logits == "raw":
+            check_raw_logits(old)
         self.influence, self.alleviate = influence, alleviate
         self.unit = logits in {"unit", "head"}
         if logits == "unit":
@@ -104,6 +106,8 @@ def _synthesised(old: Old, raw: bool) -> tuple[Tensor, Tensor | None, Tensor]:
     means_CN = old.class_means(raw)
     known_KN, bias_K = (means_CN[:0], None) if old.weight_KN is None else (old.weight_KN, old.bias_K)
     missing_C = (old.label_C == UNKNOWN) | (old.weight_KN is None)
+    if old.head_scale is not None:
+        means_CN = old.head_scale * F.normalize(means_CN)
     head, bias = synthesise_head(known_KN, bias_K, means_CN[missing_C])
     appended_C = len(known_KN) + torch.cumsum(missing_C, 0) - 1
     return head, bias, torch.where(missing_C, appended_C, old.label_C)

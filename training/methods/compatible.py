@@ -70,6 +70,20 @@ def check_spaces(context: MethodContext, old: Old, raw: bool = False) -> None:
         )
 
 
+def check_raw_logits(old: Old) -> None:
+    """Refuse to have raw embeddings read by an old head that reads directions.
+
+    Raises:
+        InvalidArgument: names the logits that are its own.
+    """
+    if old.head_scale is not None:
+        raise InvalidArgument(
+            f"logits=raw takes lengths, and the old head's logits are cosines times {old.head_scale:g}: "
+            f"set logits=cosine scale={old.head_scale:g}",
+            pointer="/logits",
+        )
+
+
 class PadToOld(nn.Module):
     """A shorter new embedding as one of the old dimension: zeros for what it lacks."""
 

@@ -12,7 +12,7 @@ from index.errors import InvalidArgument
 from training.gather import gather_batch
 from training.losses import distillation, linear_logits
 from training.method import EmbeddedBatch, MethodContext
-from training.methods.compatible import Compatible
+from training.methods.compatible import Compatible, check_raw_logits
 
 
 class Lwf(Compatible):
@@ -40,7 +40,10 @@ class Lwf(Compatible):
         super().__init__(context, "lwf", weight, raw=logits == "raw")
         if logits not in {"cosine", "raw"}:
             raise InvalidArgument(f"logits must be one of cosine, raw, not {logits!r}", pointer="/logits")
-        weight_KN, bias_K = context.require_old("lwf").head("lwf")
+        old = context.require_old("lwf")
+        if logits == "raw":
+            check_raw_logits(old)
+        weight_KN, bias_K = old.head("lwf")
         self.register_buffer("weight_KN", weight_KN)
         self.register_buffer("bias_K", bias_K)
         self.scale = scale if logits == "cosine" else None

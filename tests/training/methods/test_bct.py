@@ -10,12 +10,18 @@ import torch
 from index.errors import InvalidArgument
 from index.version import EdgeKind
 from naive import cross_entropy, log_softmax
+from staging.recipes import quick
 from tensors import draw
-from training.heads import ArcFace, Softmax
+from training.backbones import build_backbone
+from training.heads import HEADS, ArcFace, Softmax, linear_weight
 from training.losses import UNKNOWN
 from training.method import Classifier, EmbeddedBatch, MethodContext, Old
 from training.methods.bct import Bct
 from training.methods.compatible import cosine_scale
+from training.methods.lwf import Lwf
+from training.sources import load_data
+from training.train import describe
+from training.trained import Trained, build_method
 
 CLASSES, OLD_DIM, SCALE = 4, 3, 5.0
 LABELS = [0, 1, 2, 3, 0, 2]
@@ -209,3 +215,29 @@ def test_the_margin_of_the_base_head_stays_out_of_the_influence_and_of_the_head_
 def test_bct_needs_an_old_version() -> None:
     with pytest.raises(InvalidArgument, match="bct needs an old version: set old="):
         Bct(MethodContext(OLD_DIM, CLASSES, lambda d: Classifier(Softmax(d, CLASSES))))
+
+
+@pytest.mark.parametrize("head", ["norm_softmax", "arcface"])
+def test_an_old_head_of_cosines_is_read_as_it_was_trained(head: str) -> None:
+    data, recipe = load_data("digits_new", "").split(classes=5), quick("digits_v1", head=head)
+    classifier = Classifier(HEADS[head](recipe.dim, 5))
+    backbone = build_backbone(recipe.backbone, 1, recipe.dim)
+    old = Trained(recipe, backbone, build_method(recipe, 5, None), data.classes, head=classifier.weights())
+    described = describe(old, data)
+    context = MethodContext(recipe.dim, 5, lambda dim: Classifier(Softmax(dim, 5)), described)
+    z_BD = torch.randn(4, recipe.dim)
+
+    torch.testing.assert_close(Bct(context, influence="old", logits="head").old_logits(z_BD), classifier.head(z_BD))
+    for method in (Bct, Lwf):
+        with pytest.raises(InvalidArgument, match=r"takes lengths, .* cosines times .*: set logits=cosine"):
+            method(context, logits="raw")
+
+
+def test_rows_of_classes_that_a_head_of_cosines_lacks_are_as_long_as_its_own() -> None:
+    weight_KN, scale = linear_weight("norm_softmax", torch.randn(1, 3))
+    means_CN = torch.randn(2, 3)
+    old = Old(means_CN, torch.tensor([0, UNKNOWN]), weight_KN, head_scale=scale, centre_CN=means_CN)
+    context = MethodContext(3, 2, lambda dim: Classifier(Softmax(dim, 2)), old)
+
+    rows_KN = Bct(context, influence="synthesised", logits="head").get_buffer("head_KN")
+    torch.testing.assert_close(rows_KN.norm(dim=1), torch.tensor([32.0, 32.0]))
