@@ -1,0 +1,43 @@
+"""Backup and restore of the default data folder, by the commands of docs/deployment.md."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from service.settings import Settings
+from staging.served import serving
+
+PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
+
+
+def follow(commands: str, folder: Path) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-e", "-c", commands], cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_what_was_saved_while_it_served_answers_alike_elsewhere(tmp_path: Path, pictures: list[bytes]) -> None:
+    section = PAGE.read_text().partition("\n## Backup and restore\n")[2].partition("\n## ")[0]
+    save, restore = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    assert restore.endswith("regraft serve --data restored\n")
+
+    with serving(Settings(data=tmp_path / "regraft-data")) as served:
+        served.add("v1", 4)
+        path = served.filled(pictures)
+        known = served.query(path, pictures[0], k=3).json()["results"]
+        follow(save, tmp_path)
+        assert (tmp_path / "regraft-data" / "regraft.db-wal").exists()  # what a copy of the database alone would lack
+        served.remove(path)
+
+    told = follow(restore.replace("regraft serve --data restored\n", ""), tmp_path)
+    assert "nothing" in told, told
+    with serving(Settings(data=tmp_path / "restored")) as served:
+        assert served.query(path, pictures[0], k=3).json()["results"] == known
+        assert served.http.get(f"{path}/items/i0/image").content == pictures[0]
