@@ -36,7 +36,9 @@ class Settings(BaseSettings):
     """Where things are and how much is accepted. Every field is read from `REGRAFT_<NAME>`."""
 
     # What an error shows of its input could be a key.
-    model_config = SettingsConfigDict(env_prefix="REGRAFT_", frozen=True, hide_input_in_errors=True)
+    model_config = SettingsConfigDict(
+        env_prefix="REGRAFT_", frozen=True, hide_input_in_errors=True, allow_inf_nan=False
+    )
 
     data: Path = Path("regraft-data")
     """Folder of the database, the images and the version folders, unless the next two say otherwise."""
@@ -48,7 +50,7 @@ class Settings(BaseSettings):
     """Where vectors lie that were not written for a minute; those written since lie in the database."""
     pgvector_url: str = ""
     """URL of the PostgreSQL with pgvector that galleries may lie in; empty: the database, if it is a PostgreSQL."""
-    milvus_uri: str = Field("", pattern=r"(https?://[^\s]+)?")
+    milvus_uri: str = Field("", pattern=r"^(https?://[^\s]+)?$")
     """http:// or https:// URI of the Milvus that galleries may lie in, with the name of a database as path, if any."""
     milvus_token: SecretStr = SecretStr("")
     """`user:password`, or a key of that Milvus; empty: none."""

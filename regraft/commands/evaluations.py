@@ -15,7 +15,18 @@ from regraft import given
 from regraft.commands.answers import Commands, answer, out
 from regraft.commands.evaluation_files import LINES, read_evaluation, read_lines
 from regraft.commands.galleries import IMAGE_SUFFIXES
-from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, print_table, would
+from regraft.commands.options import (
+    URL,
+    ApiKey,
+    DryRun,
+    Gallery,
+    Url,
+    Yes,
+    confirm_deleting,
+    connect,
+    print_table,
+    would,
+)
 from regraft.connection import Problem
 
 evaluation = Commands(no_args_is_help=True, help="Keep labelled sets for gates to measure on.")
@@ -89,8 +100,11 @@ def list_evaluations(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> N
 
 
 @evaluation.command("delete")
-def delete(name: Gallery, number: Number, dry_run: DryRun = False, url: Url = URL, api_key: ApiKey = None) -> None:
+def delete(
+    name: Gallery, number: Number, yes: Yes = False, dry_run: DryRun = False, url: Url = URL, api_key: ApiKey = None
+) -> None:
     """Delete one; reports measured on it stay."""
+    confirm_deleting(f"evaluation set {number} of gallery {name}", yes=yes or dry_run)
     with connect(url, api_key) as client:
         client.delete_evaluation(name, number, dry_run=dry_run)
     answer({"gallery": name, "evaluation": number, "deleted": not dry_run, "dry_run": dry_run})
@@ -101,6 +115,8 @@ def _entries(place: Path) -> tuple[list[dict[str, Any]], list[Path]]:
     """The entries of a folder of images, or of a .jsonl file, and the images that they are."""
     if place.suffix.lower() == LINES:
         return read_lines(place)
+    if not place.exists():
+        raise typer.BadParameter(f"there is no {place}", param_hint="FOLDER")
     images = sorted(path for path in place.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if not images:
         raise typer.BadParameter(f"no images below {place}", param_hint="FOLDER")

@@ -55,7 +55,7 @@ def connect(url: str, api_key: str | None) -> Iterator[Client]:
 
 def _in_options(problem: Problem) -> Problem:
     """The same, with options where the API has fields and headers."""
-    detail = problem.detail.replace("replace=true", "--replace")
+    detail = problem.detail.replace("replace=true", "--replace").replace("`override`", "--override")
     if problem.status == UNAUTHORIZED:
         detail = "the service wants its key: --api-key or REGRAFT_API_KEY is missing or wrong"
     said = {"code": problem.code, "errors": problem.errors, "request_id": problem.request_id}

@@ -69,6 +69,8 @@ def gate(
     """
     if dry_run and page is not None:
         raise InvalidArgument("--page needs a report that is kept: leave out --dry-run", pointer="/page")
+    if page is not None and not page.parent.is_dir():
+        raise InvalidArgument(f"there is no folder {page.parent}", pointer="/page")
     with connect(url, api_key) as client:
         report = client.gate(
             name,

@@ -111,6 +111,7 @@ def test_a_timeout_comes_from_an_option_or_the_environment(run, service, monkeyp
     [
         (401, "The header is missing", "the service wants its key: --api-key or REGRAFT_API_KEY is missing or wrong"),
         (409, "it is there; replace=true replaces it", "it is there; --replace replaces it"),
+        (422, "gate 1 refused: say in `override` why", "gate 1 refused: say in --override why"),
     ],
 )
 def test_a_refusal_names_the_options_of_the_command(run, service, status, detail, said):

@@ -43,7 +43,9 @@ def test_evaluation_add_of_nothing_is_wrong_usage_and_names_the_folder(run, serv
     code, _, said = run("evaluation", "add", "g", folder)
 
     assert code == 2
-    assert "empty" in "".join(said.replace("│", "").split())  # a long path is wrapped
+    words = "".join(said.replace("│", "").split())  # a long path is wrapped
+    assert ("noimagesbelow" if there else "thereisno") in words
+    assert "empty" in words
     assert service.requests == []
 
 
@@ -96,6 +98,14 @@ def test_evaluation_add_says_what_is_wrong_with_embeddings(run, service, tmp_pat
     assert found == code
     assert why in " ".join(said.replace("│", "").split())
     assert service.requests == []
+
+
+def test_evaluation_delete_asks_unless_it_is_told_yes(run, service):
+    service.answers["DELETE /v1/galleries/g/evaluations/4"] = {}
+
+    assert run("evaluation", "delete", "g", 4, "--json")[0] == 1
+    assert service.requests == []
+    assert run("evaluation", "delete", "g", 4, "--yes")[1] == "g: deleted evaluation set 4\n"
 
 
 def test_evaluation_add_sends_entries_that_name_what_is_relevant(run, service, tmp_path):

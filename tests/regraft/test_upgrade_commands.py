@@ -178,6 +178,12 @@ def test_a_rehearsal_is_asked_for_and_told_as_one(run, service):
     ]
 
 
+def test_a_page_that_could_not_be_written_is_refused_before_anything_is_measured(run, service, tmp_path):
+    code, _, said = run("gate", "g", "v2", "--page", tmp_path / "nowhere" / "gate.html")
+
+    assert (code, said, service.requests) == (1, f"regraft: there is no folder {tmp_path / 'nowhere'}\n", [])
+
+
 def test_a_rehearsed_gate_keeps_no_report_that_a_page_could_show(run, service):
     value = {"value": 0.5, "low": 0.4, "high": 0.6}
     report = {**REPORT, "id": None, "old_old": value, "new_old": value, "new_new": None, "difference": value}

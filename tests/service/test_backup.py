@@ -16,9 +16,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
 
 def follow(commands: str, folder: Path) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-e", "-c", commands], cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True
-    )
+    variables = {**os.environ, "PATH": path}
+    words = ["bash", "-e", "-c", commands]
+    done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

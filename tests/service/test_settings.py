@@ -44,6 +44,22 @@ def test_senseless_values_are_refused(field: str) -> None:
         Settings(**{field: -1})
 
 
+@pytest.mark.parametrize("value", ["inf", "nan"])
+@pytest.mark.parametrize("field", [name for name, f in Settings.model_fields.items() if f.annotation is float])
+def test_a_duration_is_a_finite_number(monkeypatch: pytest.MonkeyPatch, field: str, value: str) -> None:
+    monkeypatch.setenv(f"REGRAFT_{field.upper()}", value)
+
+    with pytest.raises(ValidationError, match=field):
+        Settings()
+
+
+@pytest.mark.parametrize("uri", ["milvus:19530", "ftp://milvus", "http://", "http://a b", "see http://milvus"])
+def test_what_is_no_uri_of_a_milvus_is_refused(uri: str) -> None:
+    assert Settings(milvus_uri="http://milvus:19530/name").milvus_uri
+    with pytest.raises(ValidationError, match="milvus_uri"):
+        Settings(milvus_uri=uri)
+
+
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Settings().port = 1  # type: ignore[misc]

@@ -76,7 +76,7 @@ COMMANDS = [
     ("gallery export g {folder}/no.parquet", {"GET /v1/galleries/g": GALLERY, **REFUSED}),
     ("evaluation add g {folder}", {"POST /v1/galleries/g/evaluations": {"id": 1, "size": 1}}),
     ("evaluation list g", {"GET /v1/galleries/g/evaluations": {"evaluations": [SET]}}),
-    ("evaluation delete g 1", {"DELETE /v1/galleries/g/evaluations/1": {}}),
+    ("evaluation delete g 1 --yes", {"DELETE /v1/galleries/g/evaluations/1": {}}),
     ("edges list", {"GET /v1/edges": {"edges": [EDGE]}}),
     ("edges add v2 v1 --kind truncate", {"POST /v1/edges": EDGE}),
     ("edges fit v2 v1 --kind ridge", {"POST /v1/edges:fit": EDGE}),
