@@ -119,13 +119,16 @@ def split_pairs(new_SM: Vectors, old_SN: Vectors, labels_S: ArrayLike | None, se
 
 
 def fit_adapter(kind: str, pairs: Pairs, new: Card, old: Card, options: Mapping[str, float]) -> Affine | SlerpAdapter:
-    """Fit one of `FITS`.
+    """Fit one of `FITS`; `low_rank` by half the numbers of the smaller version where these are fewer than its rank.
 
     Raises:
         InvalidArgument: the kind is unknown, an option is out of range, or slerp has no labels or no cosine spaces.
     """
     if kind not in FITS:
         raise InvalidArgument(f"kind must be one of {', '.join(FITS)}, not {kind!r}", pointer="/kind")
+    smaller = min(new.dim, old.dim)
+    if kind == "low_rank" and smaller < legal_options(low_rank)["rank"]:
+        options = {"rank": max(1, smaller // 2), **options}
     if kind != "slerp":
         return FITS[kind](pairs.new_SM, pairs.old_SN, **options)
     cosine = all(space_from_json(card.space) == Cosine() for card in (new, old))

@@ -115,6 +115,12 @@ def test_a_fit_that_cannot_be_made_is_refused_by_name(pairs: Pairs) -> None:
         fit_adapter("slerp", pairs, NEW, OLD_L2, {})
 
 
+def test_a_low_rank_that_is_not_named_fits_versions_of_few_numbers(pairs: Pairs) -> None:
+    weights = [fit_adapter("low_rank", pairs, NEW, OLD, options).weight for options in ({}, {"rank": 1})]
+
+    assert [np.linalg.matrix_rank(weight, tol=1e-5) for weight in weights] == [min(NEW.dim, OLD.dim) // 2, 1]
+
+
 def test_the_options_of_a_kind_are_its_numbers() -> None:
     assert {kind: legal_options(fit) for kind, fit in FITS.items()} == {
         "procrustes": {},
