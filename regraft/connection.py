@@ -94,7 +94,7 @@ class Connection:
             raise InvalidArgument(
                 f"{url!r} is no address of a service: it is http:// or https:// with a host", pointer="/url"
             )
-        if api_key and not _is_key(api_key):
+        if api_key and not is_key(api_key):
             raise InvalidArgument(
                 "the API key holds what no key does: it is printable ASCII, without a space or line break at its ends",
                 pointer="/api_key",
@@ -201,7 +201,7 @@ def _is_address(url: str) -> bool:
     return parsed.scheme in {"http", "https"} and bool(parsed.host)
 
 
-def _is_key(text: str) -> bool:
+def is_key(text: str) -> bool:
     """Whether a service can have such a key; what is no header would be shown by the error of whoever sends it."""
     return text.isascii() and text.isprintable() and text == text.strip()
 

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from index.errors import InvalidArgument
+from regraft.connection import is_key
 
 SECONDS = 60.0
 
@@ -20,6 +21,8 @@ class Rest:
     ) -> None:
         if not address.startswith(("http://", "https://")):
             raise InvalidArgument(f"{address!r} is no address of {name}: it begins with http:// or https://")
+        if not all(map(is_key, headers.values())):
+            raise InvalidArgument(f"the key of {name} must be printable ASCII, without a line break at its end")
         self._name, self._address = name, address.rstrip("/")
         self._http = httpx.Client(headers=dict(headers), auth=auth, timeout=SECONDS)
 

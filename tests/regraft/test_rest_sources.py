@@ -187,6 +187,14 @@ def test_what_cannot_be_read_is_said_in_words(address: str, source: str, key: st
         open_source(source.format(address), Wanted(), key=key)
 
 
+@pytest.mark.parametrize("key", ["secret\n", "secret-ключ"])
+def test_what_is_no_key_is_refused_and_not_shown(address: str, key: str) -> None:
+    with pytest.raises(InvalidArgument, match="key of Weaviate") as refused:
+        open_source(f"weaviate:{address}#Things", Wanted(), key=key)
+
+    assert "secret" not in str(refused.value)
+
+
 def test_a_field_of_vectors_that_is_not_there_is_told(address: str) -> None:
     with pytest.raises(InvalidArgument, match="there are v"):
         open_source(f"opensearch:{address}#things", Wanted(vectors={"w": None}), key="admin:secret")
