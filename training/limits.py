@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from index.errors import InvalidArgument
 from training.recipes import Recipe
@@ -27,6 +28,15 @@ LIMITS: Mapping[str, tuple[float, float]] = {
 }
 """field -> the least and the greatest number it may be. More is added to a seed, and numpy takes none above 2**32."""
 
+OPTION_LIMITS: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("weight", "adversarial_weight", "alignment_weight", "independent_weight"), (0, math.inf)),
+    **dict.fromkeys(("influence_weight", "old_weight", "density", "scale", "logit_scale"), (0, math.inf)),
+    **dict.fromkeys(("sharpness", "margin", "threshold", "fix_from", "hardest"), (0, math.inf)),
+    **dict.fromkeys(("branch", "trunk", "hidden", "extra"), (1, math.inf)),
+    **dict.fromkeys(("temperature", "zeta", "boundary"), (1e-6, math.inf)),
+}
+"""Option of any method -> likewise; what is divided by is above 0."""
+
 
 def check_numbers(recipe: Recipe) -> None:
     """Refuse numbers that no training can be made of.
@@ -34,8 +44,9 @@ def check_numbers(recipe: Recipe) -> None:
     Raises:
         InvalidArgument: one is out of range, infinite or not a number; names the legal values.
     """
-    for field, (least, greatest) in LIMITS.items():
-        value = getattr(recipe, field)
+    options = {name: OPTION_LIMITS[name] for name in recipe.options if name in OPTION_LIMITS}
+    for name, (least, greatest) in {**LIMITS, **options}.items():
+        value: Any = recipe.options[name] if name in options else getattr(recipe, name)
         if value is not None and not (least <= value <= greatest and math.isfinite(value)):
             legal = f"{least} or more" if math.isinf(greatest) else f"{least} to {greatest}"
-            raise InvalidArgument(f"{field} of {recipe.name} must be {legal}, not {value}", pointer=f"/{field}")
+            raise InvalidArgument(f"{name} of {recipe.name} must be {legal}, not {value}", pointer=f"/{name}")

@@ -63,22 +63,22 @@ class Old:
             any other number for a class that the old version was made for.
         weight_KN: the old head, linear in unit embeddings; None when the old version was saved without one.
         bias_K: its bias, where it has one.
-        head_scale: s where its logits are s times cosines, and so its rows of length s.
         space: how the old version compares.
         centre_CN: mean of the unit old embeddings of each class.
         radius_C: distance of the farthest of them from it, outliers apart.
         side_dim: S, how many numbers of side-information it stores with each item.
+        head_scale: s where the old head's logits are s times cosines, and so its rows of length s.
     """
 
     mean_CN: Tensor
     label_C: Tensor
     weight_KN: Tensor | None = None
     bias_K: Tensor | None = None
-    head_scale: float | None = None
     space: str = "cosine"
     centre_CN: Tensor | None = None
     radius_C: Tensor | None = None
     side_dim: int = 0
+    head_scale: float | None = None
 
     @property
     def dim(self) -> int:

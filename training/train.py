@@ -32,6 +32,7 @@ from training.side_information import KINDS, Psi, build_psi, recipe_of_psi
 from training.sources import load_data
 from training.stored import StoredVersion, encodes_alone, open_stored, with_encoded
 from training.trained import Trained, blank_old, build_method
+from training.trial import try_batch
 from training.turns import Taken, lock_of, only_here, wait_for_turn
 from training.validation import Validation, hold_out
 
@@ -183,7 +184,11 @@ def check_sizes(recipe: Recipe, old: Trained | StoredVersion | None, data: Data,
         InvalidArgument: from the method; names what would work.
     """
     blank = None if old is None else blank_old(len(data.classes), old.dim, old.side_dim, old.space)
-    build_method(recipe, len(data.classes), blank, planned_dim(recipe, references))
+    independent_dim, classes = planned_dim(recipe, references), len(data.classes)
+    head = (torch.zeros(classes, independent_dim), None) if independent_dim else None
+    method = build_method(recipe, classes, blank, independent_dim, head)
+    if independent_dim is not None:
+        try_batch(recipe, method, blank, independent_dim)
 
 
 def planned_dim(recipe: Recipe, references: References) -> int | None:

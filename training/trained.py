@@ -199,4 +199,4 @@ def blank_old(classes: int, dim: int, side_dim: int, space: str) -> Old:
     rows = torch.zeros(classes, dtype=torch.long)
     means = torch.zeros(classes, dim)
     head = torch.zeros(1, dim), torch.zeros(1)
-    return Old(means, rows, *head, space=space, centre_CN=means, radius_C=torch.zeros(classes), side_dim=side_dim)
+    return Old(means, rows, *head, space, centre_CN=means, radius_C=torch.zeros(classes), side_dim=side_dim)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from index.errors import InvalidArgument
 from staging.recipes import quick
 from training import train as path
-from training.limits import LIMITS, check_numbers
+from training.limits import LIMITS, OPTION_LIMITS, check_numbers
+from training.methods import METHODS, method_options
 from training.recipes import RECIPES
 from training.sweep import sweep
+from training.trained import blank_old, build_method
+from training.trial import try_batch
 
 
 @pytest.mark.parametrize(
@@ -40,7 +45,65 @@ def test_a_number_out_of_range_is_refused_with_the_legal_ones(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "value", "legal"),
+    [
+        ("digits_advbct", "hidden", 0, "1 or more"),
+        ("digits_fct", "branch", -3, "1 or more"),
+        ("digits_lwf", "temperature", 0.0, "1e-06 or more"),
+        ("digits_hoc", "weight", float("nan"), "0 or more"),
+        ("digits_hoc", "sharpness", float("inf"), "0 or more"),
+        ("digits_hot_refresh", "hardest", -1, "0 or more"),
+        ("digits_contrast", "temperature", 0.0, "1e-06 or more"),
+    ],
+)
+def test_an_option_out_of_range_is_refused_with_the_legal_ones(
+    name: str, option: str, value: float, legal: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidArgument, match=f"{option} of {name} must be {legal}, not") as refused:
+        path.train(quick(name, options={option: value}), tmp_path / "v")
+    assert refused.value.pointer == f"/{option}"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_every_recipe_is_within_the_limits() -> None:
     for make in RECIPES.values():
         check_numbers(make())
     assert set(LIMITS) <= set(vars(RECIPES["digits_v1"]()))
+
+
+def test_every_option_that_is_a_number_has_limits_and_its_default_is_within() -> None:
+    for method in METHODS:
+        numbers = {k: x for k, x in method_options(method).items() if type(x) in {int, float}}
+        assert set(numbers) <= set(OPTION_LIMITS)
+        check_numbers(replace(RECIPES["digits_v1"](), method=method, options=numbers))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("digits_v1", {"backbone": "timm/vit_tiny_patch16_224"}, "timm/vit_tiny_patch16_224 .* of 8 x 8 pixels: .*224"),
+        ("digits_v1", {"backbone": "timm/resnet18", "batch_size": 1}, "timm/resnet18 .* on one image a process: "),
+        ("digits_advbct", {"batch_size": 1}, "method advbct cannot be trained on one image a process: "),
+        ("digits_fct", {"batch_size": 1}, "method fct cannot be trained on one image a process: "),
+    ],
+)
+def test_sizes_that_the_encoder_or_the_method_cannot_take_are_refused_first(
+    name: str, changes: dict[str, Any], said: str, v1: Path, independent: Path, tmp_path: Path
+) -> None:
+    recipe = quick(name, **changes)
+    named = {"old": str(v1) if recipe.old else "", "independent": str(independent) if recipe.independent else ""}
+    with pytest.raises(InvalidArgument, match=said):
+        path.train(replace(recipe, **named), tmp_path / "v", progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_takes_the_batch_that_is_tried(method: str) -> None:
+    dims = {"oca": 40, "bt2": 32}
+    options = {"extra": 8} if method == "bt2" else {}
+    recipe = quick("digits_v1", method=method, options=options, dim=dims.get(method, 16), side="simclr")
+    recipe = replace(recipe, space="lorentz", head="lorentz_mlr") if method == "hbct" else recipe
+    old = None if method == "independent" else blank_old(5, 16, 3, recipe.space)
+    for independent_dim in (16,) if method in {"bt2", "fct"} else (0, 16):
+        try_batch(recipe, build_method(recipe, 5, old, independent_dim), old, independent_dim)

@@ -99,6 +99,8 @@ class Bt2(nn.Module):
     ) -> None:
         super().__init__()
         check_choice("logits", logits, MEAN_LOGITS)
+        if not scale > 0:
+            raise InvalidArgument(f"bt2's scale must be above 0, not {scale}", pointer="/scale")
         old = context.require_old("bt2")
         check_spaces(context, old)
         independent_dim = _independent_dim(context, old.dim, extra)

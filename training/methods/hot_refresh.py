@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from index.errors import InvalidArgument
 from training.contrasts import regression_alleviating, triplet
 from training.gather import gather_batch
 from training.losses import cosine_alignment
@@ -47,9 +46,6 @@ class HotRefresh(Compatible):
     ) -> None:
         super().__init__(context, "hot_refresh", weight)
         check_choice("form", form, FORMS)
-        for option, value, legal in (("temperature", temperature, temperature > 0), ("hardest", hardest, hardest >= 0)):
-            if not legal:
-                raise InvalidArgument(f"{option} is out of range: {value}", pointer=f"/{option}")
         self.form, self.temperature, self.margin = form, temperature, margin
         self.among_new, self.hardest = among_new, hardest
 

@@ -1,0 +1,63 @@
+"""A batch put through a recipe's encoder and method before anything is trained: only then torch and timm look at sizes.
+
+Shape suffixes as in `training.method`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from index.errors import InvalidArgument, RegraftError, raise_if_out_of_memory
+from training import processes
+from training.backbones import build_backbone
+from training.method import EmbeddedBatch, Method, Old
+from training.recipes import Recipe
+from training.side_information import dim_of
+
+
+@torch.no_grad()
+def try_batch(recipe: Recipe, method: Method, old: Old | None, independent_dim: int) -> None:
+    """Refuse images or batches of a size that the backbone or the method cannot be trained on.
+
+    Args:
+        recipe: names the backbone and the sizes. Two images stand for any number above one.
+        method: built for it; not to be used again.
+        old: what it was built with.
+        independent_dim: M, 0 without an independent version.
+
+    Raises:
+        InvalidArgument: with what torch or timm said.
+    """
+    spec, count = recipe.preprocess, 1 if recipe.batch_size <= processes.world() else 2
+    image_BCHW = torch.zeros(count, spec.channels, spec.height, spec.width)
+    backbone = build_backbone(recipe.backbone, spec.channels, recipe.dim, last_relu=recipe.last_relu)
+    with _refused(f"backbone {recipe.backbone}", count, f"of {spec.height} x {spec.width} pixels", "/backbone"):
+        new_BD = backbone.train(method.trains_encoder)(image_BCHW)
+    with _refused(f"method {recipe.method}", count, "", "/method"):
+        method(
+            EmbeddedBatch(
+                new_BD,
+                torch.zeros(count, dtype=torch.long),
+                old_BN=torch.zeros(count, old.dim) if old else None,
+                independent_BM=torch.zeros(count, independent_dim) if independent_dim else None,
+                old_side_BS=torch.zeros(count, old.side_dim) if old and old.side_dim else None,
+                side_BT=torch.zeros(count, dim_of(recipe)) if dim_of(recipe) else None,
+            )
+        )
+
+
+@contextmanager
+def _refused(what: str, count: int, size: str, pointer: str) -> Iterator[None]:
+    try:
+        yield
+    except RegraftError:
+        raise
+    except Exception as error:  # torch and timm raise many types
+        raise_if_out_of_memory(error)
+        images = "one image a process" if count == 1 else f"images {size}".rstrip()
+        raise InvalidArgument(
+            f"{what} cannot be trained on {images}: {error}", pointer="/batch_size" if count == 1 else pointer
+        ) from error
