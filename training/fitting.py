@@ -12,7 +12,7 @@ import math
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def fit(module: Loop, data: Data, validation: Validation | None = None, *, out: 
     """
     recipe, images = module.recipe, data.train.dense()
     check_precision(recipe)
-    keeper = Keeper(checkpoint_of(out), identity(module, data))
+    keeper = Keeper(checkpoint_of(out), lambda: identity(module, data))
     done = keeper.epochs_done()
     if done and progress and processes.leads():
         print(f"going on after epoch {done} of {recipe.epochs}, from {keeper.path}")
@@ -136,13 +136,16 @@ class Keeper(lightning.Callback):
 
     Args:
         path: the file; each epoch replaces the last one's.
-        training: what tells this training from others, as JSON; only its own checkpoints count.
+        identify: what tells this training from others, as JSON; only its own checkpoints count. It reads every image,
+            so it is asked once there is a checkpoint to compare or to write.
     """
 
-    def __init__(self, path: Path, training: dict[str, Any]) -> None:
-        self.path, self.training = path, training
+    def __init__(self, path: Path, identify: Callable[[], dict[str, Any]]) -> None:
+        self.path, self.identify = path, identify
+        self.training: dict[str, Any] = {}
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self.training = self.training or self.identify()
         part = self.path.with_name(f"{self.path.name}.part")
         try:
             trainer.save_checkpoint(part)
@@ -177,6 +180,7 @@ class Keeper(lightning.Callback):
             raise InvalidArgument(
                 f"{self.path} is damaged, so nothing can go on from it; remove it to begin anew", pointer="/out"
             ) from error
+        self.training = self.identify()
         if other := changes(self.training, training):
             if processes.leads():
                 _log.warning("%s is of another training, which begins anew; it had another %s", self.path, other)
@@ -192,7 +196,7 @@ def identity(module: Loop, data: Data) -> dict[str, Any]:
     seen = hashlib.sha256()
     for model in module.looking_on.values():
         for weights in model.state_dict().values():
-            seen.update(weights.numpy().tobytes())
+            seen.update(weights.cpu().numpy().tobytes())
     recipe = {name: value for name, value in module.recipe.as_json().items() if name != "workers"}
     return {
         **recipe,

@@ -24,6 +24,7 @@ from index.new_folder import Unwritable
 from regraft.cli import app
 from staging.children import child
 from staging.recipes import without_exporter
+from training import fitting
 from training import train as path
 from training.backbones import Frozen
 from training.data import Data
@@ -268,6 +269,19 @@ def test_a_training_is_told_from_others_by_what_decides_its_weights(
     one, two = (Loop(recipe) for recipe in (RECIPE, replace(RECIPE, **changed)))
 
     assert changes(identity(one, data), identity(two, images(data))) == other
+
+
+def test_images_are_read_to_tell_trainings_apart_only_once_there_is_a_checkpoint(
+    tmp_path: Path, at_step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identified: list[int] = []
+    monkeypatch.setattr(fitting, "identity", lambda *given: identified.append(len(made)) or identity(*given))
+    made = at_step(8, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        path.train(RECIPE, tmp_path / "v", progress=False)
+    path.train(RECIPE, tmp_path / "v", progress=False)
+
+    assert identified == [7, 9], "after the first epoch, and before the second start's first step"
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half a checkpoint"])
