@@ -115,7 +115,7 @@ def _lines(recipe: Recipe, base: Recipe | None) -> Iterator[str]:
     told = meanings()
     yield f"# {recipe.summary}" if recipe.summary else f"# {recipe.name}"
     if base is not None:
-        yield from ("", "# what was changed; where it must, what differs from it changes old and independent, too")
+        yield from ("", "# the recipe that it was made of: changes of data and machine reach old and independent, too")
         yield _assignment("from", base.name)
     for field in (field.name for field in fields(Recipe) if field.name not in {"summary", *TABLES}):
         yield ""

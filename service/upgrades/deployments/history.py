@@ -36,6 +36,13 @@ class UnknownDeployment(RegraftError):
     code = "unknown_deployment"
 
 
+class ChangedMeanwhile(RegraftError):
+    """A deployment of this gallery changed since the ETag in `If-Match` was given out: look again, then decide."""
+
+    status = 412
+    code = "changed_meanwhile"
+
+
 ON_ITS_WAY = (
     DeploymentState.REGISTERED,
     DeploymentState.VERIFIED,
@@ -95,3 +102,9 @@ def etag(connection: Connection, gallery_id: int) -> str:
     )
     number = connection.execute(newest.where(deployment.c.gallery_id == gallery_id)).scalar_one()
     return f'"{gallery_id}-{number}"'
+
+
+def check_unchanged(connection: Connection, gallery_id: int, if_match: str | None) -> None:
+    """Raise ChangedMeanwhile where `if_match` is given and is not the gallery's ETag."""
+    if if_match is not None and {"*", etag(connection, gallery_id)}.isdisjoint(map(str.strip, if_match.split(","))):
+        raise ChangedMeanwhile

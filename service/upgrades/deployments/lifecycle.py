@@ -28,7 +28,14 @@ from service.registry.version_records import registered_sha256
 from service.store.repository import gallery_row, take_seq
 from service.store.rows import DeploymentRow, GalleryRow, GateRow, first_of, one_of
 from service.store.tables import deployment, deployment_transition, gallery, trial_report
-from service.upgrades.deployments.history import DeploymentState, deployment_row, etag, history, on_its_way, standing
+from service.upgrades.deployments.history import (
+    DeploymentState,
+    check_unchanged,
+    deployment_row,
+    history,
+    on_its_way,
+    standing,
+)
 from service.upgrades.deployments.verdicts import REFUSE, deciding_report, named_report, weigh
 
 Evidence = Mapping[str, Any]
@@ -60,13 +67,6 @@ class NothingToRollBack(RegraftError):
 
     status = 409
     code = "nothing_to_roll_back"
-
-
-class ChangedMeanwhile(RegraftError):
-    """A deployment of this gallery changed since the ETag in `If-Match` was given out: look again, then decide."""
-
-    status = 412
-    code = "changed_meanwhile"
 
 
 @dataclass(frozen=True)
@@ -229,12 +229,6 @@ def lock(connection: Connection, gallery_id: int, if_match: str | None = None) -
     assert row is not None
     check_unchanged(connection, gallery_id, if_match)
     return row
-
-
-def check_unchanged(connection: Connection, gallery_id: int, if_match: str | None) -> None:
-    """Raise ChangedMeanwhile where `if_match` is given and is not the gallery's ETag."""
-    if if_match is not None and {"*", etag(connection, gallery_id)}.isdisjoint(map(str.strip, if_match.split(","))):
-        raise ChangedMeanwhile
 
 
 def begin(

@@ -22,12 +22,11 @@ from service.store.partitioned import of_item
 from service.store.repository import gallery_named
 from service.store.rows import EMPTIED, BackfillRow, DeploymentRow, GalleryRow, all_of
 from service.store.tables import backfill, backfill_failure, deployment, embedding, item
-from service.upgrades.deployments.history import DeploymentState, on_its_way
+from service.upgrades.deployments.history import DeploymentState, check_unchanged, on_its_way
 from service.upgrades.deployments.lifecycle import (
     TransitionContext,
     TransitionRequest,
     begin_retired,
-    check_unchanged,
     lock,
     move,
 )
