@@ -14,7 +14,7 @@ from contextvars import copy_context
 from functools import partial
 
 from sqlalchemy import Connection, func, select, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from index.events import Event
 from service.errors import UnknownGallery
@@ -30,8 +30,8 @@ MAKING = 0x7265_6772_6166_75
 ATTEMPTS = 4
 PAUSE_SECONDS = 0.1
 """After the first attempt; twice as long after each one more."""
-REFUSED = frozenset({"55P03", "40P01"})
-"""The SQLSTATE of a lock that was not to be had in time, and of a deadlock."""
+REFUSED = frozenset({"55P03", "40P01", "23514"})
+"""The SQLSTATE of a lock not to be had in time, of a deadlock, and of rows that the default partition got meanwhile."""
 
 
 def make(database: Database, gallery_id: int, version_id: int) -> None:
@@ -79,7 +79,7 @@ def empty(connection: Connection, gallery_id: int, version_id: int) -> bool:
             # Its rows are gone for every reader, the older ones too; a drop would keep readers of all others waiting.
             connection.execute(text(f"truncate {_name(gallery_id, version_id)}"))
             connection.execute(text("set local lock_timeout to default"))
-    except OperationalError as error:
+    except DBAPIError as error:
         if not _is_refused(error):
             raise
         return False
@@ -190,7 +190,7 @@ def _tried(database: Database, change: Callable[[Connection], None], attempts: i
             time.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
         try:
             copy_context().run(_change_apart, database, change)
-        except OperationalError as error:
+        except DBAPIError as error:
             if not _is_refused(error):
                 raise
         else:
@@ -210,5 +210,5 @@ def _limit(connection: Connection) -> None:
     connection.execute(text(f"set local lock_timeout = {int(LOCK_SECONDS * 1000)}"))
 
 
-def _is_refused(error: OperationalError) -> bool:
+def _is_refused(error: DBAPIError) -> bool:
     return getattr(error.orig, "sqlstate", None) in REFUSED

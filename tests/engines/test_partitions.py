@@ -123,6 +123,30 @@ def test_an_embedding_is_stored_though_no_partition_can_be_made(database: Databa
     assert ("embedding_1_2", 1, 1, 2) in places(database)
 
 
+def test_an_embedding_is_stored_though_another_comes_before_its_partition_is_attached(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put(item_id: int) -> None:
+        with database.write() as connection:
+            take_seq(connection, 1, 0)
+            put_embeddings(connection, 1, 2, "encoded", [item_id], np.ones((1, 2), np.float32))
+
+    make_beside = partitions._make_beside
+
+    def make_while_another_stores(*arguments: Any) -> str:
+        put(3)
+        return make_beside(*arguments)
+
+    monkeypatch.setattr(partitions, "_make_beside", make_while_another_stores)
+    partitions.make(database, 1, 2)
+    put(1)
+    monkeypatch.undo()
+
+    assert {row[:2] for row in places(database) if row[3] == 2} == {("embedding_default", 1), ("embedding_default", 3)}
+    assert partitions.settle(database)
+    assert {row[:2] for row in places(database) if row[3] == 2} == {("embedding_1_2", 1), ("embedding_1_2", 3)}
+
+
 def test_those_who_make_one_partition_at_once_make_it_once(database: Database) -> None:
     def put(number: int) -> None:
         partitions.make(database, 1, 2)
