@@ -170,8 +170,8 @@ def _lost_references() -> Iterator[None]:
 def upgrade(settings: Settings) -> None:
     """Bring the database to this program's newest schema, creating it if needed; harmless when it is there already.
 
-    One that a later release has migrated stays as it is: releases only add to what the one before reads and writes, so
-    that both run side by side while one takes the other's place (docs/deployment.md).
+    One that a later release has migrated stays as it is: from 0.2.0 on releases only add to what the one before reads
+    and writes, so that both run side by side while one takes the other's place (docs/deployment.md).
     """
     settings.data.mkdir(parents=True, exist_ok=True)
     if is_sqlite(settings.database_url):

@@ -21,8 +21,8 @@ from staging.load import Load
 from staging.processes import Site
 from staging.proxy import proxied
 
-LAST_RELEASE = "0015"
-"""The newest migration of the release before this one; later ones may only add to what is there then."""
+ADDED_SINCE = "0011"
+"""Later migrations may only add to what is there then. It took away what 0.1.0 needs, which has to be stopped first."""
 ITEMS, CLIENTS, K = 20, 3, 5
 
 NEXT = """
@@ -91,8 +91,8 @@ def at(settings: Settings, revision: str) -> dict[tuple[str, str], Any]:
     return columns(settings)
 
 
-def test_migrations_since_the_last_release_take_nothing_away(unmigrated: Settings) -> None:
-    assert taken_away(at(unmigrated, LAST_RELEASE), at(unmigrated, "head")) == []
+def test_migrations_since_then_take_nothing_away(unmigrated: Settings) -> None:
+    assert taken_away(at(unmigrated, ADDED_SINCE), at(unmigrated, "head")) == []
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
