@@ -225,13 +225,34 @@ def migrating(url: str) -> Iterator[Config]:
             if not sqlite:
                 # Tables of one name made twice at the same moment fail; SQLite's transaction keeps others out already.
                 connection.execute(select(func.pg_advisory_xact_lock(MIGRATING)))
+            counted = _counters(connection) if sqlite else {}
             config.attributes["connection"] = connection
             yield config
             opened = connection.connection.driver_connection
             if isinstance(opened, sqlite3.Connection):
+                _count_on(opened, counted)
                 check_references(opened, url)
     finally:
         engine.dispose()
+
+
+def _counters(connection: Connection) -> dict[str, int]:
+    """The largest key each of SQLite's tables has ever given out, of those that give none out again."""
+    if not inspect(connection).has_table("sqlite_sequence"):
+        return {}
+    return {row.name: row.seq for row in connection.execute(text("select name, seq from sqlite_sequence"))}
+
+
+def _count_on(connection: sqlite3.Connection, counted: dict[str, int]) -> None:
+    """Have tables count on from where they were: one that is rebuilt counts from the largest key that is left in it."""
+    for name, last in counted.items():
+        known = {"name": name, "last": last}
+        connection.execute("update sqlite_sequence set seq = max(seq, :last) where name = :name", known)
+        connection.execute(
+            "insert into sqlite_sequence (name, seq) select name, :last from sqlite_master where type = 'table'"
+            " and name = :name and name not in (select name from sqlite_sequence)",
+            known,
+        )
 
 
 def is_sqlite(url: str) -> bool:

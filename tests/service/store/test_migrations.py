@@ -183,6 +183,24 @@ def test_rebuilding_a_parent_table_keeps_its_children(settings: Settings, next_r
     database.close()
 
 
+@pytest.mark.parametrize("revision", ["0004", "0015"])
+def test_no_key_that_was_given_out_is_given_out_again(settings: Settings, revision: str) -> None:
+    """Neither where a table holds rows when it is rebuilt nor where it is empty."""
+    with migrating(settings.database_url) as config:
+        command.upgrade(config, revision)
+    url, counters = settings.database_url, "select name, seq from sqlite_sequence"
+    execute(url, "insert into gallery (id, name, next_seq, created) values (1, 'g', 1, 0); delete from sqlite_sequence")
+    counting = "select name, 9 from sqlite_master where type = 'table' and sql like '%AUTOINCREMENT%'"
+    execute(url, f"insert into sqlite_sequence {counting}")
+    before = execute(url, counters)
+
+    upgrade(settings)
+
+    after = execute(url, counters)
+    assert ("gallery", 9) in before
+    assert set(before) <= set(after)
+
+
 def test_a_migration_that_breaks_a_foreign_key_is_refused(settings: Settings, next_revision: Any) -> None:
     upgrade(settings)
     next_revision('op.execute(\'insert into edge values (1, 7, 8, "identity", "added", "{}", "{}", null, "{}", 0)\')')
