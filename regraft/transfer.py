@@ -9,8 +9,9 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -101,9 +102,13 @@ def import_gallery(
     progress = resume(client, gallery, source, state, update_only=update_only)
     # Killed behind the last batch of a source whose cursor ends in null: nothing is left to be read.
     ended = progress.read > 0 and progress.cursor is None
-    seen: set[bytes] = set()
+    ids = StoredIds()
     for batch in () if ended else source.batches(size, progress.cursor):
-        _send(client, gallery, _first(batch, seen, progress), progress)
+        progress.read += batch.read
+        for reason, count in batch.skipped.items():
+            progress.skip(reason, count)
+        for part in _apart(batch):
+            _send(client, gallery, part, ids, progress)
         progress.cursor = batch.cursor
         _write(state, json.dumps(asdict(progress)))
         if moved is not None:
@@ -119,30 +124,49 @@ def _write(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-def _first(batch: Batch, seen: set[bytes], progress: Progress) -> Batch:
-    """The batch without rows whose ids stood in an earlier row, wherever batches end: of these the first is stored."""
-    again: list[int] = []
+class StoredIds:
+    """What a run has stored, wherever batches end: ids, by what they hold of each version."""
+
+    def __init__(self) -> None:
+        self._of: dict[str | None, set[bytes]] = {}
+        self._texts: set[bytes] = set()
+
+    def add(self, key: str, version: str | None) -> None:
+        """An embedding of an item is stored."""
+        self._of.setdefault(version, set()).add(_digest(key))
+
+    def add_text(self, key: str) -> None:
+        """A text is stored, which has its embedding from the service."""
+        self._texts.add(_digest(key))
+
+    def holds(self, key: str, version: str | None) -> bool:
+        """Whether a later row has nothing to add of this version."""
+        digest = _digest(key)
+        return digest in self._texts or digest in self._of.get(version, ())
+
+    def __contains__(self, key: str) -> bool:
+        digest = _digest(key)
+        return digest in self._texts or any(digest in one for one in self._of.values())
+
+
+def _digest(key: str) -> bytes:
+    """Ids can be long and many: this takes a hundred bytes of memory."""
+    return blake2b(key.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def _apart(batch: Batch) -> Iterator[Batch]:
+    """The batch in parts with each id once: what becomes of a row of an id is known before the next one is sent."""
+    met: Counter[str] = Counter()
+    turns: dict[int, list[int]] = {}
     for row, key in enumerate(batch.ids):
-        # Ids can be long and many: a hash takes a hundred bytes of memory.
-        digest = blake2b(key.encode(errors="surrogatepass"), digest_size=16).digest()
-        if digest in seen:
-            again.append(row)
-        seen.add(digest)
-    if not again:
-        return batch
-    progress.skip(DUPLICATE_ID, len(again), f"{batch.ids[again[0]]}: an earlier row has this id")
-    columns = [column.take(np.flatnonzero(~np.isin(column.rows, again))) for column in batch.columns]
-    left = set(again)
-    texts = [None if row in left else text for row, text in enumerate(batch.texts)]
-    return replace(batch, columns=columns, texts=texts)
+        turns.setdefault(met[key], []).append(row)
+        met[key] += 1
+    yield from map(batch.take, turns.values()) if len(turns) > 1 else (batch,)
 
 
-def _send(client: Client, gallery: str, batch: Batch, progress: Progress) -> None:
+def _send(client: Client, gallery: str, batch: Batch, ids: StoredIds, progress: Progress) -> None:
     """Each version's vectors of a batch. An item must first hold one that queries reach: the others are sent again."""
-    update_only = progress.update_only
-    progress.read += batch.read
-    for reason, count in batch.skipped.items():
-        progress.skip(reason, count)
+    known = {row for row, key in enumerate(batch.ids) if key in ids}
     stored: set[int] = set()
     waiting = sorted(batch.columns, key=lambda column: column.origin == "transformed")
     why: dict[tuple[int, str | None], ItemError] = {}
@@ -150,26 +174,49 @@ def _send(client: Client, gallery: str, batch: Batch, progress: Progress) -> Non
         late: list[Column] = []
         before = len(stored)
         for column in (_finite(one, batch, progress) for one in waiting):
-            errors = _store(client, gallery, batch, column, set() if update_only else stored, progress)
-            stored.update(row for row in column.rows.tolist() if row not in errors)
+            again = [row for row in column.rows.tolist() if ids.holds(batch.ids[row], column.version)]
+            fresh = column.take(np.flatnonzero(~np.isin(column.rows, again)))
+            errors = {row: _duplicate(batch.ids[row]) for row in again}
+            errors |= _store(client, gallery, batch, fresh, known | stored, progress)
             for row in column.rows.tolist():
                 why.pop((row, column.version), None)
+                if row not in errors:
+                    stored.add(row)
+                    ids.add(batch.ids[row], column.version)
             why.update({(row, column.version): error for row, error in errors.items()})
             codes = [errors[row].code if row in errors else "" for row in column.rows.tolist()]
             unreached = [n for n, code in enumerate(codes) if code == NO_ROUTE]
             if unreached:
                 late.append(column.take(unreached))
         waiting = late if len(stored) > before else []
-    held = {row for column in batch.columns for row in column.rows.tolist()}
-    bare = [row for row, text in enumerate(batch.texts) if text is not None and row not in held and not update_only]
-    errors = _store_texts(client, gallery, batch, bare, progress)
-    stored.update(set(bare) - set(errors))
-    for error in errors.values():
-        progress.skip(error.code, example=f"{error.id}: {error.detail}")
-    progress.stored += len(stored)
-    for (row, version), error in why.items():
-        reason = f"{error.code}, of {version} alone" if row in stored else error.code
+    stored |= _send_texts(client, gallery, batch, ids, progress)
+    progress.stored += len(stored - known)
+    # A row counts once for each reason, however many versions it is of.
+    reasons = {
+        (row, f"{error.code}, of {version} alone" if row in stored else error.code): error
+        for (row, version), error in why.items()
+    }
+    for (row, reason), error in reasons.items():
         progress.skip(reason, example=f"{batch.ids[row]}: {error.detail}")
+
+
+def _send_texts(client: Client, gallery: str, batch: Batch, ids: StoredIds, progress: Progress) -> set[int]:
+    """The rows of a batch that are texts without any vector; returns those that are stored."""
+    held = {row for column in batch.columns for row in column.rows.tolist()}
+    texts = enumerate(() if progress.update_only else batch.texts)
+    bare = [row for row, text in texts if text is not None and row not in held]
+    errors = {row: _duplicate(batch.ids[row]) for row in bare if batch.ids[row] in ids}
+    errors |= _store_texts(client, gallery, batch, [row for row in bare if row not in errors], progress)
+    for row, error in errors.items():
+        progress.skip(error.code, example=f"{batch.ids[row]}: {error.detail}")
+    stored = set(bare) - set(errors)
+    for row in stored:
+        ids.add_text(batch.ids[row])
+    return stored
+
+
+def _duplicate(key: str) -> ItemError:
+    return ItemError(index=0, id=key, code=DUPLICATE_ID, detail="an earlier row with this id is stored", pointer="/id")
 
 
 def _finite(column: Column, batch: Batch, progress: Progress) -> Column:

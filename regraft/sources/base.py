@@ -55,6 +55,16 @@ class Batch:
     skipped: Mapping[str, int] = field(default_factory=dict)
     texts: Sequence[str | None] = ()
 
+    def take(self, rows: Sequence[int]) -> Batch:
+        """Some of its rows, in ascending order."""
+        columns = []
+        for column in self.columns:
+            kept = column.take(np.flatnonzero(np.isin(column.rows, rows)))
+            columns.append(replace(kept, rows=np.searchsorted(rows, kept.rows)))
+        ids, metadata = [self.ids[row] for row in rows], [self.metadata[row] for row in rows]
+        texts = [self.texts[row] for row in rows] if self.texts else ()
+        return replace(self, ids=ids, metadata=metadata, columns=columns, texts=texts)
+
 
 class ItemSource(Protocol):
     """Rows to be imported, in an order that is the same each time."""

@@ -166,6 +166,49 @@ def test_of_an_id_that_comes_again_the_first_row_is_stored_wherever_batches_end(
     assert stored == {key: pytest.approx(unit[n], abs=1e-5) for n, key in ((0, "same"), (1, "other"), (3, "there"))}
 
 
+@pytest.mark.parametrize("size", [1, 2, 1000])
+@pytest.mark.parametrize(
+    ("rows", "held_by", "skipped"),
+    [
+        ({"v": [None, OLD[1], OLD[2]]}, {"a": ["v1"], "b": ["v1"]}, {"no vector": 1}),
+        ({"v": [0 * OLD[0], OLD[1], OLD[2]]}, {"a": ["v1"], "b": ["v1"]}, {"invalid_vector": 1}),
+        ({"v": [np.nan * OLD[0], OLD[1], OLD[2]]}, {"a": ["v1"], "b": ["v1"]}, {"not finite": 1}),
+        ({"v": [OLD[0], None, OLD[2]], "w": [None, NEW[1], NEW[2]]}, {"a": ["v1", "v2"], "b": ["v1", "v2"]}, {}),
+        (
+            {"v": [OLD[0], OLD[1], OLD[2]], "w": [None, NEW[1], NEW[2]]},
+            {"a": ["v1", "v2"], "b": ["v1", "v2"]},
+            {"duplicate_id, of v1 alone": 1},
+        ),
+    ],
+)
+def test_a_row_whose_id_came_before_adds_what_is_not_stored_yet(
+    client: Client, tmp_path: Path, size: int, rows: Any, held_by: Any, skipped: Any
+) -> None:
+    columns = {name: [None if v is None else v.tolist() for v in vectors] for name, vectors in rows.items()}
+    pq.write_table(pa.table({"id": ["a", "a", "b"], "n": [0, 1, 2], **columns}), file := tmp_path / "rows.parquet")
+    name = gallery(client, "again", "v2")
+
+    source = TableFile(file, Wanted(vectors={"v": "v1", "w": "v2"} if "w" in rows else {"v": "v1"}, id="id"))
+    done = import_gallery(client, name, source, tmp_path / "state", size=size)
+
+    assert {key: sorted(made[0] for made in one[2]) for key, one in held(client, name).items()} == held_by
+    assert (done.read, done.stored, done.new, done.skipped) == (3, 2, 2, skipped)
+    first = 0 if "w" in rows else 1
+    assert held(client, name)["a"][0] == {"n": first}
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_of_texts_with_one_id_the_first_that_can_be_stored_is(client: Client, tmp_path: Path, size: int) -> None:
+    rows = {"key": ["a", "a", "a"], "body": ["  ", "east", "north"], "v": [None, None, OLD[1].tolist()]}
+    pq.write_table(pa.table(rows), file := tmp_path / "texts.parquet")
+
+    source = TableFile(file, Wanted(id="key", text="body", vectors={"v": "v1"}))
+    done = import_gallery(client, name := gallery(client, "texts", "v1"), source, tmp_path / "state", size=size)
+
+    assert (done.stored, done.skipped) == (1, {"invalid_text": 1, "duplicate_id": 1})
+    assert [one.text for one in client.items(name, with_text=True).items] == ["east"]
+
+
 def test_texts_alone_are_imported_and_embedded(client: Client, tmp_path: Path) -> None:
     rows = {"key": ["a", "b", None, "d"], "body": ["east", "  ", "north", None], "n": [1, 2, 3, 4]}
     pq.write_table(pa.table(rows), file := tmp_path / "texts.parquet")
