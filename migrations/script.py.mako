@@ -17,9 +17,6 @@ depends_on = ${repr(depends_on)}
 
 
 def upgrade() -> None:
-    if op.get_bind().dialect.name == "postgresql":
-        # Give up instead of queueing everyone behind a migration that waits for a lock.
-        op.execute("SET LOCAL lock_timeout = '5s'")
     ${upgrades if upgrades else "pass"}
 
 

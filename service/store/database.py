@@ -45,6 +45,9 @@ CHECKPOINT_PAGES = 16_384
 MIGRATING = 0x7265_6772_6166_74
 """The advisory lock that whoever migrates a PostgreSQL database holds."""
 
+TABLE_SECONDS = 5
+"""How long a migration of PostgreSQL waits for a table that others use."""
+
 MIGRATIONS = Path(__file__).parents[2] / "migrations"
 
 
@@ -225,6 +228,8 @@ def migrating(url: str) -> Iterator[Config]:
             if not sqlite:
                 # Tables of one name made twice at the same moment fail; SQLite's transaction keeps others out already.
                 connection.execute(select(func.pg_advisory_xact_lock(MIGRATING)))
+                # Another's migration takes as long as it takes; but waiting for a table holds up everyone behind.
+                connection.execute(text(f"set local lock_timeout = '{TABLE_SECONDS}s'"))
             counted = _counters(connection) if sqlite else {}
             config.attributes["connection"] = connection
             yield config

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from alembic import command
 from sqlalchemy import Engine, create_engine, func, insert, inspect, select, text
+from sqlalchemy.exc import OperationalError
 
+import service.store.database
 from service.settings import Settings
 from service.store.database import Database, migrating, upgrade
 from service.store.tables import edge, embedding, gallery, item, metadata, version
@@ -162,3 +164,20 @@ def test_services_and_workers_that_start_together_migrate_once(settings: Setting
     with database.lookup() as connection:
         assert connection.execute(text("select count(*) from alembic_version")).scalar() == 1
     database.close()
+
+
+@ONLY_POSTGRESQL
+def test_a_migration_gives_up_where_somebody_holds_its_table(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service.store.database, "TABLE_SECONDS", 0.1)
+    with migrating(settings.database_url) as config:
+        command.upgrade(config, "0006")
+    before, using = schema(settings), create_engine(settings.database_url)
+    with using.begin() as connection:
+        connection.execute(text("lock table gallery in row exclusive mode"))
+        with pytest.raises(OperationalError, match="lock timeout"):
+            upgrade(settings)
+    using.dispose()
+
+    assert schema(settings) == before
