@@ -7,6 +7,7 @@ comes from outside, it is checked first. Vectors travel as base64 of little-endi
 from __future__ import annotations
 
 import base64
+import math
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
@@ -96,18 +97,19 @@ def claim(body: ClaimIn, service: Service) -> Any:
 
 
 @router.get("/work/{chunk}")
-def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True, cursor: str = "") -> WorkInputs:
+def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True, cursor: str | None = None) -> WorkInputs:
     """The items of a leased chunk, with their embeddings, or their images and texts unless the worker has its own.
 
-    A page of them where images are large: `next` is then the cursor of the one behind it.
+    With a `cursor`, "" at first, a page of them where images are large: `next` is the cursor of the one behind it.
+    Without, all of them, for workers that know of no pages.
     """
-    after = decode_cursor(cursor)
+    after = decode_cursor(cursor or "")
     with service.database.read() as connection:
         held = chunks.leased(connection, chunk, lease)
         behind = replace(held, item_ids=tuple(key for key in held.item_ids if key > after))
         if held.kind is Kind.TRANSFORM:
             return WorkInputs(items=_with_embeddings(service, connection, behind))
-        return _with_contents(service, connection, behind, inputs)
+        return _with_contents(service, connection, behind, inputs, math.inf if cursor is None else MOST_SENT)
 
 
 @router.post("/work/{chunk}")
@@ -228,12 +230,12 @@ def _on(service: Runtime, chunk: int, lease: str, change: Callable[[Connection, 
         change(connection, chunks.leased(connection, chunk, lease))
 
 
-def _with_contents(service: Runtime, connection: Connection, chunk: Chunk, inputs: bool) -> WorkInputs:
+def _with_contents(service: Runtime, connection: Connection, chunk: Chunk, inputs: bool, most: float) -> WorkInputs:
     names = _names(connection, chunk)
     items: list[WorkItem] = []
     size = 0
     for row in sorted(chunks.read_contents(connection, chunk)):
-        if size >= MOST_SENT:
+        if size >= most:
             return WorkInputs(items=items, next=encode_cursor(items[-1].item))
         content = _content(service.blobs, row.blob) if inputs else {}
         size += sum(map(len, content.values()))

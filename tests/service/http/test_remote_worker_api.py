@@ -262,6 +262,17 @@ class TestWorking:
         assert [len(page.items) for page in pages] == [1] * 20
         assert keyed.http.get(f"/backfills/{number}").json()["done"] == 20
 
+    def test_a_worker_of_an_earlier_release_that_knows_no_pages_gets_all(
+        self, keyed: Any, filled: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(remote_worker_api, "MOST_SENT", 1)
+        filled(chunk_size=20)
+        task = claim(keyed).json()
+
+        sent = keyed.http.get(f"/work/{task['chunk']}", params={"lease": task["lease"]}).json()
+
+        assert (len(sent["items"]), sent["next"]) == (20, None)
+
     def test_only_the_kinds_that_are_asked_for_are_given(self, keyed: Any, filled: Any) -> None:
         filled()
 
