@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from ssl import SSLContext
+from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -110,7 +110,8 @@ class Connection:
             headers=headers,
             transport=transport,
             trust_env=False,
-            verify=certificates(),
+            # Without TLS a file of certificates that is gone is no reason to fail: nobody is trusted.
+            verify=certificates() if httpx.URL(url).scheme == "https" else SSLContext(PROTOCOL_TLS_CLIENT),
         )
 
     def __enter__(self) -> Self:
@@ -175,8 +176,9 @@ def certificates() -> SSLContext:
     try:
         return httpx.create_ssl_context()
     except OSError as error:
-        named = os.environ.get("SSL_CERT_FILE")
-        raise InvalidArgument(f"the certificates of SSL_CERT_FILE={named} cannot be read: {error}") from error
+        named = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+        source = next((f"{name}={os.environ[name]}" for name in named if os.environ.get(name)), "certifi")
+        raise InvalidArgument(f"the certificates of {source} cannot be read: {error}") from error
 
 
 def read(answer: type[Answer], body: str | bytes) -> Answer:
@@ -196,6 +198,7 @@ def read(answer: type[Answer], body: str | bytes) -> Answer:
 def _is_address(url: str) -> bool:
     try:
         parsed = httpx.URL(url)
+        parsed.raw_host.decode().encode("idna")  # as a socket does, whose UnicodeError would be no httpx.TransportError
     except (httpx.InvalidURL, ValueError):
         return False
     return parsed.scheme in {"http", "https"} and bool(parsed.host)

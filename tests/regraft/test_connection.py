@@ -50,14 +50,26 @@ def test_what_is_no_key_is_refused_and_never_shown(run, monkeypatch, key):
     assert not [told for told in (str(refused.value), shown, said, *given[1:]) if "secret" in told or "ключ" in told]
 
 
-@pytest.mark.parametrize("url", ["nowhere:1", "http://", "http://a:b", "http://caf\udce9", "http://a/caf\udce9"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nowhere:1",
+        "http://",
+        "http://a:b",
+        "http://caf\udce9",
+        "http://a/caf\udce9",
+        "http://a..b",
+        "http://.a",
+        f"http://{64 * 'a'}.com",
+    ],
+)
 def test_what_is_no_address_is_refused(url):
     with pytest.raises(InvalidArgument, match="no address of a service"):
         Client(url)
 
 
 def test_certificates_are_read_once_for_all_clients(monkeypatch):
-    Client().close()
+    Client("https://nowhere").close()
     monkeypatch.setattr("ssl.create_default_context", lambda **_: pytest.fail("read again"))
 
     Client("https://nowhere").close()
@@ -78,6 +90,15 @@ def test_certificates_are_those_that_the_environment_names(tmp_path, monkeypatch
         monkeypatch.setenv("SSL_CERT_FILE", str(broken))
         with pytest.raises(InvalidArgument, match=rf"SSL_CERT_FILE=.*{broken.name} cannot be read"):
             read()
+
+
+def test_certificates_are_not_read_for_plain_http(tmp_path, monkeypatch):
+    monkeypatch.setattr(connection, "certificates", connection.certificates.__wrapped__)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
+
+    Client("http://127.0.0.1:8080").close()
+    with pytest.raises(InvalidArgument, match=r"SSL_CERT_FILE=.*missing.pem"):
+        Client("HTTPS://nowhere")
 
 
 def test_a_problem_carries_everything_the_service_said():
