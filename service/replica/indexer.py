@@ -58,7 +58,7 @@ class Indexer:
             self._round()
 
     def _round(self) -> None:
-        self._measure()
+        self._errors.attempt(Event("memory_not_measured"), self._measure)
         # Numbers alone: what this thread held on to, in a pause or while it builds, could not be unloaded.
         before, self._stands = self._stands, {live.id: self._stood(live) for live in self._replica.all()}
         self._unswept |= bool(before.keys() - self._stands.keys())

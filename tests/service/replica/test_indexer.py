@@ -29,6 +29,7 @@ ROWS = 40
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """Galleries "a", "b" and "c", each with rows to seal."""
     monkeypatch.setattr(segment, "MIN_APPROXIMATE", 10)
+    monkeypatch.setattr(segment, "SCANNED_COST", 1.0)
     monkeypatch.setattr(segments, "SEAL_ROWS", 10)
     monkeypatch.setattr(indexer, "PAUSE_SECONDS", 0.01)
     made = World(tmp_path, make_version)
@@ -87,6 +88,26 @@ def test_while_the_database_is_away_it_says_so_once_and_then_it_goes_on(
 
     said = Counter(str(record.msg) for record in caplog.records if record.levelname == "ERROR")
     assert said == {"action=indexes_not_swept": 1, "action=index_failed gallery=a": 1}
+
+
+def test_what_cannot_be_measured_is_indexed_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = world.new_replica()
+    replica.find("a")
+
+    def fail(_: Gallery) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(Gallery, "bytes", fail)
+    one = Indexer(replica)
+    one.start()
+    try:
+        until(lambda: indexed(replica, "a"))
+    finally:
+        one.stop()
+    said = [str(record.msg) for record in caplog.records if record.levelname == "ERROR"]
+    assert said == ["action=memory_not_measured"]
 
 
 def test_a_gallery_that_is_deleted_while_its_index_is_written_is_left_alone(
