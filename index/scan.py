@@ -44,6 +44,16 @@ def scan(queries_QW: Vectors, rows_RW: Vectors, k: int, *, inner_product: bool) 
     return found
 
 
+def compare(query_W: Vectors, rows_RW: Vectors, *, inner_product: bool) -> Vectors:
+    """One query with every row (R,): inner products, or squared L2."""
+    import faiss
+
+    scores_R, query_W = np.empty(len(rows_RW), np.float32), np.ascontiguousarray(query_W)
+    into = getattr(faiss, "fvec_inner_products_ny" if inner_product else "fvec_L2sqr_ny")
+    into(*map(faiss.swig_ptr, (scores_R, query_W, rows_RW)), rows_RW.shape[1], len(rows_RW))
+    return scores_R
+
+
 def squares(queries_QW: Vectors, rows_RW: Vectors, at_QC: Rows) -> Vectors:
     """Squared L2 between each query and its own rows `at_QC` (Q, C), bit for bit as `scan` of FEW queries gives it."""
     import faiss
@@ -86,17 +96,12 @@ def _masked(query_W: Vectors, rows_RW: Vectors, allowed_R: Mask, k: int, inner_p
     """Compare one query with every row, and keep the best that are allowed: (1, k) each."""
     import faiss
 
-    compare = getattr(faiss, "fvec_inner_products_ny" if inner_product else "fvec_L2sqr_ny")
     best = faiss.ResultHeap(1, k, keep_max=inner_product)
-    scores_B = np.empty(MASKED_BLOCK, np.float32)
-    query_W = np.ascontiguousarray(query_W)
     for start in range(0, len(rows_RW), MASKED_BLOCK):
-        block_BW = rows_RW[start : start + MASKED_BLOCK]
-        size = len(block_BW)
-        compare(*map(faiss.swig_ptr, (scores_B, query_W, block_BW)), block_BW.shape[1], size)
+        scores_B = compare(query_W, rows_RW[start : start + MASKED_BLOCK], inner_product=inner_product)
         worst = best.D[0, 0]  # the root of the heap: the last of the k best so far
-        better_B = scores_B[:size] > worst if inner_product else scores_B[:size] < worst
-        at_B = np.flatnonzero(better_B & allowed_R[start : start + size])
+        better_B = scores_B > worst if inner_product else scores_B < worst
+        at_B = np.flatnonzero(better_B & allowed_R[start : start + len(scores_B)])
         best.add_result(scores_B[None, at_B], at_B[None] + start)
     best.finalize()
     return best.D, best.I

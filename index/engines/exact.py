@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from index.engines.base import MISSING
-from index.scan import FEW, Mask, Rows, scan, scan_some, squares
+from index.scan import FEW, Mask, Rows, compare, scan, scan_some, squares
 from index.space import Lorentz, Space, Vectors
 
-DEEPER, MOST_EQUAL = 8, 1 << 17
-"""A list that ends among equally near rows is made so many times longer, until it holds them all or so many rows."""
+LORENTZ_BLOCK = 16_384
+"""Rows whose distances are made at once, in float64."""
 MIN_CANDIDATES, CANDIDATES_GROW = 16, 8
 """So many more than are wanted are scored exactly where the scan rounds, and so many times more where it may err."""
 
@@ -54,7 +54,7 @@ def score_rows(space: Space, queries_QD: Vectors, rows_RW: Vectors, at_QC: Rows,
     at_QK = np.full((len(queries_QD), k), MISSING, np.int64)
     queries_QW = space.queries(queries_QD)
     for number, row_QC in enumerate(at_QC):
-        at_C = row_QC[row_QC != MISSING]
+        at_C = np.sort(row_QC[row_QC != MISSING])  # of equal ones the first row first
         candidates_CW = rows_RW[at_C]
         if isinstance(space, Lorentz):
             scores_C = space.distances(queries_QD[number], candidates_CW).astype(np.float32)
@@ -76,15 +76,27 @@ def _first(
     scores_QC, at_QC = _nearest(space, queries_QD, rows_RW, allowed_R, k + 1)
     scores_QK, at_QK = in_order(scores_QC[:, :k], at_QC[:, :k])
     for query in np.flatnonzero(scores_QC[:, k - 1] == scores_QC[:, k]).tolist():
-        asked_1D, depth = queries_QD[query : query + 1], k + 1
-        while True:
-            depth = min(there, DEEPER * depth)
-            deeper_1C, deeper_at_1C = _nearest(space, asked_1D, rows_RW, allowed_R, depth)
-            if deeper_1C[0, k - 1] != deeper_1C[0, -1] or depth >= min(there, MOST_EQUAL):
-                break
-        deeper_1C, deeper_at_1C = in_order(deeper_1C, deeper_at_1C)
-        scores_QK[query], at_QK[query] = deeper_1C[0, :k], deeper_at_1C[0, :k]
+        scores_R = _scores(space, queries_QD[query : query + 1], rows_RW)
+        cost_R = -scores_R if space.higher_is_better else scores_R
+        last = cost_R[at_QK[query]].max()
+        nearer_R, equal_R = cost_R < last, cost_R == last
+        if allowed_R is not None:
+            nearer_R, equal_R = nearer_R & allowed_R, equal_R & allowed_R
+        (nearer_N,), (equal_N,) = nearer_R.nonzero(), equal_R.nonzero()
+        at_N = np.concatenate([nearer_N[np.argsort(cost_R[nearer_N], kind="stable")], equal_N[:k]])
+        at_QK[query], scores_QK[query] = at_N[:k], scores_R[at_N[:k]]
     return scores_QK, at_QK
+
+
+def _scores(space: Space, query_1D: Vectors, rows_RW: Vectors) -> Vectors:
+    """Of every row (R,), in the space's own terms."""
+    if isinstance(space, Lorentz):
+        parts = [
+            space.distances(query_1D[0], rows_RW[start : start + LORENTZ_BLOCK]).astype(np.float32)
+            for start in range(0, len(rows_RW), LORENTZ_BLOCK)
+        ]
+        return np.concatenate(parts)
+    return space.score(compare(space.queries(query_1D)[0], rows_RW, inner_product=space.inner_product))
 
 
 def _nearest(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -24,7 +25,7 @@ from index.engines.digest import UNKNOWN, digests
 from index.engines.exact import in_order, nearest_rows
 from index.engines.tuning import Tuned, depth_of, most_of, only, search_index, tune, widened
 from index.events import Event
-from index.scan import Mask, Rows
+from index.scan import COPY_COST, Mask, Rows
 from index.space import Space, Vectors
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ FEW_LISTS = 8
 SAMPLES, SAMPLED = 2048, 0.25
 """So many rows, but no larger a share, stand for queries while an index over the others is measured, which takes three
 or four seconds. With fewer, the margin for chance asks for a larger effort."""
+SCANNED_COST = 1.5 / COPY_COST
+"""Comparing every row in order takes so much of what it does to copy them together first; with a margin."""
 REMEMBERED = 256
 """Ways to search that are remembered, of so many different depths and numbers of rows."""
 BESIDE_BYTES = 5 * 8 + 3
@@ -199,6 +202,7 @@ class Segment:
         if least and len(few := np.flatnonzero(at_QC[:, least - 1] == MISSING)):  # more are there than the index found
             found = nearest_rows(self.space, queries_QD[few], self.rows_RW, allowed_R, depth)
             scores_QC[few], at_QC[few] = found
+            how = replace(how, exact=among)
         none_QC = at_QC == MISSING
         slots_QC = self.slots_R.take(at_QC) if among else at_QC
         scores_QC, slots_QC = np.where(none_QC, np.float32(0), scores_QC), np.where(none_QC, MISSING, slots_QC)
@@ -314,7 +318,8 @@ class Segment:
         if self.tuned is None or k > len(self.keys_R):
             return 0
         needed = self.tuned.effort_for(part, k, recall)
-        return math.ceil(needed) if self.tuned.index.cost(needed) < among else 0
+        scanned = min(among, SCANNED_COST * len(self.keys_R))
+        return math.ceil(needed) if self.tuned.cost_for(self.space, needed, k) < scanned else 0
 
     def _by_gpu(
         self, device: gpu.Gpu, queries_QD: Vectors, k: int, effort: int, allowed_R: Mask | None

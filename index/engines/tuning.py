@@ -81,8 +81,15 @@ class Tuned:
         `recall`: the aim, by default the one it was built for. Infinite: comparing every row does.
         """
         column = max(place for place, measured in enumerate(PARTS) if measured >= part)
-        needed = self._times(recall) * self.efforts[column]
-        return needed if k <= AIM_K else max(needed * self._longer(k), self.index.least(depth_of(k, part)))
+        times, needed = self._times(recall), self.efforts[column]
+        if k <= AIM_K:
+            return times * needed
+        # What a lower aim saves was measured for ten.
+        return max(max(times, 1.0) * needed * self._longer(k), self.index.least(depth_of(k, part)))
+
+    def cost_for(self, space: Space, effort: float, k: int) -> float:
+        """What finding k takes, as so many rows copied together and compared; exact scores of candidates included."""
+        return self.index.cost(effort) + (REFINED * k if is_refined(self.index, space) else 0)
 
     def cost(self, part: float = 1.0) -> float:
         """What a search of all rows takes, as so many rows compared; as a part of a list, if it is one."""
@@ -153,11 +160,16 @@ def search_index(
 ) -> tuple[Vectors, Rows]:
     """Scores in the space's own terms (Q, K) and row numbers (Q, K), best first; MISSING where it found no more."""
     queries_QW = np.ascontiguousarray(space.queries(queries_QD))
-    if index.lossy or isinstance(space, Lorentz):
+    if is_refined(index, space):
         candidates_QC = index.search(queries_QW, REFINED * max(k, AIM_K), effort)[1]
         return score_rows(space, queries_QD, rows_RW, candidates_QC, k)
     scanned_QK, at_QK = index.search(queries_QW, k, effort)
     return space.score(scanned_QK), at_QK
+
+
+def is_refined(index: Approximate, space: Space) -> bool:
+    """Whether what it finds is scored exactly."""
+    return index.lossy or isinstance(space, Lorentz)
 
 
 def only(allowed_R: Mask, found: tuple[Vectors, Rows], k: int) -> tuple[Vectors, Rows]:

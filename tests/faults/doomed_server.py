@@ -64,6 +64,7 @@ if __name__ == "__main__":
     memory = {}
     if point in SMALL:
         segments.SEAL_ROWS = segment.MIN_APPROXIMATE = 10
+        segment.SCANNED_COST = 1.0
         indexer.PAUSE_SECONDS, snapshots.GROWING, snapshots.SETTLED = 0.02, 0, 0
         memory = {"memory": 1} if point == "unloading" else {}
     counter = itertools.count(1)

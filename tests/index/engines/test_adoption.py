@@ -22,6 +22,7 @@ DIM = 4
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "MIN_APPROXIMATE", 40)
+    monkeypatch.setattr(segment, "SCANNED_COST", 1.0)
     monkeypatch.setattr(segments, "SEAL_ROWS", 30)
     monkeypatch.setattr(segments, "MERGED_TOGETHER", 2)
     monkeypatch.setattr("index.gallery.ADOPTED_ROWS", 7)

@@ -67,6 +67,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
     monkeypatch.setattr(faiss, "index_cpu_to_gpu", made.index_cpu_to_gpu, raising=False)
     monkeypatch.setattr(segment, "MIN_APPROXIMATE", 40)
+    monkeypatch.setattr(segment, "SCANNED_COST", 1.0)
     monkeypatch.setattr(segments, "SEAL_ROWS", 100)
     yield made
     gpu.use(Device.CPU)
@@ -189,6 +190,7 @@ def test_a_real_gpu_gives_the_answers_of_the_cpu(kind: IndexKind) -> None:
         pytest.skip(str(error))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment, "MIN_APPROXIMATE", 40)
+        patch.setattr(segment, "SCANNED_COST", 1.0)
         patch.setattr(segments, "SEAL_ROWS", 100)
         shard = sealed(Cosine(), kind)
         check(shard, 10)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from index.engines import approximate, segment, segments
-from index.engines.base import MISSING
+from index.engines.base import MISSING, Scanned
 from index.engines.config import IndexConfig, IndexKind, Storage
 from index.engines.flat import FlatShard
 from index.engines.segments import SegmentedShard
@@ -390,3 +390,28 @@ def test_another_configuration_is_taken_up_while_it_serves() -> None:
     (sealed,) = shard.segments
     assert sealed.tuned is not None
     assert sealed.tuned.index.kind is IndexKind.IVF
+
+
+def test_an_index_is_left_where_comparing_every_row_takes_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
+    shard.upsert(range(4000), vectors(Cosine(), 4000))
+    work(shard)
+    queries = vectors(Cosine(), 3, seed=3)
+    assert shard.search(queries, 10).how.approximate == 4000
+
+    monkeypatch.setattr(segment, "SCANNED_COST", 0.001)
+    shard.delete([0])
+
+    assert shard.search(queries, 10).how == Scanned(3999)
+
+
+def test_queries_that_are_compared_one_by_one_after_all_are_told() -> None:
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
+    stored = vectors(Cosine(), 4000, centres=40)
+    shard.upsert(range(4000), stored)
+    work(shard)
+    query = vectors(Cosine(), 1, seed=3, centres=40)
+    near = (stored @ query.T)[:, 0]
+
+    assert shard.search(query, 10, near < np.quantile(near, 0.5)).how.exact == 2000
+    assert shard.search(query, 10, near >= np.quantile(near, 0.5)).how.exact == 0

@@ -57,6 +57,7 @@ def test_longer_lists_take_what_was_measured_and_in_between_a_power_of_their_len
     assert [tuned.effort_for(1.0, k) for k in (1, 10, 30, 100)] == pytest.approx([12, 12, 36, 120])
     assert tuned.effort_for(1.0, 11) == pytest.approx(12 * 1.1)
     assert tuned.effort_for(1.0, 30, 0.995) == pytest.approx(72)
+    assert (tuned.effort_for(1.0, 10, 0.9), tuned.effort_for(1.0, 30, 0.9)) == (8, pytest.approx(36))
     assert tuned.effort_for(0.25, 30) == pytest.approx(27)
     assert tuned.effort_for(1.0, 101) == math.inf  # a thousand were found for less by comparing every row
     assert Tuned(index, [2, 2, 2, 2], 0.99, long=[3, 4, 5]).effort_for(1.0, 2000) == 2000  # a graph finds no more

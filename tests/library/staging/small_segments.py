@@ -16,6 +16,7 @@ VALUES: list[tuple[Any, str, Any]] = [
     (segments, "FILLED_SECONDS", 0.2),
     (segment, "FEW_LISTS", 0),
     (segment, "MIN_APPROXIMATE", 3),
+    (segment, "SCANNED_COST", 1.0),
     (approximate, "NODE_COST", 0),
     (approximate, "LISTED_COST", 0),
     (gallery, "ADOPTED_ROWS", 2),

@@ -15,9 +15,10 @@ DIM = 16
 
 
 def make_shards_small(patch: pytest.MonkeyPatch) -> None:
-    """Seal, index and merge as few rows."""
+    """Seal, index and merge as few rows, and search them by their indexes, though a scan of them takes less."""
     patch.setattr(segment, "MIN_APPROXIMATE", 40)
     patch.setattr(segment, "SAMPLES", 256)
+    patch.setattr(segment, "SCANNED_COST", 1.0)
     patch.setattr(segments, "SEAL_ROWS", 30)
     patch.setattr(segments, "MERGED_TOGETHER", 2)
 

@@ -18,6 +18,7 @@ from staging.waiting import until
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "MIN_APPROXIMATE", 60)
+    monkeypatch.setattr(segment, "SCANNED_COST", 1.0)
     monkeypatch.setattr(approximate, "NODE_COST", 0)
     monkeypatch.setattr(segments, "SEAL_ROWS", 60)
 

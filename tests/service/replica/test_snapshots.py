@@ -120,6 +120,7 @@ def told(live: LoadedGallery) -> Any:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "MIN_APPROXIMATE", 6)
+    monkeypatch.setattr(segment, "SCANNED_COST", 1.0)
     monkeypatch.setattr(segments, "SEAL_ROWS", 4)
     monkeypatch.setattr(segments, "MERGED_TOGETHER", 2)
     monkeypatch.setattr(snapshots, "SETTLED", 0)

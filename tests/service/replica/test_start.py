@@ -34,6 +34,7 @@ QUERY = np.float32([[0.6, 0.8]])
 def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A gallery whose items are all in segments on disk."""
     monkeypatch.setattr(segment, "MIN_APPROXIMATE", 10)
+    monkeypatch.setattr(segment, "SCANNED_COST", 1.0)
     monkeypatch.setattr(segments, "SEAL_ROWS", 10)
     monkeypatch.setattr("service.store.contents.ITEMS", 7)
     world = World(tmp_path, make_version)
