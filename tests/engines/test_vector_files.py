@@ -247,6 +247,33 @@ def test_who_lost_the_lease_while_he_wrote_a_file_moves_nothing_twice(site: Site
     assert site.far() == 40
 
 
+@pytest.mark.parametrize(
+    ("yes", "states", "far"), [(0, [], 0), (1, ["writing"], 0), (2, ["kept"], 5), (3, ["kept"], 10)]
+)
+def test_who_may_not_go_on_uploads_nothing_more_and_moves_no_further_block(
+    site: Site, small: pytest.MonkeyPatch, yes: int, states: list[str], far: int
+) -> None:
+    with site.database.write() as connection:
+        insert_gallery(connection, "g")
+    site.write(1, IDS, np.random.default_rng(0).normal(size=(len(IDS), DIM)).astype(np.float32))
+    with site.database.read() as connection:
+        found = rows_of(connection, 1, IDS)
+    answers = [True] * yes
+
+    offloading.move_out(
+        site.database,
+        site.blobs,
+        (1, V1),
+        [row.id for row in found][:16],
+        max(row.seq for row in found),
+        4,
+        lambda: bool(answers) and answers.pop(),
+    )
+
+    assert (list(site.there().values()), site.far()) == (states, far)
+    site.check([1])
+
+
 def test_a_file_that_rows_came_to_speak_of_while_another_process_looked_for_lost_ones_stays(
     site: Site, small: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from weakref import ref
 
@@ -137,6 +138,26 @@ def test_a_gallery_that_is_deleted_while_it_is_loaded_is_unknown(
         replica.find("a")
     assert replica.cache.loaded() == 0
     assert replica.all() == []
+
+
+@dataclass
+class Loaded:
+    id: int = 1
+    bytes: int = 1
+    used: float = 0.0
+
+
+def test_what_is_dropped_while_it_is_loaded_is_not_kept() -> None:
+    """Its writes are followed, and before it is kept another thread hears that it was deleted."""
+    cache = Cache[Loaded](10)
+
+    def follow(_: Loaded) -> bool:
+        cache.drop(1)
+        return True
+
+    cache.load(1, Loaded, follow)
+
+    assert (cache.peek(1), cache.all()) == (None, [])
 
 
 ACTIONS = st.lists(
