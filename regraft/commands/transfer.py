@@ -146,8 +146,8 @@ def _print(done: Progress) -> None:
     skipped = sum(done.skipped.values())
     kept = ("cursor", "service", "created", "update_only")
     answer({name: value for name, value in asdict(done).items() if name not in kept})
-    counted = f"{skipped} skipped ({done.new} new, {done.stored - done.new} there before)"
-    out.print(f"stored {done.stored} items of {done.read} rows in {done.gallery}, {counted}")
+    counted = f"{done.stored} items ({done.new} new, {done.stored - done.new} there before)"
+    out.print(f"stored {counted} of {done.read} rows in {done.gallery}, {skipped} skipped")
     for why, count in sorted(done.skipped.items(), key=lambda one: -one[1]):
         err.print(f"skipped {count}: {why}" + (f", such as {done.examples[why]}" if why in done.examples else ""))
     if skipped:
