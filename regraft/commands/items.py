@@ -102,7 +102,7 @@ def delete(
 def _read_ids(path: Path) -> list[str]:
     """The lines of a file that are not empty. Raises InvalidArgument where it is no text."""
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             return [key for line in lines if (key := line.rstrip("\r\n"))]
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"{path} holds no ids, a line each: {error}", pointer="/ids") from error

@@ -53,7 +53,7 @@ class ArrayFile:
         elif self._ids.suffix == ".npy":
             yield from map(str, _npy(self._ids)[start:])
         else:
-            with self._ids.open(encoding="utf-8") as lines:
+            with self._ids.open(encoding="utf-8-sig") as lines:
                 yield from (line.rstrip("\r\n") for line in islice(lines, start, None))
 
 
@@ -62,7 +62,7 @@ def _held(ids: Path) -> int:
     try:
         if ids.suffix == ".npy":
             return len(_npy(ids))
-        with ids.open(encoding="utf-8") as lines:
+        with ids.open(encoding="utf-8-sig") as lines:
             return sum(1 for _ in lines)
     except (ValueError, EOFError, TypeError) as error:  # numpy's words, and those of a file that is no UTF-8
         raise InvalidArgument(

@@ -54,7 +54,7 @@ def test_an_item_is_shown_with_what_it_holds_and_its_image(run, url, gallery, tm
 
 def test_items_are_deleted_by_ids_and_files_of_them_once_that_is_confirmed(run, url, gallery, tmp_path, monkeypatch):
     monkeypatch.setattr(items, "DELETED_AT_ONCE", 1)
-    (tmp_path / "ids").write_text("c.png\r\nnone\n\na.png\n")
+    (tmp_path / "ids").write_text("\ufeffc.png\r\nnone\n\na.png\n")  # as Windows' editors begin a file
     asked = ("item", "delete", gallery, "a.png", "--ids", tmp_path / "ids", "--url", url)
 
     assert run(*asked)[0] == 1  # nobody answers

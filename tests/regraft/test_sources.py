@@ -332,7 +332,7 @@ def test_ids_that_are_more_or_fewer_than_the_rows_are_refused_before_any_is_read
 
 def test_ids_come_from_a_file_and_what_a_table_lacks_is_counted(tmp_path: Path) -> None:
     np.save(tmp_path / "v.npy", ROWS)
-    (tmp_path / "ids.txt").write_text("\n".join(f"x{n}" for n in range(10)))
+    (tmp_path / "ids.txt").write_text("\n".join(f"x{n}" for n in range(10)), encoding="utf-8-sig")
     source = open_source(str(tmp_path / "v.npy"), Wanted(), ids=tmp_path / "ids.txt")
     assert read(source)[0] == [f"x{n}" for n in range(10)]
     assert read(source, 7)[0] == ["x7", "x8", "x9"]
