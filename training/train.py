@@ -19,6 +19,7 @@ from training.backbones import Frozen, build_backbone
 from training.data import Data
 from training.evaluate import measure, run_over
 from training.export import write_version
+from training.first_batch import try_batch
 from training.fitting import checkpoint_of, fit
 from training.heads import linear_weight
 from training.limits import check_numbers
@@ -32,7 +33,6 @@ from training.side_information import KINDS, Psi, build_psi, recipe_of_psi
 from training.sources import load_data
 from training.stored import StoredVersion, encodes_alone, open_stored, with_encoded
 from training.trained import Trained, blank_old, build_method
-from training.trial import try_batch
 from training.turns import Taken, lock_of, only_here, wait_for_turn
 from training.validation import Validation, hold_out
 

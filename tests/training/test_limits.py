@@ -11,12 +11,12 @@ import pytest
 from index.errors import InvalidArgument
 from staging.recipes import quick
 from training import train as path
+from training.first_batch import try_batch
 from training.limits import LIMITS, OPTION_LIMITS, check_numbers
 from training.methods import METHODS, method_options
 from training.recipes import RECIPES
 from training.sweep import sweep
 from training.trained import blank_old, build_method
-from training.trial import try_batch
 
 
 @pytest.mark.parametrize(
