@@ -37,7 +37,6 @@ from service.store.vector_files import (
     begin_file,
     count_live,
     drop_file,
-    drop_lost,
     files,
     forget_file,
     holders,
@@ -239,7 +238,7 @@ def sweep(database: Database, blobs: Blobs) -> None:
         due = files(connection, vector_file.c.state == "dropped", vector_file.c.since < time.time() - GRACE_SECONDS)
     for file in lost:
         with database.write() as connection:
-            drop_lost(connection, file.id)
+            drop_file(connection, file.id, LOST)  # unless somebody has come to have rows speak of it
     if due:
         blobs.check()
     for file in due:

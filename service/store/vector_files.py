@@ -173,17 +173,10 @@ def _holders(file: VectorFileRow) -> Select[int, bytes]:
     return select(item.c.id, embedding.c.vector).join(embedding, of_item()).where(*mine, *held)
 
 
-def drop_file(connection: Connection, file_id: int) -> None:
-    """Have no row ever say again that its vector lies there; the file itself is removed later."""
-    connection.execute(
-        update(vector_file).where(vector_file.c.id == file_id).values(state="dropped", since=time.time())
-    )
-
-
-def drop_lost(connection: Connection, file_id: int) -> None:
-    """Drop a file if still nobody has come to have rows speak of it, or its gallery is gone."""
-    lost = (vector_file.c.id == file_id, LOST)
-    connection.execute(update(vector_file).where(*lost).values(state="dropped", since=time.time()))
+def drop_file(connection: Connection, file_id: int, *still: ColumnElement[bool]) -> None:
+    """Have no row ever say again that its vector lies there, if `still` holds; the file itself is removed later."""
+    mine = (vector_file.c.id == file_id, *still)
+    connection.execute(update(vector_file).where(*mine).values(state="dropped", since=time.time()))
 
 
 def forget_file(connection: Connection, file_id: int) -> None:
