@@ -15,6 +15,7 @@ from regraft.commands import (
     edges,
     evaluations,
     galleries,
+    ingest,
     items,
     plan,
     processes,
@@ -44,7 +45,7 @@ app.command(rich_help_panel=SERVICE)(processes.migrate)
 app.command(rich_help_panel=SERVICE)(doctor.doctor)
 app.command(rich_help_panel=SERVICE)(audit.audit)
 app.add_typer(galleries.gallery, name="gallery", rich_help_panel=GALLERY)
-app.command(rich_help_panel=GALLERY)(galleries.ingest)
+app.command(rich_help_panel=GALLERY)(ingest.ingest)
 app.command("import", rich_help_panel=GALLERY)(transfer.import_)
 app.command(rich_help_panel=GALLERY)(galleries.query)
 app.add_typer(items.item, name="item", rich_help_panel=GALLERY)

@@ -14,7 +14,7 @@ from index.errors import InvalidImage
 from regraft import given
 from regraft.commands.answers import Commands, answer, out
 from regraft.commands.evaluation_files import LINES, read_evaluation, read_lines
-from regraft.commands.galleries import IMAGE_SUFFIXES
+from regraft.commands.ingest import IMAGE_SUFFIXES
 from regraft.commands.options import (
     URL,
     ApiKey,

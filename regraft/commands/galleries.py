@@ -1,10 +1,8 @@
-"""Galleries and what is in them: `regraft gallery ...`, `ingest` and `query`."""
+"""Galleries and what is found in them: `regraft gallery ...` and `query`."""
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -14,9 +12,8 @@ from numpy.typing import NDArray
 
 from index.engines.config import IndexKind, Storage
 from index.errors import InvalidArgument
-from regraft.client import DEFAULT_K, Client, ImageItem, InvalidInput, QueryOptions
+from regraft.client import DEFAULT_K, Client, QueryOptions
 from regraft.commands.answers import Commands, answer, err, out
-from regraft.commands.item_files import below, by_id
 from regraft.commands.options import (
     URL,
     ApiKey,
@@ -27,24 +24,11 @@ from regraft.commands.options import (
     connect,
     delete_named,
     print_table,
-    progress,
+    print_warnings,
     read_filter,
     would,
 )
-from regraft.commands.texts import are_texts, find_texts, ingest_texts, nothing_stored, refused_as_result
-from regraft.models import (
-    EdgeUsed,
-    GalleryInfo,
-    ImageWarning,
-    IngestResult,
-    ItemError,
-    Match,
-    SearchedShard,
-    SearchResponse,
-)
-
-IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
-MAX_BATCH_BYTES = 32 << 20
+from regraft.models import EdgeUsed, GalleryInfo, Match, SearchedShard, SearchResponse
 
 gallery = Commands(no_args_is_help=True, help="Create, list, show and delete galleries.")
 
@@ -109,60 +93,6 @@ def delete(
 ) -> None:
     """Delete a gallery with everything in it."""
     delete_named("gallery", name, "all its items", yes=yes, dry_run=dry_run, url=url, api_key=api_key)
-
-
-def ingest(
-    name: Gallery,
-    paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="FOLDER|FILES", help="Images, or folders of them; .txt and .jsonl files are texts."),
-    ],
-    texts: Annotated[bool, typer.Option("--texts", help="Of folders the .txt files, each a text, not images.")] = False,
-    prefix: Annotated[str, typer.Option(help="Put before each id, to tell folders apart.", show_default=False)] = "",
-    replace: Annotated[
-        bool | None,
-        typer.Option(
-            "--replace/--no-replace",
-            help="Items that are there: nothing of them stays, or they are refused.",
-            show_default=False,
-        ),
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images or texts a request.")] = 64,
-    url: Url = URL,
-    api_key: ApiKey = None,
-) -> None:
-    """Store images, or texts; metadata `label` is their folder.
-
-    A line of a .jsonl file is {"id": "a", "text": "...", "metadata": {...}}. What is there is embedded by the current
-    version.
-
-    Example: regraft ingest photos my-images/
-
-    Example: regraft ingest notes notes.jsonl
-    """
-    if texts or are_texts(paths):
-        ingest_texts(name, find_texts(paths, prefix), replace, batch, url, api_key)
-        return
-    files = [(prefix + key, path) for key, path in find_images(paths).items()]
-    counts: Counter[str] = Counter()
-    lost: dict[tuple[str, str], ImageWarning] = {}
-    errors: list[dict[str, object]] = []
-    with connect(url, api_key) as client, progress() as bar:
-        task = bar.add_task(f"ingest into {name}", total=len(files))
-        for chunk in batches(files, batch):
-            done = _store(client, name, chunk, replace)
-            _add_up(lost, done.warnings)
-            for error in done.errors:
-                err.print(f"{chunk[error.index][1]}: {error.detail}")
-                errors.append({"file": chunk[error.index][1], "code": error.code, "detail": error.detail})
-            counts.update({kind: getattr(done, kind) for kind in ("stored", "new", "replaced", "failed")})
-            bar.advance(task, len(chunk))
-    answer({"gallery": name, **counts, "errors": errors, "warnings": list(lost.values())})
-    counted = f"{counts['failed']} failed ({counts['new']} new, {counts['replaced']} replaced)"
-    out.print(f"stored {counts['stored']} images in {name}, {counted}")
-    _print_warnings(lost.values())
-    if counts["failed"]:
-        raise typer.Exit(1)
 
 
 def query(
@@ -251,7 +181,7 @@ def _print_answer(found: SearchResponse, with_text: bool) -> None:
         _print_shards(found.explain.shards, found.mode)
     for missing in found.degraded:
         err.print(f"not searched: {missing.items} items of {missing.version}: {missing.reason}")
-    _print_warnings(found.warnings)
+    print_warnings(found.warnings)
 
 
 def _read_vectors(path: Path) -> NDArray[np.floating[Any]]:
@@ -284,95 +214,6 @@ def _print_matches(matches: Sequence[Match], with_text: bool) -> None:
     if with_text:
         titles, rows = [*titles, "text"], [[*row, m.text or ""] for row, m in zip(rows, matches, strict=True)]
     print_table(titles, rows)
-
-
-def find_images(paths: Sequence[Path]) -> dict[str, Path]:
-    """The file of every image by its id: below a folder the path relative to it, else the path without its `..`.
-
-    Raises:
-        InvalidArgument: a path does not exist, there is no image at all, or two files would be one item.
-    """
-    found = by_id(
-        ((file.relative_to(path) if path.is_dir() else _without_climbing(file)).as_posix(), file)
-        for path in paths
-        for file in below(path, IMAGE_SUFFIXES)
-    )
-    if not found:
-        raise InvalidArgument(f"no image files found; looked for {', '.join(sorted(IMAGE_SUFFIXES))}")
-    return found
-
-
-def _without_climbing(file: Path) -> Path:
-    """A path as it can be an id: none holds `..`."""
-    return Path(*(part for part in Path(os.path.normpath(file)).parts if part != ".."))
-
-
-def batches(files: Sequence[tuple[str, Path]], size: int) -> Iterator[list[tuple[str, Path]]]:
-    """Cut files into batches of at most `size` files and about 32 MB."""
-    chunk: list[tuple[str, Path]] = []
-    total = 0
-    for name, path in files:
-        weight = _size(path)
-        if chunk and (len(chunk) == size or total + weight > MAX_BATCH_BYTES):
-            yield chunk
-            chunk, total = [], 0
-        chunk.append((name, path))
-        total += weight
-    if chunk:
-        yield chunk
-
-
-def _size(path: Path) -> int:
-    """Bytes of a file; 0 where it cannot be read, which is told when its turn comes."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _store(client: Client, name: str, chunk: Sequence[tuple[str, Path]], replace: bool | None) -> IngestResult:
-    """Send the files that can be sent; the others are errors of the result beside those that the service refuses."""
-    items: dict[int, ImageItem] = {}
-    unsent: dict[int, tuple[str, str]] = {}
-    for index, (key, path) in enumerate(chunk):
-        try:
-            items[index] = _item(key, path)
-        except InvalidInput as error:
-            unsent[index] = error.code, error.message
-        except OSError as error:
-            unsent[index] = "os_error", error.strerror or str(error)
-    errors = [ItemError(index=n, id=None, code=code, detail=why, pointer="") for n, (code, why) in unsent.items()]
-    if not items:
-        return nothing_stored(errors)
-    done = refused_as_result(lambda: client.ingest(name, list(items.values()), replace=replace))
-    sent = list(items)
-    errors += [error.model_copy(update={"index": sent[error.index]}) for error in done.errors]
-    return done.model_copy(update={"failed": len(errors), "errors": sorted(errors, key=lambda error: error.index)})
-
-
-def _item(key: str, path: Path) -> ImageItem:
-    """Raises InvalidInput or OSError where a file cannot be an item."""
-    try:
-        key.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidInput("its name is not UTF-8") from error
-    if not (content := path.read_bytes()):
-        raise InvalidInput("the file is empty")
-    return ImageItem(key, content, {"label": path.resolve().parent.name})
-
-
-def _add_up(lost: dict[tuple[str, str], ImageWarning], warnings: Sequence[ImageWarning]) -> None:
-    """Count the warnings of a batch to those of the batches before, so that each is said once."""
-    for warning in warnings:
-        kind = (warning.code, warning.version)
-        before = lost[kind].count if kind in lost else 0
-        lost[kind] = warning.model_copy(update={"count": before + warning.count})
-
-
-def _print_warnings(warnings: Iterable[ImageWarning]) -> None:
-    for warning in warnings:
-        images = "1 image" if warning.count == 1 else f"{warning.count} images"
-        err.print(f"warning: {images}: {warning.detail}")
 
 
 def _print_shards(shards: Sequence[SearchedShard], mode: str) -> None:

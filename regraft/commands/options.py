@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from index.errors import InvalidArgument, RegraftError, nearest
 from regraft.client import DEFAULT_URL, Client, Problem
 from regraft.commands.answers import answer, err, out
 from regraft.commands.console import Description, visible
-from regraft.models import ScoreInterval
+from regraft.models import ImageWarning, ScoreInterval
 from regraft.own_packages import OWN, check_not_hidden
 
 Url = Annotated[str, typer.Option("--url", envvar="REGRAFT_URL", help="The service to speak to.")]
@@ -140,3 +140,10 @@ def would(dry_run: bool, done: str, infinitive: str) -> str:
 def score(value: ScoreInterval) -> str:
     """A measured score in per cent with its interval."""
     return f"{value.value:.1%} [{value.low:.1%}, {value.high:.1%}]"
+
+
+def print_warnings(warnings: Iterable[ImageWarning]) -> None:
+    """What a version does not see of images."""
+    for warning in warnings:
+        images = "1 image" if warning.count == 1 else f"{warning.count} images"
+        err.print(f"warning: {images}: {warning.detail}")

@@ -1,23 +1,16 @@
-"""Texts as items, out of files: what `regraft ingest` does with `.txt` and `.jsonl`."""
+"""Texts as items, out of files: what `regraft ingest` reads of `.txt` and `.jsonl`."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from index.errors import InvalidArgument
-from regraft.client import Problem, TextItem
-from regraft.commands.answers import answer, err, out
+from regraft.client import TextItem
 from regraft.commands.item_files import below, by_id
-from regraft.commands.options import connect, progress
-from regraft.models import IngestResult, ItemError
 
 TEXT, LINES = ".txt", ".jsonl"
 FIELDS = {"id", "text", "metadata"}
@@ -63,44 +56,6 @@ def _texts_of(key: str, file: Path, prefix: str) -> Iterator[TextItem]:
         yield TextItem(prefix + key, _text(file), {"label": file.resolve().parent.name})
 
 
-def ingest_texts(
-    name: str, items: Iterable[TextItem], replace: bool | None, batch: int, url: str, api_key: str | None
-) -> None:
-    """Store texts in a gallery, a batch at a time, and say what became of them; exits with 1 where one failed."""
-    counts: Counter[str] = Counter()
-    errors: list[dict[str, str]] = []
-    with connect(url, api_key) as client, progress() as bar:
-        task = bar.add_task(f"ingest into {name}", total=None)
-        for chunk in _batches(items, batch):
-            done = refused_as_result(partial(client.ingest_texts, name, chunk, replace=replace))
-            for error in done.errors:
-                err.print(f"{chunk[error.index].id}: {error.detail}")
-                errors.append({"item": chunk[error.index].id, "code": error.code, "detail": error.detail})
-            counts.update({kind: getattr(done, kind) for kind in ("stored", "new", "replaced", "failed")})
-            bar.advance(task, len(chunk))
-    answer({"gallery": name, **counts, "errors": errors, "warnings": []})
-    counted = f"{counts['failed']} failed ({counts['new']} new, {counts['replaced']} replaced)"
-    out.print(f"stored {counts['stored']} texts in {name}, {counted}")
-    if counts["failed"]:
-        raise typer.Exit(1)
-
-
-def refused_as_result(send: Callable[[], IngestResult]) -> IngestResult:
-    """What became of a batch; one of nothing but bad items is refused as a whole, with the same list of errors."""
-    try:
-        return send()
-    except Problem as problem:
-        if problem.errors and all("index" in error for error in problem.errors):
-            return nothing_stored([ItemError(**error) for error in problem.errors])
-        raise
-
-
-def nothing_stored(errors: list[ItemError]) -> IngestResult:
-    """What became of a batch of nothing but bad items."""
-    counts = dict.fromkeys(("stored", "new", "updated", "replaced", "seq"), 0)
-    return IngestResult(**counts, failed=len(errors), errors=errors, warnings=[])
-
-
 def _text(file: Path) -> str:
     try:
         return file.read_bytes().decode()
@@ -129,7 +84,7 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def _batches(items: Iterable[TextItem], size: int) -> Iterator[list[TextItem]]:
+def batches_of_texts(items: Iterable[TextItem], size: int) -> Iterator[list[TextItem]]:
     """Up to `size` texts each, fewer where they are long."""
     left = iter(items)
     while chunk := list(islice(left, 1)):
