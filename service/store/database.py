@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, make_url, select, text
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.pool import PoolProxiedConnection
 
 from index.events import Event
 from service.errors import DeletedMeanwhile
 from service.settings import Settings
-from service.store.faults import check_references, check_sqlite, is_damage, is_lost_reference
+from service.store.faults import check_references, check_sqlite, is_busy, is_damage, is_lost_reference
 from service.store.news import Clock, Notifications
 from service.store.vector_reader import VectorReader
 
@@ -179,12 +179,24 @@ def upgrade(settings: Settings) -> None:
     settings.data.mkdir(parents=True, exist_ok=True)
     if is_sqlite(settings.database_url):
         check_sqlite(settings.database_url)
-    known, found = revisions(), _revision(settings.database_url)
+    while not _is_upgraded(settings.database_url):
+        logger.warning(Event("waiting_for_database", reason="another process writes to it, or migrates it"))
+
+
+def _is_upgraded(url: str) -> bool:
+    """Run what migrations are left; False: somebody else writes to the SQLite file, perhaps one that runs them."""
+    known, found = revisions(), _revision(url)
     if found is not None and found > known[-1]:
         logger.warning(Event("schema_is_newer", database=found, program=known[-1]))
     elif found != known[-1]:
-        with migrating(settings.database_url) as config:
-            to_newest(config)
+        try:
+            with migrating(url) as config:
+                to_newest(config)
+        except OperationalError as error:
+            if not is_busy(error):
+                raise
+            return False
+    return True
 
 
 def revisions() -> list[str]:

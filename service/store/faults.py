@@ -38,6 +38,11 @@ def is_damage(error: BaseException) -> bool:
     return isinstance(error, DBAPIError) and _sqlite_code(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
+def is_busy(error: BaseException) -> bool:
+    """Whether an error says that somebody else writes to a SQLite file for longer than anybody waits."""
+    return isinstance(error, DBAPIError) and _sqlite_code(error) == sqlite3.SQLITE_BUSY
+
+
 def is_lost_reference(error: DBAPIError) -> bool:
     """Whether a row was to refer to one that is not there any more; not whether one is still referred to."""
     broken = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY

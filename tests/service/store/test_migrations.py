@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from service.store.tables import edge, embedding, gallery, item, metadata, versi
 from service.store.vector_files import begin_file, file_row, vector_file
 from service.upgrades.deployments.history import history, standing
 from staging.together import together
+from staging.waiting import until
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -129,6 +131,18 @@ def test_many_processes_may_upgrade_at_once(settings: Settings) -> None:
     together(4, lambda _: upgrade(settings))
 
     assert "gallery" in described(settings.database_url)
+
+
+def test_a_process_waits_for_one_that_migrates_however_long(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service.store.database, "BUSY_SECONDS", 0.01)
+    with ThreadPoolExecutor() as others, migrating(settings.database_url) as config:
+        other = others.submit(upgrade, settings)
+        until(lambda: caplog.text.count("waiting_for_database") > 1, seconds=10)
+        command.upgrade(config, "head")
+
+    assert other.result() is None
 
 
 REVISION = """
