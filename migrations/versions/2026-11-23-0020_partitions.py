@@ -1,7 +1,7 @@
 """On PostgreSQL, embeddings in partitions by gallery and version; SQLite keeps its one table.
 
-What no partition was made for lies in `embedding_default`. A program of the release before says no gallery: a trigger
-there does it in its place.
+What no partition was made for lies in `embedding_default`, until the service brings it into one of its own. A program
+of the release before says no gallery: a trigger there does it in its place.
 
 Revision: 0020
 Follows: 0019
@@ -16,6 +16,12 @@ down_revision = "0019"
 branch_labels = None
 depends_on = None
 
+MOST = 200
+"""Partitions made here: each takes five of the locks of this one transaction, of which a server has 6,400 by default."""
+LARGEST = f"""
+select gallery_id, version_id from embedding_before join item on item.id = item_id
+group by gallery_id, version_id order by count(*) desc, gallery_id, version_id limit {MOST}
+"""
 COLUMNS = "item_id, version_id, origin, vector, side, uncertainty, digest"
 TABLE = """
 create table embedding (
@@ -50,8 +56,7 @@ def upgrade() -> None:
     op.execute("create unique index ix_item_gallery_id_id on item (gallery_id, id)")  # embeddings refer to it
     _make(gallery_id="gallery_id bigint not null default 0,", partitioned="partition by range (gallery_id, version_id)")
     op.execute("create table embedding_default partition of embedding default")
-    held = "select distinct gallery_id, version_id from embedding_before join item on item.id = item_id"
-    for gallery, version in op.get_bind().exec_driver_sql(held).all():
+    for gallery, version in op.get_bind().exec_driver_sql(LARGEST).all():
         place = f"for values from ({gallery}, {version}) to ({gallery}, {version + 1})"
         op.execute(f"create table embedding_{gallery}_{version} partition of embedding {place}")
     _fill(f"gallery_id, {COLUMNS}", "embedding_before join item on item.id = item_id")

@@ -8,6 +8,7 @@ what needs a lock that others hold gives up soon and is tried again. SQLite has 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
@@ -52,18 +53,23 @@ def make(database: Database, gallery_id: int, version_id: int) -> None:
         database.partitions.add(place)
 
 
-def settle(database: Database) -> bool:
-    """Bring what lies in the default partition into partitions of its own; whether nothing is left there.
+def settle(database: Database, stop: threading.Event | None = None) -> bool:
+    """Bring what lies in the default partition into partitions of its own, until `stop`; whether nothing is left there.
 
-    It comes from programs of an older release, which know of no partitions, and from attempts that got no lock.
+    It comes from migration 0020, which makes the largest ones only, from programs of an older release, which know of no
+    partitions, and from attempts that got no lock.
     """
     if database.watched:
         return True
     with database.lookup() as connection:
         found = connection.execute(text("select distinct gallery_id, version_id from embedding_default"))
         places = sorted((row.gallery_id, row.version_id) for row in found)
-    done = [_tried(database, partial(_settle, gallery_id=place[0], version_id=place[1])) for place in places]
-    return all(done)
+    done = [
+        _tried(database, partial(_settle, gallery_id=place[0], version_id=place[1]))
+        for place in places
+        if stop is None or not stop.is_set()
+    ]
+    return len(done) == len(places) and all(done)
 
 
 def empty(connection: Connection, gallery_id: int, version_id: int) -> bool:

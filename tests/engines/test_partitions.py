@@ -93,6 +93,34 @@ def test_a_filled_database_is_converted_and_back_with_nothing_lost(database: Dat
         older(connection, 99, 1)
 
 
+MANY_0019 = """
+insert into version (name, card, card_sha256, created) values ('v1', '{}', '', 0);
+insert into gallery (name, current_id, next_seq, created) select 'g' || n, 1, 2, 0 from generate_series(1, 210) n;
+insert into item (gallery_id, external_id, metadata, seq, deleted, created)
+    select id, cast(n as text), '{}', 1, false, 0 from gallery, generate_series(1, case when id > 200 then 2 else 1 end) n;
+insert into embedding (item_id, version_id, origin, vector) select id, 1, 'supplied', 'abcd' from item
+"""
+"""210 galleries, the last ten of which hold two embeddings."""
+
+
+def test_more_places_than_one_transaction_can_lock_are_converted_largest_first(unmigrated: Settings) -> None:
+    with migrating(unmigrated.database_url) as config:
+        command.upgrade(config, "0019")
+    with closing(Database(unmigrated.database_url)) as opened:
+        with opened.write() as connection:
+            connection.execute(text(MANY_0019))
+        upgrade(unmigrated)
+        unsettled = [gallery for partition, _, gallery, _ in places(opened) if partition == "embedding_default"]
+        assert len(places(opened)) == 220
+        assert sorted(unsettled) == list(range(191, 201))
+
+        stopped = threading.Event()
+        stopped.set()
+        assert not partitions.settle(opened, stopped)
+        assert partitions.settle(opened)
+        assert {f"embedding_{gallery}_1" for _, _, gallery, _ in places(opened)} == {row[0] for row in places(opened)}
+
+
 def test_what_an_older_program_stores_is_found_and_settles(database: Database) -> None:
     with database.write() as connection:
         connection.execute(text("delete from embedding where item_id = 3"))

@@ -98,7 +98,7 @@ class Reaper:
     def _go_on(self) -> bool:
         """Free all that is left, each whatever becomes of the others; whether nothing failed."""
         try:
-            settled = partitions.settle(self._database)
+            settled = partitions.settle(self._database, self._stop)
             drop_left(self._database)
             left = self._unfinished()
         except Exception:
