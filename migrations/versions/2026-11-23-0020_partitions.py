@@ -16,12 +16,11 @@ down_revision = "0019"
 branch_labels = None
 depends_on = None
 
-MOST = 200
-"""Partitions made here: each takes five of the locks of this one transaction, of which a server has 6,400 by default."""
-LARGEST = f"""
+LARGEST = """
 select gallery_id, version_id from embedding_before join item on item.id = item_id
-group by gallery_id, version_id order by count(*) desc, gallery_id, version_id limit {MOST}
+group by gallery_id, version_id order by count(*) desc, gallery_id, version_id limit 200
 """
+"""Each takes five of the locks of this one transaction, and a server has 6,400 by default."""
 COLUMNS = "item_id, version_id, origin, vector, side, uncertainty, digest"
 TABLE = """
 create table embedding (

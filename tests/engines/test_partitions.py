@@ -97,7 +97,8 @@ MANY_0019 = """
 insert into version (name, card, card_sha256, created) values ('v1', '{}', '', 0);
 insert into gallery (name, current_id, next_seq, created) select 'g' || n, 1, 2, 0 from generate_series(1, 210) n;
 insert into item (gallery_id, external_id, metadata, seq, deleted, created)
-    select id, cast(n as text), '{}', 1, false, 0 from gallery, generate_series(1, case when id > 200 then 2 else 1 end) n;
+    select gallery.id, cast(n as text), '{}', 1, false, 0
+    from gallery, generate_series(1, case when gallery.id > 200 then 2 else 1 end) n;
 insert into embedding (item_id, version_id, origin, vector) select id, 1, 'supplied', 'abcd' from item
 """
 """210 galleries, the last ten of which hold two embeddings."""
