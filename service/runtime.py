@@ -106,7 +106,7 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
         upgrade(settings)
     settings.versions.mkdir(exist_ok=True)
     with (
-        closing(Database(settings.database_url)) as database,
+        closing(Database(settings.database_url, settings.connections)) as database,
         ThreadPoolExecutor(settings.threads, "query") as threads,
         ThreadPoolExecutor(settings.search_threads, "search") as searchers,
     ):

@@ -17,6 +17,8 @@ from service.logs import LogFormat, LogLevel
 VectorStore = Literal["sql", "objects"]
 """Where vectors lie: in the database, or settled ones in files of the image store."""
 
+CONNECTIONS = 64
+
 MIN_KEY = 16
 """Characters of a key; fewer could be found by trying."""
 
@@ -44,6 +46,9 @@ class Settings(BaseSettings):
     """Folder of the database, the images and the version folders, unless the next two say otherwise."""
     database_url: str = ""
     """SQLAlchemy URL; empty: SQLite in `data`."""
+    connections: int = Field(CONNECTIONS, ge=16)
+    """Connections of a PostgreSQL that one process takes at most: half of them for changes, where each that waits for
+    its gallery takes one; so twice as many as `threads`."""
     blobs_url: str = ""
     """fsspec URL of the images; empty: the folder blobs/ in `data`."""
     vectors: VectorStore = "sql"

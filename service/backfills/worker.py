@@ -66,7 +66,7 @@ class Worker:
         self.owner = f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._settings = settings
         self._stop = stop
-        self._database = Database(settings.database_url)
+        self._database = Database(settings.database_url, settings.connections)
         self._registry = Registry(self._database, settings)
         decoder = Decoder(settings.max_image_pixels, settings.max_decoded_bytes)
         self._embedder = Embedder(self._registry, open_blobs(self._database, settings.blobs_url), decoder)

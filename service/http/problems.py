@@ -20,6 +20,7 @@ from starlette.routing import compile_path
 from index.errors import RegraftError
 from index.events import Event
 from service.errors import DatabaseUnavailable, ItemsRefused
+from service.store.database import FATE
 
 logger = logging.getLogger(__name__)
 
@@ -100,9 +101,12 @@ async def _regraft_error(request: Request, error: Exception) -> Response:
 
 
 async def database_error(request: Request, error: Exception) -> Response:
-    """The answer when the database is locked, restarted or out of reach."""
+    """The answer when the database is locked, restarted or out of reach, or all connections to it are taken."""
     logger.error(Event("database_unavailable"), exc_info=error)
-    return problem_of(DatabaseUnavailable(), request_id_of(request))
+    fate = FATE.get()
+    unknown = fate.committed or fate.committing
+    detail = None if unknown else "the database does not answer now; nothing was changed"
+    return problem_of(DatabaseUnavailable(detail), request_id_of(request))
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:

@@ -22,7 +22,7 @@ from sqlalchemy.pool import PoolProxiedConnection
 
 from index.events import Event
 from service.errors import DeletedMeanwhile
-from service.settings import Settings
+from service.settings import CONNECTIONS, Settings
 from service.store.faults import check_references, check_sqlite, is_busy, is_damage, is_lost_reference
 from service.store.news import Clock, Notifications
 from service.store.vector_reader import VectorReader
@@ -37,6 +37,10 @@ IsolationLevel = Literal["READ COMMITTED", "REPEATABLE READ", "AUTOCOMMIT"]
 BUSY_SECONDS = 30.0
 """How long a SQLite statement waits for another process's transaction."""
 POOL_SIZE = 32
+KEPT_CONNECTIONS = 5
+"""To a server, for each of the three doors, while nobody needs them."""
+POOL_SECONDS = 30.0
+"""How long one waits for a connection where all that may be taken are in use."""
 WRITER_CACHE_KIB = 65_536
 """SQLite pages a writing connection keeps: a backfill in random order comes back to the same pages again and again."""
 CHECKPOINT_PAGES = 16_384
@@ -64,12 +68,13 @@ FATE = ContextVar("FATE", default=Fate())  # noqa: B039 - the default is of all 
 class Database:
     """The connections of one process."""
 
-    def __init__(self, url: str) -> None:
-        sqlite = is_sqlite(url)
+    def __init__(self, url: str, connections: int = CONNECTIONS) -> None:
+        """`connections`: how many it takes of a PostgreSQL at most."""
+        sqlite, half, quarter = is_sqlite(url), connections // 2, connections // 4
         self._log = Path(f"{make_url(url).database}-wal")
-        self._writer = _sqlite_engine(url, "BEGIN IMMEDIATE") if sqlite else _server_engine(url, "READ COMMITTED")
-        self._reader = _sqlite_engine(url, "BEGIN") if sqlite else _server_engine(url, "REPEATABLE READ")
-        self._finder = _sqlite_engine(url) if sqlite else _server_engine(url, "AUTOCOMMIT")
+        self._writer = _sqlite_engine(url, "BEGIN IMMEDIATE") if sqlite else _server_engine(url, "READ COMMITTED", half)
+        self._reader = _sqlite_engine(url, "BEGIN") if sqlite else _server_engine(url, "REPEATABLE READ", quarter)
+        self._finder = _sqlite_engine(url) if sqlite else _server_engine(url, "AUTOCOMMIT", quarter)
         self.vectors = VectorReader()
         """Reads those vectors that lie in files; each connection knows it."""
         for engine in (self._writer, self._reader, self._finder):
@@ -277,9 +282,17 @@ def is_sqlite(url: str) -> bool:
     return make_url(url).get_backend_name() == "sqlite"
 
 
-def _server_engine(url: str, isolation_level: IsolationLevel) -> Engine:
+def _server_engine(url: str, isolation_level: IsolationLevel, most: int) -> Engine:
+    kept = min(most, KEPT_CONNECTIONS)
     # Asked whether it is alive before each use: after a restart of the server no request meets a dead connection.
-    return create_engine(url, isolation_level=isolation_level, pool_pre_ping=True)
+    return create_engine(
+        url,
+        isolation_level=isolation_level,
+        pool_pre_ping=True,
+        pool_size=kept,
+        max_overflow=most - kept,
+        pool_timeout=POOL_SECONDS,
+    )
 
 
 def _sqlite_engine(url: str, begin: str | None = None, *, foreign_keys: bool = True) -> Engine:

@@ -49,6 +49,7 @@ def test_a_write_is_refused_as_a_whole_and_reads_and_queries_go_on(site: Any) ->
             files = [("images", ("a.png", picture))]
             stored = http.post("/galleries/g/items", data={"items": '[{"id": "new", "image": "a.png"}]'}, files=files)
             assert (stored.status_code, stored.json()["code"]) == (503, "database_unavailable")
+            assert "nothing was changed" in stored.json()["detail"]
             for path, body in (
                 ("/galleries/g/rollback", {}),
                 ("/galleries/g/backfills", {}),

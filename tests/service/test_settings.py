@@ -34,6 +34,10 @@ def test_the_environment_sets_every_field(monkeypatch: pytest.MonkeyPatch) -> No
     assert settings.api_key.get_secret_value() == "sixteen letters."
 
 
+def test_each_request_at_once_may_change_something_by_default() -> None:
+    assert Settings().connections // 2 >= Settings().threads
+
+
 def test_it_listens_on_this_machine_only_by_default() -> None:
     assert Settings().host == "127.0.0.1"
 
