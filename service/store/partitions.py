@@ -136,6 +136,9 @@ _PARTITIONS = text(
 
 def _settle(connection: Connection, gallery_id: int, version_id: int) -> None:
     place = (gallery_id, version_id)
+    with connection.begin_nested() as tried:  # else all is copied for nothing, while the gallery's writers wait
+        _keep_writers_out(connection)
+        tried.rollback()
     try:
         take_seq(connection, gallery_id, 0)  # keeps those away who store something there
     except UnknownGallery:
@@ -164,10 +167,14 @@ def _make_beside(connection: Connection, gallery_id: int, version_id: int) -> st
 
 def _attach(connection: Connection, gallery_id: int, version_id: int) -> None:
     # Attaching locks these two after the default partition: those who write would hold the one and wait for the other.
-    connection.execute(text("lock table item, version in share row exclusive mode"))
+    _keep_writers_out(connection)
     bounds = f"from ({gallery_id}, {version_id}) to ({gallery_id}, {version_id + 1})"
     name = _name(gallery_id, version_id)
     connection.execute(text(f"alter table embedding attach partition {name} for values {bounds}"))
+
+
+def _keep_writers_out(connection: Connection) -> None:
+    connection.execute(text("lock table item, version in share row exclusive mode"))
 
 
 def _name(gallery_id: int, version_id: int | str) -> str:

@@ -152,6 +152,21 @@ def test_an_embedding_is_stored_though_no_partition_can_be_made(database: Databa
     assert ("embedding_1_2", 1, 1, 2) in places(database)
 
 
+def test_nothing_is_copied_while_it_cannot_be_attached(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[Any] = []
+    with database.write() as connection:
+        older(connection, 1, 2)
+    with monkeypatch.context() as patch, held(database, "lock table item in row exclusive mode"):
+        patch.setattr(partitions, "LOCK_SECONDS", 0.05)
+        patch.setattr(partitions, "PAUSE_SECONDS", 0.01)
+        patch.setattr(partitions, "_make_beside", lambda *place: copied.append(place))
+        assert not partitions.settle(database)
+
+    assert copied == []
+    assert partitions.settle(database)
+    assert ("embedding_1_2", 1, 1, 2) in places(database)
+
+
 def test_an_embedding_is_stored_though_another_comes_before_its_partition_is_attached(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
