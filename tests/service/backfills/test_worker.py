@@ -181,15 +181,15 @@ def test_several_workers_share_the_chunks_and_end_in_the_state_of_one(
 
 
 def test_a_long_chunk_keeps_its_lease(served: Any, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The encoder takes three leases; another worker looks all the time and gets nothing."""
+    """The encoder takes two and a half leases; another worker looks all the time and gets nothing."""
     path = filled(chunk_size=20)
-    settings = served.runtime.settings.model_copy(update={"lease_seconds": 0.7})
+    settings = served.runtime.settings.model_copy(update={"lease_seconds": 1.2})
     whole = Encoder.encode_arrays
     encoding = threading.Event()
 
     def slow(self: Encoder, batch: Any) -> Any:
         encoding.set()
-        time.sleep(2.1)
+        time.sleep(3.0)
         return whole(self, batch)
 
     monkeypatch.setattr(Encoder, "encode_arrays", slow)
