@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -69,12 +69,7 @@ def ingest(
                 errors.append({"file": chunk[error.index][1], "code": error.code, "detail": error.detail})
             counts.update({kind: getattr(done, kind) for kind in ("stored", "new", "replaced", "failed")})
             bar.advance(task, len(chunk))
-    answer({"gallery": name, **counts, "errors": errors, "warnings": list(lost.values())})
-    counted = f"{counts['failed']} failed ({counts['new']} new, {counts['replaced']} replaced)"
-    out.print(f"stored {counts['stored']} images in {name}, {counted}")
-    print_warnings(lost.values())
-    if counts["failed"]:
-        raise typer.Exit(1)
+    _tell(name, "images", counts, errors, list(lost.values()))
 
 
 def _ingest_texts(
@@ -92,9 +87,17 @@ def _ingest_texts(
                 errors.append({"item": chunk[error.index].id, "code": error.code, "detail": error.detail})
             counts.update({kind: getattr(done, kind) for kind in ("stored", "new", "replaced", "failed")})
             bar.advance(task, len(chunk))
-    answer({"gallery": name, **counts, "errors": errors, "warnings": []})
+    _tell(name, "texts", counts, errors, [])
+
+
+def _tell(
+    name: str, what: str, counts: Counter[str], errors: Sequence[Mapping[str, object]], warnings: Sequence[ImageWarning]
+) -> None:
+    """Say what became of all batches; exits with 1 where an item failed."""
+    answer({"gallery": name, **counts, "errors": errors, "warnings": warnings})
     counted = f"{counts['failed']} failed ({counts['new']} new, {counts['replaced']} replaced)"
-    out.print(f"stored {counts['stored']} texts in {name}, {counted}")
+    out.print(f"stored {counts['stored']} {what} in {name}, {counted}")
+    print_warnings(warnings)
     if counts["failed"]:
         raise typer.Exit(1)
 

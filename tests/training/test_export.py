@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from index.encoder import verify_version
 from index.errors import InvalidArgument
@@ -108,13 +108,18 @@ def test_the_same_weights_export_to_the_same_bytes(weights_only: tuple[Path, Pat
     assert again == encoder_onnx
 
 
-def test_a_model_that_differs_from_torch_is_refused(tmp_path: Path) -> None:
-    images = torch.rand(3, 1, 4, 4)
-    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
-    model = tmp_path / ENCODER
-    model.write_bytes(to_onnx(module, {"images": images}, ["embedding"]))
+def linear_model(folder: Path, scale: float = 1.0) -> tuple[Path, Tensor, Tensor]:
+    """A linear encoder of weights so many times as large as usual, some images, and what torch makes of them."""
+    images, module, model = torch.rand(3, 1, 4, 4), nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), folder / ENCODER
     with torch.inference_mode():
+        module[1].weight *= scale
         expected = module(images)
+    model.write_bytes(to_onnx(module, {"images": images}, ["embedding"]))
+    return model, images, expected
+
+
+def test_a_model_that_differs_from_torch_is_refused(tmp_path: Path) -> None:
+    model, images, expected = linear_model(tmp_path)
     export.check_parity(model, {"images": images}, expected)
 
     with pytest.raises(export.ParityError, match=r"encoder.onnx differs from torch by 0\.0001"):
@@ -124,15 +129,7 @@ def test_a_model_that_differs_from_torch_is_refused(tmp_path: Path) -> None:
 
 
 def test_large_embeddings_may_differ_by_a_share_of_the_largest_number(tmp_path: Path) -> None:
-    images = torch.rand(3, 1, 4, 4)
-    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
-    model = tmp_path / ENCODER
-    model.write_bytes(to_onnx(module, {"images": images}, ["embedding"]))
-    with torch.inference_mode():
-        module[1].weight *= 1000
-    model.write_bytes(to_onnx(module, {"images": images}, ["embedding"]))
-    with torch.inference_mode():
-        expected = module(images)
+    model, images, expected = linear_model(tmp_path, 1000)
     largest = expected.abs().max()
     assert largest > 100
     export.check_parity(model, {"images": images}, expected + 0.5 * export.PARITY * largest)

@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.engines import segment, segments
+from index.engines import segments
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.segments import SegmentedShard
 from index.gallery import Gallery
 from index.space import Cosine
 from service.replica.indexer import locked
 from staging.builders import make_version
+from staging.small_shards import index_few
 
 DIM = 4
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "MIN_APPROXIMATE", 40)
-    monkeypatch.setattr(segment, "SCANNED_COST", 1.0)
+    index_few(monkeypatch, 40)
     monkeypatch.setattr(segments, "SEAL_ROWS", 30)
     monkeypatch.setattr(segments, "MERGED_TOGETHER", 2)
     monkeypatch.setattr("index.gallery.ADOPTED_ROWS", 7)

@@ -11,13 +11,14 @@ import faiss
 import numpy as np
 import pytest
 
-from index.engines import gpu, segment, segments
+from index.engines import gpu, segments
 from index.engines.base import MISSING
 from index.engines.config import IndexConfig, IndexKind, Storage
 from index.engines.segments import SegmentedShard
 from index.errors import DeviceUnavailable
 from index.execution import Device
 from index.space import Cosine, Euclidean, Lorentz, Space
+from staging.small_shards import index_few
 
 ROWS, DIM = 600, 16
 
@@ -66,8 +67,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
     monkeypatch.setattr(faiss, "index_cpu_to_gpu", made.index_cpu_to_gpu, raising=False)
-    monkeypatch.setattr(segment, "MIN_APPROXIMATE", 40)
-    monkeypatch.setattr(segment, "SCANNED_COST", 1.0)
+    index_few(monkeypatch, 40)
     monkeypatch.setattr(segments, "SEAL_ROWS", 100)
     yield made
     gpu.use(Device.CPU)
@@ -189,8 +189,7 @@ def test_a_real_gpu_gives_the_answers_of_the_cpu(kind: IndexKind) -> None:
     except DeviceUnavailable as error:
         pytest.skip(str(error))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segment, "MIN_APPROXIMATE", 40)
-        patch.setattr(segment, "SCANNED_COST", 1.0)
+        index_few(patch, 40)
         patch.setattr(segments, "SEAL_ROWS", 100)
         shard = sealed(Cosine(), kind)
         check(shard, 10)

@@ -14,11 +14,16 @@ from index.space import Space
 DIM = 16
 
 
-def make_shards_small(patch: pytest.MonkeyPatch) -> None:
-    """Seal, index and merge as few rows, and search them by their indexes, though a scan of them takes less."""
-    patch.setattr(segment, "MIN_APPROXIMATE", 40)
-    patch.setattr(segment, "SAMPLES", 256)
+def index_few(patch: pytest.MonkeyPatch, rows: int) -> None:
+    """Index so few rows, and search them by their index, though comparing them all takes less."""
+    patch.setattr(segment, "MIN_APPROXIMATE", rows)
     patch.setattr(segment, "SCANNED_COST", 1.0)
+
+
+def make_shards_small(patch: pytest.MonkeyPatch) -> None:
+    """Seal, index and merge as few rows."""
+    index_few(patch, 40)
+    patch.setattr(segment, "SAMPLES", 256)
     patch.setattr(segments, "SEAL_ROWS", 30)
     patch.setattr(segments, "MERGED_TOGETHER", 2)
 

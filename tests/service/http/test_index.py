@@ -12,13 +12,13 @@ from index.engines import approximate, segment, segments
 from index.version import Version
 from service.settings import Settings
 from staging.served import problem, serving
+from staging.small_shards import index_few
 from staging.waiting import until
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "MIN_APPROXIMATE", 60)
-    monkeypatch.setattr(segment, "SCANNED_COST", 1.0)
+    index_few(monkeypatch, 60)
     monkeypatch.setattr(approximate, "NODE_COST", 0)
     monkeypatch.setattr(segments, "SEAL_ROWS", 60)
 

@@ -20,6 +20,7 @@ from service.replica.replica import Replica
 from service.store.deletion import delete_gallery
 from staging.builders import make_version
 from staging.replicated import ReplicatedWorld as World
+from staging.small_shards import index_few
 from staging.waiting import until
 
 ROWS = 40
@@ -28,8 +29,7 @@ ROWS = 40
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """Galleries "a", "b" and "c", each with rows to seal."""
-    monkeypatch.setattr(segment, "MIN_APPROXIMATE", 10)
-    monkeypatch.setattr(segment, "SCANNED_COST", 1.0)
+    index_few(monkeypatch, 10)
     monkeypatch.setattr(segments, "SEAL_ROWS", 10)
     monkeypatch.setattr(indexer, "PAUSE_SECONDS", 0.01)
     made = World(tmp_path, make_version)

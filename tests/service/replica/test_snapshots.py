@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, update
 
-from index.engines import segment, segments
+from index.engines import segments
 from service.replica import snapshots
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
@@ -27,6 +27,7 @@ from service.store.tables import gallery, item
 from staging.builders import make_version
 from staging.crash_points import CrashPoints, Killed
 from staging.replicated import ReplicatedWorld
+from staging.small_shards import index_few
 
 DIMS = {1: 2, 2: 3}
 NAMES = [f"i{n}" for n in range(12)]
@@ -119,8 +120,7 @@ def told(live: LoadedGallery) -> Any:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "MIN_APPROXIMATE", 6)
-    monkeypatch.setattr(segment, "SCANNED_COST", 1.0)
+    index_few(monkeypatch, 6)
     monkeypatch.setattr(segments, "SEAL_ROWS", 4)
     monkeypatch.setattr(segments, "MERGED_TOGETHER", 2)
     monkeypatch.setattr(snapshots, "SETTLED", 0)

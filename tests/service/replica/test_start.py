@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, event, update
 
-from index.engines import segment, segments
+from index.engines import segments
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.remote import EngineUnavailable
 from index.errors import DeviceUnavailable
@@ -25,6 +25,7 @@ from service.store.vector_codec import digests_to_bytes, to_bytes
 from staging.builders import make_version
 from staging.engine import FakeCollection, FakeEngine
 from staging.replicated import ReplicatedWorld as World
+from staging.small_shards import index_few
 
 ROWS = 40
 QUERY = np.float32([[0.6, 0.8]])
@@ -33,8 +34,7 @@ QUERY = np.float32([[0.6, 0.8]])
 @pytest.fixture
 def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A gallery whose items are all in segments on disk."""
-    monkeypatch.setattr(segment, "MIN_APPROXIMATE", 10)
-    monkeypatch.setattr(segment, "SCANNED_COST", 1.0)
+    index_few(monkeypatch, 10)
     monkeypatch.setattr(segments, "SEAL_ROWS", 10)
     monkeypatch.setattr("service.store.contents.ITEMS", 7)
     world = World(tmp_path, make_version)
