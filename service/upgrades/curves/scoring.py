@@ -203,7 +203,9 @@ def _found(rankings: Rankings, asked: CurveIn, judge: Judge, caught_up: Callable
     values, valid = [np.empty(0)], [np.empty(0, bool)]
     for rows, keys in rankings:
         caught_up()
-        relevant, others = judge.relevant(rows, keys), judge.others(rows)
+        relevant = judge.relevant(rows, keys)
+        # What was found and then deleted is right, but not among what is there now.
+        others = np.maximum(judge.others(rows), relevant.sum(axis=1))
         judged = retrieval_from_rankings(relevant, np.ones(len(keys), bool), others)
         values.append(judged.per_query(asked.measured))
         valid.append(judged.valid)

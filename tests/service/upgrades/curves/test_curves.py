@@ -14,6 +14,13 @@ from staging.served import problem
 pytestmark = pytest.mark.usefixtures("alone")
 
 
+def start_and_cancel(served: Any, path: str) -> dict[str, Any]:
+    """The first point of a curve of mAP."""
+    number = start(served, path, {"label": "group", "metric": "mAP@1.0"})
+    turn(served, number, "cancel")
+    return dict(curve_of(served, number)["points"][0])
+
+
 METRICS = [
     ({"label": "group"}, "cmc@1"),
     ({"label": "group", "metric": "cmc@5"}, "cmc@5"),
@@ -146,6 +153,29 @@ class TestValues:
         number = start(served, filled, {"label": "group"})
 
         assert curve_of(served, number)["points"][0]["value"] == 1
+
+    def test_what_is_deleted_or_labelled_anew_once_it_is_found_breaks_no_point(
+        self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        expected = Loops(served, filled, pictures).value("mAP@1.0", range(20))
+        anew = [{"id": "i2", "metadata": {"group": "other"}, "image": "a"}]
+        changes = [
+            lambda: served.http.post(f"{filled}/items:delete", json={"ids": ["i1"]}),
+            lambda: served.post_items(filled, anew, [("a", pictures[2])]),
+        ]
+        whole = scoring._ask
+
+        def early(*given: Any) -> Any:
+            found = whole(*given)
+            assert changes.pop(0)().is_success
+            return found
+
+        monkeypatch.setattr(scoring, "_ask", early)
+
+        first, second = (start_and_cancel(served, filled) for _ in range(2))
+
+        assert (first["value"], first["queries"]) == (pytest.approx(expected), 20)
+        assert second["queries"] == 19
 
     def test_a_sample_is_drawn_once(self, served: Any, filled: str) -> None:
         number = start(served, filled, {"label": "group", "sample": 6, "seed": 1, "metric": "mAP@1.0"})
