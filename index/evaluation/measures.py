@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from index.errors import InvalidArgument
-from index.evaluation.metrics import Bools, Compared, Floats, Ints, blocks, comparable, costs
+from index.evaluation.metrics import Bools, Compared, Floats, Ints, blocks, comparable, costs, ordered
 
 FIRST = "cmc@1"
 """Whether the first match is right: what flips are counted on."""
@@ -44,7 +44,7 @@ def first_items(shard: Compared, k: int, remove_self: ArrayLike) -> NDArray[np.i
         raise InvalidArgument(f"k must be 1 to {len(items) - 1}, not {k}", pointer="/k")
     self_Q = np.asarray(remove_self, np.int64)
     costed = (_cost_block(queries, items, shard, rows, self_Q) for rows in blocks(len(queries), len(items)))
-    return np.concatenate([cost_BN.argsort(axis=1, kind="stable")[:, :k] for cost_BN in costed])
+    return np.concatenate([_first(cost_BN, k) for cost_BN in costed])
 
 
 def recall(found_QK: Ints, truth_QK: Ints) -> PerQuery:
@@ -88,7 +88,9 @@ def tar(
     for rows in blocks(len(queries), len(items)):
         cost_BN = _cost_block(queries, items, shard, rows, self_Q)
         other_BN = (query_codes[rows, None] != item_codes) & np.isfinite(cost_BN)
-        barrier = np.sort(np.concatenate([barrier, cost_BN[other_BN]]))[: passing + 1]
+        barrier = np.concatenate([barrier, cost_BN[other_BN]])
+        if len(barrier) > passing:
+            barrier = np.partition(barrier, passing)[: passing + 1]
     limit = barrier[passing] if passing < len(barrier) else np.inf
     accepted, first = [], []
     for rows in blocks(len(queries), len(items)):
@@ -100,6 +102,15 @@ def tar(
         first.append(~((cost_BN == best_B[:, None]) & ~same_BN).any(axis=1))
     values = np.concatenate(accepted) / np.maximum(same_Q, 1)
     return PerQuery({f"TAR@FAR={far:g}": values, FIRST: np.concatenate(first).astype(np.float64)}, same_Q > 0)
+
+
+def _first(cost_BN: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+    """(B, K) the columns of the k lowest costs, lowest first, equal ones in their order."""
+    keys_BN = ordered(cost_BN).astype(np.uint64)
+    keys_BN <<= np.uint64(32)
+    keys_BN |= np.arange(cost_BN.shape[1], dtype=np.uint64)
+    first_BK = np.sort(np.partition(keys_BN, k - 1, axis=1)[:, :k], axis=1)
+    return (first_BK & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
 
 def _cost_block(queries: Floats, items: Floats, shard: Compared, rows: slice, self_Q: Ints) -> NDArray[np.float32]:

@@ -140,6 +140,16 @@ def ranked(cost_BN: NDArray[np.float32], relevant_BN: Bools, ks: Sequence[int] =
     return _measure((keys_BN & 1).astype(bool), relevant_BN.sum(axis=1), ks)
 
 
+def ordered(cost_BN: NDArray[np.float32]) -> NDArray[np.uint32]:
+    """Integers in the order of the costs.
+
+    IEEE floats order as integers once negative ones are inverted and the sign bit of the others is set.
+    """
+    bits = (cost_BN + np.float32(0)).view(np.uint32)  # + 0 turns -0 into 0
+    bits ^= (bits.view(np.int32) >> 31).view(np.uint32) | np.uint32(1 << 31)
+    return bits
+
+
 def leave_out(self_B: Ints, cost_BN: NDArray[np.floating], relevant_BN: Bools) -> None:
     """Move each query's own image (-1: it has none) behind everything, as a wrong item."""
     rows = np.flatnonzero(self_B >= 0)
@@ -312,13 +322,8 @@ def _check(
 
 
 def _sort_keys(cost_BN: NDArray[np.float32], relevant_BN: Bools) -> NDArray[np.uint64]:
-    """Cost above, relevance as the lowest bit: sorting plain integers ranks wrong items first among equals.
-
-    IEEE floats order as integers once negative ones are inverted and the sign bit of the others is set.
-    """
-    bits = (cost_BN + np.float32(0)).view(np.uint32)  # + 0 turns -0 into 0
-    bits ^= (bits.view(np.int32) >> 31).view(np.uint32) | np.uint32(1 << 31)
-    keys = bits.astype(np.uint64)
+    """Cost above, relevance as the lowest bit: sorting plain integers ranks wrong items first among equals."""
+    keys = ordered(cost_BN).astype(np.uint64)
     keys <<= np.uint64(1)
     keys |= relevant_BN
     return keys

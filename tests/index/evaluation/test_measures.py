@@ -7,6 +7,7 @@ import pytest
 
 import naive
 from index.errors import InvalidArgument
+from index.evaluation import metrics
 from index.evaluation.measures import PerQuery, first_items, recall, tar
 from index.evaluation.metrics import Compared
 from index.space import space_from_json
@@ -85,6 +86,27 @@ def test_recall_against_the_naive_version(k: int) -> None:
     np.testing.assert_allclose(measured.per_query(f"recall@{k}"), expected)
     right = [a[0] in b for a, b in zip(first(old, old), first(new, old), strict=True)]
     np.testing.assert_array_equal(measured.per_query("cmc@1"), right)
+
+
+def test_equal_items_come_in_the_order_of_their_numbers() -> None:
+    """On a line, so that costs are whole numbers, some of them 0."""
+    x = np.random.default_rng(7).integers(-3, 4, size=(60, 1)).astype(np.float32)
+    far = np.where(np.eye(60, dtype=bool), np.inf, np.abs(x - x.T))
+
+    for k in (1, 10, 59):
+        found = first_items(Compared(x, x, L2), k, np.arange(60))
+        np.testing.assert_array_equal(found, np.argsort(far, axis=1, kind="stable")[:, :k])
+
+
+@pytest.mark.parametrize("far", [0.001, 0.3, 0.999])
+def test_tar_is_the_same_whatever_is_compared_at_once(far: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, labels = drawn(6)
+    expected = naive_tar(x, x, labels, far)
+
+    monkeypatch.setattr(metrics, "BLOCK_SCORES", 3 * len(x))
+
+    measured = tar(Compared(x, x, COSINE), labels, labels, far, np.arange(40))
+    np.testing.assert_allclose(measured.per_query(f"TAR@FAR={far:g}"), expected)
 
 
 def test_bad_k_and_unknown_metrics_are_refused() -> None:
