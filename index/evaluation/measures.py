@@ -49,10 +49,7 @@ def first_items(shard: Compared, k: int, remove_self: ArrayLike) -> NDArray[np.i
 
 def recall(found_QK: Ints, truth_QK: Ints) -> PerQuery:
     """recall@k: share of the true first k that are among the first k found; the first match is right if it is true."""
-    k = truth_QK.shape[1]
-    hit_QK = (found_QK[:, :, None] == truth_QK[:, None, :]).any(axis=2)
-    values = {f"recall@{k}": hit_QK.mean(axis=1), FIRST: hit_QK[:, 0].astype(np.float64)}
-    return PerQuery(values, np.ones(len(hit_QK), bool))
+    return recall_of(found_QK, truth_QK, truth_QK.shape[1])
 
 
 def recall_of(found_QK: Ints, right_QR: Ints, k: int) -> PerQuery:
@@ -79,7 +76,7 @@ def tar(
     _, codes = np.unique(np.concatenate([np.asarray(query_labels), np.asarray(item_labels)]), return_inverse=True)
     query_codes, item_codes = codes[: len(queries)], codes[len(queries) :]
     self_Q = np.asarray(remove_self, np.int64)
-    same_Q = (query_codes[:, None] == item_codes).sum(axis=1) - (self_Q >= 0)
+    same_Q = np.bincount(item_codes, minlength=codes.max() + 1)[query_codes] - (self_Q >= 0)
     others = len(queries) * len(items) - int(same_Q.sum()) - int((self_Q >= 0).sum())
     if not others or not same_Q.any():
         raise InvalidArgument("TAR@FAR needs pairs of one label and pairs of different labels", pointer="/metric")

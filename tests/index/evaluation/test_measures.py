@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -86,6 +88,19 @@ def test_recall_against_the_naive_version(k: int) -> None:
     np.testing.assert_allclose(measured.per_query(f"recall@{k}"), expected)
     right = [a[0] in b for a, b in zip(first(old, old), first(new, old), strict=True)]
     np.testing.assert_array_equal(measured.per_query("cmc@1"), right)
+
+
+def test_recall_of_long_lists_takes_memory_for_the_lists_alone() -> None:
+    lists = np.random.default_rng(8).permuted(np.tile(np.arange(2000), (200, 1)), axis=1)
+    found, truth = lists[:, :1000], lists[:, 500:1500]
+
+    tracemalloc.start()
+    measured = recall(found, truth)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert measured.per_query("recall@1000").tolist() == [0.5] * 200
+    assert peak < 2 * lists.nbytes
 
 
 def test_equal_items_come_in_the_order_of_their_numbers() -> None:
