@@ -127,6 +127,20 @@ def test_a_slice_that_gets_worse_turns_a_pass_into_a_warning() -> None:
     assert verdict.slices[0].difference.value == pytest.approx(-0.5)
 
 
+def test_of_many_slices_that_are_no_worse_none_looks_worse_by_chance() -> None:
+    """Half of the answers are right before and after, and a fifth of them change, beside a slice that gains."""
+    gains, verdicts = first_right(100).hits[1], []
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        old = draw.random(600) < 0.5
+        new = np.where(draw.random(600) < 0.2, draw.random(600) < 0.5, old)
+        slices = [str(n // 30) for n in range(600)] + ["gains"] * 200
+        before, after = (np.concatenate([some, rest]) for some, rest in ((old, gains), (new, np.ones(200, bool))))
+        verdicts.append(gate(answers(before), answers(after), slice_of=slices).verdict)
+
+    assert verdicts.count(GateVerdict.PASS) >= 19
+
+
 def test_slices_count_valid_queries_and_small_ones_are_left_out() -> None:
     right = np.ones(20, bool)
     valid = np.arange(20) >= 4
