@@ -2,49 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
+from faiss.contrib.inspect_tools import get_invlist
+from numpy.typing import NDArray
 
 from index.errors import InvalidArgument
 from regraft.sources.base import Batch, Column, Wanted
 
+METRICS = {faiss.METRIC_L2: "l2", faiss.METRIC_INNER_PRODUCT: "ip"}
+
 
 class FaissIndex:
-    """The vectors of an index by their numbers, or by the ids of an IndexIDMap; the index is held in memory."""
+    """The vectors of an index by the ids that it knows them by, or their numbers from 0; it is held in memory."""
 
     def __init__(self, path: Path, wanted: Wanted) -> None:
-        self._path, self._wanted = path, wanted
+        self._path = path
         self._version = wanted.vector("")[1]
         try:
             index: Any = faiss.read_index(str(path))
+            mapped = faiss.vector_to_array(index.id_map) if hasattr(index, "id_map") else None
+            self._index = index if mapped is None else faiss.downcast_index(index.index)
+            self._keys = _keys(self._index)
         except RuntimeError as error:
             raise InvalidArgument(f"{path.name} is no index of FAISS: {str(error)[-200:]}") from error
         self._whole = index  # what it holds goes with it
-        self._ids = faiss.vector_to_array(index.id_map) if hasattr(index, "id_map") else None
-        self._index = faiss.downcast_index(index.index) if self._ids is not None else index
-        if isinstance(self._index, faiss.IndexIVF):
-            self._index.make_direct_map()
+        self._ids = self._keys if mapped is None else mapped
 
     @property
     def identity(self) -> str:
         stat = self._path.stat()
-        return f"{self._path.resolve()} {stat.st_size} {stat.st_mtime_ns} {self._wanted}"
+        return f"{self._path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
 
     @property
     def count(self) -> int:
-        return int(self._index.ntotal)
+        return len(self._keys)
+
+    @property
+    def metrics(self) -> Mapping[str | None, str]:
+        metric = self._whole.metric_type
+        return {self._version: METRICS.get(metric, f"metric {metric}")}
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         for at in range(int(after or 0), self.count, size):
-            many = min(size, self.count - at)
+            part = slice(at, at + size)
             try:
-                rows = self._index.reconstruct_n(at, many)
+                rows = self._index.reconstruct_batch(self._keys[part])
             except RuntimeError as error:
                 raise InvalidArgument(f"an index of this kind gives its vectors not back: {self._path.name}") from error
-            ids = range(at, at + many) if self._ids is None else self._ids[at : at + many].tolist()
-            names = list(map(str, ids))
+            names = list(map(str, self._ids[part].tolist()))
+            many = len(names)
             yield Batch(many, names, [None] * many, [Column(self._version, np.arange(many), rows)], at + many)
+
+
+def _keys(index: Any) -> NDArray[np.int64]:
+    """What an index reconstructs its vectors by: their numbers, or the ids that they have in inverted lists."""
+    lists = faiss.try_extract_index_ivf(index)
+    if lists is None:
+        return np.arange(index.ntotal)
+    keys = np.sort(np.concatenate([get_invlist(lists.invlists, number)[0] for number in range(lists.nlist)]))
+    numbered = np.array_equal(keys, np.arange(len(keys)))
+    kinds = lists.direct_map
+    lists.set_direct_map_type(kinds.Array if numbered else kinds.Hashtable)
+    return keys

@@ -90,7 +90,7 @@ def open_source(
     if kind in INDEXES:
         from regraft.sources.faiss_index import FaissIndex
 
-        return FaissIndex(path, wanted)
+        return Live(path.name, FaissIndex(path, wanted), wanted, space_of)
     from regraft.sources.table import TableFile
 
     return TableFile(path, wanted)

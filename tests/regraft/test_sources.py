@@ -74,6 +74,32 @@ FILES = {
 }
 
 
+@pytest.mark.parametrize("kind", ["IVF8,Flat", "RR4,IVF2,Flat", "IDMap,RR4,IVF2,Flat", "IVF2,SQfp16"])
+def test_vectors_of_inverted_lists_keep_the_ids_that_they_were_added_with(tmp_path: Path, kind: str) -> None:
+    ids = np.arange(10) * 7 + 10**12
+    index = faiss.index_factory(4, kind)
+    index.train(ROWS)
+    index.add_with_ids(ROWS, ids)
+    faiss.write_index(index, str(tmp_path / "a.faiss"))
+
+    found, vectors, _, cursors = read(source := open_source(str(tmp_path / "a.faiss"), Wanted()))
+
+    assert found == [str(one) for one in ids]
+    assert np.allclose(vectors, ROWS, atol=0.02)
+    assert read(source, cursors[1])[0] == found[6:]
+
+
+def test_vectors_of_inverted_lists_are_given_back_where_some_were_removed(tmp_path: Path) -> None:
+    write_ivf(tmp_path / "a.faiss")
+    index = faiss.read_index(str(tmp_path / "a.faiss"))
+    index.remove_ids(np.array([0, 4]))
+    faiss.write_index(index, str(tmp_path / "a.faiss"))
+
+    found, vectors, *_ = read(open_source(str(tmp_path / "a.faiss"), Wanted()))
+
+    assert (found, vectors) == (list("12356789"), np.delete(ROWS, [0, 4], 0).tolist())
+
+
 class FakeQdrant:
     points: ClassVar = [SimpleNamespace(id=n, vector=ROWS[n].tolist(), payload={"n": n}) for n in range(10)]
     vectors: Any = SimpleNamespace(size=4, distance=SimpleNamespace(value="Cosine"))
@@ -315,6 +341,14 @@ def test_vectors_that_would_be_ordered_otherwise_are_refused(
             next(source.batches(3))
     else:
         assert sum(batch.read for batch in source.batches(3)) == 10
+
+
+def test_vectors_that_faiss_would_order_otherwise_are_refused(tmp_path: Path) -> None:
+    write_mapped(tmp_path / "a.faiss")
+    source = open_source(str(tmp_path / "a.faiss"), Wanted(version="v1"), space_of={"v1": "cosine"}.__getitem__)
+
+    with pytest.raises(InvalidArgument, match="compares vectors by ip, and v1 is of space cosine"):
+        next(source.batches(3))
 
 
 @pytest.mark.parametrize("count", [9, 11])
