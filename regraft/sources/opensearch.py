@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from index.errors import InvalidArgument
-from regraft.sources.base import Batch, Wanted, batch_of, place_of
+from regraft.sources.base import NO_ID, Batch, Wanted, batch_of, place_of
 from regraft.sources.rest import Rest
 
 OWN_ID = "_id"
@@ -25,6 +25,8 @@ class OpenSearchIndex:
         self._rest = Rest("OpenSearch", address, {}, (user, password) if key else None)
         self._path, self._index = f"/{quote(index, safe='')}", index
         self._order = wanted.id or OWN_ID
+        # Behind one without the field nothing could be asked for: its place in the order is null.
+        self._named = {"exists": {"field": wanted.id}} if wanted.id else {"match_all": {}}
         self._fields = self._mapped()
         self._vector, self._version = self._column()
 
@@ -43,15 +45,18 @@ class OpenSearchIndex:
         return {self._version: str(word)} if word else {}
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
-        body = {"size": size, "query": {"match_all": {}}, "sort": [{self._order: "asc"}], "track_total_hits": False}
+        body = {"size": size, "query": self._named, "sort": [{self._order: "asc"}], "track_total_hits": False}
         while True:
             behind = {} if after is None else {"search_after": [after]}
             found = self._rest.ask("POST", f"{self._path}/_search", json=body | behind)["hits"]["hits"]
             if not found:
-                return
+                break
             texts = self._wanted.said([hit["_source"] for hit in found], first=after is None)
             after = found[-1]["sort"][0]
             yield batch_of([self._row(hit) for hit in found], self._version, after, texts)
+        others = {"query": {"bool": {"must_not": self._named}}}
+        if self._wanted.id and (unnamed := int(self._rest.ask("POST", f"{self._path}/_count", json=others)["count"])):
+            yield Batch(unnamed, [], [], [], after, {NO_ID: unnamed})
 
     def _row(self, hit: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
         source = hit["_source"]

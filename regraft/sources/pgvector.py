@@ -26,11 +26,7 @@ class PgvectorTable:
                 at = connection.info
                 self._identity = f"pgvector {at.host}:{at.port}/{at.dbname} {table} {self._id}"
                 described = connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(self._name)).description
-                kind = sql.SQL("SELECT pg_typeof({})::text FROM {} LIMIT 1").format(
-                    sql.Identifier(self._id), self._name
-                )
                 self._columns = [column.name for column in described or ()]
-                self._kind = (connection.execute(kind).fetchone() or ("text",))[0] if self._id in self._columns else ""
         except psycopg.Error as error:
             raise InvalidArgument(f"the table {table!r} cannot be read: {str(error).splitlines()[0]}") from error
         needed = (self._id, self._vector, *([wanted.text] if wanted.text is not None else ()))
@@ -71,11 +67,8 @@ class PgvectorTable:
         beside = sql.SQL("").join(sql.SQL(", {}").format(sql.Identifier(name)) for name in others)
         # `real[]`: what pgvector's types and arrays can all be cast to.
         chosen = sql.SQL("SELECT {}::text, {}::real[] {} FROM {}").format(key, vector, beside, self._name)
-        # Those without an id would come last in this order, and nothing is behind them to go on with.
-        behind = (
-            sql.SQL(" WHERE {} IS NOT NULL").format(key)
-            if after is None
-            else sql.SQL(" WHERE {} > CAST(%s AS {})").format(key, sql.SQL(self._kind))
-        )
+        # Those without an id would come last in this order, and nothing is behind them to go on with. The last id is sent
+        # without a type and becomes one of the column's: a cast to `character` or `bit` would leave its first one.
+        behind = sql.SQL(" WHERE {} IS NOT NULL" if after is None else " WHERE {} > %s").format(key)
         ordered = sql.SQL(" ORDER BY {} LIMIT %s").format(key)
         return connection.execute(chosen + behind + ordered, (size,) if after is None else (after, size)).fetchall()

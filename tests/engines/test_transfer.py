@@ -468,13 +468,16 @@ def test_the_commands_of_the_page_move_a_table_of_pgvector(
     assert stored["7"][0] == {"name": "p7", "price": "3.5"}
 
 
-def test_rows_of_a_table_come_once_in_the_order_of_their_ids_and_those_without_one_are_counted(server: Any) -> None:
+@pytest.mark.parametrize(("kind", "named"), [("integer", "{}"), ("char(8)", "k{:02}"), ("bit(8)", "{:08b}")])
+def test_rows_of_a_table_come_once_in_the_order_of_their_ids_and_those_without_one_are_counted(
+    server: Any, kind: str, named: str
+) -> None:
     urls, sources = [server.create(), server.create()], []
     for url in urls:
         plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
         with psycopg.connect(plain) as connection:
-            connection.execute("CREATE TABLE things (id integer, embedding real[])")
-            rows = [(None if n % 3 == 0 else n, OLD[n].tolist()) for n in range(COUNT)]
+            connection.execute(f"CREATE TABLE things (id {kind}, embedding real[])")
+            rows = [(None if n % 3 == 0 else named.format(n), OLD[n].tolist()) for n in range(COUNT)]
             connection.cursor().executemany("INSERT INTO things VALUES (%s, %s)", rows)
         sources.append(PgvectorTable(plain, "things", Wanted()))
 
@@ -482,7 +485,7 @@ def test_rows_of_a_table_come_once_in_the_order_of_their_ids_and_those_without_o
     for url in urls:
         server.drop(url)
 
-    assert [i for batch in batches for i in batch.ids] == [str(n) for n in range(COUNT) if n % 3]
+    assert [i for batch in batches for i in batch.ids] == [named.format(n) for n in range(COUNT) if n % 3]
     assert (sum(batch.read for batch in batches), batches[-1].skipped) == (COUNT, {"no id": 8})
     assert batches[-1].cursor == batches[-2].cursor
     assert sources[0].identity != sources[1].identity

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
@@ -29,6 +30,8 @@ class Fake(BaseHTTPRequestHandler):
     """Both databases at once; a request without the credentials of either is refused."""
 
     named: ClassVar[bool] = False
+    keyed: ClassVar[int] = COUNT
+    """Documents that have the field `key`, the first ones: the others come last in its order."""
     credentials = ("Bearer secret", "Basic " + base64.b64encode(b"admin:secret").decode())
 
     def log_message(self, *_: Any) -> None: ...
@@ -62,12 +65,13 @@ class Fake(BaseHTTPRequestHandler):
         if path == "/things/_mapping":
             return {"things": {"mappings": {"properties": FIELDS}}}
         if path == "/things/_count":
-            return {"count": COUNT}
+            return {"count": COUNT if body is None else COUNT - self.keyed}
         if path == "/things/_search":
             ((order, _),) = body["sort"][0].items()
-            keys = [f"k{n}" if order == "key" else f"d{n}" for n in range(COUNT)]
+            keys = [(f"k{n}" if n < self.keyed else None) if order == "key" else f"d{n}" for n in range(COUNT)]
+            keys = keys[: self.keyed] if body["query"] == {"exists": {"field": order}} else keys
             start = keys.index(body["search_after"][0]) + 1 if "search_after" in body else 0
-            hits = [self._hit(n, keys[n]) for n in range(start, min(COUNT, start + body["size"]))]
+            hits = [self._hit(n, key) for n, key in enumerate(keys)][start : start + body["size"]]
             return {"hits": {"hits": hits}}
         return None
 
@@ -76,8 +80,9 @@ class Fake(BaseHTTPRequestHandler):
         held = {"vectors": vectors} if self.named else {"vector": row(number)}
         return {"id": UUIDS[number], "class": "Things", "properties": {"n": number, "said": f"s{number}"}, **held}
 
-    def _hit(self, number: int, key: str) -> Any:
-        source = {"v": row(number), "n": number, "key": f"k{number}", "said": f"s{number}"}
+    def _hit(self, number: int, key: str | None) -> Any:
+        source = {"v": row(number), "n": number, "said": f"s{number}"}
+        source |= {"key": f"k{number}"} if number < self.keyed else {}
         return {"_id": f"d{number}", "_source": source, "sort": [key]}
 
 
@@ -132,6 +137,17 @@ def test_all_rows_come_whole_and_behind_any_cursor(
     for at, batch in enumerate(opened.batches(3)):
         assert rows(opened, json.loads(json.dumps(batch.cursor))) == expected[3 * at + 3 :]
     assert "secret" not in opened.identity
+
+
+def test_documents_without_the_field_of_ids_are_counted_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fake, "keyed", 8)
+
+    batches = list(
+        islice(open_source(f"opensearch:{address}#things", Wanted(id="key"), key="admin:secret").batches(3), 9)
+    )
+
+    assert [key for batch in batches for key in batch.ids] == [f"k{n}" for n in range(8)]
+    assert (batches[-1].read, batches[-1].skipped) == (2, {"no id": 2})
 
 
 @pytest.mark.parametrize("source", ["weaviate:{0}#Things", "opensearch:{0}#things"])
