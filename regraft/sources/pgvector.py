@@ -67,8 +67,8 @@ class PgvectorTable:
         beside = sql.SQL("").join(sql.SQL(", {}").format(sql.Identifier(name)) for name in others)
         # `real[]`: what pgvector's types and arrays can all be cast to.
         chosen = sql.SQL("SELECT {}::text, {}::real[] {} FROM {}").format(key, vector, beside, self._name)
-        # Those without an id would come last in this order, and nothing is behind them to go on with. The last id is sent
-        # without a type and becomes one of the column's: a cast to `character` or `bit` would leave its first one.
+        # Those without an id would come last in this order, and nothing is behind them to go on with. The last id
+        # goes without a type and becomes one of the column's: a cast to `character` or `bit` would leave its first one.
         behind = sql.SQL(" WHERE {} IS NOT NULL" if after is None else " WHERE {} > %s").format(key)
         ordered = sql.SQL(" ORDER BY {} LIMIT %s").format(key)
         return connection.execute(chosen + behind + ordered, (size,) if after is None else (after, size)).fetchall()
