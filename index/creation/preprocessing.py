@@ -23,6 +23,18 @@ BOTH_SIDES = ("DeiT", "ViT", "Beit")
 """How the names of processors begin whose `size`, if it is a number, is that."""
 WHOLE = 384
 """From this size on ConvNeXt's processor resizes to the whole square and crops nothing."""
+LEVIT = 256 / 224
+"""How much larger than its `size` LeViT's processor makes the shorter side."""
+INEXPRESSIBLE = (
+    "do_pad",
+    "do_thumbnail",
+    "do_align_long_axis",
+    "do_flip_channel_order",
+    "do_color_quantize",
+    "do_image_splitting",
+    "crop_to_patches",
+)
+"""Fields of processors for steps that `Preprocess` has not."""
 
 
 def read_preprocess(path: Path) -> Preprocess:
@@ -85,9 +97,11 @@ def from_hugging_face(config: Mapping[str, Any]) -> Preprocess:
     Args:
         config: what its preprocessor_config.json holds, or its `to_dict()`.
     """
-    for field in ("do_pad", "do_thumbnail", "do_align_long_axis", "do_flip_channel_order"):
+    for field in INEXPRESSIBLE:
         if config.get(field):
             raise _unknown(field, True, "false")
+    if (kind := _kind(config)).startswith("Perceiver"):
+        raise InvalidArgument(f"{kind} crops before it resizes, which cannot be said", pointer="/preprocess")
     resize, crop = _geometry(config)
     number = config.get("resample", 2)
     if number not in RESAMPLE:
@@ -95,6 +109,10 @@ def from_hugging_face(config: Mapping[str, Any]) -> Preprocess:
     mean, std = [0.0] * 3, [1.0] * 3
     if config.get("do_normalize", True):
         mean, std = (_three(config, name) for name in ("image_mean", "image_std"))
+    if config.get("rescale_offset"):  # EfficientNet: pixels from -1 to 1 before they are normalised
+        mean = [m + 1 for m in mean]
+    if config.get("include_top", kind.startswith("EfficientNet")):  # it divides by its deviation once more
+        std = [s * again for s, again in zip(std, _three(config, "image_std"), strict=True)]
     # Pixels are divided by 255 here; what the file does in place of that goes into the mean and the std.
     factor = 255 * (float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0)
     if not math.isclose(factor, 1.0, rel_tol=1e-6):
@@ -130,17 +148,23 @@ def _geometry(config: Mapping[str, Any]) -> tuple[int | tuple[int, int] | None, 
     return resize, resize
 
 
+def _kind(config: Mapping[str, Any]) -> str:
+    """The name of the processor, "" where the file does not say."""
+    return str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+
+
 def _size(config: Mapping[str, Any]) -> Any:
-    """The `size`, whose number older files leave to the processor: the shorter side, or both."""
-    size = config.get("size") or {}
-    if not isinstance(size, int):
-        return size
-    kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
-    if kind.startswith(SHORTER_SIDE):
-        return {"shortest_edge": size}
-    if config.get("do_center_crop") and not kind.startswith(BOTH_SIDES):
-        raise _unknown("size", size, "height and width, or shortest_edge: a number means either")
-    return {"height": size, "width": size}
+    """What is resized to. Older files leave it to the processor what a number is: the shorter side, or both."""
+    size, kind = config.get("size") or {}, _kind(config)
+    if isinstance(size, int):
+        if not kind.startswith(SHORTER_SIDE):
+            if config.get("do_center_crop") and not kind.startswith(BOTH_SIDES):
+                raise _unknown("size", size, "height and width, or shortest_edge: a number means either")
+            return {"height": size, "width": size}
+        size = {"shortest_edge": size}
+    if kind.startswith("Levit") and size.get("shortest_edge"):
+        return {"shortest_edge": int(LEVIT * size["shortest_edge"])}
+    return size
 
 
 def _checked(

@@ -52,6 +52,11 @@ def floor(*given):
             floor(256),
         ),
         (CLIP | {"size": 256, "image_processor_type": "DeiTImageProcessor"}, floor((256, 256))),
+        (CLIP | {"image_processor_type": "LevitImageProcessor"}, floor(256)),
+        (
+            CLIP | {"size": 224, "image_processor_type": None, "feature_extractor_type": "LevitFeatureExtractor"},
+            floor(256),
+        ),
         (VIT, floor(None, True, "bilinear")),
         (VIT | {"size": 224}, floor(None, True, "bilinear")),
         (VIT | {"size": {"shortest_edge": 224}, "crop_pct": 0.875}, floor(256, False, "bilinear")),
@@ -76,6 +81,25 @@ def test_pixels_of_another_scale_are_told_by_mean_and_std(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("given", "mean", "std"),
+    [
+        ({"include_top": True}, MEAN, [s * s for s in STD]),
+        ({"image_processor_type": "EfficientNetImageProcessor"}, MEAN, [s * s for s in STD]),
+        ({"image_processor_type": "EfficientNetImageProcessor", "include_top": False}, MEAN, STD),
+        ({"include_top": True, "do_normalize": False}, [0, 0, 0], STD),
+        ({"rescale_offset": True, "rescale_factor": 1 / 127.5}, [(m + 1) / 2 for m in MEAN], [s / 2 for s in STD]),
+    ],
+)
+def test_efficientnets_further_scaling_is_told_by_mean_and_std(tmp_path, given, mean, std):
+    (tmp_path / "p.json").write_text(json.dumps(VIT | given))
+
+    read = read_preprocess(tmp_path / "p.json")
+
+    assert read.mean == pytest.approx(mean)
+    assert read.std == pytest.approx(std)
+
+
+@pytest.mark.parametrize(
     ("given", "message"),
     [
         (TIMM | {"crop_mode": "border"}, "crop_mode 'border' cannot be used; legal: center, squash"),
@@ -85,6 +109,8 @@ def test_pixels_of_another_scale_are_told_by_mean_and_std(tmp_path):
         (TIMM | {"interpolation": "box"}, "interpolation must be one of nearest, bilinear, bicubic, lanczos"),
         (CLIP | {"resample": 4}, "resample 4 cannot be used; legal: 0"),
         (CLIP | {"do_pad": True}, "do_pad True cannot be used; legal: false"),
+        (CLIP | {"do_color_quantize": True}, "do_color_quantize True cannot be used; legal: false"),
+        (CLIP | {"image_processor_type": "PerceiverImageProcessor"}, "PerceiverImageProcessor crops before it resizes"),
         (CLIP | {"do_center_crop": False}, "would keep their proportions"),
         (VIT | {"image_mean": None}, "image_mean None cannot be used; legal: three numbers"),
         (VIT | {"size": {"longest_edge": 3}}, "legal: height and width, or shortest_edge"),
