@@ -27,7 +27,7 @@ import pyarrow as pa
 from http_speed import DIM, about, clustered, cpu_seconds, fill, served
 
 from regraft.given import stream
-from regraft.item_routes import ARROW
+from regraft.routes.items import ARROW
 
 
 def main(batches: str = "6", items: str = "10000") -> None:

@@ -12,6 +12,7 @@ from regraft.own_packages import check_not_hidden
 
 if TYPE_CHECKING:
     from regraft.client import (
+        AsyncClient,
         Client,
         ImageItem,
         InvalidInput,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
+    "AsyncClient",
     "Client",
     "ImageItem",
     "InvalidInput",

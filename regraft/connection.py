@@ -1,11 +1,14 @@
-"""The connection of the client: requests with their errors, which every group of routes builds on."""
+"""The connections of the clients: requests with their errors, which every group of routes builds on."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from functools import cache
 from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from types import TracebackType
@@ -20,6 +23,7 @@ from regraft.models.base import ApiModel
 
 Json = dict[str, Any]
 Answer = TypeVar("Answer", bound=ApiModel)
+Result = TypeVar("Result")
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 CONNECT_ATTEMPTS = 3
@@ -68,8 +72,8 @@ class UnexpectedAnswer(RegraftError):
     code = "unexpected_answer"
 
 
-class Connection:
-    """HTTP to one service; safe to share between threads.
+class Connection(ABC):
+    """HTTP to one service, as both clients speak it.
 
     Raises Problem when the service refuses, Unreachable when there is no answer, and of these TimedOut when it was
     reached and does not answer in time. Only GET requests are repeated, and only when the connection could not be made;
@@ -80,14 +84,9 @@ class Connection:
     hour for changes.
     """
 
-    def __init__(
-        self,
-        url: str | None = None,
-        api_key: str | None = None,
-        *,
-        timeout: float | None = None,
-        transport: httpx.BaseTransport | None = None,
-    ) -> None:
+    _http: httpx.Client | httpx.AsyncClient
+
+    def __init__(self, url: str | None, api_key: str | None, timeout: float | None) -> None:
         url = url or os.environ.get("REGRAFT_URL") or DEFAULT_URL
         api_key = api_key or os.environ.get("REGRAFT_API_KEY")
         if not _is_address(url):
@@ -99,20 +98,95 @@ class Connection:
                 "the API key holds what no key does: it is printable ASCII, without a space or line break at its ends",
                 pointer="/api_key",
             )
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         seconds = _seconds(os.environ.get(TIMEOUT) or None if timeout is None else timeout)
-        self._quick = httpx.Timeout(seconds or QUICK_SECONDS)
-        self._patient = httpx.Timeout(seconds or QUICK_SECONDS, read=seconds or PATIENT_SECONDS)
+        # Requests beyond the connections that a client opens wait their turn, however long.
+        self._quick = httpx.Timeout(seconds or QUICK_SECONDS, pool=None)
+        self._patient = httpx.Timeout(seconds or QUICK_SECONDS, read=seconds or PATIENT_SECONDS, pool=None)
         self.url = url.rstrip("/")
-        # A proxy from the environment has no business between a client and a loopback service.
-        self._http = httpx.Client(
-            base_url=f"{self.url}/v1/",
-            headers=headers,
-            transport=transport,
-            trust_env=False,
+        self._options: Json = {
+            "base_url": f"{self.url}/v1/",
+            "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
+            # A proxy from the environment has no business between a client and a loopback service.
+            "trust_env": False,
             # Without TLS a file of certificates that is gone is no reason to fail: nobody is trusted.
-            verify=certificates() if httpx.URL(url).scheme == "https" else SSLContext(PROTOCOL_TLS_CLIENT),
-        )
+            "verify": certificates() if httpx.URL(url).scheme == "https" else SSLContext(PROTOCOL_TLS_CLIENT),
+        }
+
+    @abstractmethod
+    async def _exchange(self, request: httpx.Request) -> httpx.Response:
+        """The answer to one request."""
+
+    @abstractmethod
+    def _streamed(self, path: str, **request: Any) -> AsyncGenerator[str, None]:
+        """The lines of the answer to a GET request, as they come; Problem where it is refused."""
+
+    @abstractmethod
+    async def _pause(self, seconds: float) -> None:
+        """Wait."""
+
+    @abstractmethod
+    async def _apart(self, function: Callable[..., Result], *args: Any) -> Result:
+        """What a function returns that takes long without waiting for the service."""
+
+    async def _ask(self, answer: type[Answer], method: str, path: str, **request: Any) -> Answer:
+        return read(answer, (await self._send(method, path, **request)).content)
+
+    async def _send(self, method: str, path: str, *, quick: bool = False, **request: Any) -> httpx.Response:
+        """The answer to a request; `quick`: it is to come as soon as that to a GET request."""
+        attempts = CONNECT_ATTEMPTS if method == "GET" else 1
+        timeout = self._quick if quick or method == "GET" else self._patient
+        try:
+            sent = self._http.build_request(method, path, timeout=timeout, **request)
+        except ValueError as error:
+            raise InvalidInput(f"what is given cannot be sent, as it is not finite or not UTF-8: {error}") from error
+        try:
+            response = await self._with_retries(sent, attempts)
+        except httpx.ReadTimeout as error:
+            raise TimedOut(
+                f"{self.url} did not answer within {timeout.read:g} s, and may still be working on it; "
+                f"a larger timeout (--timeout or {TIMEOUT}, in seconds) waits longer"
+            ) from error
+        except httpx.TransportError as error:
+            why = str(error) or type(error).__name__
+            raise Unreachable(f"no answer from {self.url} ({why}); is `regraft serve` running?") from error
+        if not response.is_success:
+            raise refusal(response)
+        return response
+
+    async def _with_retries(self, request: httpx.Request, attempts: int) -> httpx.Response:
+        for attempt in range(1, attempts):
+            try:
+                return await self._exchange(request)
+            except httpx.ConnectError:
+                await self._pause(CONNECT_PAUSE_SECONDS * attempt)
+        return await self._exchange(request)
+
+    async def _lines(self, path: str, headers: Mapping[str, str], silence: float) -> AsyncGenerator[str, None]:
+        """The lines of a streamed answer, as they come; Unreachable after `silence` seconds without one."""
+        timeout = httpx.Timeout(silence, connect=silence)
+        try:
+            async with aclosing(self._streamed(path, headers=dict(headers), timeout=timeout)) as lines:
+                async for line in lines:
+                    yield line
+        except httpx.TransportError as error:
+            raise Unreachable(f"the stream from {self.url} broke ({str(error) or type(error).__name__})") from error
+
+
+class SyncConnection(Connection):
+    """A connection whose steps block; safe to share between threads."""
+
+    _http: httpx.Client
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout: float | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        super().__init__(url, api_key, timeout)
+        self._http = httpx.Client(transport=transport, **self._options)
 
     def __enter__(self) -> Self:
         return self
@@ -126,42 +200,68 @@ class Connection:
         """Close the connections."""
         self._http.close()
 
-    def _ask(self, answer: type[Answer], method: str, path: str, **request: Any) -> Answer:
-        return read(answer, self._send(method, path, **request).content)
+    async def _exchange(self, request: httpx.Request) -> httpx.Response:
+        return self._http.send(request)
 
-    def _send(self, method: str, path: str, *, quick: bool = False, **request: Any) -> httpx.Response:
-        """The answer to a request; `quick`: it is to come as soon as that to a GET request."""
-        attempts = CONNECT_ATTEMPTS if method == "GET" else 1
-        timeout = self._quick if quick or method == "GET" else self._patient
-        try:
-            sent = self._http.build_request(method, path, timeout=timeout, **request)
-        except ValueError as error:
-            raise InvalidInput(f"what is given cannot be sent, as it is not finite or not UTF-8: {error}") from error
-        try:
-            response = _with_retries(lambda: self._http.send(sent), attempts)
-        except httpx.ReadTimeout as error:
-            raise TimedOut(
-                f"{self.url} did not answer within {timeout.read:g} s, and may still be working on it; "
-                f"a larger timeout (--timeout or {TIMEOUT}, in seconds) waits longer"
-            ) from error
-        except httpx.TransportError as error:
-            why = str(error) or type(error).__name__
-            raise Unreachable(f"no answer from {self.url} ({why}); is `regraft serve` running?") from error
-        if not response.is_success:
-            raise Problem(response.status_code, _problem(response))
-        return response
+    async def _streamed(self, path: str, **request: Any) -> AsyncGenerator[str, None]:
+        with self._http.stream("GET", path, **request) as response:
+            if not response.is_success:
+                response.read()
+                raise refusal(response)
+            for line in response.iter_lines():
+                yield line
 
-    def _lines(self, path: str, headers: Mapping[str, str], silence: float) -> Iterator[str]:
-        """The lines of a streamed answer, as they come; Unreachable after `silence` seconds without one."""
-        timeout = httpx.Timeout(silence, connect=silence)
-        try:
-            with self._http.stream("GET", path, headers=dict(headers), timeout=timeout) as response:
-                if not response.is_success:
-                    response.read()
-                    raise Problem(response.status_code, _problem(response))
-                yield from response.iter_lines()
-        except httpx.TransportError as error:
-            raise Unreachable(f"the stream from {self.url} broke ({str(error) or type(error).__name__})") from error
+    async def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def _apart(self, function: Callable[..., Result], *args: Any) -> Result:
+        return function(*args)
+
+
+class AsyncConnection(Connection):
+    """A connection for one event loop, any number of whose tasks may share it."""
+
+    _http: httpx.AsyncClient
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout: float | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        super().__init__(url, api_key, timeout)
+        self._http = httpx.AsyncClient(transport=transport, **self._options)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def _exchange(self, request: httpx.Request) -> httpx.Response:
+        return await self._http.send(request)
+
+    async def _streamed(self, path: str, **request: Any) -> AsyncGenerator[str, None]:
+        async with self._http.stream("GET", path, **request) as response:
+            if not response.is_success:
+                await response.aread()
+                raise refusal(response)
+            async for line in response.aiter_lines():
+                yield line
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _apart(self, function: Callable[..., Result], *args: Any) -> Result:
+        return await asyncio.to_thread(function, *args)
 
 
 @cache
@@ -224,19 +324,12 @@ def _seconds(given: str | float | None) -> float | None:
     return seconds
 
 
-def _with_retries(send: Callable[[], httpx.Response], attempts: int) -> httpx.Response:
-    for attempt in range(1, attempts):
-        try:
-            return send()
-        except httpx.ConnectError:
-            time.sleep(CONNECT_PAUSE_SECONDS * attempt)
-    return send()
-
-
-def _problem(response: httpx.Response) -> Mapping[str, Any]:
+def refusal(response: httpx.Response) -> Problem:
+    """What the service refused."""
     try:
         body = response.json()
     except ValueError:
         body = None
     # A proxy in between answers in its own words.
-    return body if isinstance(body, dict) else {"detail": f"{response.status_code} {response.reason_phrase}".strip()}
+    told = body if isinstance(body, dict) else {"detail": f"{response.status_code} {response.reason_phrase}".strip()}
+    return Problem(response.status_code, told)

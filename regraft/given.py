@@ -10,10 +10,12 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from index.archive import pack_version
 from index.errors import InvalidArgument
 
 
@@ -184,6 +186,15 @@ def rows(items: Sequence[Mapping[str, Any]]) -> bytes | None:
     if len(arrays) != len(items) or len({(one.shape, one.dtype) for one in arrays}) != 1:
         return None
     return npy(np.stack(arrays))
+
+
+def archive(folder: Path, scratch: Path) -> Path:
+    """The .zip of a version or edge: the given file, or the given folder packed into `scratch`."""
+    if not folder.is_dir():
+        return folder
+    packed = scratch / f"{folder.name}.zip"
+    pack_version(folder, packed)
+    return packed
 
 
 def queries(**given: Sequence[Any]) -> None:

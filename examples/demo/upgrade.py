@@ -19,9 +19,9 @@ from examples.demo.processes import Processes
 from examples.demo.traffic import MOST_VISITORS, Counts, Traffic
 from index.evaluation.metrics import Retrieval
 from regraft import Client
-from regraft.backfill_routes import CurveOptions
 from regraft.client import Json
 from regraft.models import GateReport
+from regraft.routes.backfills import CurveOptions
 
 OLD = "v1"
 STEP = 0.05

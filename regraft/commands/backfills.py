@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from regraft.backfill_routes import BackfillOptions
 from regraft.client import Client
 from regraft.commands.answers import Commands, answer, out
 from regraft.commands.curves import (
@@ -35,6 +34,7 @@ from regraft.commands.options import (
 )
 from regraft.commands.plan import print_estimate
 from regraft.models import BackfillInfo
+from regraft.routes.backfills import BackfillOptions
 
 backfill = Commands(no_args_is_help=True, help="Start, watch, pause, resume and cancel backfills.")
 ITEMS_FAILED = 3

@@ -6,10 +6,10 @@ from typing import Annotated, cast
 
 import typer
 
-from regraft.backfill_routes import CurveOptions
 from regraft.commands.answers import out
 from regraft.commands.options import print_table, score
 from regraft.models import CurveInfo
+from regraft.routes.backfills import CurveOptions
 
 BARS = "▁▂▃▄▅▆▇█"
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import TypedDict, Unpack
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import NamedTuple, TypedDict, Unpack
 
 from regraft.connection import Connection, Json, Problem, Unreachable, read
 from regraft.models import BackfillEstimate, BackfillInfo, BackfillList, CurvePoint, FailurePage, ItemFailure
 from regraft.paths import change_params, path_of
+from regraft.routes.route import route, stream
 
 SILENCE_SECONDS = 30.0
 """A stream that says nothing for so long is broken; the service sends a heartbeat every ten."""
@@ -46,26 +48,31 @@ class BackfillOptions(TypedDict, total=False):
 
 
 class BackfillRoutes(Connection):
-    """Methods of `regraft.client.Client`."""
+    """Methods of both clients."""
 
-    def start_backfill(self, gallery: str, **options: Unpack[BackfillOptions]) -> BackfillInfo:
+    @route
+    async def start_backfill(self, gallery: str, **options: Unpack[BackfillOptions]) -> BackfillInfo:
         """POST /v1/galleries/{gallery}/backfills: move items to `version` (default: the current one)."""
-        return self._ask(BackfillInfo, "POST", path_of("galleries", gallery, "backfills"), json=_given(options))
+        return await self._ask(BackfillInfo, "POST", path_of("galleries", gallery, "backfills"), json=_given(options))
 
-    def estimate_backfill(self, gallery: str, **options: Unpack[BackfillOptions]) -> BackfillEstimate:
+    @route
+    async def estimate_backfill(self, gallery: str, **options: Unpack[BackfillOptions]) -> BackfillEstimate:
         """POST /v1/galleries/{gallery}/backfills as a dry run: items, time, storage and cost."""
         path = path_of("galleries", gallery, "backfills")
-        return self._ask(BackfillEstimate, "POST", path, params=change_params(dry_run=True), json=_given(options))
+        return await self._ask(BackfillEstimate, "POST", path, params=change_params(dry_run=True), json=_given(options))
 
-    def backfills(self, gallery: str) -> list[BackfillInfo]:
+    @route
+    async def backfills(self, gallery: str) -> list[BackfillInfo]:
         """GET /v1/galleries/{gallery}/backfills."""
-        return self._ask(BackfillList, "GET", path_of("galleries", gallery, "backfills")).backfills
+        return (await self._ask(BackfillList, "GET", path_of("galleries", gallery, "backfills"))).backfills
 
-    def backfill(self, backfill: int) -> BackfillInfo:
+    @route
+    async def backfill(self, backfill: int) -> BackfillInfo:
         """GET /v1/backfills/{backfill}: state, counters and curve."""
-        return self._ask(BackfillInfo, "GET", path_of("backfills", backfill))
+        return await self._ask(BackfillInfo, "GET", path_of("backfills", backfill))
 
-    def watch_backfill(self, backfill: int) -> Iterator[BackfillInfo]:
+    @stream
+    async def watch_backfill(self, backfill: int) -> AsyncGenerator[BackfillInfo, None]:
         """GET /v1/backfills/{backfill}/events: the backfill now and after each change, until it ends.
 
         A stream that breaks is taken up again behind the last event that came.
@@ -74,74 +81,109 @@ class BackfillRoutes(Connection):
             Unreachable: nothing came for a minute.
             Problem: the backfill is not there, or was deleted with its gallery.
         """
-        return (read(BackfillInfo, data) for data in self._watch(backfill, "progress"))
+        async with aclosing(self._watch(backfill, "progress")) as told:
+            async for data in told:
+                yield read(BackfillInfo, data)
 
-    def watch_curve(self, backfill: int) -> Iterator[CurvePoint]:
+    @stream
+    async def watch_curve(self, backfill: int) -> AsyncGenerator[CurvePoint, None]:
         """GET /v1/backfills/{backfill}/events: each point of its curve, those there are and those that come.
 
         Raises:
             Unreachable, Problem: as `watch_backfill` does.
         """
-        return (read(CurvePoint, data) for data in self._watch(backfill, "point"))
+        async with aclosing(self._watch(backfill, "point")) as told:
+            async for data in told:
+                yield read(CurvePoint, data)
 
-    def _watch(self, backfill: int, wanted: str) -> Iterator[str]:
+    async def _watch(self, backfill: int, wanted: str) -> AsyncGenerator[str, None]:
         last, heard = "", time.monotonic()
         while True:
-            headers = {"last-event-id": last} if last else {}
             try:
-                for event, number, data in events(
-                    self._lines(path_of("backfills", backfill, "events"), headers, SILENCE_SECONDS)
-                ):
-                    heard = time.monotonic()
-                    if event == "end":
-                        return
-                    if event == "gone":
-                        gone = f"backfill {backfill} was deleted with its gallery"
-                        raise Problem(404, {"code": "unknown_backfill", "detail": gone})
-                    last = number
-                    if event == wanted:
-                        yield data
+                async with aclosing(self._events(backfill, last)) as told:
+                    async for event in told:
+                        last, heard = event.id, time.monotonic()
+                        if event.name == "end":
+                            return
+                        if event.name == wanted:
+                            yield event.data
                 broken = Unreachable(f"the events of backfill {backfill} ended before it did")
             except Unreachable as error:
                 broken = error
             if time.monotonic() - heard > PATIENCE_SECONDS:
                 raise broken
-            time.sleep(RECONNECT_SECONDS)
+            await self._pause(RECONNECT_SECONDS)
 
-    def backfill_failures(self, backfill: int) -> list[ItemFailure]:
+    async def _events(self, backfill: int, last: str) -> AsyncGenerator[Event, None]:
+        """The events behind the last one that came, until the stream breaks."""
+        headers, events = {"last-event-id": last} if last else {}, Events()
+        async with aclosing(self._lines(path_of("backfills", backfill, "events"), headers, SILENCE_SECONDS)) as lines:
+            async for line in lines:
+                event = events.after(line)
+                if event and event.name == "gone":
+                    gone = f"backfill {backfill} was deleted with its gallery"
+                    raise Problem(404, {"code": "unknown_backfill", "detail": gone})
+                if event:
+                    yield event
+
+    @route
+    async def backfill_failures(self, backfill: int) -> list[ItemFailure]:
         """GET /v1/backfills/{backfill}/failures, all pages."""
         path, failures, cursor = path_of("backfills", backfill, "failures"), [], ""
         while True:
-            page = self._ask(FailurePage, "GET", path, params={"cursor": cursor} if cursor else {})
+            page = await self._ask(FailurePage, "GET", path, params={"cursor": cursor} if cursor else {})
             failures += page.failures
             if page.next is None:
                 return failures
             cursor = page.next
 
-    def pause_backfill(self, backfill: int, *, dry_run: bool = False) -> BackfillInfo:
+    @route
+    async def pause_backfill(self, backfill: int, *, dry_run: bool = False) -> BackfillInfo:
         """POST /v1/backfills/{backfill}/pause."""
-        return self._ask(BackfillInfo, "POST", path_of("backfills", backfill, "pause"), params=change_params(dry_run))
+        return await self._ask(
+            BackfillInfo, "POST", path_of("backfills", backfill, "pause"), params=change_params(dry_run)
+        )
 
-    def resume_backfill(self, backfill: int, *, dry_run: bool = False) -> BackfillInfo:
+    @route
+    async def resume_backfill(self, backfill: int, *, dry_run: bool = False) -> BackfillInfo:
         """POST /v1/backfills/{backfill}/resume."""
-        return self._ask(BackfillInfo, "POST", path_of("backfills", backfill, "resume"), params=change_params(dry_run))
+        return await self._ask(
+            BackfillInfo, "POST", path_of("backfills", backfill, "resume"), params=change_params(dry_run)
+        )
 
-    def cancel_backfill(self, backfill: int, *, dry_run: bool = False) -> BackfillInfo:
+    @route
+    async def cancel_backfill(self, backfill: int, *, dry_run: bool = False) -> BackfillInfo:
         """POST /v1/backfills/{backfill}/cancel."""
-        return self._ask(BackfillInfo, "POST", path_of("backfills", backfill, "cancel"), params=change_params(dry_run))
+        return await self._ask(
+            BackfillInfo, "POST", path_of("backfills", backfill, "cancel"), params=change_params(dry_run)
+        )
 
 
-def events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
-    """(event, id, data) of each server-sent event; comments and fields without a use here are passed over."""
-    fields = {"event": "message", "id": "", "data": ""}
-    for line in lines:
+class Event(NamedTuple):
+    """A server-sent event."""
+
+    name: str
+    id: str
+    data: str
+
+
+class Events:
+    """Puts server-sent events together; comments and fields without a use here are passed over."""
+
+    def __init__(self) -> None:
+        self._fields = {"event": "message", "id": "", "data": ""}
+
+    def after(self, line: str) -> Event | None:
+        """The event that this line ends, if it ends one."""
         if line:
             name, _, value = line.partition(":")
-            if name in fields:
-                fields[name] = value.removeprefix(" ")
-        elif fields["data"]:
-            yield fields["event"], fields["id"], fields["data"]
-            fields = {"event": "message", "id": fields["id"], "data": ""}
+            if name in self._fields:
+                self._fields[name] = value.removeprefix(" ")
+        elif self._fields["data"]:
+            event = Event(self._fields["event"], self._fields["id"], self._fields["data"])
+            self._fields = {"event": "message", "id": event.id, "data": ""}
+            return event
+        return None
 
 
 def _given(options: BackfillOptions) -> Json:

@@ -4,37 +4,45 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from index.archive import pack_version
+from regraft import given
 from regraft.connection import Connection
 from regraft.models import DomainCheck, EdgeInfo, EdgeList, EdgeRemoval
 from regraft.paths import change_params, flag, path_of
+from regraft.routes.route import route
 
 
 class EdgeRoutes(Connection):
-    """Methods of `regraft.client.Client`."""
+    """Methods of both clients."""
 
-    def edges(self, *, new: str | None = None, old: str | None = None) -> list[EdgeInfo]:
+    @route
+    async def edges(self, *, new: str | None = None, old: str | None = None) -> list[EdgeInfo]:
         """GET /v1/edges: with their evidence; only those from `new`, or to `old`."""
         params = {name: value for name, value in (("new", new), ("old", old)) if value}
-        return self._ask(EdgeList, "GET", "edges", params=params).edges
+        return (await self._ask(EdgeList, "GET", "edges", params=params)).edges
 
-    def edge(self, new: str, old: str, kind: str) -> EdgeInfo:
+    @route
+    async def edge(self, new: str, old: str, kind: str) -> EdgeInfo:
         """GET /v1/edges/{new}/{old}/{kind}."""
-        return self._ask(EdgeInfo, "GET", path_of("edges", new, old, kind))
+        return await self._ask(EdgeInfo, "GET", path_of("edges", new, old, kind))
 
-    def add_edge(self, new: str, old: str, folder: Path, *, replace: bool = False, dry_run: bool = False) -> EdgeInfo:
+    @route
+    async def add_edge(
+        self, new: str, old: str, folder: Path, *, replace: bool = False, dry_run: bool = False
+    ) -> EdgeInfo:
         """POST /v1/edges: the folder of an edge (edge.json and what lies beside it), packed here, or a .zip of one."""
-        with _packed(folder) as (name, stream):
-            data = {"new": new, "old": old, "replace": flag(replace)}
-            files = {"archive": (name, stream, "application/zip")}
-            return self._ask(EdgeInfo, "POST", "edges", params=change_params(dry_run), data=data, files=files)
+        with tempfile.TemporaryDirectory() as scratch:
+            archive = await self._apart(given.archive, folder, Path(scratch))
+            with archive.open("rb") as stream:
+                data = {"new": new, "old": old, "replace": flag(replace)}
+                files = {"archive": (archive.name, stream, "application/zip")}
+                return await self._ask(EdgeInfo, "POST", "edges", params=change_params(dry_run), data=data, files=files)
 
-    def declare_edge(
+    @route
+    async def declare_edge(
         self,
         new: str,
         old: str,
@@ -47,10 +55,11 @@ class EdgeRoutes(Connection):
         """POST /v1/edges: a kind that needs no files. An `identity` is verified, as {gallery, items, seed} says."""
         checked = {"verify": dict(verify)} if verify is not None else {}
         body = {"new": new, "old": old, "kind": kind, "replace": replace, **checked}
-        return self._ask(EdgeInfo, "POST", "edges", params=change_params(dry_run), json=body)
+        return await self._ask(EdgeInfo, "POST", "edges", params=change_params(dry_run), json=body)
 
-    def fit_edge(
-        self, new: str, old: str, kind: str, *, pairs: Path | None = None, dry_run: bool = False, **asked: Any
+    @route
+    async def fit_edge(
+        self, /, new: str, old: str, kind: str, *, pairs: Path | None = None, dry_run: bool = False, **asked: Any
     ) -> EdgeInfo:
         """POST /v1/edges:fit: procrustes, ridge, low_rank, slerp or auto, on items that hold both embeddings.
 
@@ -61,12 +70,15 @@ class EdgeRoutes(Connection):
         path, params = "/edges:fit", change_params(dry_run)
         named = {"new": new, "old": old, "kind": kind}
         if pairs is None:
-            return self._ask(EdgeInfo, "POST", path, params=params, json={**named, **asked})
+            return await self._ask(EdgeInfo, "POST", path, params=params, json={**named, **asked})
         data = {**named, **{name: json.dumps(value) for name, value in asked.items()}}
         with pairs.open("rb") as stream:
-            return self._ask(EdgeInfo, "POST", path, params=params, data=data, files={"pairs": (pairs.name, stream)})
+            return await self._ask(
+                EdgeInfo, "POST", path, params=params, data=data, files={"pairs": (pairs.name, stream)}
+            )
 
-    def check_edge(
+    @route
+    async def check_edge(
         self,
         new: str,
         old: str,
@@ -84,26 +96,15 @@ class EdgeRoutes(Connection):
         named: dict[str, Any] = {"new": new, "old": old, "kind": kind}
         if vectors is None:
             asked = {**named, "gallery": gallery, "sample": sample, "seed": seed}
-            return self._ask(DomainCheck, "POST", "/edges:check", json=asked)
+            return await self._ask(DomainCheck, "POST", "/edges:check", json=asked)
         with vectors.open("rb") as stream:
             files = {"vectors": (vectors.name, stream)}
-            return self._ask(DomainCheck, "POST", "/edges:check", data=named, files=files)
+            return await self._ask(DomainCheck, "POST", "/edges:check", data=named, files=files)
 
-    def remove_edge(
+    @route
+    async def remove_edge(
         self, new: str, old: str, kind: str, *, dry_run: bool = False, force: bool = False, reason: str = ""
     ) -> EdgeRemoval:
         """DELETE /v1/edges/{new}/{old}/{kind}; `dry_run` only says which galleries depend on it."""
         params = {"confirm": kind, "dry_run": flag(dry_run), "force": flag(force), "reason": reason}
-        return self._ask(EdgeRemoval, "DELETE", path_of("edges", new, old, kind), params=params)
-
-
-@contextmanager
-def _packed(folder: Path) -> Iterator[tuple[str, BinaryIO]]:
-    """Name and bytes of a .zip: the given file, or the given folder packed."""
-    with tempfile.TemporaryDirectory() as scratch:
-        archive = folder
-        if folder.is_dir():
-            archive = Path(scratch) / f"{folder.name}.zip"
-            pack_version(folder, archive)
-        with archive.open("rb") as stream:
-            yield archive.name, stream
+        return await self._ask(EdgeRemoval, "DELETE", path_of("edges", new, old, kind), params=params)

@@ -12,6 +12,7 @@ from regraft.connection import Connection, Json
 from regraft.given import ArrowTable, InvalidInput
 from regraft.models import DeleteResult, EmbeddingPage, IngestResult, ItemDetail, ItemPage, MissingPage
 from regraft.paths import flag, path_of
+from regraft.routes.route import route
 
 NPY = "application/x-npy"
 ARROW = "application/vnd.apache.arrow.stream"
@@ -39,9 +40,10 @@ class TextItem:
 
 
 class ItemRoutes(Connection):
-    """Methods of `regraft.client.Client`."""
+    """Methods of both clients."""
 
-    def ingest(
+    @route
+    async def ingest(
         self, gallery: str, items: Sequence[ImageItem | TextItem], *, atomic: bool = False, replace: bool | None = None
     ) -> IngestResult:
         """POST /v1/galleries/{gallery}/items with image files, and texts among them.
@@ -58,19 +60,21 @@ class ItemRoutes(Connection):
         body: Json = {"data": {"items": json.dumps(described)}, "files": images}
         if not images:  # a form needs a file; an empty batch is sent too, so that it is the service that refuses it
             body = {"json": {"items": described}}
-        return self._ask(
+        return await self._ask(
             IngestResult, "POST", path_of("galleries", gallery, "items"), params=_kept(atomic, replace), **body
         )
 
-    def ingest_texts(
+    @route
+    async def ingest_texts(
         self, gallery: str, items: Sequence[TextItem], *, atomic: bool = False, replace: bool | None = None
     ) -> IngestResult:
         """POST /v1/galleries/{gallery}/items with texts, embedded by the current version; the rest as in `ingest`."""
         described = [_described(item, n) for n, item in enumerate(items)]
         path = path_of("galleries", gallery, "items")
-        return self._ask(IngestResult, "POST", path, params=_kept(atomic, replace), json={"items": described})
+        return await self._ask(IngestResult, "POST", path, params=_kept(atomic, replace), json={"items": described})
 
-    def ingest_embeddings(
+    @route
+    async def ingest_embeddings(
         self,
         gallery: str,
         items: Sequence[Mapping[str, Any]] | ArrowTable,
@@ -92,9 +96,10 @@ class ItemRoutes(Connection):
         """
         params = _kept(atomic, replace, origin)
         sent = _embedded(items, version, params)
-        return self._ask(IngestResult, "POST", path_of("galleries", gallery, "items"), params=params, **sent)
+        return await self._ask(IngestResult, "POST", path_of("galleries", gallery, "items"), params=params, **sent)
 
-    def put_embeddings(
+    @route
+    async def put_embeddings(
         self,
         gallery: str,
         items: Sequence[Mapping[str, Any]] | ArrowTable,
@@ -110,9 +115,12 @@ class ItemRoutes(Connection):
         """
         params = _kept(atomic, None, origin)
         sent = _embedded(items, version, params)
-        return self._ask(IngestResult, "PUT", path_of("galleries", gallery, "items:embeddings"), params=params, **sent)
+        return await self._ask(
+            IngestResult, "PUT", path_of("galleries", gallery, "items:embeddings"), params=params, **sent
+        )
 
-    def embeddings(
+    @route
+    async def embeddings(
         self,
         gallery: str,
         *,
@@ -128,9 +136,10 @@ class ItemRoutes(Connection):
         """
         params = _page(limit, cursor, with_text) | {"versions": ",".join(versions)}
         params |= {} if ids is None else {"ids": json.dumps(given.names(ids, "ids"))}
-        return self._ask(EmbeddingPage, "GET", path_of("galleries", gallery, "items:embeddings"), params=params)
+        return await self._ask(EmbeddingPage, "GET", path_of("galleries", gallery, "items:embeddings"), params=params)
 
-    def embeddings_table(
+    @route
+    async def embeddings_table(
         self,
         gallery: str,
         *,
@@ -142,34 +151,44 @@ class ItemRoutes(Connection):
         """The same as a table in Arrow's stream format; `next` and `damaged` lie in the schema's metadata."""
         params = _page(limit, cursor, with_text) | {"versions": ",".join(versions)}
         path = path_of("galleries", gallery, "items:embeddings")
-        return self._send("GET", path, params=params, headers={"accept": ARROW}).content
+        return (await self._send("GET", path, params=params, headers={"accept": ARROW})).content
 
-    def missing_items(self, gallery: str, *, version: str, limit: int = 1000, cursor: str | None = None) -> MissingPage:
+    @route
+    async def missing_items(
+        self, gallery: str, *, version: str, limit: int = 1000, cursor: str | None = None
+    ) -> MissingPage:
         """GET /v1/galleries/{gallery}/items:missing: a page of ids that hold no embedding made by `version` itself."""
         asked = {"limit": str(limit), "version": version, **({"cursor": cursor} if cursor else {})}
-        return self._ask(MissingPage, "GET", path_of("galleries", gallery, "items:missing"), params=asked)
+        return await self._ask(MissingPage, "GET", path_of("galleries", gallery, "items:missing"), params=asked)
 
-    def items(self, gallery: str, *, limit: int = 100, cursor: str | None = None, with_text: bool = False) -> ItemPage:
+    @route
+    async def items(
+        self, gallery: str, *, limit: int = 100, cursor: str | None = None, with_text: bool = False
+    ) -> ItemPage:
         """GET /v1/galleries/{gallery}/items: one page; pass `next` as the next cursor."""
         path = path_of("galleries", gallery, "items")
-        return self._ask(ItemPage, "GET", path, params=_page(limit, cursor, with_text))
+        return await self._ask(ItemPage, "GET", path, params=_page(limit, cursor, with_text))
 
-    def item(self, gallery: str, item: str) -> ItemDetail:
+    @route
+    async def item(self, gallery: str, item: str) -> ItemDetail:
         """GET /v1/galleries/{gallery}/items/{item}: metadata, text, active version, what embeddings it holds."""
-        return self._ask(ItemDetail, "GET", path_of("galleries", gallery, "items", item))
+        return await self._ask(ItemDetail, "GET", path_of("galleries", gallery, "items", item))
 
-    def item_image(self, gallery: str, item: str) -> bytes:
+    @route
+    async def item_image(self, gallery: str, item: str) -> bytes:
         """GET /v1/galleries/{gallery}/items/{item}/image: the bytes as they were ingested."""
-        return self._send("GET", path_of("galleries", gallery, "items", item, "image")).content
+        return (await self._send("GET", path_of("galleries", gallery, "items", item, "image"))).content
 
-    def delete_item(self, gallery: str, item: str) -> None:
+    @route
+    async def delete_item(self, gallery: str, item: str) -> None:
         """DELETE /v1/galleries/{gallery}/items/{item}."""
-        self._send("DELETE", path_of("galleries", gallery, "items", item))
+        await self._send("DELETE", path_of("galleries", gallery, "items", item))
 
-    def delete_items(self, gallery: str, items: Sequence[str]) -> DeleteResult:
+    @route
+    async def delete_items(self, gallery: str, items: Sequence[str]) -> DeleteResult:
         """POST /v1/galleries/{gallery}/items:delete."""
         path, ids = path_of("galleries", gallery, "items:delete"), given.names(items, "items")
-        return self._ask(DeleteResult, "POST", path, json={"ids": ids})
+        return await self._ask(DeleteResult, "POST", path, json={"ids": ids})
 
 
 def _described(item: ImageItem | TextItem, number: int) -> Json:

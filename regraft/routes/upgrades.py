@@ -22,6 +22,7 @@ from regraft.models import (
     RollbackResult,
 )
 from regraft.paths import change_params, delete_params, path_of
+from regraft.routes.route import route
 
 Answered = TypeVar("Answered", bound=DeploymentAnswer)
 
@@ -33,15 +34,18 @@ class UpgradeRoutes(Connection):
     earlier answer, so that the change is refused (412) when somebody was faster.
     """
 
-    def evaluations(self, gallery: str) -> list[EvaluationInfo]:
+    @route
+    async def evaluations(self, gallery: str) -> list[EvaluationInfo]:
         """GET /v1/galleries/{gallery}/evaluations."""
-        return self._ask(EvaluationList, "GET", path_of("galleries", gallery, "evaluations")).evaluations
+        return (await self._ask(EvaluationList, "GET", path_of("galleries", gallery, "evaluations"))).evaluations
 
-    def evaluation(self, gallery: str, evaluation: int) -> EvaluationInfo:
+    @route
+    async def evaluation(self, gallery: str, evaluation: int) -> EvaluationInfo:
         """GET /v1/galleries/{gallery}/evaluations/{evaluation}."""
-        return self._ask(EvaluationInfo, "GET", path_of("galleries", gallery, "evaluations", evaluation))
+        return await self._ask(EvaluationInfo, "GET", path_of("galleries", gallery, "evaluations", evaluation))
 
-    def add_evaluation(
+    @route
+    async def add_evaluation(
         self,
         gallery: str,
         entries: Sequence[Mapping[str, Any]],
@@ -67,17 +71,19 @@ class UpgradeRoutes(Connection):
             files = [("images", (str(n), picture, "application/octet-stream")) for n, picture in enumerate(pictures)]
             content = {"data": {"name": name, "entries": described}, "files": files}
         path = path_of("galleries", gallery, "evaluations")
-        return self._ask(EvaluationInfo, "POST", path, params=change_params(dry_run), **content)
+        return await self._ask(EvaluationInfo, "POST", path, params=change_params(dry_run), **content)
 
-    def delete_evaluation(self, gallery: str, evaluation: int, *, dry_run: bool = False) -> None:
+    @route
+    async def delete_evaluation(self, gallery: str, evaluation: int, *, dry_run: bool = False) -> None:
         """DELETE /v1/galleries/{gallery}/evaluations/{evaluation}."""
-        self._send(
+        await self._send(
             "DELETE",
             path_of("galleries", gallery, "evaluations", evaluation),
             params=delete_params(evaluation, dry_run),
         )
 
-    def gate(
+    @route
+    async def gate(
         self,
         gallery: str,
         version: str,
@@ -95,23 +101,27 @@ class UpgradeRoutes(Connection):
         """POST /v1/galleries/{gallery}/gates: measure `version` on own items, by metadata `label`, or on a set."""
         body: Json = {"version": version, "label": label, "evaluation": evaluation, "slice": slice_by}
         body |= {"sample": sample, "metric": metric, "far": far, "k": k, "seed": seed}
-        return self._ask(
+        return await self._ask(
             GateReport, "POST", path_of("galleries", gallery, "gates"), params=change_params(dry_run), json=body
         )
 
-    def gates(self, gallery: str) -> list[GateReport]:
+    @route
+    async def gates(self, gallery: str) -> list[GateReport]:
         """GET /v1/galleries/{gallery}/gates."""
-        return self._ask(GateList, "GET", path_of("galleries", gallery, "gates")).gates
+        return (await self._ask(GateList, "GET", path_of("galleries", gallery, "gates"))).gates
 
-    def gate_report(self, gallery: str, gate: int) -> GateReport:
+    @route
+    async def gate_report(self, gallery: str, gate: int) -> GateReport:
         """GET /v1/galleries/{gallery}/gates/{gate}."""
-        return self._ask(GateReport, "GET", path_of("galleries", gallery, "gates", gate))
+        return await self._ask(GateReport, "GET", path_of("galleries", gallery, "gates", gate))
 
-    def gate_page(self, gallery: str, gate: int) -> str:
+    @route
+    async def gate_page(self, gallery: str, gate: int) -> str:
         """GET /v1/galleries/{gallery}/gates/{gate}/page: the report as HTML with plots."""
-        return str(self._send("GET", path_of("galleries", gallery, "gates", gate, "page")).text)
+        return str((await self._send("GET", path_of("galleries", gallery, "gates", gate, "page"))).text)
 
-    def deploy(
+    @route
+    async def deploy(
         self,
         gallery: str,
         version: str,
@@ -132,17 +142,20 @@ class UpgradeRoutes(Connection):
         """
         body: Json = {"version": version, "gate": gate, "override": override, "until": until, "reason": reason}
         body |= {name: dict(given) for name, given in (("shadow", shadow), ("canary", canary)) if given is not None}
-        return self._change(DeploymentInfo, path_of("galleries", gallery, "deployments"), body, dry_run, if_match)
+        return await self._change(DeploymentInfo, path_of("galleries", gallery, "deployments"), body, dry_run, if_match)
 
-    def deployments(self, gallery: str) -> list[DeploymentInfo]:
+    @route
+    async def deployments(self, gallery: str) -> list[DeploymentInfo]:
         """GET /v1/galleries/{gallery}/deployments."""
-        return self._ask(DeploymentList, "GET", path_of("galleries", gallery, "deployments")).deployments
+        return (await self._ask(DeploymentList, "GET", path_of("galleries", gallery, "deployments"))).deployments
 
-    def deployment(self, gallery: str, deployment: int) -> DeploymentDetail:
+    @route
+    async def deployment(self, gallery: str, deployment: int) -> DeploymentDetail:
         """GET /v1/galleries/{gallery}/deployments/{deployment}: its steps, trial numbers, and `etag`."""
-        return self._tagged(DeploymentDetail, "GET", path_of("galleries", gallery, "deployments", deployment))
+        return await self._tagged(DeploymentDetail, "GET", path_of("galleries", gallery, "deployments", deployment))
 
-    def advance(
+    @route
+    async def advance(
         self,
         gallery: str,
         deployment: int,
@@ -160,9 +173,10 @@ class UpgradeRoutes(Connection):
         body: Json = {"to": to, "gate": gate, "override": override, "reason": reason}
         body |= {name: dict(given) for name, given in (("shadow", shadow), ("canary", canary)) if given is not None}
         path = path_of("galleries", gallery, "deployments", deployment, "advance")
-        return self._change(DeploymentInfo, path, body, dry_run, if_match)
+        return await self._change(DeploymentInfo, path, body, dry_run, if_match)
 
-    def rollback(
+    @route
+    async def rollback(
         self,
         gallery: str,
         reason: str = "",
@@ -176,19 +190,22 @@ class UpgradeRoutes(Connection):
         Refused (409 `reach_lost`) without `force` when items would be out of reach; `out_of_reach` counts them.
         """
         body = {"reason": reason, "force": force}
-        return self._change(RollbackResult, path_of("galleries", gallery, "rollback"), body, dry_run, if_match)
+        return await self._change(RollbackResult, path_of("galleries", gallery, "rollback"), body, dry_run, if_match)
 
-    def retire(
+    @route
+    async def retire(
         self, gallery: str, version: str, reason: str = "", *, dry_run: bool = False, if_match: str | None = None
     ) -> RetireResult:
         """POST /v1/galleries/{gallery}/retire: free a version's embeddings; returns how many."""
         body = {"version": version, "reason": reason}
-        return self._change(RetireResult, path_of("galleries", gallery, "retire"), body, dry_run, if_match)
+        return await self._change(RetireResult, path_of("galleries", gallery, "retire"), body, dry_run, if_match)
 
-    def _change(self, answer: type[Answered], path: str, body: Json, dry_run: bool, if_match: str | None) -> Answered:
+    async def _change(
+        self, answer: type[Answered], path: str, body: Json, dry_run: bool, if_match: str | None
+    ) -> Answered:
         headers = {"If-Match": if_match} if if_match else {}
-        return self._tagged(answer, "POST", path, params=change_params(dry_run), json=body, headers=headers)
+        return await self._tagged(answer, "POST", path, params=change_params(dry_run), json=body, headers=headers)
 
-    def _tagged(self, answer: type[Answered], method: str, path: str, **request: Any) -> Answered:
-        response = self._send(method, path, **request)
+    async def _tagged(self, answer: type[Answered], method: str, path: str, **request: Any) -> Answered:
+        response = await self._send(method, path, **request)
         return read(answer, response.content).model_copy(update={"etag": response.headers.get("etag")})

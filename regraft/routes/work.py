@@ -7,40 +7,50 @@ from collections.abc import Sequence
 from regraft.connection import Connection, Json, read
 from regraft.models import WorkClaim, WorkCounts, WorkInputs
 from regraft.paths import flag, path_of
+from regraft.routes.route import route
 
 
 class WorkRoutes(Connection):
-    """Methods of `regraft.client.Client`. A lease does not wait: neither do they, though they change something."""
+    """Methods of both clients. A lease does not wait: neither do they, though they change something."""
 
-    def claim_work(self, worker: str, kinds: Sequence[str] = ("reencode", "transform")) -> WorkClaim | None:
+    @route
+    async def claim_work(self, worker: str, kinds: Sequence[str] = ("reencode", "transform")) -> WorkClaim | None:
         """POST /v1/work:claim: the next chunk; None when there is none."""
-        answer = self._send("POST", "/work:claim", quick=True, json={"worker": worker, "kinds": list(kinds)})
+        answer = await self._send("POST", "/work:claim", quick=True, json={"worker": worker, "kinds": list(kinds)})
         return None if answer.status_code == 204 else read(WorkClaim, answer.content)
 
-    def work(self, chunk: int, lease: str, *, inputs: bool = True, cursor: str = "") -> WorkInputs:
+    @route
+    async def work(self, chunk: int, lease: str, *, inputs: bool = True, cursor: str = "") -> WorkInputs:
         """GET /v1/work/{chunk}: the items with what to start from; `inputs=False`: without images and texts."""
         params = {"lease": lease, "inputs": flag(inputs), "cursor": cursor}
-        return self._ask(WorkInputs, "GET", path_of("work", chunk), params=params)
+        return await self._ask(WorkInputs, "GET", path_of("work", chunk), params=params)
 
-    def return_work(self, chunk: int, lease: str, result: Json) -> WorkCounts:
+    @route
+    async def return_work(self, chunk: int, lease: str, result: Json) -> WorkCounts:
         """POST /v1/work/{chunk}: the new embeddings and what failed; returns how many were accepted."""
-        return self._ask(WorkCounts, "POST", path_of("work", chunk), quick=True, params={"lease": lease}, json=result)
+        return await self._ask(
+            WorkCounts, "POST", path_of("work", chunk), quick=True, params={"lease": lease}, json=result
+        )
 
-    def extend_work(self, chunk: int, lease: str) -> None:
+    @route
+    async def extend_work(self, chunk: int, lease: str) -> None:
         """POST /v1/work/{chunk}/extend: a heartbeat."""
-        self._send("POST", path_of("work", chunk, "extend"), quick=True, params={"lease": lease})
+        await self._send("POST", path_of("work", chunk, "extend"), quick=True, params={"lease": lease})
 
-    def release_work(self, chunk: int, lease: str, *, failed: bool = False) -> None:
+    @route
+    async def release_work(self, chunk: int, lease: str, *, failed: bool = False) -> None:
         """POST /v1/work/{chunk}/release: give the chunk back undone; one that failed rests until its lease is over."""
         params = {"lease": lease, "failed": flag(failed)}
-        self._send("POST", path_of("work", chunk, "release"), quick=True, params=params)
+        await self._send("POST", path_of("work", chunk, "release"), quick=True, params=params)
 
-    def work_edge(self, number: int) -> bytes:
+    @route
+    async def work_edge(self, number: int) -> bytes:
         """GET /v1/work/edges/{number}: the edge's folder as a .zip."""
-        archive: bytes = self._send("GET", path_of("work", "edges", number)).content
+        archive: bytes = (await self._send("GET", path_of("work", "edges", number))).content
         return archive
 
-    def work_version(self, name: str) -> bytes:
+    @route
+    async def work_version(self, name: str) -> bytes:
         """GET /v1/work/versions/{name}: the version folder as a .zip."""
-        archive: bytes = self._send("GET", path_of("work", "versions", name)).content
+        archive: bytes = (await self._send("GET", path_of("work", "versions", name))).content
         return archive

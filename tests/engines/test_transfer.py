@@ -232,11 +232,11 @@ def test_an_import_that_is_killed_anywhere_and_run_again_stores_all_and_nothing_
     export_gallery(client, full, file := tmp_path / "full.parquet")
     other, draw, send = gallery(client, "other", "v2"), random.Random(0), client._send
 
-    def deadly(*args: Any, **request: Any) -> Any:
+    async def deadly(*args: Any, **request: Any) -> Any:
         moment = draw.random()
         if moment < 0.3:
             raise Killed
-        answer = send(*args, **request)
+        answer = await send(*args, **request)
         if moment > 0.7:
             raise Killed
         return answer

@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import insert, select, update
 
-from regraft.backfill_routes import events
 from service.store.tables import backfill_point
+from staging.streams import events
 from staging.waiting import until
 
 MARKS = 12

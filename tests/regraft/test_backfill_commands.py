@@ -7,9 +7,9 @@ import json
 import httpx
 import pytest
 
-from regraft import backfill_routes
 from regraft.client import Client
 from regraft.models import BackfillEstimate, BackfillInfo
+from regraft.routes import backfills
 from staging.answers import filled
 
 BACKFILL = filled(
@@ -29,7 +29,7 @@ BACKFILL = filled(
 
 
 def test_watching_a_backfill_ends_when_it_ends(run, service, monkeypatch):
-    monkeypatch.setattr(backfill_routes, "RECONNECT_SECONDS", 0.0)
+    monkeypatch.setattr(backfills, "RECONNECT_SECONDS", 0.0)
     running = {**BACKFILL, "state": "running", "done": 1, "remaining": 3}
     service.answers["POST /v1/galleries/g/backfills"] = running
     first, second = (f"id: {n}\nevent: progress\ndata: {json.dumps(b)}\n\n" for n, b in ((7, running), (9, BACKFILL)))

@@ -20,7 +20,7 @@ from index.errors import InvalidArgument
 from index.search_params import SearchParams
 from regraft.cli import app
 from regraft.client import DEFAULT_K, Client, ImageItem, Problem, QueryOptions
-from staging.answers import answering, connected
+from staging.answers import answering, awaiting, connected
 from staging.builders import make_version
 
 
@@ -104,9 +104,10 @@ ROUTES = [
 def test_each_method_speaks_to_its_route(call, expected):
     seen, handler = answering({})
 
-    call(connected(handler))
+    returned, awaited = call(connected(handler)), awaiting(handler, call)
 
-    assert [f"{r.method} {r.url.raw_path.decode()}" for r in seen] == [expected]
+    assert [f"{r.method} {r.url.raw_path.decode()}" for r in seen] == [expected] * 2
+    assert returned == awaited
 
 
 def test_images_travel_as_parts_that_the_item_list_names():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -12,7 +13,7 @@ import httpx
 from pydantic import BaseModel
 
 from regraft import models
-from regraft.client import Client
+from regraft.client import AsyncClient, Client
 
 Handler = Callable[[httpx.Request], httpx.Response]
 PATHS = json.loads((Path(__file__).parents[3] / "docs/openapi.json").read_text())["paths"]
@@ -60,6 +61,16 @@ def problem(status: int, **body: object) -> httpx.Response:
 def connected(handler: Handler, **options: Any) -> Client:
     """A client whose requests a function answers."""
     return Client("http://service:1", transport=httpx.MockTransport(handler), **options)
+
+
+def awaiting(handler: Handler, call: Callable[[AsyncClient], Awaitable[Any]], **options: Any) -> Any:
+    """What a call of the asynchronous client comes to whose requests a function answers."""
+
+    async def within() -> Any:
+        async with AsyncClient("http://service:1", transport=httpx.MockTransport(handler), **options) as client:
+            return await call(client)
+
+    return asyncio.run(within())
 
 
 def answering(body: object, status: int = 200) -> tuple[list[httpx.Request], Handler]:

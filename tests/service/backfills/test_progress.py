@@ -11,9 +11,9 @@ import httpx
 import pytest
 from sqlalchemy import event
 
-from regraft.backfill_routes import events
 from service.http import backfill_progress as progress
 from staging.served import problem, serving
+from staging.streams import events
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from sqlalchemy import event, func, select, update
 
-from regraft.backfill_routes import events
 from service.store.leases import Leases
 from service.store.tables import backfill_point
 from service.upgrades.curves import measure as curves
 from service.upgrades.curves import points
 from staging.curves import WAIT, Loops, curve_of, deploy, ended, evaluation, group, start, turn, wait_for
 from staging.served import problem, serving
+from staging.streams import events
 
 pytestmark = pytest.mark.usefixtures("alone")
 

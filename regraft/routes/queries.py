@@ -1,0 +1,99 @@
+"""The part of the client that asks galleries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, Unpack
+
+from regraft import given
+from regraft.connection import Connection, Json
+from regraft.given import Vectors
+from regraft.models import SearchResponse
+from regraft.paths import path_of
+from regraft.routes.route import route
+
+DEFAULT_K = 10
+NPY = "application/x-npy"
+MAX_PARAMS = 4096
+"""Characters of options that travel in an address; longer filters travel in a body."""
+
+
+class QueryOptions(TypedDict, total=False):
+    """Options of a query besides `k`, those of `index.search_params`.
+
+    strict: refuse an answer that leaves out items. mode: calibrated, raw or rank, by default what was measured, else a
+    rule. threshold: the worst score of a match, on the scale of the mode. filter: only items whose metadata pass it,
+    such as {"field": "city", "eq": "Bern"}. cursor: `next` of the answer to the same query. fields: the metadata that
+    matches show, such as ["city", "shop.name"]; []: none. with_text: show the texts that matches are. exact: compare
+    every item. recall: the aim of an approximate index, by default the gallery's. explain: add how the answer came
+    about.
+    """
+
+    strict: bool
+    mode: str
+    threshold: float
+    filter: Mapping[str, Any]
+    cursor: str
+    fields: Sequence[str]
+    with_text: bool
+    exact: bool
+    recall: float
+    explain: bool
+
+
+class QueryRoutes(Connection):
+    """Methods of both clients."""
+
+    @route
+    async def query(
+        self,
+        gallery: str,
+        images: Sequence[bytes] = (),
+        k: int = DEFAULT_K,
+        *,
+        texts: Sequence[str] = (),
+        items: Sequence[str] = (),
+        **options: Unpack[QueryOptions],
+    ) -> SearchResponse:
+        """POST /v1/galleries/{gallery}/query with image files, texts and ids of stored items ("more like these").
+
+        There is one result a query: first those of images, then of texts, then of items.
+        """
+        pictures = given.images(images)
+        lists = {name: given.names(asked, name) for name, asked in (("texts", texts), ("items", items))}
+        given.queries(images=pictures, **lists)
+        lists = {name: asked for name, asked in lists.items() if asked}
+        path = path_of("galleries", gallery, "query")
+        if not pictures:
+            return await self._ask(SearchResponse, "POST", path, quick=True, json={**lists, "k": k, **options})
+        files = [("images", (str(n), picture, "application/octet-stream")) for n, picture in enumerate(pictures)]
+        fields: Json = {**lists, "k": k, **options}
+        data = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
+        return await self._ask(SearchResponse, "POST", path, quick=True, data=data, files=files)
+
+    @route
+    async def query_embeddings(
+        self,
+        gallery: str,
+        embeddings: Vectors,
+        version: str,
+        k: int = DEFAULT_K,
+        **options: Unpack[QueryOptions],
+    ) -> SearchResponse:
+        """POST /v1/galleries/{gallery}/query with embeddings (Q, D) that `version` made, lists or an array.
+
+        The rest as in `query`. A numpy array of floats travels as it is.
+        """
+        path = path_of("galleries", gallery, "query")
+        asked: Json = {"version": version, "k": k, **options}
+        params = {name: value if isinstance(value, str) else json.dumps(value) for name, value in asked.items()}
+        short = sum(map(len, params.values())) <= MAX_PARAMS
+        if short and (array := given.npy(embeddings)) is not None:
+            return await self._ask(
+                SearchResponse, "POST", path, quick=True, params=params, content=array, headers={"content-type": NPY}
+            )
+        rows = given.vectors(embeddings)
+        given.queries(embeddings=rows)
+        body = {"embeddings": rows, "version": version, "k": k, **options}
+        return await self._ask(SearchResponse, "POST", path, quick=True, json=body)

@@ -1,0 +1,40 @@
+"""The part of the client that registers versions."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from regraft import given
+from regraft.connection import Connection
+from regraft.models import VersionInfo, VersionList
+from regraft.paths import change_params, delete_params, path_of
+from regraft.routes.route import route
+
+
+class VersionRoutes(Connection):
+    """Methods of both clients."""
+
+    @route
+    async def register_version(self, folder: Path, *, dry_run: bool = False) -> VersionInfo:
+        """POST /v1/versions: a version folder, packed here, or a .zip of one; `dry_run` only verifies it there."""
+        with tempfile.TemporaryDirectory() as scratch:
+            archive = await self._apart(given.archive, folder, Path(scratch))
+            with archive.open("rb") as stream:
+                files = {"archive": (archive.name, stream, "application/zip")}
+                return await self._ask(VersionInfo, "POST", "versions", params=change_params(dry_run), files=files)
+
+    @route
+    async def versions(self) -> list[VersionInfo]:
+        """GET /v1/versions."""
+        return (await self._ask(VersionList, "GET", "versions")).versions
+
+    @route
+    async def version(self, name: str) -> VersionInfo:
+        """GET /v1/versions/{version}."""
+        return await self._ask(VersionInfo, "GET", path_of("versions", name))
+
+    @route
+    async def delete_version(self, name: str, *, dry_run: bool = False) -> None:
+        """DELETE /v1/versions/{version}, which nothing uses any more, with the edges from it."""
+        await self._send("DELETE", path_of("versions", name), params=delete_params(name, dry_run))
