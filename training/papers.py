@@ -143,14 +143,17 @@ def _measured(
     independents = {row.paper: row.values for row in protocol.published["independent"]}
     for row in protocol.published.get(part, ()):
         yield row.paper, row.values, independents.get(row.paper.removesuffix("'s run"))
-    ours = _ours(runs, part)
+    measured = [run for run in runs if run.results(part) is not None]
+    ours = _ours(measured, part)
     if ours is not None:
-        yield f"ours ({_seeds(runs, part)})", ours, _ours(runs, independent_of(part))
+        seeds = f"{len(measured)} seed{'s' if len(measured) > 1 else ''}"
+        yield f"ours ({seeds})", ours, _ours(measured, independent_of(part))
 
 
 def _ours(runs: Sequence[Run], part: str) -> tuple[Triple, Triple] | None:
+    """Means over all of these seeds; None where one of them is not measured."""
     found = [results for run in runs if (results := run.results(part)) is not None]
-    if not found:
+    if not found or len(found) < len(runs):
         return None
 
     def mean(pair: str, metric: str) -> float:
@@ -159,8 +162,3 @@ def _ours(runs: Sequence[Run], part: str) -> tuple[Triple, Triple] | None:
 
     cmc, mean_ap = ((mean(PAIRS[0], m), mean(PAIRS[1], m), mean(PAIRS[2], m)) for m in METRICS)
     return cmc, mean_ap
-
-
-def _seeds(runs: Sequence[Run], part: str) -> str:
-    count = sum(run.results(part) is not None for run in runs)
-    return f"{count} seed{'s' if count > 1 else ''}"

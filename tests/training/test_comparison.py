@@ -135,6 +135,19 @@ def test_ours_stand_below_the_papers_rows_and_are_ordered_alike(tmp_path: Path) 
     }
 
 
+def test_a_share_of_the_independent_gain_is_of_the_seeds_that_the_method_has(tmp_path: Path) -> None:
+    protocol = PROTOCOLS["cifar100-b"]
+    runs = runs_of(COMPARED[protocol.family], tmp_path, 2, [])
+    for run, new_new in zip(runs, ([1, 1, 1, 0], [1, 1, 1, 1]), strict=True):
+        measured(run, "independent", old_old=[1, 0, 0, 0], new_old=[0, 0, 0, 0], new_new=new_new)
+    measured(runs[0], "bct", old_old=[1, 0, 0, 0], new_old=[1, 1, 0, 0], new_new=[1, 1, 1, 0])
+    ours = beside(protocol, runs, ["bct"]).splitlines()[-1]
+
+    assert ours.split("|")[2].strip() == "ours (1 seed)"
+    assert ours.split("|")[6].strip() == "0.500"
+    assert "| 0.500 |" in table(runs, ["bct"])
+
+
 def test_every_paper_row_is_of_a_method_that_its_family_trains() -> None:
     for protocol in PROTOCOLS.values():
         assert set(protocol.published) <= set(COMPARED[protocol.family].parts())
