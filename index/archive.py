@@ -33,7 +33,8 @@ UNREADABLE = (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, Run
 
 def pack_version(folder: Path, archive: Path) -> None:
     """Write a version folder as a .zip, card.json at its root."""
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+    # Reproducible builds date their files to 1970, and a .zip knows no year before 1980.
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as out:
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
             out.write(path, path.relative_to(folder).as_posix())
 

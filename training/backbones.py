@@ -104,8 +104,9 @@ def build_backbone(
 
 def timm_trunk(name: str, channels: int, start: str) -> tuple[nn.Module, int]:
     """A timm model without its classifier, and how many features it gives; `start`: a file, FRESH or DOWNLOAD."""
-    if not timm.is_model(name):
-        near = ", ".join(difflib.get_close_matches(name, timm.list_models(), n=5)) or "none"
+    if not _known(name):
+        names = timm.list_models() + timm.list_pretrained()
+        near = ", ".join(difflib.get_close_matches(name, names, n=5)) or "none"
         raise InvalidArgument(f"timm knows no model {name!r}; near it: {near}", pointer="/backbone")
     if start == FRESH:
         trunk = timm.create_model(name, in_chans=channels, num_classes=0)
@@ -113,6 +114,15 @@ def timm_trunk(name: str, channels: int, start: str) -> tuple[nn.Module, int]:
         trunk = _pretrained(name, channels, start)
     # Some heads widen what the layers before them give: mobilenetv3's, ghostnet's.
     return trunk, int(getattr(trunk, "head_hidden_size", None) or trunk.num_features)
+
+
+def _known(name: str) -> bool:
+    """Whether timm has a model of this name, its tag included."""
+    try:
+        timm.models.get_pretrained_cfg(name)
+    except RuntimeError:  # no such tag
+        return False
+    return bool(timm.is_model(name))
 
 
 def _pretrained(name: str, channels: int, start: str) -> nn.Module:

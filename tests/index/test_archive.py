@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import stat
 import struct
@@ -27,6 +28,14 @@ def test_a_version_travels_as_a_zip(make_version: Callable[..., Version], tmp_pa
     pack_version(new.folder, tmp_path / "v2.zip")
     unpack_version(tmp_path / "v2.zip", tmp_path / "unpacked")
     assert load_version(tmp_path / "unpacked").card == new.card
+
+
+def test_files_dated_before_zip_knows_a_year_travel(make_version: Callable[..., Version], tmp_path: Path) -> None:
+    made = make_version(tmp_path / "v1", "v1", 4)
+    os.utime(made.folder / CARD, (0, 0))
+    pack_version(made.folder, tmp_path / "v1.zip")
+    unpack_version(tmp_path / "v1.zip", tmp_path / "unpacked")
+    assert load_version(tmp_path / "unpacked").card == made.card
 
 
 def zipped(path: Path, *members: tuple[str | zipfile.ZipInfo, bytes]) -> Path:

@@ -66,6 +66,27 @@ class Tiny(nn.Module):
         return self.classifier(self.trunk(images).mean(dim=(2, 3)))
 
 
+def test_a_torchvision_model_that_scales_its_input_does_so_with_weights_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Scaling(Tiny):
+        transform_input = False
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return super().forward(images - 1 if self.transform_input else images)
+
+    monkeypatch.setattr(torchvision.models, "get_model", lambda name, weights=None: Scaling())
+    whole = Tiny()
+    torch.save(whole.state_dict(), tmp_path / "w.pt")
+
+    made = Version.create(tmp_path / "mine", Torchvision("googlenet", tmp_path / "w.pt"))
+
+    pixels = torch.rand(2, 3, 224, 224)
+    with torch.inference_mode():
+        features = whole.classifier[:2](whole.trunk(pixels - 1).mean(dim=(2, 3)))
+    np.testing.assert_allclose(Encoder(made).vectors(pixels.numpy()), nn.functional.normalize(features), atol=1e-5)
+
+
 @pytest.mark.slow
 def test_a_torchvision_model_gives_what_torchvision_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchvision.models, "get_model", lambda name, weights=None: Tiny())
@@ -116,14 +137,24 @@ def test_a_module_that_cannot_be_written_is_told_why(module: nn.Module, message:
     assert list(tmp_path.iterdir()) == []
 
 
+def array(file: Path) -> Path:
+    torch.save(torch.zeros(3), file)
+    return file
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
         (lambda file: Timm("resnet1", file), "timm knows no model 'resnet1'; near it: resnet"),
+        (lambda file: Timm(f"{SMALL}.r160", file), r"timm knows no model 'test_vit.r160'; near it: test_vit.r160_in1k"),
         (lambda file: Timm("test_resnet", file), "weights cannot be had from .*model.pth: .*--weights FILE names"),
         (lambda file: Timm(SMALL, file.with_name("none")), "weights cannot be had from .*none: no such file"),
         (lambda file: Torchvision("vgg", file), "torchvision knows no model 'vgg' of whole images; near it: vgg1"),
         (lambda file: Torchvision("resnet18", file), "weights cannot be had from .*model.pth: "),
+        (
+            lambda file: Torchvision("resnet18", array(file.with_name("array.pt"))),
+            "weights cannot be had from .*array.pt",
+        ),
         (lambda file: Torchvision("squeezenet1_1", file), "the model has no linear layer at its end"),
     ],
 )

@@ -70,6 +70,8 @@ class Timm:
 class Torchvision:
     """A torchvision model by name, without the last layer of its classifier, prepared as its default weights are.
 
+    So inception_v3 and googlenet scale their input anew, whatever the weights.
+
     Args: see `Timm`; the weights' file holds a state_dict.
     """
 
@@ -92,10 +94,13 @@ class Torchvision:
             _without_classifier(model)
         else:
             model = torchvision.models.get_model(self.name)
+            if hasattr(model, "transform_input"):  # torchvision sets it where it loads weights itself
+                model.transform_input = True
             head = _without_classifier(model)
             with _readable(self.weights):
                 arrays = torch.load(self.weights, map_location="cpu", weights_only=True)
-            _load(model, self.weights, {key: x for key, x in arrays.items() if not key.startswith(f"{head}.")})
+                arrays = {key: x for key, x in arrays.items() if not key.startswith(f"{head}.")}
+            _load(model, self.weights, arrays)
         made = TorchModule(
             model,
             _of_torchvision(transform),
