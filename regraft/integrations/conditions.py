@@ -17,11 +17,17 @@ class UnsupportedFilter(InvalidFilter, ValueError):
     code = "unsupported_filter"
 
 
+def condition(field: str, **operator: Any) -> Condition:
+    """One operator of a field. A name with a dot is a key's of its own, or a path: frameworks keep both."""
+    plain = {"field": field, **operator}
+    return plain if "." not in field else either([plain, {"field": [field], **operator}])
+
+
 def equals(field: str, value: Any) -> Condition:
     """A value of the field is this one. Raises UnsupportedFilter for lists and objects."""
     if not isinstance(value, Scalar):
         raise UnsupportedFilter(f"{field}: a field equals one string, number, truth value or null, not {value!r}")
-    return {"field": field, "eq": value}
+    return condition(field, eq=value)
 
 
 def one_of(field: str, values: Any) -> Condition:
@@ -30,7 +36,7 @@ def one_of(field: str, values: Any) -> Condition:
         raise UnsupportedFilter(f"{field}: `in` takes a list of values, not {values!r}")
     for value in values:
         equals(field, value)
-    return {"field": field, "in": list(values)} if values else nothing(field)
+    return condition(field, **{"in": list(values)}) if values else nothing(field)
 
 
 def within(field: str, **bounds: Any) -> Condition:
@@ -38,12 +44,13 @@ def within(field: str, **bounds: Any) -> Condition:
     for bound in bounds.values():
         if isinstance(bound, bool) or not isinstance(bound, str | int | float):
             raise UnsupportedFilter(f"{field}: a range has bounds that are numbers or strings, not {bound!r}")
-    return {"field": field, "range": bounds}
+    return condition(field, range=bounds)
 
 
 def present(field: str, there: bool = True) -> Condition:
     """The field is there, whatever it holds, or is not."""
-    return {"field": field, "exists": there}
+    found = condition(field, exists=True)
+    return found if there else negated(found)
 
 
 def nothing(field: str) -> Condition:

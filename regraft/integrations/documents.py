@@ -9,16 +9,19 @@ Shapes: N documents, D numbers of a vector.
 
 from __future__ import annotations
 
+import json
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
 from index.errors import InvalidArgument
+from index.space import space_from_json
 from regraft.client import Client, Problem, QueryOptions
 from regraft.models import EmbeddedItem, Match
 
@@ -26,6 +29,8 @@ Vector = Sequence[float]
 One = TypeVar("One")
 WRITTEN, NAMED, PAGE = 500, 50, 1000
 """Documents a request: those that are written, those read by their ids, and those listed."""
+ADDRESS = 6000
+"""Characters of ids that an address holds: proxies take one of 8 KiB."""
 
 
 class DegradedAnswer(UserWarning):
@@ -62,6 +67,7 @@ class Documents:
         self.gallery, self.version, self.client, self.text_key = gallery, version, client, text_key
         self._missing_is_made, self._space = create, dict(space or {"kind": "cosine"})
         self._dim, self._there = dim, not create
+        self._higher_is_better: dict[str, bool] = {}
 
     def prepare(self, dim: int | None = None) -> None:
         """See that gallery and version are there; `dim` as far as it is known. Raises Problem."""
@@ -105,6 +111,8 @@ class Documents:
     def search(self, vector: Vector, k: int, **options: Any) -> list[Match]:
         """The k documents nearest to a vector of the version; `options`: those of `QueryOptions`.
 
+        Scores are the service's, but for distances d, which become 1 / (1 + d): higher is better.
+
         Warns of documents that its queries cannot reach (DegradedAnswer).
 
         Raises:
@@ -118,7 +126,17 @@ class Documents:
         for missing in found.degraded:
             said = f"{missing.items} documents of {missing.version} were not searched by {self.version}"
             warnings.warn(DegradedAnswer(f"{said}: {missing.reason}"), stacklevel=2)
-        return found.results[0].matches
+        result = found.results[0]
+        if result.mode != "raw" or self.higher_is_better(self.version):
+            return result.matches
+        return [match.model_copy(update={"score": _likeness(match.score)}) for match in result.matches]
+
+    def higher_is_better(self, version: str) -> bool:
+        """Whether a version's space has similarities, not distances."""
+        if version not in self._higher_is_better:
+            space = space_from_json(dict(self.client.version(version).space))
+            self._higher_is_better[version] = space.higher_is_better
+        return self._higher_is_better[version]
 
     def matching(self, condition: Mapping[str, Any] | None) -> Iterator[Match]:
         """Every document that passes a filter, page by page; the order says nothing.
@@ -142,7 +160,7 @@ class Documents:
     def get(self, ids: Sequence[str]) -> dict[str, EmbeddedItem]:
         """Id -> item with its vectors, of those that are there."""
         self.prepare()
-        batches = _batches(list(dict.fromkeys(ids)), NAMED)
+        batches = _addressable(dict.fromkeys(ids))
         pages = (self.client.embeddings(self.gallery, ids=one, limit=NAMED, with_text=True) for one in batches)
         return {item.id: item for page in pages for item in page.items}
 
@@ -150,6 +168,17 @@ class Documents:
         """Delete those that are there. Returns how many."""
         self.prepare()
         return sum(self.client.delete_items(self.gallery, batch).deleted for batch in _batches(ids, WRITTEN))
+
+    def clear(self) -> None:
+        """Delete every document, also those that no query of the version reaches."""
+        self.prepare()
+        cursor: str | None = None
+        while True:
+            page = self.client.items(self.gallery, limit=PAGE, cursor=cursor)
+            self.delete([item.id for item in page.items])
+            cursor = page.next
+            if cursor is None:
+                return
 
     def reembed(self, embed: Callable[[list[str]], Any], limit: int | None = None) -> int:
         """Embed documents that hold no vector by this version, all or so many, from the texts that are stored.
@@ -182,16 +211,16 @@ class Documents:
     def describe(self, metadata: Mapping[str, Mapping[str, Any]]) -> None:
         """Give documents other metadata, by id; their vectors stay."""
         held = self.get(list(metadata))
-        by_version: dict[str, list[dict[str, Any]]] = {}
+        alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for key, item in held.items():
             if not item.embeddings:
                 raise InvalidArgument(f"{key!r} has no vector that can be read: `regraft doctor` says why")
             one = item.embeddings[-1]
             changed = {"id": key, "metadata": metadata[key], "embedding": np.asarray(one.embedding, np.float32)}
-            by_version.setdefault(one.version, []).append(changed)
-        for version, items in by_version.items():
+            alike.setdefault((one.version, one.origin), []).append(changed)
+        for (version, origin), items in alike.items():
             for batch in _batches(items, WRITTEN):
-                self.client.ingest_embeddings(self.gallery, batch, version=version, atomic=True)
+                self.client.ingest_embeddings(self.gallery, batch, version=version, origin=origin, atomic=True)
 
     def told(self, item: Match | EmbeddedItem) -> tuple[str, dict[str, Any]]:
         """A document's text and its own metadata."""
@@ -205,7 +234,8 @@ class Documents:
         of; where there is none they count as unlike.
         """
         alike = self._similarities([match.id for match in matches])
-        near = np.array([match.raw_score for match in matches])
+        raw = [(match.raw_score, self.higher_is_better(match.version)) for match in matches]
+        near = np.array([score if higher else _likeness(score) for score, higher in raw])
         chosen: list[int] = []
         while len(chosen) < min(k, len(matches)):
             redundant = alike[:, chosen].max(axis=1) if chosen else np.zeros(len(matches))
@@ -247,6 +277,26 @@ class Documents:
             self.client.register_version(
                 Version.create(Path(scratch) / self.version, Supplied(dim, self._space)).folder
             )
+
+
+def _likeness(distance: float) -> float:
+    """1 for the same vector, 0 for one that is infinitely far."""
+    return 1.0 / (1.0 + distance)
+
+
+def _addressable(ids: Iterable[str]) -> Iterator[list[str]]:
+    """Ids in batches that fit into an address."""
+    batch: list[str] = []
+    length = 0
+    for key in ids:
+        long = len(quote(json.dumps(key)))
+        if batch and (len(batch) == NAMED or length + long > ADDRESS):
+            yield batch
+            batch, length = [], 0
+        batch.append(key)
+        length += long
+    if batch:
+        yield batch
 
 
 def _batches(all_of_them: Sequence[One], size: int) -> Iterator[Sequence[One]]:

@@ -144,7 +144,7 @@ class RegraftDocumentStore:
 
     def delete_all_documents(self) -> None:
         """Delete every document; the gallery stays."""
-        self.documents.delete([one.id for one in self.documents.matching(None)])
+        self.documents.clear()
 
     def delete_by_filter(self, filters: Filters) -> int:
         """Delete every document that passes. Returns how many."""
@@ -197,6 +197,22 @@ class RegraftDocumentStore:
     async def delete_documents_async(self, document_ids: list[str]) -> None:
         """As `delete_documents`."""
         await asyncio.to_thread(self.delete_documents, document_ids)
+
+    async def delete_all_documents_async(self) -> None:
+        """As `delete_all_documents`."""
+        await asyncio.to_thread(self.delete_all_documents)
+
+    async def delete_by_filter_async(self, filters: Filters) -> int:
+        """As `delete_by_filter`."""
+        return await asyncio.to_thread(self.delete_by_filter, filters)
+
+    async def count_documents_by_filter_async(self, filters: Filters) -> int:
+        """As `count_documents_by_filter`."""
+        return await asyncio.to_thread(self.count_documents_by_filter, filters)
+
+    async def update_by_filter_async(self, filters: Filters, meta: dict[str, Any]) -> int:
+        """As `update_by_filter`."""
+        return await asyncio.to_thread(self.update_by_filter, filters, meta)
 
     async def embedding_retrieval_async(self, query_embedding: Vector, **options: Any) -> list[Document]:
         """As `embedding_retrieval`."""
@@ -333,10 +349,16 @@ def _comparison(condition: Filters) -> Condition:
     if operator in ("in", "not in"):
         if not isinstance(value, list):
             raise FilterError(f"{field}: {operator!r} takes a list, not {value!r}")
-        return one_of(field, value) if operator == "in" else negated(one_of(field, value))
+        return _among(field, value) if operator == "in" else negated(_among(field, value))
     if operator not in BOUNDS:
         raise FilterError(f"{field}: no operator {operator!r}; there are ==, !=, in, not in, {', '.join(BOUNDS)}")
     return _range(field, operator, value)
+
+
+def _among(field: str, values: Sequence[Any]) -> Condition:
+    """A value of the field is one of these; None: or it is null or not there, as for `==`."""
+    among = one_of(field, [value for value in values if value is not None])
+    return either([among, is_null(field)]) if None in values else among
 
 
 def _range(field: str, operator: str, bound: Any) -> Condition:

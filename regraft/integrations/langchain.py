@@ -62,8 +62,9 @@ OPERATORS: dict[str, Callable[[str, Any], Condition]] = {
 class RegraftVectorStore(VectorStore):
     """Documents of a gallery. Filters: docs/filters.md, `{"city": "Bern"}`, or `{"price": {"$lt": 5}, "$or": [...]}`.
 
-    A document is an item that is a text, with its metadata. Scores are the service's: cosines for a version that
-    compares so; higher is better. `search_options` are those of `QueryOptions`: `mode`, `threshold`, `strict`, `exact`.
+    A document is an item that is a text, with its metadata. Scores are the service's, cosines for a version that
+    compares so, or 1 / (1 + d) of a distance d; higher is better. `search_options` are those of `QueryOptions`: `mode`,
+    `threshold`, `strict`, `exact`.
 
     Args:
         embedding: the model that makes `version`'s vectors.
@@ -226,7 +227,9 @@ class RegraftVectorStore(VectorStore):
         return self.documents.search(vector, k, filter=as_filter(given), **search_options)
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        """A cosine as LangChain wants it: from 0 to 1."""
+        """A score as LangChain wants it, from 0 to 1: of a distance it is."""
+        if not self.documents.higher_is_better(self.documents.version):
+            return lambda score: score
         return lambda cosine: min(1.0, max(0.0, (cosine + 1.0) / 2.0))
 
     def _shown(self, item: Match | EmbeddedItem) -> Document:

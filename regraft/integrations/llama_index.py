@@ -12,12 +12,12 @@ the two versions and the new one is deployed, it finds the nodes of the first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import PrivateAttr
-from llama_index.core.schema import BaseNode, MetadataMode
+from llama_index.core.schema import BaseNode, MetadataMode, TextNode
 from llama_index.core.vector_stores.types import (
     BasePydanticVectorStore,
     FilterCondition,
@@ -45,10 +45,12 @@ from regraft.integrations.conditions import (
     one_of,
 )
 from regraft.integrations.documents import Documents
-from regraft.models import Match
+from regraft.models import EmbeddedItem, Match
 
 NODE_ID, DOC_ID = "_node_id", "doc_id"
 """Metadata fields beside a node's own: its id, which filters cannot name otherwise, and its document's."""
+CONTENT = "_node_content"
+"""Metadata field that LlamaIndex's stores keep a node in."""
 LAMBDA, PREFETCH = 0.5, 4
 """Of maximal marginal relevance: the weight of nearness, and how many times k nodes are looked at."""
 OPERATORS: dict[FilterOperator, Callable[[str, Any], Condition]] = {
@@ -70,8 +72,8 @@ OPERATORS: dict[FilterOperator, Callable[[str, Any], Condition]] = {
 class RegraftVectorStore(BasePydanticVectorStore):
     """Nodes of a gallery, with their texts. See `regraft.integrations.documents.Documents` for the fields.
 
-    Similarities are the service's scores: cosines for a version that compares so; higher is better. Queries are of the
-    modes `default` and `mmr`.
+    Similarities are the service's scores, cosines for a version that compares so, or 1 / (1 + d) of a distance d;
+    higher is better. Queries are of the modes `default` and `mmr`.
     """
 
     stores_text: bool = True
@@ -127,22 +129,21 @@ class RegraftVectorStore(BasePydanticVectorStore):
 
     def delete(self, ref_doc_id: str, **_: Any) -> None:
         """Delete every node of a document."""
-        self._delete_matching(equals(DOC_ID, ref_doc_id))
+        self._documents.delete([match.id for match in self._documents.matching(equals(DOC_ID, ref_doc_id))])
 
     def delete_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any) -> None:
         """Delete the nodes of these ids that pass the filters. Raises InvalidArgument without either."""
         if node_ids is None and filters is None:
             raise InvalidArgument("give node_ids or filters; clear() deletes every node")
-        self._delete_matching(_asked(node_ids, None, filters))
+        self._documents.delete([item.id for item in self._found(node_ids, filters)])
 
     def clear(self) -> None:
         """Delete every node."""
-        self._delete_matching(None)
+        self._documents.clear()
 
     def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
         """The nodes of these ids that pass the filters."""
-        found = self._documents.matching(_asked(node_ids, None, filters))
-        return [self._node(match) for match in found]
+        return [self._node(item) for item in self._found(node_ids, filters)]
 
     def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
         """The nodes nearest to an embedding of the version, best first.
@@ -192,12 +193,22 @@ class RegraftVectorStore(BasePydanticVectorStore):
     async def aquery(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
         return await asyncio.to_thread(self.query, query, **options)
 
-    def _delete_matching(self, condition: Condition | None) -> None:
-        self._documents.delete([match.id for match in self._documents.matching(condition)])
+    def _found(self, node_ids: list[str] | None, filters: MetadataFilters | None) -> Iterable[Match | EmbeddedItem]:
+        """Those of these ids that pass the filters; None: of any id, all of them."""
+        condition = _asked(None, None, filters)
+        if node_ids is None:
+            return self._documents.matching(condition)
+        if condition is None:
+            return self._documents.get(node_ids).values()
+        named = set(node_ids)
+        return (match for match in self._documents.matching(condition) if match.id in named)
 
-    def _node(self, match: Match) -> BaseNode:
-        text, own = self._documents.told(match)
-        return metadata_dict_to_node(own, text=text)
+    def _node(self, item: Match | EmbeddedItem) -> BaseNode:
+        """A node as it was stored, here or by another store of LlamaIndex, or one of an item that was none."""
+        text, own = self._documents.told(item)
+        if CONTENT not in own:
+            return TextNode(id_=item.id, text=text, metadata=own)
+        return metadata_dict_to_node(own, text=text or None)  # other stores keep the text in the node's content
 
 
 def as_filter(filters: MetadataFilters) -> Condition:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
 pytest.importorskip("haystack", reason="needs regraft[haystack]")
@@ -16,8 +17,12 @@ from haystack.errors import FilterError
 from haystack.testing.document_store import CountDocumentsByFilterTest, DocumentStoreBaseExtendedTests
 from haystack.testing.document_store_async import (
     CountDocumentsAsyncTest,
+    CountDocumentsByFilterAsyncTest,
+    DeleteAllAsyncTest,
+    DeleteByFilterAsyncTest,
     DeleteDocumentsAsyncTest,
     FilterDocumentsAsyncTest,
+    UpdateByFilterAsyncTest,
     WriteDocumentsAsyncTest,
 )
 from haystack.utils import Secret
@@ -52,7 +57,15 @@ class TestStore(Standard, DocumentStoreBaseExtendedTests, CountDocumentsByFilter
 
 
 class TestAsyncStore(
-    Standard, CountDocumentsAsyncTest, DeleteDocumentsAsyncTest, FilterDocumentsAsyncTest, WriteDocumentsAsyncTest
+    Standard,
+    CountDocumentsAsyncTest,
+    CountDocumentsByFilterAsyncTest,
+    DeleteAllAsyncTest,
+    DeleteByFilterAsyncTest,
+    DeleteDocumentsAsyncTest,
+    FilterDocumentsAsyncTest,
+    UpdateByFilterAsyncTest,
+    WriteDocumentsAsyncTest,
 ):
     async def test_write_documents_async(self, document_store):
         assert await document_store.write_documents_async([Document(id="a", content="x")]) == 1
@@ -96,6 +109,34 @@ def test_fields_that_are_no_metadata_are_refused(field):
         as_filter({"field": field, "operator": "==", "value": 1})
 
 
+def test_none_among_values_is_a_field_that_is_null_or_not_there(store, models):
+    about = {"null": {"x": None}, "one": {"x": 1}, "two": {"x": 2}}
+    store.write_documents(
+        [Document(id=key, content="y", meta=meta, embedding=models[0]("y")) for key, meta in about.items()]
+    )
+
+    def found(operator, value):
+        given = {"field": "meta.x", "operator": operator, "value": value}
+        return {one.id for one in store.filter_documents(given)}
+
+    lacking = {f"d{n}" for n in range(len(TEXTS))}
+    assert found("in", [None, 1]) == {"null", "one"} | lacking
+    assert found("not in", [None, 1]) == {"two"}
+    assert found("in", [None]) == {"null"} | lacking
+
+
+def test_an_embedding_that_a_transform_made_stays_one_where_metadata_are_updated(store, client, models, name):
+    vector = np.asarray(models[0]("cat"))
+    items = [{"id": "moved", "embedding": vector, "text": "cat", "metadata": {"n": 99}}]
+    client.ingest_embeddings(name, items, version="old", origin="transformed")
+
+    assert store.update_by_filter({"field": "meta.n", "operator": ">", "value": 60}, {"seen": True}) == 12
+
+    assert client.item(name, "moved").metadata == {"n": 99, "seen": True}
+    assert [(one.version, one.origin) for one in client.item(name, "moved").embeddings] == [("old", "transformed")]
+    assert client.missing_items(name, version="old").ids == ["moved"]
+
+
 @pytest.mark.parametrize(
     "document",
     [
@@ -123,3 +164,5 @@ def test_a_newer_model_finds_what_the_older_one_stored(store, client, url, model
     assert client.gallery(name).mix == {"old": 24, "new": 49}
     assert newer.write_documents([Document(id="d0", content="x", embedding=models[1]("x"))], DuplicatePolicy.SKIP) == 0
     newer.documents.client.close()
+    store.delete_all_documents()  # also what the queries of its version no longer reach
+    assert client.gallery(name).items == 0

@@ -114,6 +114,42 @@ def test_diverse_matches_repeat_less(store):
     assert len({one.page_content for one in diverse}) == 4
 
 
+def test_of_distances_the_nearest_have_the_highest_scores(client, name, models):
+    store = RegraftVectorStore(Fake(models[0]), gallery=name, version="old-l2", client=client, space={"kind": "l2"})
+    store.add_documents(DOCUMENTS)
+    options = {"k": 9, "score_threshold": 0.8}
+
+    found = store.similarity_search_with_relevance_scores("cat sleeps here", k=len(DOCUMENTS))
+    near = store.as_retriever(search_type="similarity_score_threshold", search_kwargs=options).invoke("cat sleeps here")
+    diverse = store.max_marginal_relevance_search("cat sleeps here", k=3, lambda_mult=1.0)
+
+    scores = [score for _, score in found]
+    assert scores == sorted(scores, reverse=True)
+    assert (found[0][0].id, scores[0]) == ("d0", 1.0)
+    assert 0.0 < scores[-1] < scores[1] < 1.0
+    assert [one.id for one in near] == [one.id for one, score in found[:9] if score >= 0.8]
+    assert [one.id for one in diverse] == [one.id for one, _ in found[:3]]
+
+
+def test_a_name_with_a_dot_is_a_key_of_its_own_or_a_path(store):
+    store.add_texts(["a", "b", "c"], [{"a.b": 1}, {"a": {"b": 1}}, {"a.b": 2}], ids=["own", "path", "other"])
+
+    def found(given):
+        return {one.id for one in store.similarity_search("cat", k=100, filter=given)}
+
+    assert found({"a.b": 1}) == {"own", "path"}
+    assert found({"a.b": {"$exists": True, "$ne": 1}}) == {"other"}
+    assert found({"a.b": {"$in": [2, 3]}}) == found({"a.b": {"$gt": 1}}) == {"other"}
+    assert found({"a.b": {"$exists": False}}) == {one.id for one in DOCUMENTS}
+
+
+def test_documents_with_long_ids_are_found_by_them(store):
+    ids = [f"{'漢' * 150}/{n}" for n in range(60)]
+    store.add_texts(["a text"] * 60, ids=ids)
+
+    assert [one.id for one in store.get_by_ids(ids)] == ids
+
+
 def test_what_cannot_be_stored_is_refused(store):
     with pytest.raises(InvalidArgument, match="metadatas"):
         store.add_texts(["a", "b"], [{}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
 pytest.importorskip("llama_index.core", reason="needs regraft[llama-index]")
@@ -18,6 +19,7 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQuery,
     VectorStoreQueryMode,
 )
+from llama_index.core.vector_stores.utils import node_to_metadata_dict
 
 from index.errors import InvalidArgument
 from regraft.integrations.conditions import UnsupportedFilter
@@ -92,6 +94,24 @@ def test_nodes_are_written_again_deleted_by_document_id_and_filter_and_cleared(s
         store.delete_nodes()
     store.clear()
     assert ids() == set()
+
+
+def test_nodes_that_another_store_held_and_items_that_were_none_come_back(store, client, models, name):
+    held = node(7, models[0])
+    held.id_ = "moved"
+    payload = node_to_metadata_dict(held, remove_text=False, flat_metadata=False)  # as its store of Qdrant does
+    items = [("moved", payload), ("plain", {"text": "a text", "n": 1})]
+    client.ingest_embeddings(name, [{"id": k, "metadata": m, "embedding": np.array(held.embedding)} for k, m in items])
+
+    moved, plain = store.get_nodes(["moved", "plain"])
+
+    assert (moved.node_id, moved.text, moved.metadata, moved.ref_doc_id) == ("moved", TEXTS[7], held.metadata, "doc1")
+    assert (plain.node_id, plain.text, plain.metadata) == ("plain", "a text", {"n": 1})
+    assert set(found(store, held.embedding, similarity_top_k=3).ids) == {"n7", "moved", "plain"}
+    assert [one.node_id for one in store.get_nodes(["n1", "plain"], only("==", 1))] == ["n1", "plain"]
+    store.delete_nodes(["moved", *map(str, range(10_001))])
+    store.delete("doc1")
+    assert "moved" not in {one.node_id for one in store.get_nodes()}
 
 
 def test_everything_runs_asynchronously_too(store, models):
