@@ -14,6 +14,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
+from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION
 
 from index.errors import InvalidImage, raise_if_out_of_memory
 from index.version import Preprocess
@@ -32,6 +33,8 @@ MAX_RESIZED = 32_000_000
 """Pixels of a resized image of which more is kept than the part that is cropped from it."""
 UNBOUNDED = {"I": "32-bit integers", "F": "floating point"}
 """Pillow's modes of grey that nothing says what is white of."""
+WHITE_IS_ZERO = 0
+"""The photometric interpretation of TIFF that Pillow heeds up to 8 bits only."""
 FILTER_SUPPORT = 3
 """How many pixels away Pillow's widest filter, Lanczos, looks."""
 
@@ -149,9 +152,12 @@ def _open(data: bytes, max_pixels: int) -> Image.Image:
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
-    """Bring 16-bit grey to 8 bits (Pillow's own conversion would clip it) and palettes to their colours."""
+    """Bring grey of 12 and 16 bits to 8 (Pillow's own conversion would clip it) and palettes to their colours."""
     if image.mode.startswith("I;16"):
-        grey = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        tiff = getattr(image, "tag_v2", {})
+        bits = tiff.get(BITSPERSAMPLE, (16,))[0]
+        shades = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
+        grey = Image.fromarray(~shades if tiff.get(PHOTOMETRIC_INTERPRETATION) == WHITE_IS_ZERO else shades)
         grey.info = image.info
         return grey
     if image.mode in {"P", "PA"}:

@@ -151,6 +151,24 @@ def test_sixteen_bit_grey_keeps_its_shades(image_bytes: SaveImage) -> None:
     np.testing.assert_array_equal(np.asarray(image), grey >> 8)
 
 
+def grey_tiff(values: np.ndarray, bits: int, photometric: int) -> bytes:
+    """An uncompressed grey TIFF of 12 or 16 bits a pixel, which Pillow reads and does not write."""
+    height, width = values.shape
+    pixels = values.astype("<u2").tobytes()
+    if bits == 12:  # two pixels in three bytes, the higher bits first
+        pixels = bytes.fromhex("".join(f"{value:03x}" for value in values.ravel()))
+    tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height, 279: len(pixels)}
+    directory = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<I", 8 + len(pixels)) + pixels + struct.pack("<H", len(tags)) + directory + bytes(4)
+
+
+@pytest.mark.parametrize(("bits", "photometric"), [(12, 1), (16, 1), (16, 0)])
+def test_grey_tiffs_keep_their_shades_and_their_white(bits: int, photometric: int) -> None:
+    shades = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+    values = (shades if photometric else 255 - shades).astype(int) << (bits - 8)
+    np.testing.assert_array_equal(np.asarray(decode_image(grey_tiff(values, bits, photometric))), shades)
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
 def test_every_pixel_mode_reaches_the_encoder(image_bytes: SaveImage, mode: str) -> None:
     wide = Image.fromarray(np.asarray(photo(8, 8, "L"), np.uint16) * 257)
