@@ -1,7 +1,7 @@
 """HTTP by uvicorn, with head and body of an answer in one system call, where uvicorn makes two.
 
 And with an end to connections whose client owes the rest of a request: uvicorn waits for it as long as it takes, and
-each keeps a descriptor.
+each keeps a descriptor; it keeps a head of any length, too, before anybody is asked for a key.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 LOOK_SECONDS = 10.0
 LOOKS = 4
 """So often in a row a client may be found owing the same head of a request, or the next part of its body."""
+HEAD_BYTES = 1 << 17
+"""How long a head may be, or the trailers behind a body, beside what came with their beginning."""
 
 
 class WholeAnswers(HttpToolsProtocol):
@@ -21,6 +23,7 @@ class WholeAnswers(HttpToolsProtocol):
 
     # Looks are counted and no seconds, so that nobody is blamed for a while in which nothing was read here.
     _owed = 0
+    _head_bytes = 0
     _looking: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -33,14 +36,21 @@ class WholeAnswers(HttpToolsProtocol):
         self._looking.cancel()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """Read what came, but no head or trailers without an end."""
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes > HEAD_BYTES:
+            self.send_400_response(f"The head of the request is longer than {HEAD_BYTES} bytes.")
+
     def on_message_begin(self) -> None:
         """Read the first bytes of a request."""
-        self._owed = 0
+        self._owed = self._head_bytes = 0
         super().on_message_begin()
 
     def on_body(self, body: bytes) -> None:
         """Read the next bytes of its body."""
-        self._owed = 0
+        self._owed = self._head_bytes = 0
         super().on_body(body)
 
     def _look(self) -> None:

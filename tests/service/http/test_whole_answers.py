@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -62,6 +63,25 @@ def test_head_and_body_are_written_together_in_their_order_and_nothing_is_kept(
     assert asyncio.run(run()) == done
 
 
+def talk(app: Any, sent: Sequence[bytes], pause: float) -> bytes:
+    """What a server answers to parts of a request that come one after the other."""
+
+    async def run() -> bytes:
+        config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_keep_alive=0)
+        loop, state = asyncio.get_running_loop(), ServerState()
+        async with await loop.create_server(lambda: WholeAnswers(config, state, {}), "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            for part in sent:
+                writer.write(part)
+                await asyncio.sleep(pause)
+            answer = await asyncio.wait_for(reader.read(), 20)
+            writer.close()
+            await asyncio.gather(*state.tasks)
+        return answer
+
+    return asyncio.run(run())
+
+
 HEAD = b"POST / HTTP/1.1\r\nHost: here\r\n"
 PART = HEAD + b"Content-Length: 9\r\n\r\n{"
 WHOLE = HEAD + b"Content-Length: 2\r\n\r\n{}"
@@ -91,17 +111,33 @@ def test_who_owes_the_rest_of_a_request_is_waited_for_a_while_and_no_longer(
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})
 
-    async def talk() -> bytes:
-        config = uvicorn.Config(slow, lifespan="off", log_config=None, timeout_keep_alive=0)
-        loop, state = asyncio.get_running_loop(), ServerState()
-        async with await loop.create_server(lambda: WholeAnswers(config, state, {}), "127.0.0.1", 0) as server:
-            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            for part in sent:
-                writer.write(part)
-                await asyncio.sleep(0.12)
-            answer = await asyncio.wait_for(reader.read(), 20)
-            writer.close()
-            await asyncio.gather(*state.tasks)
-        return answer
+    assert talk(slow, sent, 0.12).split()[1:2] == [status][: len(status)]
 
-    assert asyncio.run(talk()).split()[1:2] == [status][: len(status)]
+
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        ([b"GET /?", *[b"a" * 60] * 3], b"400"),
+        ([HEAD, b"X: ", *[b"a" * 60] * 3], b"400"),
+        ([HEAD, *[b"X: a\r\n" * 10] * 3], b"400"),
+        ([CHUNKED, b"0\r\n", *[b"X: a\r\n" * 10] * 3], b"400"),
+        ([HEAD + b"X: " + b"a" * 60, b"a" * 60, b"\r\nContent-Length: 300\r\n\r\n", *[b"x" * 100] * 3], b"204"),
+        ([CHUNKED, *[b"3C\r\n" + b"x" * 60 + b"\r\n"] * 3, b"0\r\n\r\n"], b"204"),
+    ],
+)
+def test_a_head_or_trailers_without_an_end_are_not_kept_and_a_body_is_no_part_of_them(
+    sent: list[bytes], status: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_answers, "HEAD_BYTES", 150)
+
+    async def read(scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive()).get("more_body"):
+            pass
+        if message["type"] == "http.request":
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+
+    assert talk(read, sent, 0.02).split()[1] == status
