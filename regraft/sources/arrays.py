@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from index.errors import InvalidArgument
-from regraft.sources.base import Batch, Column, Wanted
+from regraft.sources.base import Batch, Column, Wanted, as_id
 
 
 class ArrayFile:
@@ -51,7 +51,7 @@ class ArrayFile:
         if self._ids is None:
             yield from map(str, range(start, self.count))
         elif self._ids.suffix == ".npy":
-            yield from map(str, _npy(self._ids)[start:])
+            yield from map(as_id, _npy(self._ids)[start:])
         else:
             with self._ids.open(encoding="utf-8-sig") as lines:
                 yield from (line.rstrip("\r\n") for line in islice(lines, start, None))
@@ -61,7 +61,8 @@ def _held(ids: Path) -> int:
     """How many ids a file holds."""
     try:
         if ids.suffix == ".npy":
-            return len(_npy(ids))
+            (held,) = _npy(ids).shape  # a ValueError for a matrix
+            return int(held)
         with ids.open(encoding="utf-8-sig") as lines:
             return sum(1 for _ in lines)
     except (ValueError, EOFError, TypeError) as error:  # numpy's words, and those of a file that is no UTF-8

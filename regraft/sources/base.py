@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date, time
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -104,7 +105,14 @@ class Wanted:
     text: str | None = None
 
     def vector(self, default: str) -> tuple[str, str | None]:
-        """The one column of vectors, and its version, of a source that has one."""
+        """The one column of vectors, and its version, of a source that is read by one.
+
+        Raises:
+            InvalidArgument: several are asked for.
+        """
+        if len(self.vectors) > 1:
+            why = "of this source one column of vectors is read at once: import the others after it, with --update-only"
+            raise InvalidArgument(why, pointer="/vector")
         return next(iter(self.vectors.items())) if self.vectors else (default, self.version)
 
     def named(self, rows: Sequence[Mapping[str, Any]], own: Sequence[Any], *, first: bool) -> Sequence[Any]:
@@ -147,11 +155,18 @@ class Wanted:
 
 
 def as_json(value: Any) -> Any:
-    """A value of metadata as JSON has it: numpy's as Python's, NaN as null, dates, UUIDs and the like as text."""
+    """A value of metadata as JSON has it: numpy's as Python's, NaN as null, UUIDs and the like as text.
+
+    Dates and times are text in the form of ISO 8601, which filters compare.
+    """
     if isinstance(value, Mapping):
         return {str(name): as_json(one) for name, one in value.items()}
     if isinstance(value, list | tuple | set):
         return [as_json(one) for one in value]
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _text_of(bytes(value))
+    if isinstance(value, date | time):
+        return value.isoformat()
     if hasattr(value, "tolist"):
         return as_json(value.tolist())
     if isinstance(value, float):
@@ -159,6 +174,19 @@ def as_json(value: Any) -> Any:
     if value is None or isinstance(value, str | int | bool):
         return value
     return str(value)
+
+
+def as_id(value: Any) -> str:
+    """An id as text."""
+    return _text_of(value) if isinstance(value, bytes) else str(value)
+
+
+def _text_of(content: bytes) -> str:
+    """What bytes say as UTF-8; else their hex digits, as of a UUID."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return content.hex()
 
 
 def place_of(address: str) -> str:
@@ -215,7 +243,7 @@ def batch_of_columns(
     ]
     skipped = {why: count for why, count in counts if count}
     told = [texts[n] for n in held] if texts else []
-    return Batch(len(ids), [str(ids[n]) for n in held], [metadata[n] for n in held], made, cursor, skipped, told)
+    return Batch(len(ids), [as_id(ids[n]) for n in held], [metadata[n] for n in held], made, cursor, skipped, told)
 
 
 def _of_one_length(vectors: Sequence[Any]) -> tuple[list[int], Vectors]:

@@ -49,7 +49,8 @@ class ChromaCollection:
             nothing = [None] * len(ids)
             documents, told = page["documents"] or nothing, page["metadatas"] or nothing
             vectors = nothing if page["embeddings"] is None else page["embeddings"]
-            about = [{**(one or {}), "document": text} for one, text in zip(told, documents, strict=True)]
+            said = [{} if text is None else {"document": text} for text in documents]
+            about = [{**(one or {}), **text} for one, text in zip(told, said, strict=True)]
             texts = self._wanted.said(about, first=at == 0)
             at += len(ids)
             rows = zip(ids, vectors, map(self._wanted.described, about), strict=True)

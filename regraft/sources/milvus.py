@@ -44,13 +44,16 @@ class MilvusCollection:
         return {}
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
-        behind = "" if after is None else f"{self._key} > {json.dumps(after)}"
+        while rows := self._page(size, after):
+            first, after = after is None, rows[-1][self._key]
+            yield self._batch(rows, after, first=first)
+
+    def _page(self, size: int, after: Any) -> list[dict[str, Any]]:
+        """The next entities. An iterator serves one page: it would go on behind a text without escaping it."""
+        behind = "" if after is None else f"{self._key} > {json.dumps(after, ensure_ascii=False)}"
         pages = self._client.query_iterator(self._collection, batch_size=size, filter=behind, output_fields=["*"])
         try:
-            while page := pages.next():
-                rows, first = [dict(row) for row in page], after is None
-                after = rows[-1][self._key]
-                yield self._batch(rows, after, first=first)
+            return [dict(row) for row in pages.next()]
         finally:
             pages.close()
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from index.errors import InvalidArgument
-from regraft.sources.base import NO_ID, Batch, Column, Wanted
+from regraft.sources.base import NO_ID, Batch, Column, Wanted, as_id
 
 VECTOR, ORIGIN = "vector:", "origin:"
 """What begins the names of an export's columns; the version's name follows."""
@@ -32,7 +32,7 @@ class TableFile:
         names = self._schema.names
         self._vectors = wanted.vectors or _own_columns(names, wanted.version)
         self._id = wanted.id or "id"
-        self._own = any(name.startswith(VECTOR) for name in names)
+        self._own = any(name.startswith(VECTOR) for name in names) and _holds_text(self._schema, "metadata")
         self._text = wanted.text or ("text" if self._own and "text" in names else None)
         needed = [self._id, *self._vectors, *(wanted.metadata or ()), *([self._text] if self._text else ())]
         if unknown := [name for name in needed if name not in names]:
@@ -95,7 +95,7 @@ class TableFile:
             skipped["no vector"] = bare
         metadata = self._metadata(table)
         described, said = [metadata[n] for n in kept], [texts[n] for n in kept] if self._text else []
-        return Batch(len(ids), [str(ids[n]) for n in kept], described, columns, cursor, skipped, said)
+        return Batch(len(ids), [as_id(ids[n]) for n in kept], described, columns, cursor, skipped, said)
 
     def _origins(self, table: Any, name: str, count: int) -> Any:
         """Whether each row's vector was made by a transform."""
@@ -113,7 +113,8 @@ class TableFile:
             if self._wanted.metadata is None
             else self._wanted.metadata
         )
-        return [self._wanted.described(row, *taken) for row in table.select(names).to_pylist()]
+        rows = table.select(names).to_pylist(maps_as_pydicts="lossy")
+        return [self._wanted.described(row, *taken) for row in rows]
 
 
 @contextmanager
@@ -123,6 +124,10 @@ def _told(path: Path) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError) as error:  # a damaged page is an OSError
         raise InvalidArgument(f"{path.name} is no {path.suffix} file, or damaged: {error}") from error
+
+
+def _holds_text(schema: Any, name: str) -> bool:
+    return name in schema.names and not pa.types.is_nested(schema.field(name).type)
 
 
 def _own_columns(names: list[str], version: str | None) -> dict[str, str | None]:

@@ -7,6 +7,7 @@ Of these only Qdrant's is in the environment of `make test`: the others are larg
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,24 @@ def rows(source: ItemSource, after: Any = None) -> dict[str, tuple[list[float], 
         for batch in source.batches(7, after)
         for key, vector, about in zip(batch.ids, batch.columns[0].vectors.tolist(), batch.metadata, strict=True)
     }
+
+
+@pytest.mark.filterwarnings("default")  # theirs
+def test_keys_of_milvus_that_hold_quotes_and_backslashes_are_gone_on_behind(tmp_path: Path) -> None:
+    pytest.importorskip("milvus_lite", reason="regraft[from-milvus] is not installed")
+    pymilvus = pytest.importorskip("pymilvus", reason="regraft[from-milvus] is not installed")
+    keys = sorted(["a", "it's", 'b"c', "d\\e", "f\\n", "漢", "new\nline"])
+    client = pymilvus.MilvusClient(f"{tmp_path}/there.db")
+    client.create_collection("things", dimension=4, id_type="string", max_length=20)
+    client.upsert("things", [{"id": key, "vector": ROWS[0].tolist()} for key in keys])
+    client.close()
+    source = open_source(f"milvus:{tmp_path}/there.db#things", Wanted())
+
+    batches = list(islice(source.batches(1), 20))
+
+    assert [batch.ids for batch in batches] == [[key] for key in keys]
+    for n, batch in enumerate(batches):
+        assert [key for rest in source.batches(3, batch.cursor) for key in rest.ids] == keys[n + 1 :]
 
 
 @pytest.mark.filterwarnings("default")  # theirs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -426,6 +427,52 @@ def test_values_that_json_has_no_word_for_become_some_that_it_has() -> None:
     given = {"a": np.float32(1), "b": float("nan"), "c": np.arange(2), 1: {"x": Path("p")}}
 
     assert as_json(given) == {"a": 1.0, "b": None, "c": [0, 1], "1": {"x": "p"}}
+
+
+def test_dates_are_in_the_form_that_filters_compare_and_bytes_are_text_or_hex_digits() -> None:
+    moment = datetime(2024, 1, 31, 8, tzinfo=UTC)
+    given = {"a": moment, "b": moment.date(), "c": moment.time(), "d": b"x", "e": memoryview(b"\xff\x01")}
+
+    told = {"a": "2024-01-31T08:00:00+00:00", "b": "2024-01-31", "c": "08:00:00", "d": "x", "e": "ff01"}
+    assert as_json(given) == told
+
+
+@pytest.mark.parametrize(
+    ("ids", "read_as"),
+    [([b"a", b"b", b"c"], ["a", "b", "c"]), ([b"\xff\x01"] * 3, ["ff01"] * 3), ([1, 2, 3], list("123"))],
+)
+def test_ids_that_are_bytes_or_numbers_are_read_as_what_they_say(tmp_path: Path, ids: list[Any], read_as: Any) -> None:
+    np.save(tmp_path / "v.npy", ROWS[:3])
+    np.save(tmp_path / "ids.npy", np.array(ids))
+    pq.write_table(pa.table({"id": ids, "v": ROWS[:3].tolist()}), tmp_path / "v.parquet")
+
+    assert read(open_source(str(tmp_path / "v.npy"), Wanted(), ids=tmp_path / "ids.npy"))[0] == read_as
+    assert read(open_source(str(tmp_path / "v.parquet"), Wanted(vectors={"v": None})))[0] == read_as
+    np.save(tmp_path / "ids.npy", np.arange(3).reshape(3, 1))
+    with pytest.raises(InvalidArgument, match="holds no ids"):
+        open_source(str(tmp_path / "v.npy"), Wanted(), ids=tmp_path / "ids.npy")
+
+
+def test_a_table_with_columns_as_an_export_has_them_needs_no_metadata_and_maps_are_objects(tmp_path: Path) -> None:
+    maps = pa.array([[("k", 1)]] * 10, pa.map_(pa.string(), pa.int64()))
+    pq.write_table(pa.table({"id": IDS, "vector:v1": ROWS.tolist(), "m": maps}), tmp_path / "a.parquet")
+
+    assert read(open_source(str(tmp_path / "a.parquet"), Wanted()))[:3] == (IDS, ROWS.tolist(), [{"m": {"k": 1}}] * 10)
+
+
+@pytest.mark.usefixtures("faked")
+@pytest.mark.parametrize("kind", ["chroma", "lancedb", "milvus"])
+def test_a_second_column_of_vectors_is_refused_where_one_is_read(kind: str) -> None:
+    with pytest.raises(InvalidArgument, match="--update-only"):
+        next(open_source(f"{kind}:somewhere#things", Wanted(vectors={"vector": "v1", "other": "v2"})).batches(3))
+
+
+@pytest.mark.usefixtures("faked")
+def test_a_record_without_a_document_keeps_a_field_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = [{"ids": ["a"], "embeddings": ROWS[:1], "metadatas": [{"document": "x.pdf"}], "documents": [None]}]
+    monkeypatch.setattr(FakeChroma, "get", lambda *_, **__: pages.pop() if pages else {"ids": []})
+
+    assert read(open_source("chroma:somewhere#things", Wanted()))[2] == [{"document": "x.pdf"}]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01"])
