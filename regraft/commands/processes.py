@@ -195,14 +195,15 @@ def migrate(data: Data = None) -> None:
     """Bring the database to this release's schema."""
     settle({"data": data})
     with needs("serve"):
-        from service.store.database import is_sqlite, upgrade
+        from service.store.database import is_sqlite, upgrade, without_password
         from service.store.faults import sqlite_file
     settings = checked_settings()
     with usable_database():
         new = is_sqlite(settings.database_url) and sqlite_file(settings.database_url) is None
         upgrade(settings)
-    answer({"database": settings.database_url, "up_to_date": True, "created": new})
-    out.print(f"{settings.database_url} {'was not there: an empty one was made' if new else 'is up to date'}")
+    shown = without_password(settings.database_url)
+    answer({"database": shown, "up_to_date": True, "created": new})
+    out.print(f"{shown} {'was not there: an empty one was made' if new else 'is up to date'}")
 
 
 class UnusableDatabase(RegraftError):

@@ -282,6 +282,11 @@ def is_sqlite(url: str) -> bool:
     return make_url(url).get_backend_name() == "sqlite"
 
 
+def without_password(url: str) -> str:
+    """A database's URL as it may be shown."""
+    return str(make_url(url).difference_update_query(["password"]))
+
+
 def _server_engine(url: str, isolation_level: IsolationLevel, most: int) -> Engine:
     kept = min(most, KEPT_CONNECTIONS)
     # Asked whether it is alive before each use: after a restart of the server no request meets a dead connection.

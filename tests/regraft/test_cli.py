@@ -260,6 +260,17 @@ def test_a_database_that_cannot_be_used_is_one_line(run, monkeypatch, tmp_path, 
     assert shown.count("\n") == 1
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("url", ["postgresql+psycopg://u:s3cr3t@h/db", "postgresql+psycopg://h/db?user=u&password=s3cr3t"])
+def test_migrate_shows_no_password(run, monkeypatch, tmp_path, url, options):
+    monkeypatch.setenv("REGRAFT_DATABASE_URL", url)
+    monkeypatch.setattr("service.store.database.upgrade", lambda settings: None)
+
+    code, *told = run("migrate", "--data", tmp_path, *options)
+
+    assert (code, "h/db" in told[0], "s3cr3t" in "".join(told)) == (0, True, False)
+
+
 @pytest.mark.parametrize(
     ("command", "setting"),
     [
