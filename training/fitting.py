@@ -33,11 +33,9 @@ from training.data import Data, ImageSet
 from training.divergence import Diverged
 from training.evaluate import run_over
 from training.module import Loop
-from training.recipes import Recipe
 from training.trained import WEIGHTS
 from training.validation import Validation
 
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 LOOKED_AT = 50
 """The loss of every so many steps is looked at and logged; on a GPU each look waits for the step."""
 
@@ -58,11 +56,10 @@ def fit(module: Loop, data: Data, validation: Validation | None = None, *, out: 
 
     Raises:
         KeyboardInterrupt: stopped by Ctrl-C or SIGTERM.
-        InvalidArgument: the precision is unknown, or needs a GPU.
+        InvalidArgument: the checkpoint is damaged, or the processes cannot share a batch equally.
         Diverged: the loss became infinite or NaN; the checkpoint is of an epoch before that.
     """
     recipe, images = module.recipe, data.train.dense()
-    check_precision(recipe)
     keeper = Keeper(checkpoint_of(out), lambda: identity(module, data))
     done = keeper.epochs_done()
     if done and progress and processes.leads():
@@ -75,7 +72,7 @@ def fit(module: Loop, data: Data, validation: Validation | None = None, *, out: 
     with quiet(), cpu_threads(recipe.threads), interruptible():
         trainer = lightning.Trainer(
             max_epochs=recipe.epochs,
-            precision=recipe.precision,  # type: ignore[arg-type]  # checked above
+            precision=recipe.precision,  # type: ignore[arg-type]  # see `training.limits.check_choices`
             devices=processes.on_this_machine(),
             num_nodes=world // processes.on_this_machine(),
             strategy="ddp" if world > 1 else "auto",
@@ -217,18 +214,6 @@ def _sha256(weights: Path) -> str:
     """Of a file of weights, or of that in a version's folder; "" where there is none, so that they are not used."""
     path = weights / WEIGHTS if weights.is_dir() else weights
     return sha256(path) if path.is_file() else ""
-
-
-def check_precision(recipe: Recipe) -> None:
-    """Refuse a precision that cannot work here.
-
-    Raises:
-        InvalidArgument: lists the legal ones.
-    """
-    if recipe.precision not in PRECISIONS:
-        raise InvalidArgument(f"precision must be one of {', '.join(PRECISIONS)}", pointer="/precision")
-    if recipe.precision == "16-mixed" and not torch.cuda.is_available():
-        raise InvalidArgument("precision 16-mixed needs a GPU; bf16-mixed works on a CPU", pointer="/precision")
 
 
 def embeddings(module: Loop, images: ImageSet) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What a recipe's numbers may be, before anything is read or trained; what has a rule of its own is checked by that."""
+"""What a recipe may say, before anything is read or trained; what has a rule of its own is checked by that."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from index.errors import InvalidArgument
 from training.recipes import Recipe
+from training.transforms import find_augmentation
+
+OPTIMISERS = ("adam", "sgd")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 LIMITS: Mapping[str, tuple[float, float]] = {
     "classes": (2, math.inf),
@@ -50,3 +56,28 @@ def check_numbers(recipe: Recipe) -> None:
         if value is not None and not (least <= value <= greatest and math.isfinite(value)):
             legal = f"{least} or more" if math.isinf(greatest) else f"{least} to {greatest}"
             raise InvalidArgument(f"{name} of {recipe.name} must be {legal}, not {value}", pointer=f"/{name}")
+
+
+def check_choices(recipe: Recipe) -> None:
+    """Refuse what the training loop does not have, and fields that contradict each other.
+
+    Raises:
+        InvalidArgument: names the field and its legal values.
+    """
+    if recipe.optimiser not in OPTIMISERS:
+        raise InvalidArgument(f"optimiser must be one of {', '.join(OPTIMISERS)}", pointer="/optimiser")
+    if recipe.precision not in PRECISIONS:
+        raise InvalidArgument(f"precision must be one of {', '.join(PRECISIONS)}", pointer="/precision")
+    if recipe.precision == "16-mixed" and not torch.cuda.is_available():
+        raise InvalidArgument("precision 16-mixed needs a GPU; bf16-mixed works on a CPU", pointer="/precision")
+    for augment in (recipe.augment, recipe.side_augment or recipe.augment):
+        find_augmentation(augment)
+    if recipe.patience and not recipe.held_out:
+        raise InvalidArgument("patience needs held_out", pointer="/patience")
+    if list(recipe.milestones) != sorted(recipe.milestones) or not all(
+        0 < epoch < recipe.epochs for epoch in recipe.milestones
+    ):
+        raise InvalidArgument(
+            f"milestones must rise from 1 to below epochs={recipe.epochs}, not {recipe.milestones}",
+            pointer="/milestones",
+        )

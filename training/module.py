@@ -10,14 +10,11 @@ import lightning
 import torch
 from torch import Tensor, nn
 
-from index.errors import InvalidArgument
 from training.backbones import Frozen
 from training.batching import TrainingBatch, mixed
 from training.method import EmbeddedBatch, Method, Step
 from training.recipes import Recipe
 from training.side_information import Objective, Psi
-
-OPTIMISERS = ("adam", "sgd")
 
 
 class Loop(lightning.LightningModule):
@@ -28,17 +25,6 @@ class Loop(lightning.LightningModule):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
-        if recipe.optimiser not in OPTIMISERS:
-            raise InvalidArgument(f"optimiser must be one of {', '.join(OPTIMISERS)}", pointer="/optimiser")
-        if recipe.patience and not recipe.held_out:
-            raise InvalidArgument("patience needs held_out", pointer="/patience")
-        if list(recipe.milestones) != sorted(recipe.milestones) or not all(
-            0 < epoch < recipe.epochs for epoch in recipe.milestones
-        ):
-            raise InvalidArgument(
-                f"milestones must rise from 1 to below epochs={recipe.epochs}, not {recipe.milestones}",
-                pointer="/milestones",
-            )
         self.recipe = recipe
 
     @property

@@ -20,7 +20,7 @@ from index.folder import load_version
 from index.version import CARD
 from training.data import Data
 from training.divergence import Diverged
-from training.limits import check_numbers
+from training.limits import check_choices, check_numbers
 from training.methods import method_options
 from training.origins import made_of, read_note, write_note
 from training.recipes import Recipe
@@ -88,6 +88,7 @@ def sweep(
             pointer="/method",
         )
     check_numbers(recipe)
+    check_choices(recipe)
     named = {**referred_of(recipe), **(references or {})}
     found = (reference_folder(recipe, field, False, named) for field in FIELDS)
     folders = [folder for folder in found if folder is not None]

@@ -22,14 +22,14 @@ from training.export import write_version
 from training.first_batch import try_batch
 from training.fitting import checkpoint_of, fit
 from training.heads import linear_weight
-from training.limits import check_numbers
+from training.limits import check_choices, check_numbers
 from training.losses import UNKNOWN, class_means, class_radii
 from training.method import Method, Old
 from training.module import PsiTraining, Training
 from training.recipes import RECIPES, Recipe, find_recipe, recipe_from_json
-from training.references import FIELDS, References, differences, referred
+from training.references import FIELDS, TAKES_OVER, References, differences, referred
 from training.report import report_version
-from training.side_information import KINDS, Psi, build_psi, recipe_of_psi
+from training.side_information import KINDS, Psi, build_psi, dim_of, recipe_of_psi
 from training.sources import load_data
 from training.stored import StoredVersion, encodes_alone, open_stored, with_encoded
 from training.trained import Trained, blank_old, build_method
@@ -72,16 +72,20 @@ def train(
     check_plan(recipe, out, references)
     with only_here(out):
         data = data or recipe_data(recipe)
+        classes = len(data.classes)
+        if planned := planned_old(classes, references):
+            check_sizes(recipe, planned, classes, references)
         old = load_old(recipe, progress, references)
         check_target(out, None if old is None else old.version)
-        check_sizes(recipe, old, data, references)
+        blank = None if old is None else blank_old(classes, old.dim, old.side_dim, old.space)
+        check_sizes(recipe, blank, classes, references)
         learned_from, validation = validated(recipe, data, old)
         independent = load_reference(recipe, "independent", progress, references)
 
         lightning.seed_everything(recipe.seed, verbose=False)
         described = None if old is None else describe(old, learned_from)
         facts = (0, None) if independent is None else (independent.dim, independent.head)
-        method = build_method(recipe, len(data.classes), described, *facts)
+        method = build_method(recipe, classes, described, *facts)
         backbone = new_backbone(recipe) if method.trains_encoder else reuse_backbone(independent, recipe)
         psi = train_psi(recipe, learned_from, out, progress)
         module = build_module(recipe, backbone, method, old, independent, psi)
@@ -111,14 +115,17 @@ def check_plan(recipe: Recipe, out: Path, references: References) -> None:
     """Refuse what cannot work before anything is read or trained.
 
     Raises:
-        InvalidArgument: a number of a recipe, the folder, or see `is_there`.
+        InvalidArgument: a field of a recipe, the folder, an encoder that cannot be taken over, or see `is_there`.
     """
     for one in (recipe, *references.values()):
         check_numbers(one)
+        check_choices(one)
     check_target(out)
     for field, reference in references.items():
         if not lock_of(RUNS / reference.name).exists():  # whoever trains it now decides what will be there
             is_there(field, reference)
+    if recipe.method == TAKES_OVER and "independent" in references:
+        check_taken_over(references["independent"], recipe)
 
 
 def recipe_data(recipe: Recipe) -> Data:
@@ -177,18 +184,31 @@ def reference_folder(recipe: Recipe, field: str, progress: bool, references: Ref
     return Path(reference)
 
 
-def check_sizes(recipe: Recipe, old: Trained | StoredVersion | None, data: Data, references: References) -> None:
-    """Refuse sizes and options that cannot work before hours go into an independent version.
+def check_sizes(recipe: Recipe, old: Old | None, classes: int, references: References) -> None:
+    """Refuse sizes and options that cannot work before hours go into the versions that the recipe needs.
+
+    Args:
+        recipe: to be trained.
+        old: of `blank_old`.
+        classes: C.
+        references: the recipes that it names.
 
     Raises:
         InvalidArgument: from the method; names what would work.
     """
-    blank = None if old is None else blank_old(len(data.classes), old.dim, old.side_dim, old.space)
-    independent_dim, classes = planned_dim(recipe, references), len(data.classes)
+    independent_dim = planned_dim(recipe, references)
     head = (torch.zeros(classes, independent_dim), None) if independent_dim else None
-    method = build_method(recipe, classes, blank, independent_dim, head)
+    method = build_method(recipe, classes, old, independent_dim, head)
     if independent_dim is not None:
-        try_batch(recipe, method, blank, independent_dim)
+        try_batch(recipe, method, old, independent_dim)
+
+
+def planned_old(classes: int, references: References) -> Old | None:
+    """The old version's sizes before it is trained; None where nothing tells: a method may store another dimension."""
+    recipe = references.get("old")
+    if recipe is None or recipe.old:
+        return None
+    return blank_old(classes, recipe.dim, dim_of(recipe), recipe.space)
 
 
 def planned_dim(recipe: Recipe, references: References) -> int | None:
@@ -296,13 +316,22 @@ def reuse_backbone(independent: Trained | None, recipe: Recipe) -> nn.Module:
     """
     if independent is None:
         raise InvalidArgument(f"method {recipe.method} needs independent=FOLDER, a new version", pointer="/independent")
+    check_taken_over(independent.recipe, recipe)
+    return independent.backbone
+
+
+def check_taken_over(independent: Recipe, recipe: Recipe) -> None:
+    """Refuse the encoder of an independent version that is not as the recipe says.
+
+    Raises:
+        InvalidArgument: names the field that differs.
+    """
     for field in ("backbone", "dim", "last_relu", "preprocess", "space"):
-        given, wanted = getattr(independent.recipe, field), getattr(recipe, field)
+        given, wanted = getattr(independent, field), getattr(recipe, field)
         if given != wanted:
             raise InvalidArgument(
                 f"the independent version's {field} is {given}, the recipe's {wanted}", pointer=f"/{field}"
             )
-    return independent.backbone
 
 
 def build_module(

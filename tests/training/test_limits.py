@@ -1,4 +1,4 @@
-"""A recipe's numbers out of range: refused by name before anything is read, in a training and in a sweep."""
+"""What no training can be made of: refused by name before anything is read or trained, in a training and in a sweep."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from index.errors import InvalidArgument
 from staging.recipes import quick
 from training import train as path
 from training.first_batch import try_batch
-from training.limits import LIMITS, OPTION_LIMITS, check_numbers
+from training.limits import LIMITS, OPTION_LIMITS, check_choices, check_numbers
 from training.methods import METHODS, method_options
 from training.recipes import RECIPES
 from training.sweep import sweep
@@ -69,6 +69,7 @@ def test_an_option_out_of_range_is_refused_with_the_legal_ones(
 def test_every_recipe_is_within_the_limits() -> None:
     for make in RECIPES.values():
         check_numbers(make())
+        check_choices(make())
     assert set(LIMITS) <= set(vars(RECIPES["digits_v1"]()))
 
 
@@ -77,6 +78,57 @@ def test_every_option_that_is_a_number_has_limits_and_its_default_is_within() ->
         numbers = {k: x for k, x in method_options(method).items() if type(x) in {int, float}}
         assert set(numbers) <= set(OPTION_LIMITS)
         check_numbers(replace(RECIPES["digits_v1"](), method=method, options=numbers))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"optimiser": "adamw"}, "optimiser must be one of adam, sgd"),
+        ({"precision": "half"}, "precision must be one of 32-true, bf16-mixed, 16-mixed"),
+        ({"augment": "mirror"}, "augment 'mirror' is unknown; legal: none, "),
+        ({"side_augment": "mirror"}, "augment 'mirror' is unknown; legal: none, "),
+        ({"patience": 1}, "patience needs held_out"),
+        *(({"milestones": m}, "milestones must rise from 1 to below epochs=2") for m in ((2,), (0,), (-1,), (5, 1))),
+    ],
+)
+def test_what_the_loop_does_not_have_is_refused_before_anything_is_read(
+    changes: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(path, "recipe_data", lambda _: pytest.fail("read before it was refused"))
+    monkeypatch.setattr(path, "RUNS", tmp_path / "runs")
+    for start in (path.train, lambda recipe, out: sweep(recipe, 1, out)):
+        with pytest.raises(InvalidArgument, match=said):
+            start(quick("digits_bct", old="digits_v1", **changes), tmp_path / "v")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "independent", "said"),
+    [
+        ("digits_bct", {"head": "softmix"}, {}, "head 'softmix' is unknown"),
+        ("digits_bct", {"space": "l2"}, {}, "needs space=cosine, not l2"),
+        ("digits_bct", {"backbone": "resnet"}, {}, "backbone 'resnet' is unknown"),
+        ("digits_oca", {"dim": 16}, {}, "oca's dim is .* above 16, not 16"),
+        ("digits_fct", {}, {"dim": 8}, "the independent version's dim is 8, the recipe's 16"),
+    ],
+)
+def test_nothing_is_trained_first_for_a_recipe_that_cannot_be(
+    name: str,
+    changes: dict[str, Any],
+    independent: dict[str, Any],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(path, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(path, "fit", lambda *_, **__: pytest.fail("trained before it was refused"))
+    recipe = quick(name, old="digits_v1", **changes)
+    references = path.referred_of(recipe)
+    if independent:
+        references = {**references, "independent": replace(references["independent"], **independent)}
+    with pytest.raises(InvalidArgument, match=said):
+        path.train(recipe, tmp_path / "v", progress=False, references=references)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

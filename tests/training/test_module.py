@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from index.errors import InvalidArgument
 from training.backbones import Frozen
 from training.heads import Softmax
 from training.method import Classifier, EmbeddedBatch, MethodContext, Step
@@ -36,12 +35,6 @@ def test_with_milestones_the_rate_falls_to_a_tenth_at_each_after_the_warm_up() -
     shares = [rate_share(step, 2, 12, [4, 8]) for step in range(12)]
 
     assert shares == pytest.approx([0.5, 1, 1, 1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.01, 0.01])
-
-
-@pytest.mark.parametrize("milestones", [(2,), (0,), (-1,), (5, 1)])
-def test_milestones_out_of_range_or_order_are_refused(milestones: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidArgument, match="milestones must rise from 1 to below epochs=2"):
-        Training(nn.Identity(), recording(), replace(RECIPE, milestones=milestones))
 
 
 class Recording(Independent):
@@ -119,8 +112,3 @@ def test_a_frozen_backbone_stays_as_it_was() -> None:
 
     assert not any(p.requires_grad for p in module.backbone.parameters())
     assert not method.seen[0].new_BD.requires_grad
-
-
-def test_an_unknown_optimiser_lists_the_legal_ones() -> None:
-    with pytest.raises(InvalidArgument, match="optimiser must be one of adam, sgd"):
-        Training(nn.Identity(), recording(), replace(RECIPE, optimiser="adamw9"))
