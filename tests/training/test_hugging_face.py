@@ -21,7 +21,7 @@ transformers = pytest.importorskip("transformers", reason="regraft[models] is no
 sentence_transformers = pytest.importorskip("sentence_transformers", reason="regraft[models] is not installed")
 
 from staging import hugging_face  # noqa: E402 - it needs both
-from staging.hugging_face import bert, clip, sentences, siglip, vit  # noqa: E402
+from staging.hugging_face import LIMIT, bert, clip, roberta, sentences, siglip, vit  # noqa: E402
 from training.creation.hugging_face import HuggingFace  # noqa: E402
 
 
@@ -95,6 +95,42 @@ def test_both_entrances_of_clip_lead_to_its_own_space(
     assert made.card.preprocess.crop == "floor"
 
 
+@pytest.mark.slow
+def test_texts_are_cut_before_a_models_positions_end(created: Callable[..., tuple[Path, Version]]) -> None:
+    _, made = created(roberta)
+
+    assert made.card.recipe["max_tokens"] == LIMIT
+    assert made.card.metrics["parity"]["texts"]["largest_difference"] < 1e-4
+
+
+def shortened(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
+    return sentences(folder, words, truncate_dim=5)
+
+
+@pytest.mark.slow
+def test_embeddings_that_a_model_shortens_are_shortened(created: Callable[..., tuple[Path, Version]]) -> None:
+    folder, made = created(shortened)
+
+    expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode_query(SENTENCES)
+    assert made.card.dim == 5
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(TextEncoder(made).encode(SENTENCES), expected, atol=1e-5)
+
+
+def unpadded(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
+    """As GPT-2: batches of texts need a token that the tokenizer lacks."""
+    bert(folder, words)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words.backend_tokenizer).save_pretrained(folder)
+    return folder
+
+
+def of_bytes(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
+    bert(folder, words)
+    (folder / "tokenizer.json").unlink()
+    transformers.ByT5Tokenizer().save_pretrained(folder)
+    return folder
+
+
 def without(folder: Path, name: str) -> Path:
     (folder / name).unlink()
     return folder
@@ -120,6 +156,8 @@ def poolerless(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Pat
             "cannot be read as a model",
         ),
         (poolerless, None, r"lacks weights of its model, such as pooler.*, give --pool cls or mean"),
+        (unpadded, None, r"tokenizer of .*model has no pad_token"),
+        (of_bytes, None, r"model has a tokenizer that no tokenizer.json can say \(ByT5Tokenizer\)"),
         (vit, "max", "--pool 'max' is unknown; legal: cls, mean"),
         (clip, "cls", "--pool means nothing with .*: it says itself how it pools"),
         (sentences, "cls", "--pool means nothing with .*: it says itself how it pools"),

@@ -118,6 +118,7 @@ class Sentences(nn.Module):
         parts: list[Any] = list(model)
         self.tokens = parts[0].auto_model
         self.rest = nn.ModuleList(parts[1:])
+        self.dim: int | None = model.truncate_dim
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """(N, L) twice -> (N, D)."""
@@ -125,7 +126,7 @@ class Sentences(nn.Module):
         features: dict[str, Tensor] = {"token_embeddings": given.last_hidden_state, "attention_mask": attention_mask}
         for module in self.rest:
             features = module(features)
-        return features["sentence_embedding"]
+        return features["sentence_embedding"][:, : self.dim]
 
 
 def _write_towers(folder: Path, path: Path, space: Space, card: Card) -> Card:
@@ -134,7 +135,7 @@ def _write_towers(folder: Path, path: Path, space: Space, card: Card) -> Card:
         images = _image_processor(path)
         words = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
     whole = model.config.model_type in WHOLE_LENGTH
-    limit = _limit(words, model.config.get_text_config())
+    limit = _limit(words, model, path)
     tower = TextTower(model, masked=not whole)
     card = _write_images(folder, Pooled(model.get_image_features, None), images, space, card)
 
@@ -159,7 +160,7 @@ def _write_sentences(folder: Path, path: Path, card: Card, pool: str | None) -> 
         model: Any = sentence_transformers.SentenceTransformer(str(path), device="cpu", local_files_only=True)
     if pool is not None:
         model[1].pooling_mode = pool
-    limit = _limit(model.tokenizer, model[0].auto_model.config)
+    limit = _limit(model.tokenizer, model[0].auto_model, path)
     model.max_seq_length = limit
     named = {"query": model.prompts.get("query"), "item": model.prompts.get("document")}
     card = replace(card, prompts={side: text for side, text in named.items() if text})
@@ -245,9 +246,22 @@ def _model(path: Path, pool: str | None = None) -> Any:
     return model.eval()
 
 
-def _limit(words: Any, config: Any) -> int:
-    """Tokens that a text is cut at: what the tokenizer and the model say, at most what serving takes."""
-    return int(min(words.model_max_length, getattr(config, "max_position_embeddings", MAX_TOKENS), MAX_TOKENS))
+def _limit(words: Any, model: Any, path: Path) -> int:
+    """Tokens that a text is cut at: what the tokenizer and the model say, at most what serving takes.
+
+    Raises:
+        InvalidArgument: serving cannot use the tokenizer.
+    """
+    if not hasattr(words, "backend_tokenizer"):
+        why = f"{path} has a tokenizer that no tokenizer.json can say ({type(words).__name__})"
+        raise InvalidArgument(why, pointer="/hf")
+    if words.pad_token is None:
+        raise InvalidArgument(f"the tokenizer of {path} has no pad_token, which batches of texts need", pointer="/hf")
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", MAX_TOKENS)
+    for name, part in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None:
+            positions -= part.padding_idx + 1  # RoBERTa and its like count from behind their padding
+    return int(min(words.model_max_length, positions, MAX_TOKENS))
 
 
 def _source() -> str:

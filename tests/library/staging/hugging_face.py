@@ -37,13 +37,34 @@ def bert(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
     return folder
 
 
-def sentences(folder: Path, words: transformers.PreTrainedTokenizerFast, mode: str = "mean") -> Path:
+def roberta(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
+    """As PhoBERT: the tokenizer knows no limit, and the model's first position is its padding's."""
+    torch.manual_seed(4)
+    config = transformers.RobertaConfig(
+        vocab_size=len(words),
+        max_position_embeddings=LIMIT + 1,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        **SMALL,
+    )
+    transformers.RobertaModel(config).save_pretrained(folder)
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words.backend_tokenizer, **special).save_pretrained(folder)
+    return folder
+
+
+def sentences(
+    folder: Path, words: transformers.PreTrainedTokenizerFast, mode: str = "mean", truncate_dim: int | None = None
+) -> Path:
     """As E5: mean or class token, a layer behind it, normalised, with prompts."""
     parts = sentence_transformers.sentence_transformer.modules
     tokens = parts.Transformer(str(bert(folder.with_name("bert"), words)))
     rest = [parts.Pooling(16, mode), parts.Dense(16, 8), parts.Normalize()]
     prompts = {"query": "query: ", "document": "passage: "}
-    sentence_transformers.SentenceTransformer(modules=[tokens, *rest], prompts=prompts, device="cpu").save(str(folder))
+    sentence_transformers.SentenceTransformer(
+        modules=[tokens, *rest], prompts=prompts, device="cpu", truncate_dim=truncate_dim
+    ).save(str(folder))
     return folder
 
 
