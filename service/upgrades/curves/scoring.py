@@ -113,7 +113,7 @@ class ItemLabels:
         self._code_of: dict[int, int] = {}
         self._counts: Counter[int] = Counter()
         self._table = _sorted({})
-        # Of what was written since the table was made; what was deleted since keeps its label in the table.
+        # Of what got another label since the table was made; what was deleted since keeps its label in the table.
         self._since: dict[int, int] = {}
 
     def follow(self, connection: Connection) -> None:
@@ -130,12 +130,13 @@ class ItemLabels:
             self._seq = row.seq
             if (before := self._code_of.pop(row.id, None)) is not None:
                 self._counts[before] -= 1
+            code = None
             if value is not None:
                 code = self._vocabulary.setdefault(as_text(value), len(self._vocabulary))
                 self._code_of[row.id] = code
                 self._counts[code] += 1
-            if not row.deleted:
-                self._since[row.id] = self._code_of.get(row.id, -1)
+            if not row.deleted and code != before:  # most were only moved
+                self._since[row.id] = -1 if code is None else code
 
     def of_items(self, keys: Keys) -> Codes:
         """(B, K) the code of each item's label, -1 where it has none."""

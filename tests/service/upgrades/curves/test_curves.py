@@ -154,6 +154,24 @@ class TestValues:
 
         assert curve_of(served, number)["points"][0]["value"] == 1
 
+    def test_what_is_written_while_it_is_measured_and_keeps_its_label_is_looked_up_where_it_was(
+        self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A backfill writes many items while a large gallery is measured, block by block."""
+        whole, made, tables = scoring._ask, scoring._sorted, []
+
+        def late(*given: Any) -> Any:
+            same = [{"id": f"i{n}", "metadata": {"group": group(n)}, "embedding": [1, 0, 0, 0]} for n in range(20)]
+            assert served.http.post(f"{filled}/items", json={"items": same, "version": "v1"}).json()["failed"] == 0
+            monkeypatch.setattr(scoring, "_sorted", lambda of: tables.append(len(of)) or made(of))
+            return whole(*given)
+
+        monkeypatch.setattr(scoring, "_ask", late)
+
+        start(served, filled, {"label": "group"})
+
+        assert tables == [0]
+
     def test_what_is_deleted_or_labelled_anew_once_it_is_found_breaks_no_point(
         self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
