@@ -41,6 +41,15 @@ KEPT_CONNECTIONS = 5
 """To a server, for each of the three doors, while nobody needs them."""
 POOL_SECONDS = 30.0
 """How long one waits for a connection where all that may be taken are in use."""
+UNHEARD = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 20_000,
+}
+"""How long, as libpq is told, nothing may be heard of a server's machine before it counts as gone: the system waits for
+minutes or hours where it just vanished. A statement may take as long as it takes."""
 WRITER_CACHE_KIB = 65_536
 """SQLite pages a writing connection keeps: a backfill in random order comes back to the same pages again and again."""
 CHECKPOINT_PAGES = 16_384
@@ -212,7 +221,7 @@ def revisions() -> list[str]:
 
 def _revision(url: str) -> str | None:
     """Which migration a database was brought to last; asked so that a start with nothing to do spares Alembic."""
-    engine = _sqlite_engine(url) if is_sqlite(url) else create_engine(url)
+    engine = _sqlite_engine(url) if is_sqlite(url) else _connecting(url)
     try:
         with engine.connect() as connection:
             if not inspect(connection).has_table("alembic_version"):
@@ -236,7 +245,7 @@ def migrating(url: str) -> Iterator[Config]:
 
     sqlite = is_sqlite(url)
     # A rebuilt parent table would cascade into its children: keys are off while migrating, and checked at the end.
-    engine = _sqlite_engine(url, "BEGIN IMMEDIATE", foreign_keys=False) if sqlite else create_engine(url)
+    engine = _sqlite_engine(url, "BEGIN IMMEDIATE", foreign_keys=False) if sqlite else _connecting(url)
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
@@ -290,7 +299,7 @@ def without_password(url: str) -> str:
 def _server_engine(url: str, isolation_level: IsolationLevel, most: int) -> Engine:
     kept = min(most, KEPT_CONNECTIONS)
     # Asked whether it is alive before each use: after a restart of the server no request meets a dead connection.
-    return create_engine(
+    return _connecting(
         url,
         isolation_level=isolation_level,
         pool_pre_ping=True,
@@ -298,6 +307,13 @@ def _server_engine(url: str, isolation_level: IsolationLevel, most: int) -> Engi
         max_overflow=most - kept,
         pool_timeout=POOL_SECONDS,
     )
+
+
+def _connecting(url: str, **options: Any) -> Engine:
+    """An engine of a server; what its URL says of `UNHEARD` goes before."""
+    said = make_url(url).query
+    limits = {name: value for name, value in UNHEARD.items() if name not in said}
+    return create_engine(url, connect_args=limits, **options)
 
 
 def _sqlite_engine(url: str, begin: str | None = None, *, foreign_keys: bool = True) -> Engine:

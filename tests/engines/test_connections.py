@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from socket import (
+    AF_UNIX,
+    IPPROTO_TCP,
+    SHUT_WR,
+    TCP_KEEPCNT,
+    TCP_KEEPIDLE,
+    TCP_KEEPINTVL,
+    TCP_USER_TIMEOUT,
+    socket,
+)
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Thread
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, event, make_url, text
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 import service.store.database
@@ -22,6 +36,36 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service.store.database, "POOL_SECONDS", 0.05)
 
 
+def descriptor_of(connection: Connection) -> int:
+    return int(connection.connection.driver_connection.fileno())  # type: ignore[union-attr]
+
+
+@contextmanager
+def over_tcp(path: str) -> Iterator[int]:
+    """The port of a server that hands on to a Unix socket."""
+
+    class Forward(BaseRequestHandler):
+        def handle(self) -> None:
+            with socket(AF_UNIX) as behind:
+                behind.connect(path)
+                there = Thread(target=self.copy, args=(self.request, behind))
+                there.start()
+                self.copy(behind, self.request)
+                there.join()
+
+        def copy(self, source: socket, target: socket) -> None:
+            while part := source.recv(1 << 16):
+                target.sendall(part)
+            target.shutdown(SHUT_WR)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Forward) as server:
+        Thread(target=server.serve_forever, args=(0.01,)).start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+
+
 def test_a_process_takes_as_many_as_it_is_given(settings: Settings) -> None:
     with closing(Database(settings.database_url, 16)) as database, ExitStack() as held:
         taken: list[Any] = []
@@ -31,6 +75,22 @@ def test_a_process_takes_as_many_as_it_is_given(settings: Settings) -> None:
                 pass
         mine = "select count(*) from pg_stat_activity where datname = current_database()"
         assert taken[0].execute(text(mine)).scalar_one() == 16
+
+
+def test_a_server_whose_machine_vanishes_is_given_up_within_seconds(settings: Settings) -> None:
+    place = make_url(settings.database_url)
+    with over_tcp(f"{place.query['host']}/.s.PGSQL.5432") as port:
+        tcp = place.set(query={"keepalives_count": "3"}, host="127.0.0.1", port=port).render_as_string(False)
+        with closing(Database(tcp)) as database:
+            for door in (database.write, database.read, database.lookup):
+                with door() as connection, socket(fileno=os.dup(descriptor_of(connection))) as end:
+                    idle, every, times, unheard = (
+                        end.getsockopt(IPPROTO_TCP, option)
+                        for option in (TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, TCP_USER_TIMEOUT)
+                    )
+                    assert idle + every * times <= 30
+                    assert 0 < unheard <= 30_000
+                    assert times == 3  # what the URL says
 
 
 def test_a_change_without_a_connection_is_refused_and_says_that_nothing_was_changed(settings: Settings) -> None:
