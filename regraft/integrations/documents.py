@@ -81,7 +81,7 @@ class Documents:
                 return
             self._register(dim)
         if self.client.gallery(self.gallery).current is None:
-            self.client.deploy(self.gallery, self.version, reason="the first version of its documents")
+            self._deploy()
         self._there = True
 
     def put(self, ids: Sequence[str], texts: Sequence[str], about: Sequence[Mapping[str, Any]], vectors: Any) -> None:
@@ -180,14 +180,22 @@ class Documents:
             if cursor is None:
                 return
 
-    def reembed(self, embed: Callable[[list[str]], Any], limit: int | None = None) -> int:
+    def reembed(
+        self,
+        embed: Callable[[list[str]], Any],
+        limit: int | None = None,
+        read: Callable[[EmbeddedItem], str | None] | None = None,
+    ) -> int:
         """Embed documents that hold no vector by this version, all or so many, from the texts that are stored.
 
         A few thousand are what an edge from a newer version is fitted on; all of them are the move to it. What is
-        there stays, so a roll-back loses nothing; run again, it goes on.
+        there stays, so a roll-back loses nothing; run again, it goes on. `read`: the text of an item, if not `text_of`.
 
         Returns:
             How many were embedded.
+
+        Raises:
+            InvalidArgument: an item holds no text.
         """
         self.prepare()
         done = 0
@@ -196,7 +204,7 @@ class Documents:
             ids = self.client.missing_items(self.gallery, version=self.version, limit=size).ids
             if not ids:
                 break
-            texts = {key: self.told(item)[0] for key, item in self.get(ids).items()}
+            texts = self._texts(ids, read or self.text_of)
             rows = np.asarray(embed(list(texts.values())), np.float32)
             items = [{"id": key, "embedding": row} for key, row in zip(texts, rows, strict=True)]
             self.client.put_embeddings(self.gallery, items, version=self.version, atomic=True)
@@ -222,10 +230,26 @@ class Documents:
             for batch in _batches(items, WRITTEN):
                 self.client.ingest_embeddings(self.gallery, batch, version=version, origin=origin, atomic=True)
 
+    def _texts(self, ids: Sequence[str], read: Callable[[EmbeddedItem], str | None]) -> dict[str, str]:
+        texts = {}
+        for key, item in self.get(ids).items():
+            if (text := read(item)) is None:
+                raise InvalidArgument(f"{key!r} is no text, and its metadata have no field {self.text_key!r}")
+            texts[key] = text
+        return texts
+
+    def text_of(self, item: Match | EmbeddedItem) -> str | None:
+        """A document's text; None: the item holds none."""
+        if item.text is not None:
+            return item.text
+        return str(item.metadata[self.text_key]) if self.text_key in item.metadata else None
+
     def told(self, item: Match | EmbeddedItem) -> tuple[str, dict[str, Any]]:
         """A document's text and its own metadata."""
         own = dict(item.metadata)
-        return (str(own.pop(self.text_key, "")) if item.text is None else item.text), own
+        if item.text is None:
+            own.pop(self.text_key, None)
+        return self.text_of(item) or "", own
 
     def diverse(self, matches: Sequence[Match], k: int, weight: float) -> list[Match]:
         """K of the matches by maximal marginal relevance: near to the query, and unlike those chosen before.
@@ -267,6 +291,13 @@ class Documents:
             self.client.create_gallery(self.gallery)
         except Problem as problem:
             if problem.code != "gallery_exists":  # somebody else was faster
+                raise
+
+    def _deploy(self) -> None:
+        try:
+            self.client.deploy(self.gallery, self.version, reason="the first version of its documents")
+        except Problem:
+            if self.client.gallery(self.gallery).current is None:  # else somebody else was faster
                 raise
 
     def _register(self, dim: int) -> None:

@@ -125,7 +125,7 @@ class RegraftVectorStore(BasePydanticVectorStore):
     def reembed(self, model: BaseEmbedding, limit: int | None = None) -> int:
         """Embed nodes that hold no vector by this version, all or so many; see `Documents.reembed`."""
         self._documents.prepare(len(model.get_text_embedding("a text")))
-        return self._documents.reembed(model.get_text_embedding_batch, limit)
+        return self._documents.reembed(model.get_text_embedding_batch, limit, self._text)
 
     def delete(self, ref_doc_id: str, **_: Any) -> None:
         """Delete every node of a document."""
@@ -202,6 +202,13 @@ class RegraftVectorStore(BasePydanticVectorStore):
             return self._documents.get(node_ids).values()
         named = set(node_ids)
         return (match for match in self._documents.matching(condition) if match.id in named)
+
+    def _text(self, item: EmbeddedItem) -> str | None:
+        """The text of a node, also of one that another store of LlamaIndex kept; None: the item holds none."""
+        text = self._documents.text_of(item)
+        if text is None and CONTENT in item.metadata:
+            return str(self._node(item).get_content(metadata_mode=MetadataMode.NONE))
+        return text
 
     def _node(self, item: Match | EmbeddedItem) -> BaseNode:
         """A node as it was stored, here or by another store of LlamaIndex, or one of an item that was none."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 pytest.importorskip("langchain_tests", reason="needs regraft[langchain] and langchain-tests")
@@ -166,6 +168,31 @@ def test_any_text_and_any_metadata_come_back_and_imported_items_are_read(store, 
 
     assert [(x.page_content, x.metadata) for x in shown] == [(" ", {}), ("b", {"text": "mine"}), ("t", {"n": 1})]
     assert client.item(name, "own").text == "b"
+
+
+def test_what_holds_no_text_is_not_embedded_as_if_it_were_empty(store, client, models, name):
+    vector = models[0]("cat")
+    client.ingest_embeddings(name, [{"id": "imported", "embedding": vector, "metadata": {"body": "a text"}}])
+    newer = RegraftVectorStore(Fake(models[1]), gallery=name, version="new", client=client)
+
+    with pytest.raises(InvalidArgument, match="'imported' is no text, and its metadata have no field 'text'"):
+        newer.reembed()
+
+    assert (
+        RegraftVectorStore(Fake(models[1]), gallery=name, version="new", client=client, text_key="body").reembed() > 0
+    )
+
+
+def test_stores_that_begin_at_once_all_store(client, name, models):
+    def begin(number):
+        RegraftVectorStore(Fake(models[0]), gallery=name, version="old", client=client).add_texts(
+            ["a"], ids=[str(number)]
+        )
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(begin, range(8)))
+
+    assert client.gallery(name).items == 8
 
 
 def test_a_newer_model_finds_what_the_older_one_stored(store, client, models, name):

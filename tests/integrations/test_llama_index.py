@@ -109,6 +109,11 @@ def test_nodes_that_another_store_held_and_items_that_were_none_come_back(store,
     assert (plain.node_id, plain.text, plain.metadata) == ("plain", "a text", {"n": 1})
     assert set(found(store, held.embedding, similarity_top_k=3).ids) == {"n7", "moved", "plain"}
     assert [one.node_id for one in store.get_nodes(["n1", "plain"], only("==", 1))] == ["n1", "plain"]
+    seen = []
+    RegraftVectorStore(name, "seen", client=client).reembed(
+        Fake(model=lambda text: [float(len(seen.append(text) or text))])
+    )
+    assert "" not in seen
     store.delete_nodes(["moved", *map(str, range(10_001))])
     store.delete("doc1")
     assert "moved" not in {one.node_id for one in store.get_nodes()}
