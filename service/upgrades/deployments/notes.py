@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from sqlalchemy import Connection
 
-from service.registry.placement import PlacedItems, places_in
+from service.registry.placement import PlacedItems, places_in, places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.repository import gallery_row, versions_held
-from service.store.rows import DeploymentRow
+from service.store.rows import DeploymentRow, GateRow
 from service.upgrades.deployments.history import DeploymentState
 from service.upgrades.deployments.verdicts import PASS, REFUSE, deciding_report
 
@@ -26,7 +26,11 @@ def notes(connection: Connection, registry: Registry, placed: PlacedItems, row: 
     version = registry.by_id(row.version_id)
     found = list(_by_old_encoders(connection, registry, placed, row.gallery_id, version))
     if row.previous_id is not None:
-        found += _said(connection, row.gallery_id, version, registry.by_id(row.previous_id).name)
+        current = registry.by_id(row.previous_id)
+        report = deciding_report(connection, row.gallery_id, version, current.name)
+        found += _said(report, version.name, current.name)
+        if report is not None:
+            found += _unmeasured(connection, registry, placed, report, version, current)
     return found
 
 
@@ -50,11 +54,30 @@ def _by_old_encoders(
         )
 
 
-def _said(connection: Connection, gallery_id: int, version: LoadedVersion, current: str) -> Iterator[str]:
-    report = deciding_report(connection, gallery_id, version, current)
+def _said(report: GateRow | None, version: str, current: str) -> Iterator[str]:
     if report is None:
-        yield f"no gate has compared {version.name!r} with {current!r}: nobody knows whether answers get better"
+        yield f"no gate has compared {version!r} with {current!r}: nobody knows whether answers get better"
     elif report.verdict == REFUSE:
-        yield f"gate {report.id} refused {version.name!r}: answers get worse, by what it measured"
+        yield f"gate {report.id} refused {version!r}: answers get worse, by what it measured"
     elif report.verdict != PASS:
-        yield f"gate {report.id} warned: it is not known whether {version.name!r} gives better answers than {current!r}"
+        yield f"gate {report.id} warned: it is not known whether {version!r} gives better answers than {current!r}"
+
+
+def _unmeasured(
+    connection: Connection,
+    registry: Registry,
+    placed: PlacedItems,
+    report: GateRow,
+    version: LoadedVersion,
+    current: LoadedVersion,
+) -> Iterator[str]:
+    """Items that a third version serves: a gate compares as if the current one had embedded all."""
+    if versions_held(connection, report.gallery_id) <= {version.id, current.id}:
+        return
+    order = [registry.by_id(version_id).name for version_id in places_of(registry, version).order]
+    counted = placed.items_by_version(report.gallery_id, order)
+    for third in sorted(counted.keys() - {version.name, current.name}):
+        yield (
+            f"gate {report.id} measured items as {current.name!r} embeds them: what queries of {version.name!r} find "
+            f"among the {counted[third]} items that {third!r} serves is not known"
+        )

@@ -15,6 +15,7 @@ from staging.steps import advance, refusal
 def more(served: Any) -> None:
     served.add("wrong", 4, seed=5, edges=[("v1", "identity")])
     served.add("far", 5, seed=9)
+    served.add("next", 4, edges=[("wrong", "identity", 0.9), ("v1", "identity", 0.8)])
 
 
 @pytest.fixture
@@ -182,6 +183,24 @@ class TestNotes:
         told = deploy(served, path, override="known").json()["notes"]
 
         assert [f"gate {gate} " in note for note in told] == ([] if verdict == "pass" else [True])
+
+    def test_it_tells_of_items_that_a_third_version_serves_and_no_gate_has_measured(
+        self, served: Any, filled: str
+    ) -> None:
+        """A gate of `next` measures the twenty items as `wrong` would embed them; nobody has moved them from v1."""
+        deploy(served, filled)
+        gate = served.http.post(f"{filled}/gates", json={"version": "next", "label": "digit"}).json()["id"]
+
+        told = deploy(served, filled, "next", override="known", until="canary").json()["notes"]
+        served.http.post(f"{filled}/rollback")
+        served.backfill(filled)
+        served.work()
+        moved = deploy(served, filled, "next", override="known").json()["notes"]
+
+        (unmeasured,) = (note for note in told if "'v1'" in note)
+        assert f"gate {gate} " in unmeasured
+        assert "20 items" in unmeasured
+        assert not [note for note in moved if "'v1'" in note]
 
     def test_a_first_deployment_and_a_rollback_have_nothing_to_tell(self, served: Any, filled: str) -> None:
         assert deploy(served, served.gallery(None), "v1").json()["notes"] == []
