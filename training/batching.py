@@ -78,17 +78,21 @@ class BatchDataset(Dataset[TrainingBatch]):
         tensors: the images.
         cached: embeddings (S, N) of all of them, by name, to go with each batch.
         views: how often each image is in a batch, each time augmented anew: the batch as a whole, then again.
+        blind: nothing looks at the images, so none is decoded: they are (B, 0).
     """
 
-    def __init__(self, tensors: Tensors, cached: Mapping[str, Tensor], views: int = 1) -> None:
-        self.tensors, self.cached, self.views = tensors, cached, views
+    def __init__(self, tensors: Tensors, cached: Mapping[str, Tensor], views: int = 1, *, blind: bool = False) -> None:
+        self.tensors, self.cached, self.views, self.blind = tensors, cached, views, blind
 
     def __getitem__(self, draw: Draw) -> TrainingBatch:
+        rows = draw.rows * self.views
+        cached = {name: made_SN[rows] for name, made_SN in self.cached.items()}
+        if self.blind:
+            return torch.empty(len(rows), 0), self.tensors.labels[rows], cached
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(draw.seed)
-            rows = draw.rows * self.views
             image_BCHW, label_B = self.tensors.__getitems__(rows)
-        return image_BCHW, label_B, {name: made_SN[rows] for name, made_SN in self.cached.items()}
+        return image_BCHW, label_B, cached
 
 
 def training_batches(
@@ -99,13 +103,15 @@ def training_batches(
     world: int = 1,
     epoch: int = 0,
     views: int = 1,
+    *,
+    blind: bool = False,
 ) -> DataLoader[TrainingBatch]:
     """The batches that train a recipe in one process, from an epoch on; see `EpochBatchSampler` and `BatchDataset`."""
     tensors = Tensors(images, recipe.preprocess, recipe.augment)
     order = EpochBatchSampler(len(tensors), recipe.batch_size, recipe.seed, rank, world)
     order.set_epoch(epoch)
     return DataLoader(
-        BatchDataset(tensors, cached, views),
+        BatchDataset(tensors, cached, views, blind=blind),
         batch_size=None,
         sampler=order,
         num_workers=recipe.workers,

@@ -68,7 +68,8 @@ def fit(module: Loop, data: Data, validation: Validation | None = None, *, out: 
     cached = embeddings(module, images)
     if images.stored is not None:
         cached["old"] = torch.from_numpy(images.stored)
-    loader = training_batches(images, recipe, cached, rank, world, done, module.views)
+    blind = not module.looks_at_images(cached)
+    loader = training_batches(images, recipe, cached, rank, world, done, module.views, blind=blind)
     with quiet(), cpu_threads(recipe.threads), interruptible():
         trainer = lightning.Trainer(
             max_epochs=recipe.epochs,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import lightning
@@ -31,6 +31,10 @@ class Loop(lightning.LightningModule):
     def looking_on(self) -> dict[str, Frozen]:
         """The frozen models whose outputs go with each batch, by name."""
         return {}
+
+    def looks_at_images(self, cached: Collection[str]) -> bool:
+        """Whether a step needs its images where the outputs of some models go with them, by name."""
+        return True
 
     def step(self, drawn: TrainingBatch) -> Step:
         """The loss of one batch, and its parts."""
@@ -105,6 +109,9 @@ class Training(Loop):
             "psi": self.psi,
         }
         return {name: model for name, model in models.items() if model is not None}
+
+    def looks_at_images(self, cached: Collection[str]) -> bool:
+        return self.method.trains_encoder or not self.looking_on.keys() <= set(cached)
 
     def step(self, drawn: TrainingBatch) -> Step:
         """What the method says."""

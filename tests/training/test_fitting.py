@@ -27,7 +27,7 @@ from staging.recipes import without_exporter
 from training import fitting
 from training import train as path
 from training.backbones import Frozen
-from training.data import Data
+from training.data import Data, Tensors
 from training.divergence import Diverged
 from training.fitting import changes, checkpoint_of, identity, logs_of
 from training.module import Loop, Training
@@ -393,12 +393,19 @@ def test_a_backbone_that_is_not_trained_is_spared_too(
     monkeypatch.setattr(Frozen, "forward", lambda frozen, images: looked.append(len(images)) or forward(frozen, images))
     recipe = replace(find_recipe("digits_fct"), old=BCT.old, independent=str(undisturbed), epochs=2, warmup_epochs=0)
 
+    made = []
+    images = Tensors.__getitems__
+    monkeypatch.setattr(Tensors, "__getitems__", lambda tensors, rows: made.extend(rows) or images(tensors, rows))
+
     each = losses_of(replace(recipe, cache_old=False), tmp_path / "each")
+    every_step = len(made)
     looked.clear()
+    made.clear()
     cached = losses_of(replace(recipe, cache_old=True), tmp_path / "cached")
 
     assert each == pytest.approx(cached, rel=1e-4)
     assert sum(looked) == 2 * 900, "each image by the old version and by the new one"
+    assert every_step - len(made) == len(each) * recipe.batch_size - 2 * 900, "and decoded for these alone"
 
 
 def test_an_old_version_whose_weights_do_not_fit_its_card_is_refused_by_name(tmp_path: Path) -> None:
