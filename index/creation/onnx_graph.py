@@ -52,8 +52,17 @@ def opened(model: ModelProto) -> RunModel:
 
 
 def one_by_one(run: RunModel, images_NCHW: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What a model gives for each image alone, (N, ...)."""
-    return np.concatenate([run(image_CHW[None])[:1] for image_CHW in images_NCHW])
+    """What a model gives for each image alone, (N, ...).
+
+    Raises:
+        InvalidArgument: it does not run, or gives something else than finite numbers of shape (1, ...).
+    """
+    rows = [run(image_CHW[None]) for image_CHW in images_NCHW]
+    if (wrong := next((row.shape for row in rows if row.shape[:1] != (1,)), None)) is not None:
+        raise InvalidArgument(f"the model gives shape {wrong} for one image, not (1, ...)", pointer="/onnx")
+    if not all(np.isfinite(row).all() for row in rows):
+        raise InvalidArgument("the model gives numbers that are not finite", pointer="/onnx")
+    return np.concatenate(rows)
 
 
 @contextmanager
@@ -71,9 +80,7 @@ def with_one_output(model: ModelProto, name: str) -> ModelProto:
     Raises:
         InvalidArgument: several, or no such one; more than one input; an opset that no release reads.
     """
-    opset = next((o.version for o in model.opset_import if o.domain in {"", "ai.onnx"}), 0)
-    if opset < legal_opsets().start:
-        model = onnx.version_converter.convert_version(model, legal_opsets().start)
+    model = _of_legal_opset(model)
     graph = model.graph
     constants = {constant.name for constant in graph.initializer}
     _keep(graph.input, lambda value: value.name not in constants)
@@ -84,7 +91,23 @@ def with_one_output(model: ModelProto, name: str) -> ModelProto:
     if name not in names and (name or len(names) != 1):
         raise InvalidArgument(f"--output must name one of the model's outputs: {', '.join(names)}", pointer="/output")
     _keep(graph.output, lambda value: value.name == (name or names[0]))
+    taken = {value.name for value in graph.input}.union(*(node.output for node in graph.node))
+    if any(held.startswith(OURS) for held in taken):  # a version's own encoder
+        model = onnx.compose.add_prefix(model, "given_")
     return model
+
+
+def _of_legal_opset(model: ModelProto) -> ModelProto:
+    """A model of an opset that a version may have: older ones are converted. Raises InvalidArgument."""
+    oldest = legal_opsets().start
+    opset = next((o.version for o in model.opset_import if o.domain in {"", "ai.onnx"}), 0)
+    if opset >= oldest:
+        return model
+    try:
+        return onnx.version_converter.convert_version(model, oldest)
+    except Exception as error:  # the converter raises plain exceptions of its own
+        why = f"the model has opset {opset} and cannot be brought to {oldest} ({error})"
+        raise InvalidArgument(why, pointer="/onnx") from error
 
 
 def reading(model: ModelProto, spec: Preprocess) -> ModelProto:
@@ -242,8 +265,8 @@ def _looped(model: ModelProto, image: Sequence[int], made: Sequence[int]) -> Mod
 
 
 def _declared(value: Any) -> list[int | None]:
-    """The sizes of an input or output; None where one is free."""
-    return [side.dim_value if side.HasField("dim_value") else None for side in value.type.tensor_type.shape.dim]
+    """The sizes of an input or output; None where one is free, which some exporters write as -1."""
+    return [side.dim_value if side.dim_value > 0 else None for side in value.type.tensor_type.shape.dim]
 
 
 def _declare(value: Any, shape: Sequence[int | str | None]) -> None:

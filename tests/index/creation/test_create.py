@@ -27,7 +27,9 @@ def weights(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
 
 
-def save(path: Path, nodes: list, given: tuple, made: tuple, *, kind: int = TensorProto.FLOAT, **arrays) -> Path:
+def save(
+    path: Path, nodes: list, given: tuple, made: tuple, *, kind: int = TensorProto.FLOAT, opset: int = 17, **arrays
+) -> Path:
     """An ONNX model `images` -> `made`, with a second output `other`."""
     nodes.append(helper.make_node("Identity", ["images"], ["other"]))
     graph = helper.make_graph(
@@ -37,7 +39,7 @@ def save(path: Path, nodes: list, given: tuple, made: tuple, *, kind: int = Tens
         [helper.make_tensor_value_info("made", kind, made), helper.make_tensor_value_info("other", kind, given)],
         [numpy_helper.from_array(array, name) for name, array in arrays.items()],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9), path)
     return path
 
 
@@ -72,8 +74,15 @@ def patches(pixels: np.ndarray) -> np.ndarray:
     return np.stack(cut) @ weights(6, 3, 4, 4).reshape(6, -1).T
 
 
+def mean(path: Path, axes: list[int] | None = None, *, opset: int = 17) -> Path:
+    """(N, 3, 8, 8) -> the mean over `axes`, without them; over all of them a number."""
+    node = helper.make_node("ReduceMean", ["images"], ["made"], keepdims=0, **({"axes": axes} if axes else {}))
+    return save(path, [node], ("N", 3, 8, 8), (), opset=opset)
+
+
 MODELS = {
     "free": (linear, "none", lambda x: x.ravel() @ weights(192, 5)),
+    "declared -1": (lambda path: linear(path, -1), "none", lambda x: x.ravel() @ weights(192, 5)),
     "declared fixed": (lambda path: linear(path, 1), "none", lambda x: x.ravel() @ weights(192, 5)),
     "fixed inside": (lambda path: linear(path, 1, fixed=True), "none", lambda x: x.ravel() @ weights(192, 5)),
     "half": (lambda path: linear(path, kind=TensorProto.FLOAT16), "none", lambda x: x.ravel() @ weights(192, 5)),
@@ -103,6 +112,17 @@ def test_an_onnx_file_becomes_a_version_that_a_registration_takes(tmp_path, mode
     np.testing.assert_allclose(given, expected, atol=(2e-2 if model == "half" else 1e-5) * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("model", ["fixed inside", "half", "class token"])
+def test_the_encoder_of_a_version_may_become_another_version(tmp_path, model):
+    build, pool, _ = MODELS[model]
+    first = Version.create(tmp_path / "first", OnnxFile(build(tmp_path / "model.onnx"), SPEC, pool=pool, output="made"))
+
+    again = Version.create(tmp_path / "again", OnnxFile(first.folder / "encoder.onnx", SPEC))
+
+    pixels = np.random.default_rng(0).normal(size=(5, 3, 8, 8)).astype(np.float32)
+    np.testing.assert_allclose(Encoder(again).vectors(pixels), Encoder(first).vectors(pixels), atol=1e-6)
+
+
 @pytest.mark.parametrize("space", [{"kind": "cosine"}, {"kind": "l2"}, {"kind": "lorentz", "curvature": 0.5}])
 def test_vectors_made_elsewhere_need_a_dimension_and_a_space(tmp_path, space):
     made = Version.create(tmp_path / "api", Supplied(768, space))
@@ -122,6 +142,17 @@ WRONG = {
     ),
     "output": (lambda path: OnnxFile(linear(path / "m"), SPEC), "must name one of the model's outputs: made, other"),
     "batch": (lambda path: OnnxFile(linear(path / "m", 4), SPEC, output="made"), "reads 4 images at a time; legal: 1"),
+    "shape": (
+        lambda path: OnnxFile(mean(path / "m", [0]), SPEC, output="made"),
+        r"gives shape \(3, 8, 8\) for one image",
+    ),
+    "number": (lambda path: OnnxFile(mean(path / "m"), SPEC, output="made"), r"gives shape \(\) for one image"),
+    "old": (
+        lambda path: OnnxFile(
+            save(path / "m", [helper.make_node("Own", ["images"], ["made"])], (1,), (1,), opset=9), SPEC
+        ),
+        "has opset 9 and cannot be brought to 11",
+    ),
     "pool": (
         lambda path: OnnxFile(conv(path / "m", (1, 6, 2, 2)), SPEC, output="made"),
         r"pool none cannot be used: the model gives \(N, 6, 2, 2\); legal: mean",
