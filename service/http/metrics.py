@@ -6,7 +6,7 @@ each process a port of its own where it is to be monitored (docs/deployment.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
@@ -15,6 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection, func, select
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import Scope
 
 from service.backfills.planner import BackfillState
@@ -75,7 +76,10 @@ class Gauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         replica = self._service.replica
-        yield _gauge("regraft_ready", "1: the change feed is followed.", float(replica.failure is None))
+        lives = replica.all()
+        now, waiting = self._asked([live.id for live in lives])
+        followed = waiting is not None and replica.failure is None
+        yield _gauge("regraft_ready", "1: the database answers, the change feed is followed.", float(followed))
         yield _gauge("regraft_galleries_bytes", "Memory of the loaded galleries.", replica.cache.bytes())
         served = "Items by the version that serves them."
         items = GaugeMetricFamily("regraft_items", served, labels=("gallery", "version"))
@@ -84,10 +88,6 @@ class Gauges(Collector):
         )
         behind = "Numbers of the change feed that a collection in an engine does not cover yet."
         engine_lag = GaugeMetricFamily("regraft_engine_lag", behind, labels=("gallery", "version", "origin"))
-        lives = replica.all()
-        with self._service.database.lookup() as connection:
-            now = galleries_now(connection, [live.id for live in lives]) if lives else {}
-            waiting = backlog(connection)
         for live in lives:
             for version, count in live.gallery.items_by_version().items():
                 items.add_metric((live.name, version), count)
@@ -98,7 +98,16 @@ class Gauges(Collector):
         yield items
         yield lag
         yield engine_lag
-        yield _gauge("regraft_backfill_items_waiting", "Items that running backfills have still to move.", waiting)
+        if waiting is not None:
+            yield _gauge("regraft_backfill_items_waiting", "Items that running backfills have still to move.", waiting)
+
+    def _asked(self, gallery_ids: Sequence[int]) -> tuple[Mapping[int, tuple[int, int | None]], int | None]:
+        """Where these galleries' feeds are, and the `backlog`; nothing and None where the database does not answer."""
+        try:
+            with self._service.database.lookup() as connection:
+                return galleries_now(connection, gallery_ids) if gallery_ids else {}, backlog(connection)
+        except SQLAlchemyError:
+            return {}, None
 
 
 def backlog(connection: Connection) -> int:

@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
+
+from service.store.database import Database
 
 QUERY = "/v1/galleries/{name}/query"
 
@@ -52,3 +56,20 @@ def test_requests_items_and_what_backfills_have_still_to_move_are_told(served: A
     served.work()
     assert of(told(served), "regraft_backfill_items_waiting") == 0
     assert served.http.get(f"/backfills/{number}").json()["state"] == "done"
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_the_process_itself_knows_is_told_while_the_database_is_away(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.gallery()
+
+    def away(_: Database) -> Connection:
+        raise OperationalError("select 1", None, Exception("connection refused"))
+
+    monkeypatch.setattr(Database, "lookup", away)
+    now = told(served)
+
+    assert of(now, "regraft_ready") == 0
+    assert of(now, "regraft_requests_total") > 0
+    assert not [name for name, _ in now if name == "regraft_backfill_items_waiting"]
