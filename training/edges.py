@@ -30,10 +30,15 @@ class ItemTransform(Protocol):
 
 
 def with_unfinished(version: Version) -> Version:
-    """The version with the edges whose model waits for an exporter; its weights in torch can stand in for them."""
+    """The version with the edges whose model waits for an exporter; its weights in torch can stand in for them.
+
+    One that was fitted to the same old version meanwhile stands, as it will when the models are exported.
+    """
+    there = {edge.old for edge in version.edges}
     waiting = tuple(
         Edge(version.name, place.parent.name, EdgeKind(json.loads(place.read_text())["kind"]))
         for place in sorted((version.folder / UNFINISHED).glob("*/edge.json"))
+        if place.parent.name not in there
     )
     return replace(version, edges=version.edges + waiting)
 

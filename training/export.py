@@ -90,8 +90,7 @@ def export(checkpoint: Path, out: Path) -> Path:
     assert trained.version is not None
     with new_folder(out) as folder:
         shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
-        if (folder / UNFINISHED).exists():
-            (folder / UNFINISHED).rename(folder / "edges")
+        _move_unfinished(folder)
         with np.load(folder / PROBE, allow_pickle=False) as probe:
             image_1CHW = torch.from_numpy(probe["image"])
         write_models(trained, image_1CHW, folder, _learned_edge(trained, folder))
@@ -179,6 +178,17 @@ def check_parity(path: Path, given: Mapping[str, Tensor], expected: Tensor | tup
 def can_export() -> bool:
     """Whether torch's ONNX exporter has what it needs."""
     return all(importlib.util.find_spec(package) is not None for package in ("onnx", "onnxscript"))
+
+
+def _move_unfinished(folder: Path) -> None:
+    """Put the trained edge among those that were fitted meanwhile; one to the same old version stays in its place."""
+    if not (folder / UNFINISHED).exists():
+        return
+    (folder / "edges").mkdir(exist_ok=True)
+    for place in (folder / UNFINISHED).iterdir():
+        if not (folder / "edges" / place.name).exists():
+            place.rename(folder / "edges" / place.name)
+    shutil.rmtree(folder / UNFINISHED)
 
 
 def _learned_edge(trained: Trained, folder: Path) -> str | None:

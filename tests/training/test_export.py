@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from index.encoder import verify_version
 from index.errors import InvalidArgument
+from index.evaluation.adapters import Affine
 from index.folder import load_version, write_card, write_edge
 from index.version import EDGE_MODEL, ENCODER, PROBE, Edge, EdgeKind
 from staging.recipes import quick, train_weights
 from training import export
+from training.edges import with_unfinished
 from training.tracing import to_onnx
 from training.trained import WEIGHTS, Trained
 
@@ -78,6 +80,23 @@ def test_an_edge_that_was_fitted_later_keeps_its_model(
     export.export(v2, v2)
     assert model.read_bytes() == fitted
     assert {edge.old: edge.support for edge in load_version(v2).edges} == {"v1": 0, fitted_to: 600}
+
+
+@pytest.mark.parametrize(("fitted_to", "kinds"), [("v0", {"v0": "matrix", "v1": "forward"}), ("v1", {"v1": "matrix"})])
+def test_an_edge_that_was_fitted_before_the_export_stays_beside_the_trained_one_or_in_its_place(
+    fitted_to: str, kinds: dict[str, str], weights_only: tuple[Path, Path], tmp_path: Path
+) -> None:
+    v2 = shutil.copytree(weights_only[1], tmp_path / "v2")
+    card, place = load_version(v2).card, v2 / "edges" / fitted_to
+    place.mkdir(parents=True)
+    Affine(np.eye(16, dtype=np.float32), np.zeros(16, np.float32)).save(place)
+    write_edge(v2, Edge("v2", fitted_to, EdgeKind.MATRIX, support=600))
+    write_card(v2, card)
+
+    assert {edge.old: edge.kind.value for edge in with_unfinished(load_version(v2)).edges} == kinds
+    made = verify_version(export.export(v2, v2))
+    assert {edge.old: edge.kind.value for edge in made.edges} == kinds
+    assert not (v2 / export.UNFINISHED).exists()
 
 
 def test_the_models_equal_torch_on_any_batch_size(weights_only: tuple[Path, Path], encoder_onnx: bytes) -> None:
