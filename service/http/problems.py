@@ -102,7 +102,8 @@ async def _regraft_error(request: Request, error: Exception) -> Response:
 
 async def database_error(request: Request, error: Exception) -> Response:
     """The answer when the database is locked, restarted or out of reach, or all connections to it are taken."""
-    logger.error(Event("database_unavailable"), exc_info=error)
+    # No traceback: every request ends like this, for as long as it lasts.
+    logger.error(Event("database_unavailable", reason=str(error).partition("\n")[0]))
     fate = FATE.get()
     unknown = fate.committed or fate.committing
     detail = None if unknown else "the database does not answer now; nothing was changed"

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
 
 from index.events import CONTEXT, Event
 from regraft.commands import processes
@@ -94,6 +96,21 @@ def test_what_a_request_logs_on_another_thread_names_it(
     # The thread that follows the feed may fail meanwhile, too, for no request.
     mine = [event.name for event in told if event.fields.get("request") == failed.json()["request_id"]]
     assert mine == ["about_to_fail", "request_failed"]
+
+
+def test_a_request_that_meets_no_database_is_one_line_with_the_reason(
+    served: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(_: Database) -> Connection:
+        raise OperationalError("select 1", None, Exception("connection refused\nis it running?"))
+
+    monkeypatch.setattr(Database, "lookup", away)
+    refused = served.http.get("/audit")
+
+    mine = [one for one in caplog.records if refused.json()["request_id"] in str(one.msg)]
+    (line,) = map(logging.Formatter().format, mine)
+    assert "connection refused" in line
+    assert "\n" not in line
 
 
 @pytest.mark.parametrize("process", ["serve", "worker", "remote"])
