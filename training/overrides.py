@@ -79,7 +79,7 @@ def _override(recipe: Recipe, name: str, value: str) -> Recipe:
         legal = ", ".join(sorted([*(set(fields) - {"preprocess"}), *options, *parts]))
         raise InvalidArgument(f"recipe {recipe.name} has no field {name!r}; legal: {legal}", pointer=f"/set/{name}")
     # Options belong to the method they were set for.
-    kept = {} if name == "method" else recipe.options
+    kept = {} if name == "method" and value != recipe.method else recipe.options
     return replace(recipe, **{"options": kept, name: converted(name, value, str(fields[name]))})
 
 

@@ -39,6 +39,13 @@ def test_a_file_can_change_a_few_fields_of_a_recipe_by_name(tmp_path: Path) -> N
     assert (made.old, made.rate) == (base.old, base.rate)
 
 
+def test_a_file_that_names_the_method_of_its_recipe_keeps_the_options(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('from = "cifar100_class_bct"\nmethod = "bct"\n[options]\nweight = 2\n')
+
+    assert read_recipe(path).options == {**find_recipe("cifar100_class_bct").options, "weight": 2.0}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
