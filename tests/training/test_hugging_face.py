@@ -131,6 +131,13 @@ def of_bytes(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
     return folder
 
 
+def half(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
+    """The images of `clip`, by the class that transformers has for them alone."""
+    whole = transformers.CLIPModel.from_pretrained(clip(folder, words))
+    transformers.CLIPVisionModelWithProjection(whole.config.vision_config).save_pretrained(folder)
+    return folder
+
+
 def without(folder: Path, name: str) -> Path:
     (folder / name).unlink()
     return folder
@@ -156,6 +163,7 @@ def poolerless(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Pat
             "cannot be read as a model",
         ),
         (poolerless, None, r"lacks weights of its model, such as pooler.*, give --pool cls or mean"),
+        (half, None, r"one half of a model of images and texts \(CLIPVisionModelWithProjection\)"),
         (unpadded, None, r"tokenizer of .*model has no pad_token"),
         (of_bytes, None, r"model has a tokenizer that no tokenizer.json can say \(ByT5Tokenizer\)"),
         (vit, "max", "--pool 'max' is unknown; legal: cls, mean"),

@@ -71,6 +71,12 @@ class HuggingFace:
         parts = _read_json(self.path / MODULES) if (self.path / MODULES).is_file() else [{"path": ""}]
         first = self.path / parts[0]["path"]
         kind = transformers.AutoConfig.from_pretrained(first, local_files_only=True)
+        if halves := [name for name in kind.architectures or () if name.endswith("WithProjection")]:
+            raise InvalidArgument(
+                f"{first} holds one half of a model of images and texts ({halves[0]}), which would be read without its "
+                "projection: give the folder of the whole model",
+                pointer="/hf",
+            )
         model: Any = transformers.AutoModel._model_mapping[type(kind)]  # noqa: SLF001 - its class, without the weights
         both = hasattr(model, "get_image_features") and hasattr(model, "get_text_features")
         return (first if both else None), model.main_input_name == "input_ids"
