@@ -25,6 +25,11 @@ SHADOW, CANARY = "shadow", "canary"
 STEP = 1.1
 """Each bucket of a latency histogram is this much wider than the one before: a quantile is right to about 5 %."""
 ERRORS_KEPT = 5
+RECENT = 10
+"""A canary is held to its limits by its newest answers, so many times `min_queries` or up to twice as many.
+
+By all there were, a version that breaks late would be slow or wrong for as long again before it showed.
+"""
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -142,7 +147,7 @@ def summary(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def exceeded(settings: Mapping[str, Any], report: Mapping[str, Any]) -> str | None:
-    """Which of its limits a canary has passed, in words; None while it holds them or has answered too little."""
+    """Which of its limits a canary has passed by its newest counts, in words; None: none, or it answered too little."""
     found = summary(report)
     answered, rate, p99 = found["queries"]["new"], found["error_rate"], found["latency_ms"]["new"]["p99"]
     if answered < settings.get("min_queries", 1):
@@ -175,7 +180,7 @@ def report_of(connection: Connection, deployment_id: int) -> dict[str, dict[str,
 def add_counters(
     connection: Connection, deployment_id: int, phase: str, counters: Counters
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Add counts to a report; returns the trial's settings and the report, None when it is over."""
+    """Add counts to a report; returns the trial's settings and what its newest counts are, None when it is over."""
     # The lock keeps two processes from adding to what the other is about to replace.
     running = select(deployment.c.settings).where(deployment.c.id == deployment_id, deployment.c.state == phase)
     rollout = connection.execute(running.with_for_update()).first()
@@ -185,10 +190,24 @@ def add_counters(
     stored = connection.execute(select(trial_report.c.report).where(*same)).scalar()
     total = counters_from_json(stored) if stored else Counters()
     total += counters
-    report = total.as_json()
+    parts = _newest(stored, counters, RECENT * rollout.settings.get("min_queries", 1))
+    report = {**total.as_json(), "recent": [part.as_json() for part in parts]}
     if stored is None:
         values = {"deployment_id": deployment_id, "phase": phase, "report": report}
         connection.execute(insert(trial_report).values(values))
     else:
         connection.execute(update(trial_report).where(*same).values(report=report))
-    return rollout.settings, report
+    recent = Counters()
+    for part in parts:
+        recent += part
+    return rollout.settings, recent.as_json()
+
+
+def _newest(stored: Mapping[str, Any] | None, counters: Counters, size: int) -> list[Counters]:
+    """The newest counts of a report, these among them, in two parts: a third begins where one has `size` answers."""
+    # A report of the release before does not tell them apart.
+    parts = [counters_from_json(part) for part in stored.get("recent", [stored])] if stored else [Counters()]
+    if counters.counts["new"] and parts[-1].counts["new"] >= size:
+        parts = [parts[-1], Counters()]
+    parts[-1] += counters
+    return parts

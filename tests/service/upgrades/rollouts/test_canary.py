@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from service.registry.rollout_records import Counters, add_counters, exceeded
 from service.upgrades.rollouts import monitor as watching
 from service.upgrades.rollouts.monitor import share_of
 from staging.trials import ask, begin, broken, counted, shown, wait_for
@@ -87,6 +88,23 @@ class TestCanary:
         assert last["evidence"]["canary"]["errors"] == 5
         assert ask(served, filled, pictures[5])["version"] == "v1"
         assert served.http.get(filled).json()["current"] == "v1"
+
+    def test_a_version_that_breaks_late_passes_a_limit_by_its_newest_answers(self, served: Any, filled: str) -> None:
+        """A thousand good answers would hide a hundred errors."""
+        number = begin(served, filled, "drifted", "canary", canary={"max_error_rate": 0.1, "min_queries": 2})
+
+        def added(answers: int, errors: int) -> str | None:
+            counters = Counters()
+            counters.add(new=answers, errors=errors)
+            with served.runtime.database.write() as connection:
+                found = add_counters(connection, number, "canary", counters)
+            assert found is not None
+            return exceeded(*found)
+
+        assert [added(25, 1) for _ in range(40)] == [None] * 40
+        assert added(12, 12) == "error rate 35.1% of 37 queries is above the limit of 10.0%"
+        assert added(0, 0), "where it could not be ended at once"
+        assert shown(served, filled, number)["trial"]["canary"]["queries"]["new"] == 1012
 
     def test_a_slow_version_is_rolled_back(self, served: Any, filled: str, pictures: list[bytes]) -> None:
         limits = {"share": 1.0, "max_p99_ms": 0.001, "min_queries": 2}
