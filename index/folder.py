@@ -41,7 +41,7 @@ MAX_PROMPT = 1000
 """Characters of a prompt."""
 MAX_API_BATCH = 10_000
 """Texts in one call of a provider's API."""
-URL = re.compile(r"https?://[\w.:\[\]-]+(/[\w.~%-]+)*", re.ASCII)
+URL = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d+)?(/[\w.~%-]+)*", re.ASCII)
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 MAX_PIXEL = 1e6
 """The largest mean, and one over the smallest standard deviation, of a pixel in [0, 1]."""
@@ -91,7 +91,7 @@ def parse_card(value: object) -> Card:
     for path, sha in files.items():
         if not isinstance(sha, str) or not re.fullmatch(r"[0-9a-f]{64}", sha):
             raise fields.wrong(f"files/{path}", "must be a sha256 in lower-case hexadecimal")
-    preprocess = fields.take("preprocess", dict, None)
+    preprocess, api = fields.take("preprocess", dict, None), fields.take("api", dict, None)
     card = Card(
         name=name,
         dim=dim,
@@ -103,7 +103,7 @@ def parse_card(value: object) -> Card:
         data=fields.take("data", dict, {}),
         metrics=fields.take("metrics", dict, {}),
         prompts=_take_prompts(fields),
-        api=_take_api(fields),
+        api=parse_api(api) if api is not None else None,
         files=files,
     )
     fields.finish()
@@ -319,17 +319,11 @@ def _take_prompts(fields: _Fields) -> dict[str, str]:
     return prompts
 
 
-def _take_api(fields: _Fields) -> EmbeddingApi | None:
-    value = fields.take("api", dict, None)
-    return None if value is None else parse_api(value)
-
-
 def parse_api(value: object, file: str = CARD, prefix: str = "api/") -> EmbeddingApi:
     """Read the `api` field of a card. Raises InvalidVersionFolder, which names the field and its legal values."""
     fields = _Fields(value, file, prefix)
     url, model = fields.take("url", str), fields.take("model", str)
-    parts = urlsplit(url) if URL.fullmatch(url) else None
-    if parts is None or not parts.hostname or parts.username is not None or parts.query or parts.fragment:
+    if not _is_base_url(url):
         raise fields.wrong("url", "must be http(s)://HOST/PATH without a slash, a user or a query at its end")
     if not 1 <= len(model) <= MAX_PROMPT or not model.isprintable():
         raise fields.wrong("model", f"must be a text of 1 to {MAX_PROMPT} printable characters")
@@ -346,6 +340,13 @@ def parse_api(value: object, file: str = CARD, prefix: str = "api/") -> Embeddin
     api = EmbeddingApi(url, model, key, fields.take("shorten", bool, False), batch_size, **limits, encoding=encoding)
     fields.finish()
     return api
+
+
+def _is_base_url(url: str) -> bool:
+    try:
+        return URL.fullmatch(url) is not None and urlsplit(url).port != 0
+    except ValueError:  # what stands in brackets is no address, or the port is beyond those there are
+        return False
 
 
 def _take_resize(fields: _Fields) -> int | tuple[int, int] | None:
