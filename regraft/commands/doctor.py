@@ -9,7 +9,7 @@ from rich.text import Text
 
 from regraft.commands.answers import answer, err, out
 from regraft.commands.options import needs
-from regraft.commands.processes import Data, UnusableDatabase, checked_settings, settle, usable_database
+from regraft.commands.settings import Data, UnusableDatabase, checked_settings, settle, usable_database
 
 COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
 
@@ -25,7 +25,7 @@ def doctor(
         from service.store.database import Database, upgrade
 
     settings = checked_settings()
-    with usable_database():
+    with usable_database(settings):
         _check_file(settings.database_url)
         upgrade(settings)
         database = Database(settings.database_url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import signal
 import socket
@@ -20,9 +21,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from index.collector import collector_paused
-from index.errors import InvalidArgument, RegraftError
-from regraft.commands.answers import answer, err, out
+from index.errors import RegraftError
+from index.events import Event
+from regraft.commands.answers import answer, out
 from regraft.commands.options import needs
+from regraft.commands.settings import Data, checked_settings, settle, usable_database
 from regraft.own_packages import HERE
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ LISTENING = "REGRAFT_LISTENING_SOCKET"
 """Set for the servers among them: the file descriptor of the socket that all of them accept from."""
 BACKLOG = 2048
 
-Data = Annotated[Path | None, typer.Option(help="Folder of the database, images and versions.", show_default=False)]
+logger = logging.getLogger(__name__)
 
 
 def serve(
@@ -59,6 +62,7 @@ def serve(
         from index.engines.gpu import check_device
         from service.http.app import serve as run_service
         from service.http.auth import check_exposure
+        from service.logs import configure
         from service.store.database import upgrade
         from service.store.object_store import open_store
         from service.store.vector_parquet import parquet
@@ -71,12 +75,13 @@ def serve(
         run_service(settings, socket.socket(fileno=int(listening)))
         return
     _check_free(settings)
-    # Before the workers start, so that they do not race for it, and to fail with a sentence if it cannot be done.
-    with usable_database():
-        upgrade(settings)
     open_store(settings.blobs_url)  # to fail with a sentence if it cannot be used
     if settings.vectors == "objects":
         parquet()
+    configure(settings.log_format, settings.log_level)
+    # Before the workers start, so that they do not race for it, and to fail with a sentence if it cannot be done.
+    with usable_database(settings):
+        upgrade(settings)
     # uvicorn raises the signal it was stopped by once more at its end; it must not end this process before the workers.
     signal.signal(signal.SIGTERM, _interrupt)
     with Workers(workers), suppress(KeyboardInterrupt):
@@ -95,7 +100,8 @@ def _serve_together(settings: Settings, workers: int) -> None:
 
 
 def _announce(settings: Settings, workers: int, port: int) -> None:
-    url, processes = f"http://{settings.host}:{port}", settings.processes
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url, processes = f"http://{host}:{port}", settings.processes
     answer({"url": url, "processes": processes, "workers": workers, "data": settings.data})
     together = f"{processes} processes, " if processes > 1 else ""
     out.print(f"Regraft: {url}, {together}{workers} worker(s), data in {settings.data}")
@@ -163,7 +169,7 @@ def worker(
         if settings.vectors == "objects":
             parquet()
         answer({"data": settings.data})
-        with usable_database():
+        with usable_database(settings):
             os.nice(NICENESS)
             run(settings, stop)
 
@@ -195,21 +201,17 @@ def migrate(data: Data = None) -> None:
     """Bring the database to this release's schema."""
     settle({"data": data})
     with needs("serve"):
+        from service.logs import configure
         from service.store.database import is_sqlite, upgrade, without_password
         from service.store.faults import sqlite_file
     settings = checked_settings()
-    with usable_database():
+    configure(settings.log_format, settings.log_level)
+    with usable_database(settings):
         new = is_sqlite(settings.database_url) and sqlite_file(settings.database_url) is None
         upgrade(settings)
     shown = without_password(settings.database_url)
     answer({"database": shown, "up_to_date": True, "created": new})
     out.print(f"{shown} {'was not there: an empty one was made' if new else 'is up to date'}")
-
-
-class UnusableDatabase(RegraftError):
-    """The database cannot be used."""
-
-    code = "unusable_database"
 
 
 class CannotListen(RegraftError):
@@ -247,7 +249,7 @@ class Workers:
             if process.poll() is None:
                 _end(process)
             elif not self._stop.wait(RESTART_PAUSE_SECONDS):
-                err.print(f"a {self.kind} ended with code {process.returncode}; starting another")
+                logger.error(Event(f"{self.kind}_ended", code=process.returncode))
 
     def _start(self) -> subprocess.Popen[bytes]:
         return _start_worker()
@@ -350,46 +352,6 @@ def _stop_at_end_of_input(stop: threading.Event) -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass
     stop.set()
-
-
-@contextmanager
-def usable_database() -> Iterator[None]:
-    """Say in a sentence what is wrong with REGRAFT_DATABASE_URL."""
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from service.errors import DatabaseDamaged
-    from service.store.faults import is_damage
-
-    try:
-        yield
-    except SQLAlchemyError as error:
-        if is_damage(error):
-            raise DatabaseDamaged(f"{DatabaseDamaged.__doc__} ({str(error).splitlines()[0]})") from error
-        raise UnusableDatabase(f"the database cannot be used: {str(error).splitlines()[0]}") from error
-    except ModuleNotFoundError as error:
-        how = ": pip install 'regraft[postgres]'" if error.name == "psycopg" else ""
-        raise UnusableDatabase(f"REGRAFT_DATABASE_URL needs the Python package {error.name}{how}") from error
-
-
-def checked_settings() -> Settings:
-    """The settings of the environment; one line of an error for each that is wrong."""
-    from pydantic import ValidationError
-
-    from service.settings import Settings
-
-    try:
-        settings = Settings()
-    except ValidationError as error:
-        faults = (f"REGRAFT_{str(fault['loc'][0]).upper()}: {fault['msg']}" for fault in error.errors())
-        raise InvalidArgument("; ".join(faults)) from error
-    if settings.data.exists() and not settings.data.is_dir():
-        raise InvalidArgument(f"--data {settings.data} is a file, not a folder", pointer="/data")
-    return settings
-
-
-def settle(options: Mapping[str, object]) -> None:
-    """Make the options given on the command line the settings of this process and of the workers it starts."""
-    os.environ.update({f"REGRAFT_{name.upper()}": str(value) for name, value in options.items() if value is not None})
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

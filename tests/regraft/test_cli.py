@@ -243,6 +243,7 @@ def test_a_store_of_images_that_cannot_be_used_is_one_line(run, monkeypatch, tmp
     ("url", "said"),
     [
         ("nonsense", "the database cannot be used: "),
+        ("postgresql+psycopg://u@h:port/db", "the database cannot be used: "),
         ("sqlite:////nowhere/x.db", "the database cannot be used: "),
         ("oracle+nodriver://x", "the database cannot be used: "),
         ("firebird://x", "the database cannot be used: "),
@@ -261,7 +262,9 @@ def test_a_database_that_cannot_be_used_is_one_line(run, monkeypatch, tmp_path, 
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-@pytest.mark.parametrize("url", ["postgresql+psycopg://u:s3cr3t@h/db", "postgresql+psycopg://h/db?user=u&password=s3cr3t"])
+@pytest.mark.parametrize(
+    "url", ["postgresql+psycopg://u:s3cr3t@h/db", "postgresql+psycopg://h/db?user=u&password=s3cr3t"]
+)
 def test_migrate_shows_no_password(run, monkeypatch, tmp_path, url, options):
     monkeypatch.setenv("REGRAFT_DATABASE_URL", url)
     monkeypatch.setattr("service.store.database.upgrade", lambda settings: None)

@@ -6,10 +6,12 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
@@ -17,6 +19,7 @@ from regraft.client import Client
 from regraft.commands import processes
 from regraft.commands.processes import Workers
 from service.backfills import worker
+from service.settings import Settings
 from staging.forked import Forked, environment
 from staging.waiting import until
 
@@ -52,7 +55,7 @@ def test_as_many_workers_run_as_were_asked_for_and_none_is_left_behind(started):
     assert all(process.poll() is not None for process in started)
 
 
-def test_a_worker_that_dies_is_started_again(started, monkeypatch, capsys):
+def test_a_worker_that_dies_is_started_again(started, monkeypatch, caplog):
     monkeypatch.setattr(processes, "RESTART_PAUSE_SECONDS", 0.0)
     with Workers(1):
         until(lambda: len(started) == 1)
@@ -60,7 +63,7 @@ def test_a_worker_that_dies_is_started_again(started, monkeypatch, capsys):
         until(lambda: len(started) == 2)
         assert started[1].poll() is None
 
-    assert "a worker ended with code -9" in capsys.readouterr().err
+    assert "action=worker_ended code=-9" in caplog.text
 
 
 def test_a_worker_that_does_not_listen_is_killed_in_the_end(started, monkeypatch):
@@ -124,6 +127,29 @@ def test_a_worker_gives_way_to_whoever_asks_the_service_beside_it_before_it_work
     assert run("worker", "--data", tmp_path)[0] == 0
 
     assert done == [(processes.NICENESS, threading.get_ident()), ("works", threading.get_ident())]
+
+
+@pytest.mark.parametrize("command", [("migrate",), ("serve", "--workers", "0", "--port", "0")], ids=" ".join)
+def test_what_is_said_of_the_database_before_anything_serves_has_the_form_of_the_log(
+    run, monkeypatch, tmp_path, command
+):
+    monkeypatch.setattr("service.http.app.serve", lambda *_, **__: None)
+    monkeypatch.setattr(processes.signal, "signal", lambda *_: None)
+    monkeypatch.setenv("REGRAFT_LOG_FORMAT", "json")
+    assert run("migrate", "--data", tmp_path)[0] == 0
+    with closing(sqlite3.connect(tmp_path / "regraft.db", isolation_level=None)) as connection:
+        connection.execute("update alembic_version set version_num = '9999'")
+
+    code, _, said = run(*command, "--data", tmp_path)
+
+    assert (code, [json.loads(line)["event"] for line in said.splitlines()]) == (0, ["schema_is_newer"])
+
+
+def test_the_address_of_a_service_is_one_that_clients_take(capsys):
+    processes._announce(Settings(host="::1"), 1, 8080)
+
+    with Client(capsys.readouterr().out.split()[1].rstrip(",")) as client:
+        assert client.url == "http://[::1]:8080"
 
 
 @pytest.mark.parametrize("options", [(), ("--processes", "2")], ids=["one process", "two"])

@@ -1,0 +1,69 @@
+"""What commands on a service's own data have in common: its settings, and a database that can be used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from index.errors import InvalidArgument, RegraftError
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+
+Data = Annotated[Path | None, typer.Option(help="Folder of the database, images and versions.", show_default=False)]
+
+
+class UnusableDatabase(RegraftError):
+    """The database cannot be used."""
+
+    code = "unusable_database"
+
+
+@contextmanager
+def usable_database(settings: Settings) -> Iterator[None]:
+    """Say in a sentence what is wrong with REGRAFT_DATABASE_URL."""
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from service.errors import DatabaseDamaged
+    from service.store.faults import is_damage
+
+    try:
+        try:
+            make_url(settings.database_url)
+        except ValueError as error:
+            raise UnusableDatabase("the database cannot be used: its URL has a port that is no number") from error
+        yield
+    except SQLAlchemyError as error:
+        if is_damage(error):
+            raise DatabaseDamaged(f"{DatabaseDamaged.__doc__} ({str(error).splitlines()[0]})") from error
+        raise UnusableDatabase(f"the database cannot be used: {str(error).splitlines()[0]}") from error
+    except ModuleNotFoundError as error:
+        how = ": pip install 'regraft[postgres]'" if error.name == "psycopg" else ""
+        raise UnusableDatabase(f"REGRAFT_DATABASE_URL needs the Python package {error.name}{how}") from error
+
+
+def checked_settings() -> Settings:
+    """The settings of the environment; one line of an error for each that is wrong."""
+    from pydantic import ValidationError
+
+    from service.settings import Settings
+
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        faults = (f"REGRAFT_{str(fault['loc'][0]).upper()}: {fault['msg']}" for fault in error.errors())
+        raise InvalidArgument("; ".join(faults)) from error
+    if settings.data.exists() and not settings.data.is_dir():
+        raise InvalidArgument(f"--data {settings.data} is a file, not a folder", pointer="/data")
+    return settings
+
+
+def settle(options: Mapping[str, object]) -> None:
+    """Make the options given on the command line the settings of this process and of the workers it starts."""
+    os.environ.update({f"REGRAFT_{name.upper()}": str(value) for name, value in options.items() if value is not None})
