@@ -113,7 +113,7 @@ class Watch(lightning.Callback):
     ) -> None:
         if batch_idx % LOOKED_AT and not trainer.is_last_batch:
             return
-        loss = float(outputs["loss"])
+        loss = _everywhere(trainer, outputs["loss"])
         if not math.isfinite(loss):
             raise Diverged(f"the loss is {loss} in epoch {trainer.current_epoch + 1}, step {batch_idx + 1}")
         self.last = batch
@@ -123,10 +123,15 @@ class Watch(lightning.Callback):
         # No loss has been computed yet with the weights that the last step made.
         assert isinstance(pl_module, Loop)
         was = pl_module.training
-        loss = float(pl_module.eval().step(self.last).loss)
+        loss = _everywhere(trainer, pl_module.eval().step(self.last).loss)
         pl_module.train(was)
         if not math.isfinite(loss):
             raise Diverged(f"the loss is {loss} after epoch {trainer.current_epoch + 1}")
+
+
+def _everywhere(trainer: lightning.Trainer, loss: Tensor) -> float:
+    """The mean over all processes: one that ended alone would leave the others waiting for it."""
+    return float(trainer.strategy.reduce(loss.detach().clone(), reduce_op="mean"))
 
 
 class Keeper(lightning.Callback):

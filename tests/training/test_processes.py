@@ -58,6 +58,30 @@ assert Path(sys.argv[1]).exists(), "left before the first one was done"
 processes.part()
 """
 
+DIVERGING = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from training import processes, train as path
+from training.divergence import Diverged
+from training.module import Training
+from training.recipes import find_recipe
+
+step = Training.step
+
+def spoiled(module, drawn):
+    made = step(module, drawn)
+    return replace(made, loss=made.loss * float("nan")) if processes.rank() == 1 else made
+
+Training.step = spoiled
+try:
+    path.train(replace(find_recipe("digits_v1"), epochs=1, warmup_epochs=0), Path(sys.argv[1]) / "v", progress=False)
+except Diverged:
+    processes.part()
+    sys.exit()
+sys.exit("did not diverge")
+"""
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -90,6 +114,13 @@ def run_two(code: str, *arguments: str) -> None:
 @pytest.mark.slow
 def test_the_others_wait_for_the_first_one_longer_than_their_group_does(tmp_path: Path) -> None:
     run_two(MEETING, str(tmp_path / "done"))
+
+
+@pytest.mark.slow
+def test_a_loss_that_diverges_in_one_process_ends_both_alike(tmp_path: Path) -> None:
+    run_two(DIVERGING, str(tmp_path))
+
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
