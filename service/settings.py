@@ -143,8 +143,10 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _fill_urls(self) -> Self:
         data = self.data.absolute()
+        # What ends a path in a URL, or stands for other characters, may be in the name of a folder.
+        path = str(data / "regraft.db").replace("%", "%25").replace("?", "%3F")
         # Frozen for everyone else: these two are part of construction.
-        object.__setattr__(self, "database_url", self.database_url or f"sqlite:///{data / 'regraft.db'}")
+        object.__setattr__(self, "database_url", self.database_url or f"sqlite:///{path}")
         object.__setattr__(self, "blobs_url", self.blobs_url or f"file://{data / 'blobs'}")
         return self
 

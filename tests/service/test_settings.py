@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from service.settings import Settings
+from service.store.database import upgrade
 
 
 def test_everything_lies_in_the_data_folder_unless_told_otherwise(tmp_path: Path) -> None:
@@ -16,6 +17,14 @@ def test_everything_lies_in_the_data_folder_unless_told_otherwise(tmp_path: Path
     assert settings.versions == tmp_path / "versions"
     elsewhere = Settings(data=tmp_path, database_url="postgresql://x/y", blobs_url="s3://bucket/images")
     assert (elsewhere.database_url, elsewhere.blobs_url) == ("postgresql://x/y", "s3://bucket/images")
+
+
+@pytest.mark.parametrize("name", ["a b", "a?b", "a%20b", "a#b", "ä@:b"])
+def test_the_database_lies_in_the_data_folder_whatever_its_name(tmp_path: Path, name: str) -> None:
+    upgrade(Settings(data=tmp_path / name))
+
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name / "regraft.db").is_file()
 
 
 def test_the_environment_sets_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
