@@ -27,7 +27,7 @@ from index.columns import Mask
 from index.contents import Contents
 from index.fields import Field, deepest_first, enter
 from index.filter import And, Condition, Exists, Filter, Not, Or, Test, keys_of
-from index.kept_items import KEY, NOBODY, SEQ, JoinedTexts, KeptItems, joined_texts, texts_of
+from index.kept_items import KEY, NOBODY, JoinedTexts, KeptItems, joined_texts, texts_of
 
 Slots = NDArray[np.int64]
 
@@ -63,7 +63,7 @@ NOTHING = Item()
 
 
 class FoundItems(Mapping[int, Item]):
-    """Some items by key, as they were when they were found; made of what is kept when somebody looks at one."""
+    """Some items by key, as they were when they were found; each is made of what is kept when somebody looks at it."""
 
     def __init__(self, rows_N5: Slots, memory: bytearray) -> None:
         """See `KeptItems.rows`."""
@@ -71,21 +71,21 @@ class FoundItems(Mapping[int, Item]):
 
     def __getitem__(self, key: int) -> Item:
         """What is known of one of them."""
-        return self._items[key]
+        _, seq, first, second, end = self._rows[key]
+        return Item(self._memory[first:second].decode(), self._memory[second:end].decode(), seq)
 
     def __iter__(self) -> Iterator[int]:
         """Their keys."""
-        return iter(self._items)
+        return iter(self._rows)
 
     def __len__(self) -> int:
         """How many they are."""
-        return len(self._items)
+        return len(self._rows)
 
     @cached_property
-    def _items(self) -> dict[int, Item]:
-        keys, seqs = self._rows_N5[:, KEY].tolist(), self._rows_N5[:, SEQ].tolist()
-        texts = texts_of(self._rows_N5, self._memory)
-        return {key: Item(*both, seq) for key, both, seq in zip(keys, texts, seqs, strict=True)}
+    def _rows(self) -> dict[int, list[int]]:
+        # A deep page looks at few of those that were ranked for it.
+        return {row[KEY]: row for row in self._rows_N5.tolist()}
 
 
 class ItemChanges(NamedTuple):
