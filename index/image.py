@@ -33,6 +33,17 @@ MAX_RESIZED = 32_000_000
 """Pixels of a resized image of which more is kept than the part that is cropped from it."""
 UNBOUNDED = {"I": "32-bit integers", "F": "floating point"}
 """Pillow's modes of grey that nothing says what is white of."""
+ORIENTATION = 0x0112
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What makes a picture of each EXIF orientation upright; 1 is."""
 WHITE_IS_ZERO = 0
 """The photometric interpretation of TIFF that Pillow heeds up to 8 bits only."""
 FILTER_SUPPORT = 3
@@ -82,7 +93,7 @@ def load_image(image: Image.Image) -> Image.Image:
     """The second half: the pixels, upright and of 8 bits."""
     try:
         image.load()
-        return ImageOps.exif_transpose(_eight_bit(image))
+        return _upright(_eight_bit(image))
     except Exception as error:  # decoders raise whatever the broken bytes lead them to
         raise_if_out_of_memory(error)
         raise InvalidImage(f"the image is corrupt or truncated ({error})") from error
@@ -163,6 +174,19 @@ def _eight_bit(image: Image.Image) -> Image.Image:
     if image.mode in {"P", "PA"}:
         return image.convert("RGBA" if "transparency" in image.info or image.mode == "PA" else "RGB")
     return image
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turn an image as its EXIF orientation says. One that cannot be read turns nothing: the picture is whole.
+
+    Not Pillow's `exif_transpose`, which writes the other fields anew and fails where one of them is broken.
+    """
+    try:
+        turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
+    except Exception as error:  # whatever broken bytes lead its parser to
+        raise_if_out_of_memory(error)
+        return image
+    return image if turn is None else image.transpose(turn)
 
 
 def _scaled(size: tuple[int, int], shorter: int) -> tuple[int, int]:

@@ -145,6 +145,18 @@ def test_an_image_is_turned_upright(image_bytes: SaveImage, kind: str, orientati
     assert off.mean() < 10
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("exif", [b"Exif\0\0garbage!", b"Exif\0\0II*\0", b"Exif\0\0" + bytes(50)])
+def test_a_whole_picture_with_unreadable_exif_is_decoded(image_bytes: SaveImage, kind: str, exif: bytes) -> None:
+    assert decode_image(image_bytes(photo(), kind, exif=exif)).size == (60, 40)
+
+
+def test_one_broken_field_of_exif_hides_no_orientation(image_bytes: SaveImage) -> None:
+    fields = struct.pack("<HHII", 0x0100, 2, 1, ord("x")) + struct.pack("<HHII", 0x0112, 3, 1, 6)  # a width in letters
+    exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + fields + bytes(4)
+    assert decode_image(image_bytes(photo(), exif=exif)).size == (40, 60)
+
+
 def test_sixteen_bit_grey_keeps_its_shades(image_bytes: SaveImage) -> None:
     grey = np.linspace(0, 65_535, 64).astype(np.uint16).reshape(8, 8)
     image = decode_image(image_bytes(Image.fromarray(grey)))
