@@ -1,19 +1,20 @@
-"""What whoever deploys a version should know, though nothing refuses it: items it does not reach, and what gates said.
+"""What whoever deploys a version should know, though nothing refuses it: what it does not reach, what trials said.
 
 Every function runs in its caller's transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from sqlalchemy import Connection
 
 from service.registry.placement import PlacedItems, places_in, places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.repository import gallery_row, versions_held
-from service.store.rows import DeploymentRow, GateRow
-from service.upgrades.deployments.history import DeploymentState
+from service.store.rows import DeploymentRow, GateRow, TransitionRow
+from service.upgrades.deployments.history import DeploymentState, transitions
 from service.upgrades.deployments.verdicts import PASS, REFUSE, deciding_report
 
 ENDED = {DeploymentState.SUPERSEDED.value, DeploymentState.ROLLED_BACK.value, DeploymentState.RETIRED.value}
@@ -31,7 +32,7 @@ def notes(connection: Connection, registry: Registry, placed: PlacedItems, row: 
         found += _said(report, version.name, current.name)
         if report is not None:
             found += _unmeasured(connection, registry, placed, report, version, current)
-    return found
+    return [*found, *_untried(transitions(connection, row.id)[-1], row.settings or {})]
 
 
 def _by_old_encoders(
@@ -81,3 +82,12 @@ def _unmeasured(
             f"gate {report.id} measured items as {current.name!r} embeds them: what queries of {version.name!r} find "
             f"among the {counted[third]} items that {third!r} serves is not known"
         )
+
+
+def _untried(step: TransitionRow, settings: Mapping[str, Any]) -> Iterator[str]:
+    """A canary that ends before its limits were looked at."""
+    if (step.before, step.after) != (DeploymentState.CANARY, DeploymentState.CURRENT):
+        return
+    answered, least = step.evidence.get("canary", {}).get("queries", {}).get("new", 0), settings["min_queries"]
+    if answered < least:
+        yield f"the canary answered {answered} queries, fewer than the {least} from which its limits count"

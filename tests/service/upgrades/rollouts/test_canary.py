@@ -166,6 +166,19 @@ class TestCanary:
         assert shown(served, filled, number)["transitions"][-1]["evidence"]["canary"]["queries"]["new"] == 1
         assert ask(served, filled, pictures[0])["version"] == "drifted"
 
+    @pytest.mark.parametrize("least", [1, 2])
+    def test_one_that_hardly_anybody_asked_is_told_when_it_becomes_current(
+        self, served: Any, filled: str, pictures: list[bytes], least: int
+    ) -> None:
+        number = begin(served, filled, "drifted", "canary", canary={"share": 1.0, "min_queries": least})
+        ask(served, filled, pictures[0])
+        wait_for(served, filled, number, counted("canary", "new", 1))
+
+        told = served.http.post(f"{filled}/deployments/{number}/advance", json={"to": "current"}).json()["notes"]
+
+        early = [note for note in told if "canary" in note]
+        assert [note.split(",")[0] for note in early] == ["the canary answered 1 queries"][: least - 1]
+
     def test_what_a_change_of_a_canary_does_not_name_stays(self, served: Any, filled: str) -> None:
         limits = {"share": 0.3, "max_error_rate": 0.5, "max_p99_ms": 800.0, "min_queries": 7}
         number = begin(served, filled, "drifted", "canary", canary=limits)
