@@ -23,6 +23,8 @@ Pixels = NDArray[np.float32]
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 50_000_000
+PILLOWS_PIXELS = 178_956_970
+"""Pillow opens no image of more, whatever it is asked for."""
 MIN_SIDE = 4
 """Shorter sides hold nothing to recognise and are almost always tracking pixels or broken exports."""
 LEAST_SEEN = 0.25

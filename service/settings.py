@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from index.decoding import MAX_DECODED_BYTES
 from index.execution import Device, Execution
+from index.image import MAX_PIXELS, PILLOWS_PIXELS
 from index.isolated import Limits
 from service.logs import LogFormat, LogLevel
 
@@ -71,7 +72,7 @@ class Settings(BaseSettings):
     worker_key: SecretStr | None = None
     """What remote workers send instead of the API key; it opens the routes below /v1/work and no others."""
 
-    max_image_pixels: int = Field(50_000_000, ge=1)
+    max_image_pixels: int = Field(MAX_PIXELS, ge=1, le=PILLOWS_PIXELS)
     max_decoded_bytes: int = Field(MAX_DECODED_BYTES, ge=1)
     """Memory of the images that one process decodes at the same time; a larger one is decoded alone."""
     max_body_bytes: int = Field(256 << 20, ge=1)

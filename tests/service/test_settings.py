@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from pydantic import ValidationError
 
 from service.settings import Settings
@@ -55,6 +56,14 @@ def test_it_listens_on_this_machine_only_by_default() -> None:
 def test_senseless_values_are_refused(field: str) -> None:
     with pytest.raises(ValidationError, match=field):
         Settings(**{field: -1})
+
+
+def test_no_more_pixels_are_promised_than_pillow_opens() -> None:
+    assert Image.MAX_IMAGE_PIXELS is not None
+    most = 2 * Image.MAX_IMAGE_PIXELS
+    assert Settings(max_image_pixels=most).max_image_pixels == most
+    with pytest.raises(ValidationError, match="max_image_pixels"):
+        Settings(max_image_pixels=most + 1)
 
 
 @pytest.mark.parametrize("value", ["inf", "nan"])
