@@ -72,8 +72,9 @@ class Upgrade:
 
     @property
     def update_gain(self) -> dict[str, Score]:
-        """`p_com` where compatibility holds, M(new/old) > M(old/old)."""
-        return {metric: score for metric, score in self.p_com.items() if self.difference[metric].value > 0}
+        """`p_com` where compatibility holds, M(new/old) > M(old/old), as `index.evaluation.metrics.update_gain`."""
+        # Of a gain P_com is below 0 where M(ind/ind) is below M(old/old): there it is a share of nothing.
+        return {m: score for m, score in self.p_com.items() if self.difference[m].value > 0 and score.value > 0}
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ import naive as naive_twin
 from index.errors import InvalidArgument
 from index.evaluation.curves import CALIBRATED, RAW
 from index.evaluation.matching import Matching
-from index.evaluation.metrics import Compared, mean_interval, p_com, p_up
+from index.evaluation.metrics import Compared, mean_interval, p_com, p_up, update_gain
 from index.folder import load_version
 from index.space import space_from_json
-from index.version import Version
+from index.version import Score, Version
 from training.criterion import Strict, strict_criterion
 from training.data import Data
 from training.embeddings import embed_version
 from training.evaluate import METRICS
-from training.matrix import REENCODE, REFINE, TRANSFORM, Evaluation, evaluate, match, ratio_interval
+from training.matrix import REENCODE, REFINE, TRANSFORM, Evaluation, Upgrade, evaluate, match, ratio_interval
 from training.tables import as_json, lines
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +137,14 @@ def test_gains_are_measured_against_the_independent_version_where_there_is_one(
             assert (metric in upgrade.p_com) == (best != old_old)  # nothing to gain, no share of it
             if metric in upgrade.p_com:
                 assert upgrade.p_com[metric].value == pytest.approx(p_com(old_old, new_old, best))
-                assert (metric in upgrade.update_gain) == (new_old > old_old)
+                assert (metric in upgrade.update_gain) == (update_gain(old_old, new_old, best) is not None)
+
+
+def test_a_gain_is_no_share_of_what_an_independent_version_loses() -> None:
+    gained, lost = Score(0.1, 0.05, 0.15), Score(-0.5, -0.6, -0.4)
+    upgrade = Upgrade({"cmc@1": gained, "mAP@1.0": gained}, {"cmc@1": lost, "mAP@1.0": gained}, 0, gained, 1.0)
+
+    assert upgrade.update_gain == {"mAP@1.0": gained}
     for metric in METRICS:
         new_new, best = (np.mean(twin[p][metric]) for p in (("v3", "v3"), ("alone", "alone")))
         assert measured.p_up["v3"][metric].value == pytest.approx(p_up(new_new, best))
