@@ -81,6 +81,8 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
         raise InvalidArgument(f"{where}: a line is an object of id, text and, if any, metadata")
     if not isinstance(value["id"], str) or not isinstance(value["text"], str):
         raise InvalidArgument(f"{where}: id and text are strings")
+    if not isinstance(value.get("metadata"), dict | None):
+        raise InvalidArgument(f"{where}: metadata are an object")
     return value
 
 

@@ -41,6 +41,7 @@ def test_lines_and_files_are_texts(run, service, texts):
     [
         ("a.jsonl", b'{"id": "a"}', "a.jsonl, line 1: a line is an object"),
         ("a.jsonl", b'{"id": "a", "text": 3}', "id and text are strings"),
+        ("a.jsonl", b'\n{"id": "a", "text": "b", "metadata": []}', "a.jsonl, line 2: metadata are an object"),
         ("a.jsonl", b"nothing", "this is not JSON"),
         ("a.txt", b"\xff", "cannot be read as UTF-8"),
         ("missing.txt", None, "does not exist"),
