@@ -74,6 +74,9 @@ SWITCH_SECONDS = 0.001
 """How long a thread may go on when another wants to."""
 FULL_COLLECTION = 100
 """Collections of the middle generation before one of all objects; Python's own figure is 10."""
+IDLE_SECONDS = 75
+"""So long a connection may rest between two requests. Whoever asks at the moment it is closed gets no answer, so it is
+longer than clients and proxies keep one: 5 seconds httpx, 60 most balancers."""
 NOT_STARTED = 3
 """Exit code when the address could not be listened on."""
 
@@ -146,8 +149,9 @@ def serve(
     _let_others_run()
     _open_many_files()
     # Nothing here asks where a request came from or by which scheme, so that nobody need believe a proxy.
-    quiet: dict[str, Any] = {"access_log": False, "log_config": None, "proxy_headers": False}
-    config = uvicorn.Config(app, host=settings.host, port=settings.port, http=WholeAnswers, **quiet)
+    options: dict[str, Any] = {"access_log": False, "log_config": None, "proxy_headers": False}
+    options |= {"http": WholeAnswers, "timeout_keep_alive": IDLE_SECONDS}
+    config = uvicorn.Config(app, host=settings.host, port=settings.port, **options)
     server = Server(config, app, shared=listener is not None, listening=listening)
     with suppress(KeyboardInterrupt):
         server.run(None if listener is None else [listener])

@@ -75,3 +75,20 @@ def test_a_server_opens_all_the_files_that_it_may() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+def test_a_connection_may_rest_longer_than_clients_and_proxies_keep_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = []
+
+    def run(server: app.Server, _: object) -> None:
+        seconds.append(server.config.timeout_keep_alive)
+        server.started = True
+
+    monkeypatch.setattr(app.Server, "run", run)
+    monkeypatch.setattr(app.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(app, "_let_others_run", lambda: None)
+    app.serve(Settings(data=tmp_path))
+
+    assert seconds[0] > 60
