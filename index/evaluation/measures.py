@@ -73,10 +73,10 @@ def tar(
         InvalidArgument: there is no pair of one class, or none of different classes.
     """
     queries, items = comparable(shard)
-    _, codes = np.unique(np.concatenate([np.asarray(query_labels), np.asarray(item_labels)]), return_inverse=True)
+    classes, codes = np.unique(np.concatenate([np.asarray(query_labels), np.asarray(item_labels)]), return_inverse=True)
     query_codes, item_codes = codes[: len(queries)], codes[len(queries) :]
     self_Q = np.asarray(remove_self, np.int64)
-    same_Q = np.bincount(item_codes, minlength=codes.max() + 1)[query_codes] - (self_Q >= 0)
+    same_Q = np.bincount(item_codes, minlength=len(classes))[query_codes] - (self_Q >= 0)
     others = len(queries) * len(items) - int(same_Q.sum()) - int((self_Q >= 0).sum())
     if not others or not same_Q.any():
         raise InvalidArgument("TAR@FAR needs pairs of one label and pairs of different labels", pointer="/metric")

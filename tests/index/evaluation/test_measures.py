@@ -70,6 +70,8 @@ def test_a_label_of_its_own_is_not_valid_and_one_sided_labels_are_refused() -> N
     for labels in ([0] * 5, [0, 1, 2, 3, 4]):
         with pytest.raises(InvalidArgument, match="one label and pairs of different"):
             tar(Compared(x, x, COSINE), labels, labels, 0.1, np.arange(5))
+    with pytest.raises(InvalidArgument, match="one label and pairs of different"):
+        tar(Compared(x[:0], x[:0], COSINE), [], [], 0.1, np.arange(0))
 
 
 @pytest.mark.parametrize("k", [1, 3, 10])
