@@ -204,7 +204,7 @@ def add_counters(
 
 
 def _newest(stored: Mapping[str, Any] | None, counters: Counters, size: int) -> list[Counters]:
-    """The newest counts of a report, with these, in two parts: at `size` answers a new one begins and the first goes."""
+    """The newest counts of a report, these too, in two parts: at `size` answers another begins and the first goes."""
     # A report of the release before does not tell them apart.
     parts = [counters_from_json(part) for part in stored.get("recent", [stored])] if stored else [Counters()]
     if counters.counts["new"] and parts[-1].counts["new"] >= size:
