@@ -197,7 +197,7 @@ def check_sizes(recipe: Recipe, old: Old | None, classes: int, references: Refer
         InvalidArgument: from the method; names what would work.
     """
     independent_dim = planned_dim(recipe, references)
-    head = (torch.zeros(classes, independent_dim), None) if independent_dim else None
+    head = (torch.zeros(classes, independent_dim), torch.zeros(classes)) if independent_dim else None
     method = build_method(recipe, classes, old, independent_dim, head)
     if independent_dim is not None:
         try_batch(recipe, method, old, independent_dim)

@@ -122,7 +122,8 @@ class Fct(nn.Module):
             Jaeckle 2023, arXiv 2303.04766); it orders a backfill.
 
     Raises:
-        InvalidArgument: an unknown objective, or `kl` with uncertainty or without a head to ask.
+        InvalidArgument: an unknown objective, or `kl` with uncertainty or without a head to ask: where lengths count,
+            one that reads them, which alone has a bias.
     """
 
     trains_encoder = False
@@ -155,6 +156,12 @@ class Fct(nn.Module):
         if objective == "kl" and uncertainty:
             raise InvalidArgument("uncertainty is learned with objective=square", pointer="/uncertainty")
         weight_CD, bias_C = context.independent_head or (None, None)
+        if objective == "kl" and not self.unit and weight_CD is not None and bias_C is None:
+            raise InvalidArgument(
+                f"objective=kl in space {context.space} needs an independent version with head=softmax: others of its "
+                "heads read directions, and would leave lengths to chance",
+                pointer="/objective",
+            )
         self.register_buffer("head_CD", weight_CD, persistent=False)
         self.register_buffer("bias_C", bias_C, persistent=False)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from index.errors import InvalidArgument
 from index.version import EdgeKind
@@ -32,13 +32,14 @@ def build(
     side: int = 0,
     bits: bool = False,
     uncertainty: bool = False,
+    head: tuple[Tensor, Tensor | None] = HEAD,
     **options: object,
 ) -> Fct:
     torch.manual_seed(0)
     unknown = torch.full((CLASSES,), UNKNOWN)
     old = Old(draw(CLASSES, OLD_DIM, seed=5), unknown, space=old_space, side_dim=old_side)
     context = MethodContext(
-        DIM, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old, space, side, bits, independent_head=HEAD
+        DIM, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old, space, side, bits, independent_head=head
     )
     return Fct(context, branch=8, trunk=8, uncertainty=uncertainty, **options)
 
@@ -90,6 +91,14 @@ def test_the_objective_kl_needs_a_head_and_no_variance() -> None:
         method(batch())
     with pytest.raises(InvalidArgument, match="uncertainty is learned with objective=square"):
         build(objective="kl", uncertainty=True)
+
+
+def test_the_objective_kl_refuses_a_head_of_directions_where_lengths_count() -> None:
+    with pytest.raises(
+        InvalidArgument, match="objective=kl in space l2 needs an independent version with head=softmax"
+    ):
+        build("l2", objective="kl", head=(HEAD[0], None))
+    assert build("cosine", objective="kl", head=(HEAD[0], None))(batch()).loss.isfinite()
 
 
 def test_only_the_transform_learns() -> None:
