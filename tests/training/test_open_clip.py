@@ -20,6 +20,7 @@ open_clip = pytest.importorskip("open_clip", reason="regraft[open-clip] is not i
 
 from training.creation.open_clip import OpenClip  # noqa: E402 - it needs open_clip
 
+TYPESET = "the dog\u2019s \u201cred\u201d ball \u2018of\u2019 its o\ufb03ce, \ufb01ne \ufb02ax and stu\ufb00"
 MODEL = {
     "embed_dim": 16,
     "vision_cfg": {"layers": 1, "width": 32, "head_width": 16, "patch_size": 8, "image_size": 32},
@@ -49,7 +50,7 @@ def test_a_model_becomes_a_version_that_gives_what_open_clip_gives(tmp_path: Pat
         assert (parity["inputs"], parity["largest_difference"] < 1e-3) == (PROBES, True)
     model, _, prepare = open_clip.create_model_and_transforms(f"local-dir:{place}")
     words = open_clip.get_tokenizer(f"local-dir:{place}")
-    images, texts = [make_image(n, n).convert("RGB").resize((50 + n, 40)) for n in range(3)], list(SENTENCES)
+    images, texts = [make_image(n, n).convert("RGB").resize((50 + n, 40)) for n in range(3)], [*SENTENCES, TYPESET]
     with torch.inference_mode():
         by_images = model.eval().encode_image(torch.stack([prepare(image) for image in images]), normalize=True)
         by_texts = model.encode_text(words(texts), normalize=True)

@@ -25,6 +25,16 @@ from training.creation.entrances import write_images, write_texts
 CONFIG = "open_clip_config.json"
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 """What CLIP's tokenizer takes for a word, of a text in lower case."""
+REPAIRED = {
+    "[\u02bc\u2018-\u201b]": "'",
+    "[\u201c-\u201f]": '"',
+    "\ufb00": "ff",
+    "\ufb01": "fi",
+    "\ufb02": "fl",
+    "\ufb03": "ffi",
+    "\ufb04": "ffl",
+}
+"""What ftfy makes of curly quotes and ligatures, which telephones and typeset documents put into texts."""
 START, END = "<start_of_text>", "<end_of_text>"
 
 
@@ -32,8 +42,8 @@ START, END = "<start_of_text>", "<end_of_text>"
 class OpenClip:
     """A model of open_clip: by its name with a file of weights, or in a folder that holds open_clip_config.json.
 
-    Nothing is downloaded. What open_clip repairs in a text before it reads it (ftfy: broken encodings, HTML entities)
-    stays as it is.
+    Nothing is downloaded. Of what open_clip repairs in a text before it reads it, curly quotes and ligatures are
+    repaired; the rest (ftfy: broken encodings, full-width letters; HTML entities) stays as it is.
 
     Args:
         model: a name as `open_clip.list_models()` has it, or the folder.
@@ -138,6 +148,7 @@ def _tokenizer(words: SimpleTokenizer, limit: int) -> Tokenizer:
     made = Tokenizer(models.BPE(words.encoder, list(words.bpe_ranks), end_of_word_suffix="</w>"))
     made.normalizer = normalizers.Sequence(
         [
+            *(normalizers.Replace(Regex(found), repaired) for found, repaired in REPAIRED.items()),
             normalizers.NFC(),
             normalizers.Replace(Regex(r"\s+"), " "),
             normalizers.Strip(),
