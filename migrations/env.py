@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from alembic import context
 
+import service.store.api_keys
 import service.store.engine_leases
-import service.store.vector_files  # noqa: F401 - it has tables of its own
+import service.store.vector_files  # noqa: F401 - they have tables of their own
 from service.store.tables import metadata
 
 connection = context.config.attributes["connection"]

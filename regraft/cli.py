@@ -17,6 +17,7 @@ from regraft.commands import (
     galleries,
     ingest,
     items,
+    keys,
     plan,
     processes,
     recipes,
@@ -43,6 +44,7 @@ app.command(rich_help_panel=SERVICE)(processes.serve)
 app.command(rich_help_panel=SERVICE)(processes.worker)
 app.command(rich_help_panel=SERVICE)(processes.migrate)
 app.command(rich_help_panel=SERVICE)(doctor.doctor)
+app.add_typer(keys.key, name="key", rich_help_panel=SERVICE)
 app.command(rich_help_panel=SERVICE)(audit.audit)
 app.add_typer(galleries.gallery, name="gallery", rich_help_panel=GALLERY)
 app.command(rich_help_panel=GALLERY)(ingest.ingest)

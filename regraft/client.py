@@ -30,6 +30,7 @@ from regraft.routes.backfills import BackfillRoutes
 from regraft.routes.edges import EdgeRoutes
 from regraft.routes.galleries import GalleryRoutes
 from regraft.routes.items import ImageItem, ItemRoutes, TextItem
+from regraft.routes.keys import KeyRoutes
 from regraft.routes.queries import DEFAULT_K, QueryOptions, QueryRoutes
 from regraft.routes.upgrades import UpgradeRoutes
 from regraft.routes.versions import VersionRoutes
@@ -53,7 +54,15 @@ __all__ = [
 
 
 class Routes(
-    GalleryRoutes, VersionRoutes, ItemRoutes, QueryRoutes, UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes
+    GalleryRoutes,
+    VersionRoutes,
+    ItemRoutes,
+    QueryRoutes,
+    UpgradeRoutes,
+    EdgeRoutes,
+    BackfillRoutes,
+    KeyRoutes,
+    WorkRoutes,
 ):
     """Every route of the API; its methods are written once for both clients (`regraft.routes.route`)."""
 

@@ -127,6 +127,34 @@ class Unauthorized(RegraftError):
     code = "unauthorized"
 
 
+class Forbidden(RegraftError):
+    """The key's scope does not open this; the scopes are query, ingest and admin, each of which opens more."""
+
+    status = 403
+    code = "forbidden"
+
+
+class KeyExists(RegraftError):
+    """There is a key of this name."""
+
+    status = 409
+    code = "key_exists"
+
+
+class UnknownKey(RegraftError):
+    """There is no key of this name."""
+
+    status = 404
+    code = "unknown_key"
+
+
+class NobodyAsked(RegraftError):
+    """Without REGRAFT_API_KEY no request needs a key: start the service with one, then make others."""
+
+    status = 409
+    code = "no_api_key"
+
+
 class ForeignOrigin(RegraftError):
     """A service without an API key answers this machine's own programs only: no web pages, no proxies."""
 

@@ -26,6 +26,7 @@ from service.replica.indexer import Indexer
 from service.replica.preload import Preload
 from service.replica.replica import Replica
 from service.settings import Settings
+from service.store.api_keys import ApiKeys
 from service.store.blob_references import open_blobs
 from service.store.blobs import Blobs, StoreUnreachable
 from service.store.checkpoints import Checkpoints
@@ -58,6 +59,7 @@ class Runtime:
     curves: Curves
     planner: Planner
     reaper: Reaper
+    keys: ApiKeys
     space: DiskSpace
     threads: ThreadPoolExecutor
     searchers: ThreadPoolExecutor
@@ -131,6 +133,7 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
         planner = Planner(database, registry, embedder)
         reaper = Reaper(database, registry, blobs)
         offloader, checkpoints = Offloader(database, blobs, settings.vectors), Checkpoints(database)
+        keys = ApiKeys(database)
         with ExitStack() as started:
             started.callback(engines.close)
             for part in (
@@ -146,6 +149,7 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
                 reaper,
                 offloader,
                 checkpoints,
+                keys,
             ):
                 part.start()
                 started.callback(part.stop)
@@ -165,6 +169,7 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
                 curves,
                 planner,
                 reaper,
+                keys,
                 space,
                 threads,
                 searchers,

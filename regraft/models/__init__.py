@@ -59,6 +59,7 @@ from regraft.models.items import (
     MissingPage,
     StoredEmbedding,
 )
+from regraft.models.keys import KeyInfo, KeyList, KeyScope, NewKey
 from regraft.models.search import (
     DegradedShard,
     EdgeUsed,
@@ -132,10 +133,14 @@ __all__ = [
     "ItemInfo",
     "ItemMacs",
     "ItemPage",
+    "KeyInfo",
+    "KeyList",
+    "KeyScope",
     "LoadingGallery",
     "Match",
     "MergeReport",
     "MissingPage",
+    "NewKey",
     "QueryMatches",
     "Readiness",
     "ReroutedItems",

@@ -30,6 +30,7 @@ from service.http import (
     gates,
     health,
     items,
+    keys,
     metrics,
     openapi,
     problems,
@@ -67,6 +68,7 @@ ROUTERS = (
     progress.router,
     failures.router,
     work.router,
+    keys.router,
     audit.router,
 )
 

@@ -16,6 +16,7 @@ from http import HTTPStatus
 from time import perf_counter
 from urllib.parse import urlsplit
 
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,6 +25,8 @@ from index.errors import RegraftError
 from index.events import CONTEXT, Event
 from service.errors import (
     BodyTooLarge,
+    DatabaseUnavailable,
+    Forbidden,
     ForeignOrigin,
     OutOfMemory,
     OutOfMemoryCommitted,
@@ -31,13 +34,17 @@ from service.errors import (
     Unauthorized,
 )
 from service.http.problems import problem, problem_of
+from service.http.scopes import opens, wanted
+from service.runtime import Runtime
 from service.settings import Settings
+from service.store.api_keys import ApiKeyRow
 from service.store.database import FATE, Fate
 
 logger = logging.getLogger(__name__)
 
 OPEN = {"/v1/health"}
 """Answered without a key, so that a load balancer needs none."""
+BEARER = b"Bearer "
 WORK = "/v1/work"
 """Where the worker key is enough."""
 UPLOADS = {"/v1/versions"}
@@ -81,6 +88,19 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+async def _named_key(service: Runtime, given: bytes) -> ApiKeyRow | None:
+    """The key that was made for the header `Authorization`, if any was."""
+    if not given.startswith(BEARER):
+        return None
+    key = given.removeprefix(BEARER)
+    if service.keys.known(key) is None and service.keys.may_be_new():
+        try:
+            await service.in_thread(service.keys.read)
+        except SQLAlchemyError as error:
+            raise DatabaseUnavailable("the database does not answer now; nothing was changed") from error
+    return service.keys.known(key)
+
+
 @lru_cache(maxsize=256)
 def _without_port(host: bytes) -> str:
     try:
@@ -103,8 +123,8 @@ class Guard:
         self.settings = settings
         self._count = count
         key, worker_key = settings.api_key, settings.worker_key
-        self._expected = None if key is None else f"Bearer {key.get_secret_value()}".encode()
-        self._worker = None if worker_key is None else f"Bearer {worker_key.get_secret_value()}".encode()
+        self._expected = None if key is None else BEARER + key.get_secret_value().encode()
+        self._worker = None if worker_key is None else BEARER + worker_key.get_secret_value().encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -117,10 +137,9 @@ class Guard:
         fate = Fate()
         FATE.set(fate)
         CONTEXT.set({"request": exchange.request_id})
-        who = "local" if self._expected is None else "api_key"
-        scope.setdefault("state", {}).update(request_id=exchange.request_id, who=who, exchange=exchange)
+        scope.setdefault("state", {}).update(request_id=exchange.request_id, exchange=exchange)
         try:
-            self._check(scope["path"], headers)
+            scope["state"]["who"] = await self._who(scope, headers)
             exchange.bound(exchange.limit)
             await self.app(scope, exchange.receive, exchange.send)
         except RegraftError as error:
@@ -147,14 +166,27 @@ class Guard:
         finally:
             self._count(scope, exchange.status, perf_counter() - began)
 
-    def _check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
+    async def _who(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
+        """Who asks: the name of the key; that of the settings is called `api_key`.
+
+        Raises:
+            Unauthorized, Forbidden: by no key, or by one that does not open this.
+            ForeignOrigin: see `_check_local`.
+        """
+        path, given = scope["path"], headers.get(b"authorization", b"")
         if self._expected is None:
             self._check_local(headers)
-        elif path not in OPEN:
-            given = headers.get(b"authorization", b"")
-            known = hmac.compare_digest(given, self._expected)
-            if not known and not self._is_worker(path, given):
-                raise Unauthorized
+            return "local"
+        if path in OPEN or hmac.compare_digest(given, self._expected):
+            return "api_key"
+        if self._is_worker(path, given):
+            return "worker"
+        if (key := await _named_key(scope["app"].state.runtime, given)) is None:
+            raise Unauthorized
+        least = wanted(scope["method"], path)
+        if not opens(key.scope, least):
+            raise Forbidden(f"the scope of the key {key.name!r} is {key.scope}, and this wants {least}")
+        return key.name
 
     def _is_worker(self, path: str, given: bytes) -> bool:
         """A remote worker may do its work and nothing else."""

@@ -18,13 +18,17 @@ from fastapi.security import HTTPBearer
 from index.errors import RegraftError
 from service.http.body_schemas import FILTER
 from service.http.problems import CODES, PROBLEM, ProblemDetails
+from service.http.scopes import wanted
 from service.schemas import LIMIT
 from service.settings import Settings
 
 Document = dict[str, Any]
 
 OPEN = {"/v1/health"}
-BEARER = HTTPBearer(description="The API key. Below /v1/work the worker key does too.").model
+BEARER = HTTPBearer(
+    description="The API key, or one made by `POST /v1/keys` whose scope opens the operation: query, ingest or admin; "
+    "each opens what those before it do. Below /v1/work the worker key does, too."
+).model
 
 DESCRIPTION = """A retrieval service whose gallery outlives its embedding model.
 
@@ -69,11 +73,13 @@ def describe(app: FastAPI, settings: Settings) -> Document:
     components["responses"] = {_name(status): _problem(codes[status]) for status in STATUSES}
     if settings.api_key is not None:
         components["securitySchemes"] = {"bearer": BEARER.model_dump(by_alias=True, exclude_none=True, mode="json")}
-        document["security"] = [{"bearer": []}]
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             if path in OPEN:
                 operation["security"] = []
+            elif settings.api_key is not None:
+                # A role name, as OpenAPI 3.1 has it for schemes that are not OAuth's.
+                operation["security"] = [{"bearer": [wanted(method.upper(), path)]}]
             _add_dry_run(operation)
             _add_problems(method, operation)
     _fill_limits(document, settings)

@@ -1,0 +1,52 @@
+"""`regraft key ...`: API keys by name, each for what its owner may do."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from regraft.commands.answers import Commands, answer, err, out
+from regraft.commands.options import URL, ApiKey, DryRun, Url, Yes, confirm_deleting, connect, print_table, would
+from regraft.models import KeyScope
+
+key = Commands(no_args_is_help=True, help="Make, list and delete API keys.")
+KeyName = Annotated[str, typer.Argument(metavar="NAME", help="The key's name, which the audit shows.")]
+
+
+@key.command("create")
+def create(
+    name: KeyName,
+    scope: Annotated[
+        KeyScope, typer.Option("--scope", help="What it opens: reading and queries; changes of items, too; everything.")
+    ],
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Make a key and show it, this once."""
+    with connect(url, api_key) as client:
+        made = client.create_api_key(name, scope)
+    answer(made)
+    out.print(made.key, soft_wrap=True)
+    err.print(f"key {name} is made, with the scope {scope}: it is not shown again")
+
+
+@key.command("list")
+def list_keys(url: Url = URL, api_key: ApiKey = None) -> None:
+    """List the keys there are, by name."""
+    with connect(url, api_key) as client:
+        found = client.api_keys()
+    answer(found)
+    rows = [[one.name, one.scope, time.strftime("%F %T", time.localtime(one.created))] for one in found]
+    print_table(["key", "scope", "created"], rows)
+
+
+@key.command("delete")
+def delete(name: KeyName, yes: Yes = False, dry_run: DryRun = False, url: Url = URL, api_key: ApiKey = None) -> None:
+    """Have a key open nothing any more, within a second."""
+    confirm_deleting(f"key {name}", yes=yes or dry_run)
+    with connect(url, api_key) as client:
+        client.delete_api_key(name, dry_run=dry_run)
+    answer({"key": name, "deleted": not dry_run, "dry_run": dry_run})
+    out.print(f"{would(dry_run, 'deleted', 'delete')} key {name}")

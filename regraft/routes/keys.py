@@ -1,0 +1,30 @@
+"""The part of the client that makes and deletes API keys."""
+
+from __future__ import annotations
+
+from regraft.connection import Connection
+from regraft.models import KeyInfo, KeyList, KeyScope, NewKey
+from regraft.paths import delete_params, path_of
+from regraft.routes.route import route
+
+
+class KeyRoutes(Connection):
+    """Methods of both clients."""
+
+    @route
+    async def create_api_key(self, name: str, scope: KeyScope) -> NewKey:
+        """POST /v1/keys: a key that opens reading and queries, `ingest` also changes of items, `admin` everything.
+
+        The answer holds the key itself, which is shown this once.
+        """
+        return await self._ask(NewKey, "POST", "keys", json={"name": name, "scope": scope})
+
+    @route
+    async def api_keys(self) -> list[KeyInfo]:
+        """GET /v1/keys."""
+        return (await self._ask(KeyList, "GET", "keys")).keys
+
+    @route
+    async def delete_api_key(self, name: str, *, dry_run: bool = False) -> None:
+        """DELETE /v1/keys/{key}: it opens nothing any more, in every process within a second."""
+        await self._send("DELETE", path_of("keys", name), params=delete_params(name, dry_run))

@@ -1,0 +1,129 @@
+"""API keys by name: what is stored of them, and what a process knows of them.
+
+A key is 32 random bytes, so that its SHA-256 alone tells nothing of it; the key itself is stored nowhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import threading
+import time
+from typing import NamedTuple
+
+from sqlalchemy import CheckConstraint, Column, Connection, Float, String, Table, delete, insert, select
+
+from index.events import Event
+from regraft.models import KeyScope
+from service.errors import UnknownKey
+from service.store.database import Database
+from service.store.rows import all_of
+from service.store.tables import metadata
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "rg_"
+"""What a key begins with, so that those who look for secrets in files find it."""
+KEY_BYTES = 32
+READ_SECONDS = 1.0
+"""So long, at most, a key that another process deleted still opens what it did."""
+MISSED_SECONDS = 0.1
+"""So often, at most, keys are read because one is unknown."""
+
+api_key = Table(
+    "api_key",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("sha256", String(64), nullable=False, unique=True),
+    Column("scope", String(8), nullable=False),
+    Column("created", Float, nullable=False),
+    CheckConstraint("scope in ('query', 'ingest', 'admin')", name="scope"),
+)
+
+
+class ApiKeyRow(NamedTuple):
+    """A key that is asked for."""
+
+    name: str
+    sha256: str
+    scope: KeyScope
+    created: float
+
+
+def add_key(connection: Connection, name: str, scope: KeyScope) -> tuple[ApiKeyRow, str]:
+    """Make a key; returns it as stored, and itself. Raises IntegrityError where there is one of this name."""
+    key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
+    row = ApiKeyRow(name, digest(key.encode()), scope, time.time())
+    connection.execute(insert(api_key).values(row._asdict()))
+    return row, key
+
+
+def key_named(connection: Connection, name: str) -> ApiKeyRow:
+    """One key. Raises UnknownKey."""
+    for row in all_of(ApiKeyRow, connection.execute(select(api_key).where(api_key.c.name == name))):
+        return row
+    raise UnknownKey(f"no key is named {name!r}")
+
+
+def all_keys(connection: Connection) -> list[ApiKeyRow]:
+    """Every key, by name."""
+    return all_of(ApiKeyRow, connection.execute(select(api_key).order_by(api_key.c.name)))
+
+
+def delete_key(connection: Connection, name: str) -> None:
+    """Ask for this key no more."""
+    connection.execute(delete(api_key).where(api_key.c.name == name))
+
+
+def digest(key: bytes) -> str:
+    """What is stored of a key."""
+    return hashlib.sha256(key).hexdigest()
+
+
+class ApiKeys:
+    """The keys that this process knows; a thread reads them again and again, so that no request waits for them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._known: dict[str, ApiKeyRow] = {}
+        self._read = float("-inf")
+        self._reading = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="keys", daemon=True)
+
+    def start(self) -> None:
+        """Know the keys there are, and go on looking."""
+        self.read()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop and wait for it."""
+        self._stop.set()
+        self._thread.join()
+
+    def known(self, key: bytes) -> ApiKeyRow | None:
+        """Whose key this is, as far as this process knows."""
+        return self._known.get(digest(key))
+
+    def may_be_new(self) -> bool:
+        """Whether it is time to `read` because a key is unknown: another process may have made it just now."""
+        return time.monotonic() - self._read > MISSED_SECONDS
+
+    def read(self) -> None:
+        """Learn the keys there are now."""
+        with self._reading:
+            self._read = time.monotonic()
+            with self._database.lookup() as connection:
+                self._known = {row.sha256: row for row in all_keys(connection)}
+
+    def _run(self) -> None:
+        failed = False
+        while not self._stop.wait(READ_SECONDS):
+            try:
+                self.read()
+                failed = False
+            except Exception:  # those known open what they did; the next look may succeed
+                if not failed:
+                    logger.exception(Event("keys_unread"))
+                failed = True
