@@ -53,15 +53,16 @@ def of_tables(text: str) -> Iterator[Row]:
             continue
         header, _, *lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.strip().splitlines()]
         rows = [dict(zip(header, line, strict=True)) for line in lines]
+        every = {row["method"]: row for row in rows}  # a machine with fewer seeds may have written the references
         counts = sorted({int(row["seeds"]) for row in rows})
         for least in sorted({counts[0], counts[-1]}, reverse=True):
             seeds = f"{counts[-1]}" if least == counts[-1] else f"{least} to {counts[-1]}"
-            held = {row["method"]: row for row in rows if int(row["seeds"]) >= least}
+            held = {name: row for name, row in every.items() if int(row["seeds"]) >= least}
             methods = [name for name, row in held.items() if name not in FIRSTS and row["P_com"]]
             yield (
                 f"ours, {family}{label} ({seeds} seed{'' if seeds == '1' else 's'})",
                 ranked({name: float(held[name]["P_com"]) for name in methods}),
-                ranked({name: p_com_of_map(held, name) for name in methods}),
+                ranked({name: p_com_of_map(every, name) for name in methods}),
             )
 
 
