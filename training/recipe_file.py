@@ -111,6 +111,17 @@ def write_recipe(recipe: Recipe, path: Path, references: Sequence[str] = (), bas
     return path
 
 
+def check_new_file(path: Path) -> None:
+    """Refuse a file that `write_recipe` would, before hours go into what it is to hold.
+
+    Raises:
+        InvalidArgument: it exists, or the folder does not.
+    """
+    if path.exists() or not path.parent.is_dir():
+        why = "it is there already" if path.exists() else f"there is no folder {path.parent}"
+        raise InvalidArgument(f"{path} cannot be written: {why}", pointer="/save")
+
+
 def _lines(recipe: Recipe, base: Recipe | None) -> Iterator[str]:
     told = meanings()
     yield f"# {recipe.summary}" if recipe.summary else f"# {recipe.name}"

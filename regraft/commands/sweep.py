@@ -27,11 +27,13 @@ def sweep(
     Example: regraft sweep digits_oca --trials 8 --save best.toml
     """
     with needs("train"):
-        from training.recipe_file import base_of, named_or_read, references_in, write_recipe
+        from training.recipe_file import base_of, check_new_file, named_or_read, references_in, write_recipe
         from training.references import of_others, with_settings
         from training.sweep import Trial
         from training.sweep import sweep as search
 
+        if save is not None:
+            check_new_file(save)
         wanted = [*references_in(recipe), *(settings or [])]
         base = base_of(recipe)
         chosen, references = with_settings(named_or_read(recipe), wanted, base)

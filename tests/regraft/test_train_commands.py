@@ -192,6 +192,18 @@ def test_train_saves_a_recipe_as_a_file_and_trains_from_one(run, tmp_path, monke
     assert "none.toml cannot be read as a recipe" in said
 
 
+def test_a_sweep_that_could_not_be_saved_does_not_begin(run, tmp_path, monkeypatch):
+    from training import sweep as search
+
+    monkeypatch.setattr(search, "sweep", lambda *_: pytest.fail("began"))
+    (there := tmp_path / "best.toml").write_text("rate = 1\n")
+
+    for save, said in ((there, "it is there already"), (tmp_path / "no" / "best.toml", "there is no folder")):
+        code, _, err = run("sweep", "digits_l2", "--trials", "1", "--save", save)
+        assert (code, said in err) == (1, True)
+    assert there.read_text() == "rate = 1\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "methods", "row", "ours"),
