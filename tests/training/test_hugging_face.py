@@ -117,6 +117,21 @@ def test_embeddings_that_a_model_shortens_are_shortened(created: Callable[..., t
     np.testing.assert_allclose(TextEncoder(made).encode(SENTENCES), expected, atol=1e-5)
 
 
+def of_half_precision(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
+    transformers.AutoModel.from_pretrained(bert(folder, words), dtype=torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_texts_of_a_model_in_half_precision_are_embedded_in_float32(
+    created: Callable[..., tuple[Path, Version]],
+) -> None:
+    _, made = created(of_half_precision)
+
+    assert made.card.metrics["parity"]["texts"]["largest_difference"] < 1e-4
+    assert TextEncoder(made).encode(SENTENCES).dtype == np.float32
+
+
 def unpadded(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
     """As GPT-2: batches of texts need a token that the tokenizer lacks."""
     bert(folder, words)

@@ -163,7 +163,7 @@ def _write_vision(folder: Path, path: Path, space: Space, card: Card, pool: str 
 
 def _write_sentences(folder: Path, path: Path, card: Card, pool: str | None) -> Card:
     with _readable(path):
-        model: Any = sentence_transformers.SentenceTransformer(str(path), device="cpu", local_files_only=True)
+        model: Any = sentence_transformers.SentenceTransformer(str(path), device="cpu", local_files_only=True).float()
     if pool is not None:
         model[1].pooling_mode = pool
     limit = _limit(model.tokenizer, model[0].auto_model, path)
