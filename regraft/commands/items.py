@@ -9,13 +9,27 @@ import typer
 
 from index.errors import InvalidArgument
 from regraft.commands.answers import Commands, answer, err, out
-from regraft.commands.options import URL, ApiKey, Gallery, Url, Yes, confirm_deleting, connect, print_table
-from regraft.models import DeleteResult
+from regraft.commands.options import (
+    URL,
+    ApiKey,
+    Gallery,
+    Url,
+    Yes,
+    confirm_deleting,
+    connect,
+    print_table,
+    read_filter,
+)
+from regraft.models import DeleteResult, ItemPage
 
 LARGEST_PAGE, DELETED_AT_ONCE = 1000, 1000
 
 item = Commands(no_args_is_help=True, help="List, show and delete the items of a gallery.")
 ItemId = Annotated[str, typer.Argument(metavar="ITEM", help="The item's id.")]
+Filter = Annotated[
+    str | None,
+    typer.Option("--filter", metavar="JSON", help="Only items whose metadata pass it.", show_default=False),
+]
 
 
 @item.command("list")
@@ -26,12 +40,24 @@ def list_items(
         str | None, typer.Option("--cursor", help="The page behind one, as that one said.", show_default=False)
     ] = None,
     with_text: Annotated[bool, typer.Option("--with-text", help="Also show the texts that items are.")] = False,
+    where: Filter = None,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """List items, a page at a time, with their metadata and the version that serves each."""
+    """List items, a page at a time, with their metadata and the version that serves each.
+
+    Example: regraft item list photos --filter '{"field": "label", "eq": "cats"}'
+    """
+    given = None if where is None else read_filter(where)
+    page = ItemPage(items=[], next=cursor)
     with connect(url, api_key) as client:
-        page = client.items(name, limit=limit, cursor=cursor, with_text=with_text)
+        while len(page.items) < limit:
+            more = client.items(
+                name, limit=limit - len(page.items), cursor=page.next, with_text=with_text, filter=given
+            )
+            page = ItemPage(items=[*page.items, *more.items], next=more.next)
+            if page.next is None:
+                break
     answer(page)
     titles, rows = ["item", "version", "metadata"], [[one.id, one.active, one.metadata] for one in page.items]
     if with_text:

@@ -163,11 +163,21 @@ class ItemRoutes(Connection):
 
     @route
     async def items(
-        self, gallery: str, *, limit: int = 100, cursor: str | None = None, with_text: bool = False
+        self,
+        gallery: str,
+        *,
+        limit: int = 100,
+        cursor: str | None = None,
+        with_text: bool = False,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - the parameter's name
     ) -> ItemPage:
-        """GET /v1/galleries/{gallery}/items: one page; pass `next` as the next cursor."""
-        path = path_of("galleries", gallery, "items")
-        return await self._ask(ItemPage, "GET", path, params=_page(limit, cursor, with_text))
+        """GET /v1/galleries/{gallery}/items: one page; pass `next` as the next cursor.
+
+        `filter`: only items whose metadata pass it. A page may then hold fewer than `limit`, or none, before the last:
+        `next` is None at the end.
+        """
+        params = _page(limit, cursor, with_text) | ({} if filter is None else {"filter": json.dumps(filter)})
+        return await self._ask(ItemPage, "GET", path_of("galleries", gallery, "items"), params=params)
 
     @route
     async def item(self, gallery: str, item: str) -> ItemDetail:

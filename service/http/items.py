@@ -10,11 +10,14 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from PIL import Image, UnidentifiedImageError
+from sqlalchemy import Connection, and_, false
 from starlette.responses import JSONResponse
 
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, InvalidFilter
+from index.filter import parse_filter
 from index.version import Origin
 from regraft.models import DeleteResult, EmbeddingInfo, IngestResult, ItemDetail, ItemInfo, ItemPage
+from service.backfills.filtering import page_of_passing
 from service.backfills.supplied import counting
 from service.errors import InvalidBody, NoImage, UnknownParameter
 from service.http.arrow import ARROW
@@ -24,6 +27,7 @@ from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.ingest import ingest_array, ingest_images, ingest_json, ingest_table
 from service.http.ingest_store import Ingested, IngestOptions
 from service.http.item_texts import text_of
+from service.http.parsing import parse_any_json
 from service.http.requests import CheckedRoute, Service, read_body
 from service.registry.placement import Places, places_in
 from service.registry.storing import UpdateMode
@@ -33,6 +37,8 @@ from service.store.blob_keys import is_text
 from service.store.embeddings import embeddings_of
 from service.store.repository import delete_items, gallery_named, items_after, live_item, take_seq
 from service.store.rows import ItemRow
+from service.store.sql_arrays import listed
+from service.store.tables import item
 
 router = APIRouter(route_class=CheckedRoute, tags=["items"])
 
@@ -48,6 +54,9 @@ MadeBy = Annotated[
 ]
 TableVersion = Annotated[str | None, Query(description="of a table in Arrow's format: what made the embeddings")]
 WithText = Annotated[bool, Query(description="show the texts that items are")]
+FilterText = Annotated[
+    str | None, Query(alias="filter", description="a metadata filter as JSON: only items whose metadata pass it")
+]
 IMAGE = gives("image/*")
 # An id that itself ends in /image is shown as any other; an image that was damaged on disk has no type.
 IMAGE[200]["content"] |= {"application/json": {}, "application/octet-stream": {}}
@@ -152,18 +161,42 @@ def list_page(
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
     cursor: str = "",
     with_text: WithText = False,
+    where: FilterText = None,
 ) -> ItemPage:
-    """A page of the gallery's items."""
+    """A page of the gallery's items. With a filter it may hold fewer than `limit`, or none, though `next` leads on."""
     after = decode_cursor(cursor)
+    given = None if where is None else _filter(where)
     with service.database.read() as connection:
         gallery = gallery_named(connection, name)
-        rows = items_after(connection, gallery.id, after, limit + 1)
-        page = rows[:limit]
+        page, behind = _page(connection, gallery.id, after, limit, given)
         held = embeddings_of(connection, gallery.id, [row.id for row in page])
     places = places_in(service.registry, gallery)
-    following = encode_cursor(page[-1].id) if len(rows) > limit else None
+    following = None if behind is None else encode_cursor(behind)
     described = (describe_item(service, places, row, held[row.id], with_text=with_text) for row in page)
     return ItemPage(items=[ItemInfo(**one) for one in described], next=following)
+
+
+def _page(
+    connection: Connection, gallery_id: int, after: int, limit: int, given: dict[str, Any] | None
+) -> tuple[list[ItemRow], int | None]:
+    """Rows behind key `after`, of those that pass a filter; and the key that the next page begins behind."""
+    if given is None:
+        rows = items_after(connection, gallery_id, after, limit + 1)
+        return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
+    live = and_(item.c.gallery_id == gallery_id, item.c.deleted == false())
+    keys, behind = page_of_passing(connection, live, given, after, limit)
+    among = item.c.id.in_(listed(connection, keys).keys)
+    return items_after(connection, gallery_id, after, limit, among) if keys else [], behind
+
+
+def _filter(text: str) -> dict[str, Any]:
+    """A filter that came in an address. Raises InvalidFilter."""
+    try:
+        given = parse_any_json(text)
+    except InvalidBody as error:
+        raise InvalidFilter(f"a filter in an address is JSON: {error.message}", pointer="/filter") from error
+    parse_filter(given)
+    return dict(given)
 
 
 @router.post("/galleries/{name}/items:delete")

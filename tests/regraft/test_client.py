@@ -69,6 +69,10 @@ ROUTES = [
     (lambda c: c.ingest_embeddings("g", [], atomic=True), "POST /v1/galleries/g/items?atomic=true"),
     (lambda c: c.ingest_embeddings("g", [], replace=False), "POST /v1/galleries/g/items?atomic=false&replace=false"),
     (lambda c: c.items("g", limit=5, cursor="n"), "GET /v1/galleries/g/items?limit=5&cursor=n"),
+    (
+        lambda c: c.items("g", filter={"field": "n", "eq": 1}),
+        "GET /v1/galleries/g/items?limit=100&filter=%7B%22field%22%3A+%22n%22%2C+%22eq%22%3A+1%7D",
+    ),
     (lambda c: c.item("g", "a"), "GET /v1/galleries/g/items/a"),
     (lambda c: c.item_image("g", "a"), "GET /v1/galleries/g/items/a/image"),
     (lambda c: c.delete_item("g", "a"), "DELETE /v1/galleries/g/items/a"),

@@ -8,10 +8,13 @@ import pytest
 
 from regraft.client import Client, ImageItem
 from regraft.commands import items
+from service.backfills import filtering
 from service.settings import Settings
 from staging.builders import image_bytes, make_image, make_version
 from staging.served import serving
 from staging.shortcuts import short_starts
+
+PICTURE = image_bytes(make_image(0, 0))
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,22 @@ def test_items_are_listed_page_by_page(run, url, gallery):
     assert [line.split()[0] for line in rest.splitlines()] == ["item", "c.png"]
     assert end == ""
     assert json.loads(run("item", "list", gallery, "--url", url, "--json")[1])["next"] is None
+
+
+def test_items_that_pass_a_filter_fill_a_page(run, url, gallery, monkeypatch):
+    monkeypatch.setattr(filtering, "MOST_LOOKED_AT", 1)
+    with Client(url) as client:
+        client.ingest(gallery, [ImageItem(f"{key}.png", PICTURE, {"n": n}) for n, key in enumerate("abcdefgh")])
+    odd = ("--filter", json.dumps({"field": "n", "in": [3, 6, 7]}), "--url", url)
+
+    _, shown, said = run("item", "list", gallery, "--limit", 2, *odd)
+    rest = run("item", "list", gallery, "--limit", 2, "--cursor", said.split()[-1], *odd)[1]
+
+    assert [line.split()[0] for line in shown.splitlines()] == ["item", "d.png", "g.png"]
+    assert [line.split()[0] for line in rest.splitlines()] == ["item", "h.png"]
+    assert (
+        json.loads(run("item", "list", gallery, "--filter", "n=3", "--url", url, "--json")[2])["pointer"] == "/filter"
+    )
 
 
 def test_an_item_is_shown_with_what_it_holds_and_its_image(run, url, gallery, tmp_path):
