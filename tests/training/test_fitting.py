@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,25 +16,23 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from index.errors import InvalidArgument, InvalidVersionFolder
-from index.folder import load_version, write_card
+from index.errors import InvalidArgument
+from index.folder import load_version
 from index.new_folder import Unwritable
 from regraft.cli import app
 from staging.children import child
-from staging.recipes import without_exporter
+from staging.recipes import quick, without_exporter
 from training import fitting
 from training import train as path
-from training.backbones import Frozen
-from training.data import Data, Tensors
+from training.data import Data
 from training.divergence import Diverged
 from training.fitting import changes, checkpoint_of, identity, logs_of
 from training.module import Loop, Training
-from training.recipes import Recipe, find_recipe
+from training.recipes import find_recipe
 from training.trained import WEIGHTS, Trained
 
 ROOT = Path(__file__).parents[2]
 RECIPE = replace(find_recipe("digits_independent"), epochs=4, warmup_epochs=1, batch_size=128, augment="shift")
-FIRST_LOSSES = [25.47593, 24.46161, 23.31299, 22.18528, 21.5377, 20.99993, 20.6339, 20.53753, 20.90141, 20.21113]
 
 Step = Callable[[Training, Any, int], Tensor]
 
@@ -295,7 +291,7 @@ def test_a_damaged_checkpoint_is_one_clear_error(content: bytes, tmp_path: Path)
 
 @pytest.mark.slow
 def test_bfloat16_trains_weights_in_float32(tmp_path: Path) -> None:
-    recipe = replace(BCT, method="hot_refresh", options={}, precision="bf16-mixed")
+    recipe = replace(quick("digits_hot_refresh"), old=str(ROOT / "examples/v1"), seed=0, precision="bf16-mixed")
     seen: list[torch.dtype] = []
     forward = torch.nn.Linear.forward
 
@@ -337,94 +333,3 @@ def test_logs_lie_beside_the_version_as_csv_and_for_tensorboard(tmp_path: Path) 
     assert len(lines) == 1
     assert list(first.glob("events.out.tfevents*"))
     assert left(tmp_path) == {"v", "v-logs", "v-report.html"}
-
-
-def losses_of(recipe: Recipe, out: Path) -> list[float]:
-    found: list[float] = []
-    step: Step = Training.training_step
-
-    def watched(module: Training, batch: Any, place: int) -> Tensor:
-        loss = step(module, batch, place)
-        found.append(float(loss.detach()))
-        return loss
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Training, "training_step", watched)
-        path.train(recipe, out, progress=False)
-    return found
-
-
-BCT = replace(find_recipe("digits_bct"), old=str(ROOT / "examples/v1"), epochs=2, warmup_epochs=0, seed=0)
-
-
-def test_the_first_losses_of_bct_at_seed_0_are_what_they_were(tmp_path: Path) -> None:
-    """Whoever changes these numbers changes what every recipe gives, and says so in the changelog."""
-    losses = losses_of(BCT, tmp_path / "v")
-
-    assert len(losses) == 28
-    assert losses[:10] == pytest.approx(FIRST_LOSSES, rel=1e-4)
-
-
-@pytest.mark.parametrize(("augment", "same"), [("none", True), ("shift", False)])
-def test_cached_old_embeddings_are_those_of_each_step_unless_images_are_augmented_and_spare_the_old_model(
-    augment: str, same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked = []
-    forward = Frozen.forward
-    monkeypatch.setattr(Frozen, "forward", lambda frozen, images: looked.append(len(images)) or forward(frozen, images))
-    recipe = replace(BCT, method="l2", options={"weight": 100.0}, augment=augment, epochs=1)
-
-    each = losses_of(replace(recipe, cache_old=False), tmp_path / "each")
-    every_step = len(looked)
-    looked.clear()
-    cached = losses_of(replace(recipe, cache_old=True), tmp_path / "cached")
-
-    assert (each == pytest.approx(cached, rel=1e-4)) is same
-    assert every_step >= len(each)
-    assert len(looked) < len(each)
-    assert sum(looked) == 900
-
-
-def test_a_backbone_that_is_not_trained_is_spared_too(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked = []
-    forward = Frozen.forward
-    monkeypatch.setattr(Frozen, "forward", lambda frozen, images: looked.append(len(images)) or forward(frozen, images))
-    recipe = replace(find_recipe("digits_fct"), old=BCT.old, independent=str(undisturbed), epochs=2, warmup_epochs=0)
-
-    made = []
-    images = Tensors.__getitems__
-    monkeypatch.setattr(Tensors, "__getitems__", lambda tensors, rows: made.extend(rows) or images(tensors, rows))
-
-    each = losses_of(replace(recipe, cache_old=False), tmp_path / "each")
-    every_step = len(made)
-    looked.clear()
-    made.clear()
-    cached = losses_of(replace(recipe, cache_old=True), tmp_path / "cached")
-
-    assert each == pytest.approx(cached, rel=1e-4)
-    assert sum(looked) == 2 * 900, "each image by the old version and by the new one"
-    assert every_step - len(made) == len(each) * recipe.batch_size - 2 * 900, "and decoded for these alone"
-
-
-def test_an_old_version_whose_weights_do_not_fit_its_card_is_refused_by_name(tmp_path: Path) -> None:
-    old = shutil.copytree(ROOT / "examples/v1", tmp_path / "v1")
-    card = json.loads((old / "card.json").read_text())
-    card["recipe"]["dim"] = 17
-    (old / "card.json").write_text(json.dumps(card))
-
-    with pytest.raises(InvalidVersionFolder, match=r"v1: weights\.safetensors does not fit the recipe in card\.json"):
-        path.train(replace(BCT, old=str(old)), tmp_path / "v2", progress=False)
-    assert left(tmp_path) == {"v1"}
-
-
-def test_weights_of_another_make_are_refused_by_name(tmp_path: Path) -> None:
-    old = shutil.copytree(ROOT / "examples/v1", tmp_path / "v1")
-    (old / WEIGHTS).write_bytes(b"not tensors")
-    with pytest.raises(InvalidVersionFolder, match="does not have the sha256"):
-        path.train(replace(BCT, old=str(old)), tmp_path / "v2", progress=False)
-
-    write_card(old, load_version(ROOT / "examples/v1").card)
-    with pytest.raises(InvalidVersionFolder, match=r"v1: weights\.safetensors was not written by this release"):
-        path.train(replace(BCT, old=str(old)), tmp_path / "v2", progress=False)
