@@ -37,7 +37,7 @@ from service.http.problems import problem, problem_of
 from service.http.scopes import opens, wanted
 from service.runtime import Runtime
 from service.settings import Settings
-from service.store.api_keys import ApiKeyRow
+from service.store.api_keys import PREFIX, ApiKeyRow
 from service.store.database import FATE, Fate
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 OPEN = {"/v1/health"}
 """Answered without a key, so that a load balancer needs none."""
 BEARER = b"Bearer "
+NAMED = BEARER + PREFIX.encode()
 WORK = "/v1/work"
 """Where the worker key is enough."""
 UPLOADS = {"/v1/versions"}
@@ -90,12 +91,13 @@ def is_loopback(host: str) -> bool:
 
 async def _named_key(service: Runtime, given: bytes) -> ApiKeyRow | None:
     """The key that was made for the header `Authorization`, if any was."""
-    if not given.startswith(BEARER):
+    if not given.startswith(NAMED):
         return None
     key = given.removeprefix(BEARER)
-    if service.keys.known(key) is None and service.keys.may_be_new():
+    if service.keys.known(key) is None:
         try:
-            await service.in_thread(service.keys.read)
+            # Others wait for the same read: of who goes away only the wait is cancelled.
+            await asyncio.shield(asyncio.wrap_future(service.keys.next_read()))
         except SQLAlchemyError as error:
             raise DatabaseUnavailable("the database does not answer now; nothing was changed") from error
     return service.keys.known(key)

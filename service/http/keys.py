@@ -42,7 +42,6 @@ def create(body: KeyIn, request: Request, service: Service) -> NewKey:
             record(connection, request.state.who, "key_created", body.name, scope=body.scope)
     except IntegrityError:
         raise KeyExists(f"key {body.name!r} exists already: delete it first", pointer="/name") from None
-    service.keys.read()
     return NewKey(name=row.name, scope=row.scope, created=row.created, key=key)
 
 

@@ -10,6 +10,7 @@ import logging
 import secrets
 import threading
 import time
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from sqlalchemy import CheckConstraint, Column, Connection, Float, String, Table, delete, insert, select
@@ -28,8 +29,8 @@ PREFIX = "rg_"
 KEY_BYTES = 32
 READ_SECONDS = 1.0
 """So long, at most, a key that another process deleted still opens what it did."""
-MISSED_SECONDS = 0.1
-"""So often, at most, keys are read because one is unknown."""
+PAUSE_SECONDS = 0.1
+"""Between two reads: guesses of keys cost the database no more."""
 
 api_key = Table(
     "api_key",
@@ -82,13 +83,14 @@ def digest(key: bytes) -> str:
 
 
 class ApiKeys:
-    """The keys that this process knows; a thread reads them again and again, so that no request waits for them."""
+    """The keys that this process knows; one thread reads them again and again, so that no request takes one for it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._known: dict[str, ApiKeyRow] = {}
-        self._read = float("-inf")
         self._reading = threading.Lock()
+        self._next: Future[None] = Future()
+        self._wanted = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="keys", daemon=True)
 
@@ -100,30 +102,37 @@ class ApiKeys:
     def stop(self) -> None:
         """Stop and wait for it."""
         self._stop.set()
+        self._wanted.set()
         self._thread.join()
 
     def known(self, key: bytes) -> ApiKeyRow | None:
         """Whose key this is, as far as this process knows."""
         return self._known.get(digest(key))
 
-    def may_be_new(self) -> bool:
-        """Whether it is time to `read` because a key is unknown: another process may have made it just now."""
-        return time.monotonic() - self._read > MISSED_SECONDS
+    def next_read(self) -> Future[None]:
+        """A read that begins from now on, soon: another process may have made a key just now. Holds what it raised."""
+        due = self._next
+        self._wanted.set()
+        return due
 
     def read(self) -> None:
         """Learn the keys there are now."""
-        with self._reading:
-            self._read = time.monotonic()
-            with self._database.lookup() as connection:
-                self._known = {row.sha256: row for row in all_keys(connection)}
+        with self._reading, self._database.lookup() as connection:
+            self._known = {row.sha256: row for row in all_keys(connection)}
 
     def _run(self) -> None:
         failed = False
-        while not self._stop.wait(READ_SECONDS):
+        while not self._stop.wait(PAUSE_SECONDS):
+            self._wanted.wait(READ_SECONDS)
+            self._wanted.clear()
+            due, self._next = self._next, Future()
             try:
                 self.read()
-                failed = False
-            except Exception:  # those known open what they did; the next look may succeed
+            except Exception as error:  # those known open what they did; the next look may succeed
                 if not failed:
                     logger.exception(Event("keys_unread"))
                 failed = True
+                due.set_exception(error)
+            else:
+                failed = False
+                due.set_result(None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +148,8 @@ def test_where_nobody_is_asked_for_a_key_none_is_made(served: Any) -> None:
 def test_other_processes_know_a_new_key_at_once_and_a_deleted_one_for_a_moment(locked: Served) -> None:
     with serving(locked.runtime.settings, **ROOT) as other:
         for name in ("everywhere", "elsewhere"):
+            problem(other.http.get("/galleries", headers=bearer("rg_unknown")), 401, "unauthorized")  # reads the keys
             header = bearer(made(locked, name, "query"))
-            until(other.runtime.keys.may_be_new)
             assert other.http.get("/galleries", headers=header).status_code == 200
             assert locked.remove(f"/keys/{name}").status_code == 204
             until(lambda: other.http.get("/galleries", headers=header).status_code == 401)  # noqa: B023 - in this turn
@@ -167,7 +169,28 @@ def test_while_the_database_is_away_known_keys_open_and_unknown_ones_are_not_jud
         raise OperationalError("select", {}, OSError("away"))
 
     monkeypatch.setattr(locked.runtime.database, "lookup", away)
-    monkeypatch.setattr(locked.runtime.keys, "may_be_new", lambda: True)
 
     assert locked.http.get("/../docs", headers=keys["query"]).status_code == 200
     problem(locked.http.get("/../docs", headers=bearer("rg_new")), 503, "database_unavailable")
+
+
+def test_who_guesses_keys_while_the_database_hangs_takes_no_thread_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = threading.Event()
+    with serving(Settings(data=tmp_path / "data", api_key=KEY, threads=1), **ROOT) as small:
+        answers = small.runtime.database.lookup
+
+        def hanging() -> Any:
+            assert again.wait(30)
+            return answers()
+
+        with monkeypatch.context() as patched, ThreadPoolExecutor(1) as elsewhere:
+            patched.setattr(small.runtime.database, "lookup", hanging)
+            guess = elsewhere.submit(small.http.get, "/galleries", headers=bearer("rg_guess"))
+            for _ in range(20):  # each takes a thread for its body; by some of them the guess has come
+                problem(small.http.post("/keys", json={}, timeout=5), 422, "invalid_request")
+                assert not guess.done()
+            again.set()
+
+        problem(guess.result(), 401, "unauthorized")
