@@ -6,8 +6,10 @@ width, B one block of queries.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -204,6 +206,29 @@ def paired_bootstrap(a_Q: ArrayLike, b_Q: ArrayLike, seed: int = 0, *, n: int = 
     if a.shape != b.shape:
         raise InvalidArgument(f"paired values need one shape, not {a.shape} and {b.shape}")
     return mean_interval(a - b, seed, n=n, level=level)
+
+
+def t_interval(values: ArrayLike, level: float) -> Score:
+    """Mean of (Q,) values, two or more, with its interval by Student's t.
+
+    It holds for five values, and at a level close to 1, where a percentile bootstrap's misses far more often.
+    """
+    values_Q = np.asarray(values, np.float64)
+    mean, size = float(values_Q.mean()), len(values_Q)
+    reach = _t_quantile((1 + level) / 2, size - 1) * float(values_Q.std(ddof=1)) / math.sqrt(size)
+    return Score(mean, mean - reach, mean + reach)
+
+
+def _t_quantile(p: float, degrees: int) -> float:
+    """Of Student's t distribution with four degrees of freedom or more (Abramowitz and Stegun 1964, 26.7.5)."""
+    z = NormalDist().inv_cdf(p)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92_160,
+    )
+    return z + sum(term / degrees**n for n, term in enumerate(terms, 1))
 
 
 def p_com(old_old: float, new_old: float, independent: float) -> float:

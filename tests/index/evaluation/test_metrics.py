@@ -34,6 +34,7 @@ from index.evaluation.metrics import (
     paired_bootstrap,
     retrieval,
     retrieval_from_rankings,
+    t_interval,
     update_gain,
 )
 from index.space import Cosine, Euclidean, Lorentz, Space
@@ -247,6 +248,18 @@ def test_resampling_in_pieces_draws_the_same_number(monkeypatch: pytest.MonkeyPa
     values = np.arange(20.0)
     score = mean_interval(values, 0, n=1000)
     assert score.high - score.low == pytest.approx(2 * 1.96 * values.std() / 20**0.5, rel=0.2)
+
+
+@pytest.mark.parametrize(("size", "level", "t"), [(5, 0.95, 2.776), (10, 0.999, 4.781), (101, 0.95, 1.984)])
+def test_an_interval_by_students_t(size: int, level: float, t: float) -> None:
+    """Against printed tables of its quantiles."""
+    values = np.random.default_rng(0).random(size)
+
+    found = t_interval(values, level)
+
+    assert found.value == pytest.approx(values.mean())
+    reach = t * values.std(ddof=1) / np.sqrt(size)
+    assert (found.high - found.value, found.value - found.low) == pytest.approx((reach, reach), rel=1e-3)
 
 
 def test_an_interval_of_nothing_is_refused() -> None:
