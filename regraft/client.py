@@ -32,6 +32,7 @@ from regraft.routes.galleries import GalleryRoutes
 from regraft.routes.items import ImageItem, ItemRoutes, TextItem
 from regraft.routes.keys import KeyRoutes
 from regraft.routes.queries import DEFAULT_K, QueryOptions, QueryRoutes
+from regraft.routes.route import settle
 from regraft.routes.upgrades import UpgradeRoutes
 from regraft.routes.versions import VersionRoutes
 from regraft.routes.work import WorkRoutes
@@ -65,6 +66,10 @@ class Routes(
     WorkRoutes,
 ):
     """Every route of the API; its methods are written once for both clients (`regraft.routes.route`)."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        settle(cls)
 
 
 class Client(SyncConnection, Routes):

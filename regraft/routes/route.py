@@ -27,15 +27,20 @@ class route(Generic[Params, Answer]):  # noqa: N801 - a decorator
     @overload
     def __get__(self, client: SyncConnection, kind: type) -> Callable[Params, Answer]: ...
     @overload
-    def __get__(self, client: AsyncConnection, kind: type) -> Callable[Params, Awaitable[Answer]]: ...
+    def __get__(self, client: AsyncConnection, kind: type) -> Callable[Params, Coroutine[Any, Any, Answer]]: ...
     def __get__(self, client: Connection | None, kind: type) -> Callable[..., Any]:
-        method: Callable[..., Coroutine[Any, Any, Answer]] = self._function.__get__(client, kind)
-        if not isinstance(client, SyncConnection):
-            return method
+        method: Callable[..., Any] = self.of(kind).__get__(client, kind)
+        return method
 
-        @wraps(method)
-        def call(*args: Params.args, **kwargs: Params.kwargs) -> Answer:
-            return _outcome(method(*args, **kwargs))
+    def of(self, kind: type) -> Callable[..., Any]:
+        """The function that clients of this kind have."""
+        function = self._function
+        if not issubclass(kind, SyncConnection):
+            return function
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Answer:
+            return _outcome(function(*args, **kwargs))
 
         return call
 
@@ -53,13 +58,18 @@ class stream(Generic[Params, Answer]):  # noqa: N801 - a decorator
     @overload
     def __get__(self, client: AsyncConnection, kind: type) -> Callable[Params, AsyncGenerator[Answer, None]]: ...
     def __get__(self, client: Connection | None, kind: type) -> Callable[..., Any]:
-        method: Callable[..., Any] = self._function.__get__(client, kind)
-        if not isinstance(client, SyncConnection):
-            return method
+        method: Callable[..., Any] = self.of(kind).__get__(client, kind)
+        return method
 
-        @wraps(method)
-        def call(*args: Params.args, **kwargs: Params.kwargs) -> Generator[Answer, None, None]:
-            answers = method(*args, **kwargs)
+    def of(self, kind: type) -> Callable[..., Any]:
+        """The function that clients of this kind have."""
+        function = self._function
+        if not issubclass(kind, SyncConnection):
+            return function
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Generator[Answer, None, None]:
+            answers = function(*args, **kwargs)
             try:
                 while True:
                     yield _outcome(anext(answers))
@@ -69,6 +79,16 @@ class stream(Generic[Params, Answer]):  # noqa: N801 - a decorator
                 _outcome(answers.aclose())
 
         return call
+
+
+def settle(client: type) -> None:
+    """Have these methods in a class of clients as functions, which mocks with a spec and `help` look for."""
+    found: dict[str, Any] = {}
+    for kind in reversed(client.__mro__):
+        found |= vars(kind)
+    for name, method in found.items():
+        if isinstance(method, route | stream):
+            setattr(client, name, method.of(client))
 
 
 def _outcome(coroutine: Awaitable[Answer]) -> Answer:

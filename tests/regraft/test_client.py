@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import zipfile
@@ -9,6 +10,7 @@ from email.message import Message
 from email.parser import BytesParser
 from email.policy import HTTP
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import httpx
 import numpy as np
@@ -19,8 +21,8 @@ import regraft
 from index.errors import InvalidArgument
 from index.search_params import SearchParams
 from regraft.cli import app
-from regraft.client import DEFAULT_K, Client, ImageItem, Problem, QueryOptions
-from staging.answers import answering, awaiting, connected
+from regraft.client import DEFAULT_K, AsyncClient, Client, ImageItem, Problem, QueryOptions
+from staging.answers import GALLERY, answering, awaiting, connected
 from staging.builders import make_version
 
 
@@ -77,6 +79,7 @@ ROUTES = [
     (lambda c: c.item_image("g", "a"), "GET /v1/galleries/g/items/a/image"),
     (lambda c: c.delete_item("g", "a"), "DELETE /v1/galleries/g/items/a"),
     (lambda c: c.delete_items("g", ["a"]), "POST /v1/galleries/g/items:delete"),
+    (lambda c: c.delete_items("g", filter={}, dry_run=True), "POST /v1/galleries/g/items:delete?dry_run=true"),
     (lambda c: c.query("g", [b"x"]), "POST /v1/galleries/g/query"),
     (lambda c: c.query_embeddings("g", [[1.0]], "v1"), "POST /v1/galleries/g/query"),
     (lambda c: c.gate("g", "v2", "digit"), "POST /v1/galleries/g/gates"),
@@ -341,3 +344,27 @@ def test_arrays_are_taken_wherever_lists_are():
     described = json.loads(named(seen[3], "items")[0].get_content())
     assert described == [{"id": "a", "metadata": {"n": 3, "xs": [0, 1]}}]
     assert json.loads(named(seen[4], "items")[0].get_content())[0]["metadata"] == {"n": 0.5}
+
+
+def test_a_mock_with_the_client_as_its_spec_has_its_methods():
+    mocked = create_autospec(Client, instance=True)
+    mocked.gallery.return_value = GALLERY
+
+    assert mocked.gallery("g") == GALLERY
+    mocked.gallery.assert_called_once_with("g")
+    with pytest.raises(TypeError, match="'name'"):
+        mocked.gallery()
+
+    awaited = create_autospec(AsyncClient, instance=True)
+    awaited.gallery.return_value = GALLERY
+    assert asyncio.run(awaited.gallery("g")) == GALLERY
+
+
+def test_a_subclass_may_do_more_and_call_the_method_by_the_class():
+    class Loud(Client):
+        def gallery(self, name):
+            return Client.gallery(self, name).name + "!"
+
+    _, handler = answering(GALLERY)
+    with Loud("http://service:1", transport=httpx.MockTransport(handler)) as client:
+        assert client.gallery("g") == "g!"

@@ -69,7 +69,7 @@ def test_many_requests_at_once_are_answered_each_with_its_own(served: Any) -> No
 
 def test_requests_that_are_cancelled_leave_the_client_usable(served: Any) -> None:
     async def cancel(client: AsyncClient) -> Any:
-        asked = [asyncio.ensure_future(client.galleries()) for _ in range(150)]
+        asked = [asyncio.create_task(client.galleries()) for _ in range(150)]
         await asyncio.sleep(0.01)
         for one in asked[::2]:
             one.cancel()
