@@ -219,7 +219,7 @@ def t_interval(values: ArrayLike, level: float) -> Score:
     return Score(mean, mean - reach, mean + reach)
 
 
-def _t_quantile(p: float, degrees: int) -> float:
+def _t_quantile(p: float, degrees: float) -> float:
     """Of Student's t distribution with four degrees of freedom or more (Abramowitz and Stegun 1964, 26.7.5)."""
     z = NormalDist().inv_cdf(p)
     terms = (
