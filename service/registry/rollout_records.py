@@ -25,10 +25,11 @@ SHADOW, CANARY = "shadow", "canary"
 STEP = 1.1
 """Each bucket of a latency histogram is this much wider than the one before: a quantile is right to about 5 %."""
 ERRORS_KEPT = 5
-RECENT = 10
+RECENT = 100
 """A canary is held to its limits by its newest answers, so many times `min_queries` or up to twice as many.
 
-By all there were, a version that breaks late would be slow or wrong for as long again before it showed.
+By all there were, a version that breaks late would be slow or wrong for as long again before it showed. By ten times
+`min_queries` one with half the errors of a limit of 1 % would pass it by chance, sooner or later.
 """
 
 Share = Annotated[float, Field(gt=0, le=1)]

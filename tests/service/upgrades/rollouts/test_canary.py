@@ -90,7 +90,7 @@ class TestCanary:
         assert served.http.get(filled).json()["current"] == "v1"
 
     def test_a_version_that_breaks_late_passes_a_limit_by_its_newest_answers(self, served: Any, filled: str) -> None:
-        """A thousand good answers would hide a hundred errors."""
+        """A thousand good answers would hide sixty errors."""
         number = begin(served, filled, "drifted", "canary", canary={"max_error_rate": 0.1, "min_queries": 2})
 
         def added(answers: int, errors: int) -> str | None:
@@ -102,9 +102,24 @@ class TestCanary:
             return exceeded(*found)
 
         assert [added(25, 1) for _ in range(40)] == [None] * 40
-        assert added(12, 12) == "error rate 35.1% of 37 queries is above the limit of 10.0%"
+        assert added(60, 60) == "error rate 26.2% of 260 queries is above the limit of 10.0%"
         assert added(0, 0), "where it could not be ended at once"
-        assert shown(served, filled, number)["trial"]["canary"]["queries"]["new"] == 1012
+        assert shown(served, filled, number)["trial"]["canary"]["queries"]["new"] == 1060
+
+    def test_a_version_with_half_the_errors_of_its_limit_does_not_pass_it_by_chance(
+        self, served: Any, filled: str
+    ) -> None:
+        errors = np.random.default_rng(0).binomial(1000, 0.005, size=200)
+        number = begin(served, filled, "drifted", "canary", canary={"max_error_rate": 0.01, "min_queries": 100})
+
+        told = set()
+        for one in errors.tolist():
+            counters = Counters()
+            counters.add(new=1000, errors=one)
+            with served.runtime.database.write() as connection:
+                told.add(exceeded(*add_counters(connection, number, "canary", counters)))
+
+        assert told == {None}
 
     def test_a_slow_version_is_rolled_back(self, served: Any, filled: str, pictures: list[bytes]) -> None:
         limits = {"share": 1.0, "max_p99_ms": 0.001, "min_queries": 2}
