@@ -196,8 +196,9 @@ def check_sizes(recipe: Recipe, old: Old | None, classes: int, references: Refer
     Raises:
         InvalidArgument: from the method; names what would work.
     """
-    independent_dim = planned_dim(recipe, references)
-    head = (torch.zeros(classes, independent_dim), torch.zeros(classes)) if independent_dim else None
+    independent_dim, independent = planned_dim(recipe, references), references.get("independent")
+    bias = torch.zeros(classes) if independent is None or independent.head == "softmax" else None  # no other has one
+    head = (torch.zeros(classes, independent_dim), bias) if independent_dim else None
     method = build_method(recipe, classes, old, independent_dim, head)
     if independent_dim is not None:
         try_batch(recipe, method, old, independent_dim)

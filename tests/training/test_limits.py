@@ -110,6 +110,12 @@ def test_what_the_loop_does_not_have_is_refused_before_anything_is_read(
         ("digits_bct", {"backbone": "resnet"}, {}, "backbone 'resnet' is unknown"),
         ("digits_oca", {"dim": 16}, {}, "oca's dim is .* above 16, not 16"),
         ("digits_fct", {}, {"dim": 8}, "the independent version's dim is 8, the recipe's 16"),
+        (
+            "digits_fct",
+            {"space": "l2", "options": {"objective": "kl"}},
+            {"space": "l2", "head": "norm_softmax"},
+            "needs an independent version with head=softmax",
+        ),
     ],
 )
 def test_nothing_is_trained_first_for_a_recipe_that_cannot_be(
