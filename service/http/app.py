@@ -21,6 +21,7 @@ from index.incoming import sweep
 from service.http import (
     audit,
     backfills,
+    console,
     deployments,
     edge_fits,
     edges,
@@ -130,6 +131,7 @@ def create_app(settings: Settings, *, migrated: bool = False) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router, prefix="/v1")
     app.include_router(metrics.router)
+    app.include_router(console.router)
     app.include_router(reference.router)
     return app
 

@@ -33,6 +33,7 @@ from service.errors import (
     OutOfMemoryUnknown,
     Unauthorized,
 )
+from service.http import console
 from service.http.problems import problem, problem_of
 from service.http.scopes import opens, wanted
 from service.runtime import Runtime
@@ -42,8 +43,8 @@ from service.store.database import FATE, Fate
 
 logger = logging.getLogger(__name__)
 
-OPEN = {"/v1/health"}
-"""Answered without a key, so that a load balancer needs none."""
+OPEN = {"/v1/health", *console.PATHS}
+"""Answered without a key: a load balancer needs none, and a browser opens the console before one is entered there."""
 BEARER = b"Bearer "
 NAMED = BEARER + PREFIX.encode()
 WORK = "/v1/work"

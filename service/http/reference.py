@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from fastapi import APIRouter
-from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from fastapi.responses import FileResponse, HTMLResponse, Response
 
 from service.http.requests import CheckedRoute
 
@@ -47,12 +47,6 @@ STARTING = """SwaggerUIBundle({
 });
 """
 """A file and not part of the page, because the policy allows no inline script."""
-
-
-@router.get("/")
-def lead_on() -> RedirectResponse:
-    """What a browser opens first leads to the page."""
-    return RedirectResponse("docs", headers=HEADERS)
 
 
 @router.get("/docs")

@@ -31,13 +31,6 @@ def test_the_page_loads_nothing_from_elsewhere(site):
     assert "SwaggerUIBundle" in found["docs/swagger-ui-bundle.js"].text
 
 
-def test_what_a_browser_opens_first_leads_there_and_is_taken_for_nothing_else(site):
-    first = site.get("/")
-
-    assert (first.status_code, urljoin("/", first.headers["location"])) == (307, "/docs")
-    assert first.headers["x-content-type-options"] == "nosniff"
-
-
 def test_the_policy_allows_no_other_site_and_nothing_inline(site):
     page = site.get("/docs")
     policy = dict(rule.split(" ", 1) for rule in page.headers["content-security-policy"].split("; "))
