@@ -17,8 +17,8 @@ from service.store.audit import record
 
 router = APIRouter(route_class=CheckedRoute, tags=["keys"])
 
-TAKEN = {"api_key", "local", "worker"}
-"""What the audit calls who asks with the keys of the settings, or with none."""
+TAKEN = {"api_key", "canary", "local", "worker"}
+"""Whom the service itself names: who asks with the keys of the settings, or with none, and a canary that ends itself."""
 
 
 class KeyIn(Body):

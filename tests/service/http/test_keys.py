@@ -128,7 +128,7 @@ def test_a_key_is_listed_named_in_the_audit_and_deleted(locked: Served) -> None:
     assert not [file for file in data.rglob("*") if file.is_file() and created["key"].encode() in file.read_bytes()]
 
 
-@pytest.mark.parametrize("name", ["", "a b", "../x", "api_key", "local", "worker", 65 * "a"])
+@pytest.mark.parametrize("name", ["", "a b", "../x", "api_key", "canary", "local", "worker", 65 * "a"])
 def test_a_name_that_cannot_be_is_refused(locked: Served, name: str) -> None:
     answer = locked.http.post("/keys", json={"name": name, "scope": "query"})
 
