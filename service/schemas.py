@@ -88,13 +88,17 @@ class GalleryChange(Body):
     index: IndexConfig
 
 
-class IdsIn(Body):
-    """Items to be deleted."""
+class DeletionIn(Body):
+    """Items to be deleted: by their ids, or those whose metadata pass a filter."""
 
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in ("ids", "filter")]})
     largest = "max_json_bytes"
     lists: ClassVar[Mapping[str, str]] = {"ids": "max_batch"}
 
-    ids: Annotated[list[str], FailFast(), Field(json_schema_extra={"minItems": 1, LIMIT: lists["ids"]})]
+    ids: Annotated[list[str], FailFast()] = Field([], json_schema_extra={"minItems": 1, LIMIT: lists["ids"]})
+    filter: Annotated[dict[str, Any] | None, WithJsonSchema({"type": "object", "description": "docs/filters.md"})] = (
+        None
+    )
 
 
 def take_object(value: object, legal: set[str], pointer: str) -> dict[str, Any]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from index.errors import InvalidArgument
+from regraft.client import Client
 from regraft.commands.answers import Commands, answer, err, out
 from regraft.commands.options import (
     URL,
     ApiKey,
+    DryRun,
     Gallery,
     Url,
     Yes,
@@ -19,6 +22,7 @@ from regraft.commands.options import (
     connect,
     print_table,
     read_filter,
+    would,
 )
 from regraft.models import DeleteResult, ItemPage
 
@@ -99,7 +103,9 @@ def delete(
         Path | None,
         typer.Option("--ids", help="Ids from a file, a line each.", exists=True, dir_okay=False, show_default=False),
     ] = None,
+    where: Filter = None,
     yes: Yes = False,
+    dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
@@ -108,21 +114,41 @@ def delete(
     Example: regraft item delete photos cats/1.png cats/2.png
 
     Example: regraft item delete photos --ids gone.txt --yes
+
+    Example: regraft item delete photos --filter '{"field": "label", "eq": "cats"}' --dry-run
     """
     asked = list(dict.fromkeys([*(keys or []), *([] if ids is None else _read_ids(ids))]))
-    if not asked:
-        raise InvalidArgument("give ids of items, or a file of them by --ids", pointer="/ids")
-    count = "1 item" if len(asked) == 1 else f"{len(asked)} items"
-    confirm_deleting(f"{count} of gallery {name}", yes=yes)
-    done = DeleteResult(deleted=0, missing=[])
+    if where is not None and (keys or ids):
+        raise InvalidArgument("give ids of items or --filter, not both", pointer="/filter")
+    if where is None and not asked:
+        raise InvalidArgument("give ids of items, a file of them by --ids, or --filter", pointer="/ids")
     with connect(url, api_key) as client:
-        for start in range(0, len(asked), DELETED_AT_ONCE):
-            some = client.delete_items(name, asked[start : start + DELETED_AT_ONCE])
-            done = DeleteResult(deleted=done.deleted + some.deleted, missing=[*done.missing, *some.missing])
+        if where is None:
+            count = _count(len(asked))
+            confirm_deleting(f"{count} of gallery {name}", yes=yes or dry_run)
+            done = _delete_named(client, name, asked, dry_run)
+        else:
+            given = read_filter(where)
+            passing = client.delete_items(name, filter=given, dry_run=True)
+            count = _count(passing.deleted)
+            confirm_deleting(f"{count} of gallery {name}", yes=yes or dry_run)
+            done = passing if dry_run else client.delete_items(name, filter=given)
     answer(done)
     for missing in done.missing:
         err.print(f"not there: {missing}")
-    out.print(f"deleted {done.deleted} of {count} from {name}")
+    out.print(f"{would(dry_run, 'deleted', 'delete')} {done.deleted} of {count} from {name}")
+
+
+def _delete_named(client: Client, name: str, ids: Sequence[str], dry_run: bool) -> DeleteResult:
+    done = DeleteResult(deleted=0, missing=[])
+    for start in range(0, len(ids), DELETED_AT_ONCE):
+        some = client.delete_items(name, ids[start : start + DELETED_AT_ONCE], dry_run=dry_run)
+        done = DeleteResult(deleted=done.deleted + some.deleted, missing=[*done.missing, *some.missing])
+    return done
+
+
+def _count(items: int) -> str:
+    return "1 item" if items == 1 else f"{items} items"
 
 
 def _read_ids(path: Path) -> list[str]:

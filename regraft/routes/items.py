@@ -11,7 +11,7 @@ from regraft import given
 from regraft.connection import Connection, Json
 from regraft.given import ArrowTable, InvalidInput
 from regraft.models import DeleteResult, EmbeddingPage, IngestResult, ItemDetail, ItemPage, MissingPage
-from regraft.paths import flag, path_of
+from regraft.paths import change_params, flag, path_of
 from regraft.routes.route import route
 
 NPY = "application/x-npy"
@@ -195,10 +195,22 @@ class ItemRoutes(Connection):
         await self._send("DELETE", path_of("galleries", gallery, "items", item))
 
     @route
-    async def delete_items(self, gallery: str, items: Sequence[str]) -> DeleteResult:
-        """POST /v1/galleries/{gallery}/items:delete."""
-        path, ids = path_of("galleries", gallery, "items:delete"), given.names(items, "items")
-        return await self._ask(DeleteResult, "POST", path, json={"ids": ids})
+    async def delete_items(
+        self,
+        gallery: str,
+        items: Sequence[str] | None = None,
+        *,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - the field's name
+        dry_run: bool = False,
+    ) -> DeleteResult:
+        """POST /v1/galleries/{gallery}/items:delete: those of these ids, or those whose metadata pass `filter`.
+
+        Many that pass go in several transactions: where no answer comes some may be gone; ask again for the others.
+        """
+        body: Json = {} if items is None else {"ids": given.names(items, "items")}
+        body |= {} if filter is None else {"filter": filter}
+        path = path_of("galleries", gallery, "items:delete")
+        return await self._ask(DeleteResult, "POST", path, params=change_params(dry_run), json=body)
 
 
 def _described(item: ImageItem | TextItem, number: int) -> Json:

@@ -19,16 +19,16 @@ MOST_LOOKED_AT = 65_536
 
 
 def passing(
-    connection: Connection, among: ColumnElement[bool], given: dict[str, Any], version: ColumnElement[Any] | None = None
-) -> dict[int, int]:
-    """Key -> `version`, by default 0, of the rows of `item` that `among` takes and the filter lets pass.
+    connection: Connection, among: ColumnElement[bool], given: dict[str, Any], column: ColumnElement[Any] | None = None
+) -> dict[int, Any]:
+    """Key -> the value of `column`, by default 0, of the rows of `item` that `among` takes and the filter lets pass.
 
     Raises:
         InvalidFilter: it is no filter.
     """
     where = parse_filter(given)
-    found: dict[int, int] = {}
-    columns = (item.c.id, literal(0) if version is None else version, cast(item.c.metadata, Text))
+    found: dict[int, Any] = {}
+    columns = (item.c.id, literal(0) if column is None else column, cast(item.c.metadata, Text))
     rows = connection.execute(select(*columns).where(among), execution_options=STREAMED)
     for block in rows.partitions(ROWS):
         store = Metadata()

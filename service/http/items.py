@@ -18,7 +18,6 @@ from index.filter import parse_filter
 from index.version import Origin
 from regraft.models import DeleteResult, EmbeddingInfo, IngestResult, ItemDetail, ItemInfo, ItemPage
 from service.backfills.filtering import page_of_passing
-from service.backfills.supplied import counting
 from service.errors import InvalidBody, NoImage, UnknownParameter
 from service.http.arrow import ARROW
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives, many, reads
@@ -26,16 +25,18 @@ from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.ingest import ingest_array, ingest_images, ingest_json, ingest_table
 from service.http.ingest_store import Ingested, IngestOptions
+from service.http.item_deletion import delete_named, delete_passing
 from service.http.item_texts import text_of
 from service.http.parsing import parse_any_json
+from service.http.request_context import RequestContext
 from service.http.requests import CheckedRoute, Service, read_body
 from service.registry.placement import Places, places_in
 from service.registry.storing import UpdateMode
 from service.runtime import Runtime
-from service.schemas import ID, NAME, IdsIn, ItemId, Name
+from service.schemas import ID, NAME, DeletionIn, ItemId, Name
 from service.store.blob_keys import is_text
 from service.store.embeddings import embeddings_of
-from service.store.repository import delete_items, gallery_named, items_after, live_item, take_seq
+from service.store.repository import gallery_named, items_after, live_item
 from service.store.rows import ItemRow
 from service.store.sql_arrays import listed
 from service.store.tables import item
@@ -200,12 +201,16 @@ def _filter(text: str) -> dict[str, Any]:
 
 
 @router.post("/galleries/{name}/items:delete")
-def remove_many(name: Name, body: IdsIn, service: Service) -> DeleteResult:
-    """Delete items by their ids; unknown ones are named and the rest is deleted."""
+def remove_many(name: Name, body: DeletionIn, service: Service, context: RequestContext) -> DeleteResult:
+    """Delete items by their ids, unknown ones are named; or all whose metadata pass a filter."""
+    if body.filter is not None and "ids" in body.model_fields_set:
+        raise InvalidArgument("give ids or a filter, not both", pointer="/filter")
+    if body.filter is not None:
+        return DeleteResult(deleted=delete_passing(service, name, body.filter, dry_run=context.dry_run), missing=[])
     if not body.ids:
-        raise InvalidArgument("ids must name at least one item", pointer="/ids")
+        raise InvalidArgument("ids must name at least one item; or give a filter", pointer="/ids")
     ids = list(dict.fromkeys(body.ids))
-    there = _delete(service, name, ids)
+    there = delete_named(service, name, ids, dry_run=context.dry_run)
     return DeleteResult(deleted=len(there), missing=[i for i in ids if i not in there])
 
 
@@ -243,20 +248,9 @@ def show(name: Name, item_id: ItemId, service: Service) -> ItemDetail:
 @router.delete("/galleries/{name}/items/{item_id:path}", status_code=204)
 def remove(name: Name, item_id: ItemId, service: Service) -> None:
     """Delete one item."""
-    if not _delete(service, name, [item_id]):
+    if not delete_named(service, name, [item_id]):
         with service.database.read() as connection:
             live_item(connection, gallery_named(connection, name).id, item_id)
-
-
-def _delete(service: Runtime, name: str, ids: list[str]) -> set[str]:
-    with service.database.write() as connection:
-        gallery_id = gallery_named(connection, name).id
-        take_seq(connection, gallery_id, 0)
-        with counting(connection, gallery_id, ids, "skipped"):
-            there, blobs = delete_items(connection, gallery_id, ids)
-    service.blobs.remove(blobs)
-    service.replica.refresh(gallery_id)
-    return there
 
 
 def _blob_of(service: Runtime, name: str, item_id: str) -> str:

@@ -1,9 +1,10 @@
-"""Items listed by a filter: as queries take it, page by page, while others write."""
+"""Items listed and deleted by a filter: as queries take it, page by page and block by block, while others write."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from hypothesis import strategies as st
 
 from filters import documents, filters, holds
 from service.backfills import filtering
+from service.http import item_deletion
 from service.settings import Settings
 from service.store.sql_arrays import key_range
 from staging.builders import make_version
 from staging.served import Served, problem, serving
 
 EVEN = {"field": "even", "eq": True}
+EVERYTHING = {"or": [{"field": "n", "exists": there} for there in (True, False)]}
 
 
 @pytest.fixture
@@ -57,6 +60,14 @@ def page(
     return [one["id"] for one in answer.json()["items"]], answer.json()["next"]
 
 
+def delete(served: Served, path: str, where: Any, **params: Any) -> int:
+    content = json.dumps({"filter": where})
+    answer = served.http.post(f"{path}/items:delete", content=content, headers=JSON, params=params)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["missing"] == []
+    return int(answer.json()["deleted"])
+
+
 def walk(served: Served, path: str, where: Any, limit: int) -> list[list[str]]:
     pages: list[list[str]] = []
     cursor: str | None = ""
@@ -66,9 +77,11 @@ def walk(served: Served, path: str, where: Any, limit: int) -> list[list[str]]:
     return pages
 
 
-@drawn(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@drawn(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(about=st.lists(documents, min_size=1, max_size=12), asked=st.lists(filters, min_size=4, max_size=8))
-def test_a_page_lists_what_a_query_would_find(shop: Served, about: list[Any], asked: list[Any]) -> None:
+def test_what_is_listed_and_deleted_is_what_a_query_would_find(
+    shop: Served, about: list[Any], asked: list[Any]
+) -> None:
     path = shop.gallery("plain")
     store(shop, path, {f"i{n}": metadata for n, metadata in enumerate(about)})
     for where in asked:
@@ -80,6 +93,13 @@ def test_a_page_lists_what_a_query_would_find(shop: Served, about: list[Any], as
 
         assert listed == [f"i{n}" for n, metadata in enumerate(about) if holds(where, metadata)]
         assert sorted(listed) == sorted(match["id"] for match in query.json()["results"][0]["matches"])
+    left = dict(enumerate(about))
+    for where in asked:
+        going = {n for n, metadata in left.items() if holds(where, metadata)}
+        assert [delete(shop, path, where, dry_run=dry_run) for dry_run in (True, False)] == [len(going)] * 2
+        left = {n: metadata for n, metadata in left.items() if n not in going}
+        assert page(shop, path, EVERYTHING)[0] == [f"i{n}" for n in left]
+        assert shop.http.get(path).json()["items"] == len(left)
 
 
 def test_pages_show_each_item_that_passes_once_in_the_order_of_the_list(shop: Served) -> None:
@@ -126,8 +146,88 @@ def test_a_page_looks_at_so_many_items_and_the_next_goes_on_there(
     assert sum(looked_at) < 2 * 40
 
 
-@pytest.mark.parametrize(
-    ("text", "pointer"), [("even=true", "/filter"), ("{}", "/filter"), ("", "/filter"), ('{"field": "n"}', "/filter")]
-)
-def test_what_is_no_filter_is_refused(shop: Served, text: str, pointer: str) -> None:
-    problem(shop.http.get("/galleries/none/items", params={"filter": text}), 422, "invalid_filter", pointer)
+def test_what_is_no_filter_is_refused(shop: Served) -> None:
+    for text in ("even=true", "{}", "", '{"field": "n"}', '"n"', '{"field": "n", "eq": "\\ud800"}'):
+        problem(shop.http.get("/galleries/none/items", params={"filter": text}), 422, "invalid_filter")
+    problem(shop.http.get("/galleries/none/items", params={"filter": json.dumps(EVEN)}), 404, "unknown_gallery")
+
+
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
+    """Deletes three items a transaction, and does something once all that pass are found, before the first goes."""
+    monkeypatch.setattr(item_deletion, "BLOCK", 3)
+    block = item_deletion._delete_block
+
+    def planned(act: Callable[[], Any]) -> None:
+        todo = [act]
+
+        def acting(*given: Any) -> int:
+            if todo:
+                todo.pop()()
+            return block(*given)
+
+        monkeypatch.setattr(item_deletion, "_delete_block", acting)
+
+    return planned
+
+
+def test_an_item_that_passes_no_longer_when_its_turn_comes_stays(shop: Served, between: Any) -> None:
+    path = numbered(shop, 20)
+    rewritten = {"i2": {"even": False}, "i18": {"even": False}, "i16": {"even": True, "again": True}}
+    between(lambda: store(shop, path, {**rewritten, "i3": {"even": True}, "new": {"even": True}}))
+
+    assert delete(shop, path, EVEN) == 8
+
+    odd = [f"i{n}" for n in range(20) if n % 2]
+    assert page(shop, path, EVERYTHING)[0] == [*sorted([*odd, "i2", "i18"], key=lambda name: int(name[1:])), "new"]
+    assert page(shop, path, EVEN)[0] == ["i3", "new"], "what came meanwhile"
+
+
+def test_an_item_deleted_meanwhile_is_not_counted(shop: Served, between: Any) -> None:
+    path = numbered(shop, 10)
+    between(lambda: shop.http.post(f"{path}/items:delete", json={"ids": ["i0", "i8"]}))
+
+    assert delete(shop, path, EVEN) == 3
+
+
+def test_what_ends_it_in_between_leaves_deleted_what_was(shop: Served, between: Any) -> None:
+    path = numbered(shop, 20)
+    between(shop.runtime.stopping.set)
+    asked = {"json": {"filter": EVEN}}
+    told = problem(shop.http.post(f"{path}/items:delete", **asked), 503, "shutting_down")
+    shop.runtime.stopping.clear()
+
+    assert "3 items are deleted" in told["detail"]
+    assert page(shop, path, EVEN)[0] == [f"i{n}" for n in range(6, 20, 2)]
+    between(lambda: shop.remove(path))
+    problem(shop.http.post(f"{path}/items:delete", **asked), 404, "unknown_gallery")
+
+
+BAD: list[tuple[Any, str, str]] = [
+    ({}, "invalid_argument", "/ids"),
+    ({"filter": None}, "invalid_argument", "/ids"),
+    ({"ids": [], "filter": EVEN}, "invalid_argument", "/filter"),
+    ({"ids": ["i0"], "filter": EVEN}, "invalid_argument", "/filter"),
+    ({"filter": {}}, "invalid_filter", "/filter"),
+    ({"filter": {"and": []}}, "invalid_filter", "/filter/and"),
+    ({"filter": []}, "invalid_request", "/filter"),
+]
+
+
+def test_nothing_is_deleted_that_nobody_named(shop: Served) -> None:
+    two, empty = numbered(shop, 2), shop.gallery("plain")
+
+    for (body, code, pointer), dry_run, path in product(BAD, ("true", "false"), (empty, two)):
+        problem(shop.http.post(f"{path}/items:delete", json=body, params={"dry_run": dry_run}), 422, code, pointer)
+    assert len(page(shop, two, EVERYTHING)[0]) == 2
+
+
+def test_deleting_by_ids_can_be_rehearsed(shop: Served) -> None:
+    path = numbered(shop, 3)
+    asked = {"json": {"ids": ["i0", "none", "i2"]}}
+
+    rehearsed = shop.http.post(f"{path}/items:delete", **asked, params={"dry_run": "true"})
+
+    assert rehearsed.json() == {"deleted": 2, "missing": ["none"]}
+    assert len(page(shop, path, EVERYTHING)[0]) == 3
+    assert shop.http.post(f"{path}/items:delete", **asked).json() == rehearsed.json()

@@ -84,6 +84,21 @@ def test_items_are_deleted_by_ids_and_files_of_them_once_that_is_confirmed(run, 
     assert [line.split()[0] for line in run("item", "list", gallery, "--url", url)[1].splitlines()] == ["item", "b.png"]
 
 
+def test_items_that_pass_a_filter_are_counted_and_deleted(run, url, gallery):
+    with Client(url) as client:
+        client.ingest(gallery, [ImageItem(f"{key}.png", PICTURE, {"n": n}) for n, key in enumerate("abcd")])
+    asked = ("item", "delete", gallery, "--filter", '{"field": "n", "range": {"lt": 3}}', "--url", url)
+
+    assert run(*asked, "--dry-run")[1] == f"would delete 3 of 3 items from {gallery}\n"
+    assert run(*asked)[0] == 1  # nobody answers
+    assert run(*asked, "a.png", "--yes")[0] == 1
+    assert run("item", "delete", gallery, "a.png", "--dry-run", "--url", url)[1] == (
+        f"would delete 1 of 1 item from {gallery}\n"
+    )
+    assert json.loads(run(*asked, "--yes", "--json")[1]) == {"deleted": 3, "missing": []}
+    assert [line.split()[0] for line in run("item", "list", gallery, "--url", url)[1].splitlines()] == ["item", "d.png"]
+
+
 @pytest.mark.parametrize(("content", "said"), [(b"\xff", "holds no ids"), (b"\n", "give ids of items")])
 def test_what_names_no_item_is_refused(run, url, gallery, tmp_path, content, said):
     (tmp_path / "ids").write_bytes(content)
