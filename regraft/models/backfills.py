@@ -85,8 +85,8 @@ class BackfillList(ApiModel):
 class ItemFailure(ApiModel):
     """An item that could not be moved, and why; it stays reachable in `version`. `next_try`: it will be tried again.
 
-    `code`: `image_missing`, `image_invalid`, `image_unreadable`, the same of a `text`, or `refused` (by the encoder
-    or the edge).
+    `code`: `image_missing`, `image_invalid`, `image_unreadable`, the same of a `text`, `refused` (by the encoder or the
+    edge), or `worker_died`.
     """
 
     item: str

@@ -6,8 +6,10 @@ Every function runs in its caller's transaction.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ from sqlalchemy import (
     and_,
     case,
     false,
+    insert,
     or_,
     select,
     update,
@@ -27,6 +30,7 @@ from index.errors import RegraftError
 from service.backfills.attempts import note_failed
 from service.backfills.outcome import EmbeddedItems, Failed
 from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, BackfillState, Kind, Order, stored_for
+from service.backfills.sweeps import next_number
 from service.store.embeddings import put_embeddings
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, first_of, one_of
@@ -40,6 +44,9 @@ PACE_AHEAD = 8
 """Chunks that workers can have claimed of a rated backfill at the same instant."""
 LONGEST_LEASES = 4
 """A lease that ends further ahead than so many of the claimer's was given before the clock was set back."""
+DIED = "the worker that had it died, or was cut off: of lack of memory, perhaps"
+REMOTE = "remote:"
+"""How the owners of chunks begin that remote workers hold; the worker's own name follows."""
 ORIGIN = {Kind.REENCODE: "encoded", Kind.TRANSFORM: "transformed"}
 
 
@@ -73,6 +80,19 @@ class ChunkRow(NamedTuple):
 
 
 CHUNK = (backfill_chunk.c.id, backfill_chunk.c.backfill_id, backfill_chunk.c.item_ids)
+
+
+class LostRow(NamedTuple):
+    """A chunk whose lease is over, and who held it."""
+
+    id: int
+    backfill_id: int
+    item_ids: list[int]
+    lease_owner: str
+    lease_until: float
+
+
+LOST = (*CHUNK, backfill_chunk.c.lease_owner, backfill_chunk.c.lease_until)
 
 
 class ContentRow(NamedTuple):
@@ -114,6 +134,7 @@ def claim(
 ) -> Chunk | None:
     """Lease the next chunk that nobody holds, or whose holder sent no heartbeat before its lease ran out."""
     for job in claimable(connection, kinds):
+        _free_lost(connection, job, lease_seconds)
         taken = _take(connection, job.id, owner, lease_seconds)
         if taken is not None:
             _pace(connection, job, len(taken.item_ids))
@@ -139,7 +160,7 @@ def leased(connection: Connection, chunk_id: int, owner: str) -> Chunk:
     return _chunk(job, taken, owner)
 
 
-def _chunk(job: BackfillRow, taken: ChunkRow, owner: str) -> Chunk:
+def _chunk(job: BackfillRow, taken: ChunkRow | LostRow, owner: str) -> Chunk:
     items = tuple(taken.item_ids)
     return Chunk(taken.id, owner, job.id, job.gallery_id, job.version_id, Kind(job.kind), items, job.attempts)
 
@@ -160,10 +181,61 @@ def leave(connection: Connection, chunk: Chunk) -> None:
     connection.execute(_ours(chunk).values(lease_owner=None))
 
 
+def worker_of(owner: str) -> str:
+    """Who holds a chunk: of a remote worker's leases each has an owner of its own."""
+    return owner.rpartition(":")[0] if owner.startswith(REMOTE) else owner
+
+
+def _free_lost(connection: Connection, job: BackfillRow, lease_seconds: float) -> None:
+    """Free the chunks of workers that died, in halves: an item that kills whoever takes it is alone in the end.
+
+    Alone it has failed where its worker held no other chunk that may have been at fault.
+    """
+    now = time.time()
+    leased = (backfill_chunk.c.state == "leased", backfill_chunk.c.lease_owner.is_not(None))
+    over = (backfill_chunk.c.backfill_id == job.id, *leased, backfill_chunk.c.lease_until < now)
+    if connection.execute(select(backfill_chunk.c.id).where(*over).limit(1)).first() is None:
+        return
+    take_seq(connection, job.gallery_id, 0)
+    rows = select(*LOST).where(*over).order_by(backfill_chunk.c.number).with_for_update(skip_locked=True)
+    alive = {worker_of(owner) for owner in holders(connection, "")}
+    # The leases of a worker that died end one after the other, the last within the time of one.
+    lost = [
+        row
+        for row in all_of(LostRow, connection.execute(rows))
+        if worker_of(row.lease_owner) not in alive or row.lease_until < now - lease_seconds
+    ]
+    held = Counter(worker_of(row.lease_owner) for row in lost)
+    numbers = itertools.count(next_number(connection, job.id))
+    # Behind all others, and backwards: what was lost beside another is not taken behind it again.
+    for row in reversed(lost):
+        if len(row.item_ids) == held[worker_of(row.lease_owner)] == 1:
+            _fail_alone(connection, job, row)
+        else:
+            _halve(connection, row, numbers)
+
+
+def _fail_alone(connection: Connection, job: BackfillRow, row: LostRow) -> None:
+    (item_id,) = row.item_ids
+    seq = connection.execute(select(item.c.seq).where(item.c.id == item_id)).scalar_one()
+    commit(connection, _chunk(job, row, row.lease_owner), [], [Failed(item_id, seq, DIED, "worker_died", retry=True)])
+
+
+def _halve(connection: Connection, row: LostRow, numbers: Iterator[int]) -> None:
+    half = (len(row.item_ids) + 1) // 2
+    free = {"state": "todo", "number": next(numbers), "item_ids": row.item_ids[:half]}
+    mine = update(backfill_chunk).where(backfill_chunk.c.id == row.id)
+    connection.execute(mine.values(lease_owner=None, lease_until=None, **free))
+    if rest := row.item_ids[half:]:
+        other = {**free, "number": next(numbers), "item_ids": rest}
+        connection.execute(insert(backfill_chunk).values(backfill_id=row.backfill_id, **other))
+
+
 def _take(connection: Connection, backfill_id: int, owner: str, lease_seconds: float) -> ChunkRow | None:
     now = time.time()
     until, latest = now + lease_seconds, now + max(LONGEST_LEASES * lease_seconds, MAX_PAUSE_SECONDS)
-    over = or_(backfill_chunk.c.lease_until < now, backfill_chunk.c.lease_until > latest)
+    left = and_(backfill_chunk.c.lease_owner.is_(None), backfill_chunk.c.lease_until < now)
+    over = or_(left, backfill_chunk.c.lease_until > latest)
     expired = and_(backfill_chunk.c.state == "leased", over)
     # Two statements and no OR: each is answered from the index, however many chunks there are.
     for free in (expired, backfill_chunk.c.state == "todo"):

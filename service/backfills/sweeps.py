@@ -170,7 +170,7 @@ class _Sweep:
 
     def run(self) -> BackfillState | None:
         with self.database.read() as connection:
-            self.number = _next_number(connection, self.job.id)
+            self.number = next_number(connection, self.job.id)
         through = self._plan_waiting() and self._plan_failed()
         with self.database.write() as connection:
             if through:
@@ -291,7 +291,8 @@ def _room(job: BackfillRow) -> int | None:
     return None if job.item_limit is None else max(job.item_limit - (job.total - job.skipped), 0)
 
 
-def _next_number(connection: Connection, backfill_id: int) -> int:
+def next_number(connection: Connection, backfill_id: int) -> int:
+    """Of a chunk that is to come behind all others of a backfill."""
     numbered = select(func.coalesce(func.max(backfill_chunk.c.number), -1) + 1)
     return int(connection.execute(numbered.where(backfill_chunk.c.backfill_id == backfill_id)).scalar_one())
 

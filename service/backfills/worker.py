@@ -126,10 +126,8 @@ class Worker:
     def _let_go(self, chunk: Chunk, failed: bool) -> None:
         """Give a chunk back; one that failed rests until its lease has run out, which is the pause it needs."""
         self._leases.drop(chunk)
-        if failed:
-            return
         try:
-            self._patiently(lambda: self._release(chunk))
+            self._patiently(lambda: self._give_back(chunk, failed))
         except SQLAlchemyError as error:  # told to stop while the database is away: the lease will run out
             self._log("chunk_not_released", chunk=chunk.id, reason=error)
 
@@ -145,9 +143,9 @@ class Worker:
         with self._database.write() as connection:
             return chunks.commit(connection, chunk, *outcome)
 
-    def _release(self, chunk: Chunk) -> None:
+    def _give_back(self, chunk: Chunk, failed: bool) -> None:
         with self._database.write() as connection:
-            chunks.release(connection, chunk)
+            (chunks.leave if failed else chunks.release)(connection, chunk)
 
     def _look_after(self) -> bool:
         """Look after backfills without chunks. True: one has new chunks."""

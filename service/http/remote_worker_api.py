@@ -52,8 +52,6 @@ Lease = Annotated[str, Query(min_length=1, max_length=128, pattern=NO_ZERO)]
 Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")]
 
 
-REMOTE = "remote:"
-"""How the owners of chunks begin that remote workers hold; the worker's own name follows."""
 MOST_HELD = 8
 """Chunks one remote worker may hold: it reads two ahead of the one in hand and returns one behind."""
 MOST_REMOTE = 512
@@ -79,7 +77,7 @@ class ClaimIn(Body):
 @router.post("/work:claim", response_model=WorkClaim, responses={204: {"description": "nothing to do"}})
 def claim(body: ClaimIn, service: Service) -> Any:
     """Lease the next chunk; 204 when there is none."""
-    owner = f"{REMOTE}{body.worker}:{uuid.uuid4().hex}"
+    owner = f"{chunks.REMOTE}{body.worker}:{uuid.uuid4().hex}"
     chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
     if chunk is None:
         states = finish_or_replan(service.database, service.registry, service.embedder, service.stopping)
@@ -213,13 +211,13 @@ def _claim(service: Runtime, owner: str, kinds: list[Kind]) -> Chunk | None:
         if not chunks.claimable(connection, kinds):
             return None
     with service.database.write() as connection:
-        _check_share(chunks.holders(connection, REMOTE), owner)
+        _check_share(chunks.holders(connection, chunks.REMOTE), owner)
         return chunks.claim(connection, owner, service.settings.lease_seconds, kinds)
 
 
 def _check_share(holders: Sequence[str], owner: str) -> None:
-    worker = owner.rpartition(":")[0]
-    mine = sum(holder.rpartition(":")[0] == worker for holder in holders)
+    worker = chunks.worker_of(owner)
+    mine = sum(chunks.worker_of(holder) == worker for holder in holders)
     for held, most, who in ((mine, MOST_HELD, "this worker holds"), (len(holders), MOST_REMOTE, "remote workers hold")):
         if held >= most:
             raise TooManyChunks(f"{who} {held} chunks, the most there may be: return or release some first")

@@ -232,6 +232,7 @@ def test_blobs_out_of_reach_fail_no_item_but_wait_for_the_next_lease(
     served: Any, filled: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = filled()
+    number = last_backfill(served, path)["id"]
     settings = served.runtime.settings.model_copy(update={"lease_seconds": 0.05})
     a_worker = SteppedWorker(settings)
     with monkeypatch.context() as patch:
@@ -239,6 +240,10 @@ def test_blobs_out_of_reach_fail_no_item_but_wait_for_the_next_lease(
         assert not a_worker.step()
     assert "action=step_failed" in caplog.text
     assert last_backfill(served, path)["failed"] == 0
+    with served.runtime.database.lookup() as connection:
+        # Nobody's: a worker that lives has nothing against the items.
+        owners = select(backfill_chunk.c.lease_owner).where(backfill_chunk.c.backfill_id == number)
+        assert connection.execute(owners).scalars().all() == [None]
     time.sleep(0.06)
 
     a_worker.drain()
