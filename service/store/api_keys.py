@@ -123,7 +123,7 @@ class ApiKeys:
     def _run(self) -> None:
         failed = False
         while not self._stop.wait(PAUSE_SECONDS):
-            self._wanted.wait(READ_SECONDS)
+            self._wanted.wait(READ_SECONDS - PAUSE_SECONDS)
             self._wanted.clear()
             due, self._next = self._next, Future()
             try:
