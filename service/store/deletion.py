@@ -45,6 +45,8 @@ def delete_gallery(connection: Connection, gallery_id: int) -> None:
     backfills = select(backfill.c.id).where(backfill.c.gallery_id == gallery_id)
     deployments = select(deployment.c.id).where(deployment.c.gallery_id == gallery_id)
     evaluations = select(evaluation.c.id).where(evaluation.c.gallery_id == gallery_id)
+    # Whoever adds up what a trial counted locks no more than its deployment.
+    connection.execute(deployments.with_for_update())
     for statement in (
         delete(deployment_transition).where(deployment_transition.c.deployment_id.in_(deployments)),
         delete(trial_report).where(trial_report.c.deployment_id.in_(deployments)),

@@ -166,6 +166,30 @@ def test_a_canary_is_changed_while_its_counts_are_added_up(
 
 
 @on_postgresql
+def test_a_gallery_is_deleted_while_what_its_canary_counted_is_added_up(
+    served: Served, settings: Settings, pictures: list[bytes]
+) -> None:
+    served.add("v1", 4)
+    served.add("v2", 6, edges=[("v1", "truncate")])
+    path = served.filled(pictures)
+    number = served.deploy(path, "v2", until="canary", canary={"share": 0.5})["id"]
+    counters, added = Counters(), []
+    counters.add(new=1)
+
+    def add_up() -> None:
+        with served.runtime.database.write() as connection:
+            added.append(add_counters(connection, number, "canary", counters))
+
+    with closing(Database(settings.database_url)) as elsewhere:
+        adding = meanwhile(elsewhere, "DELETE FROM trial_report", add_up)
+        with elsewhere.write() as connection:
+            delete_gallery(connection, served.runtime.replica.find(path.rpartition("/")[2]).id)
+        adding.join()
+
+    assert added == [None]
+
+
+@on_postgresql
 def test_matches_are_counted_on_when_items_went_while_they_were_written(database: Database) -> None:
     stage = Planning(database)
     gone, kept = stage.gallery(4), stage.gallery(3)
