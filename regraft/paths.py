@@ -7,6 +7,9 @@ from urllib.parse import quote
 from index.errors import InvalidArgument
 from index.item_id import climbs, is_writable
 
+MAX_PARAMS = 4096
+"""Characters of options that travel in an address; longer filters travel in a body."""
+
 
 def path_of(*parts: object) -> str:
     """The path below /v1/ of these segments, each escaped.

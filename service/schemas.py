@@ -48,6 +48,8 @@ FieldPath = Annotated[str, Field(min_length=1, max_length=1024)]
 """A metadata field, as filters name it."""
 MAX_CHUNK = 4096
 """Items of a backfill that a worker takes, and gives back, at once."""
+FILTER = {"type": "object", "description": "docs/filters.md"}
+"""The schema of a metadata filter in a body that a model reads."""
 MAX_FIELDS = 100
 """Fields an object of a body can have."""
 NUMBERS = 1 << 14
@@ -96,9 +98,7 @@ class DeletionIn(Body):
     lists: ClassVar[Mapping[str, str]] = {"ids": "max_batch"}
 
     ids: Annotated[list[str], FailFast()] = Field([], json_schema_extra={"minItems": 1, LIMIT: lists["ids"]})
-    filter: Annotated[dict[str, Any] | None, WithJsonSchema({"type": "object", "description": "docs/filters.md"})] = (
-        None
-    )
+    filter: Annotated[dict[str, Any] | None, WithJsonSchema(FILTER)] = None
 
 
 def take_object(value: object, legal: set[str], pointer: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from regraft import given
 from regraft.connection import Connection, Json
 from regraft.given import ArrowTable, InvalidInput
 from regraft.models import DeleteResult, EmbeddingPage, IngestResult, ItemDetail, ItemPage, MissingPage
-from regraft.paths import change_params, flag, path_of
+from regraft.paths import MAX_PARAMS, change_params, flag, path_of
 from regraft.routes.route import route
 
 NPY = "application/x-npy"
@@ -174,10 +174,13 @@ class ItemRoutes(Connection):
         """GET /v1/galleries/{gallery}/items: one page; pass `next` as the next cursor.
 
         `filter`: only items whose metadata pass it. A page may then hold fewer than `limit`, or none, before the last:
-        `next` is None at the end.
+        `next` is None at the end. A long one travels in a body, by POST /v1/galleries/{gallery}/items:list.
         """
         params = _page(limit, cursor, with_text) | ({} if filter is None else {"filter": json.dumps(filter)})
-        return await self._ask(ItemPage, "GET", path_of("galleries", gallery, "items"), params=params)
+        if len(params.get("filter", "")) <= MAX_PARAMS:
+            return await self._ask(ItemPage, "GET", path_of("galleries", gallery, "items"), params=params)
+        body = {"filter": filter, "limit": limit, "cursor": cursor or "", "with_text": with_text}
+        return await self._ask(ItemPage, "POST", path_of("galleries", gallery, "items:list"), quick=True, json=body)
 
     @route
     async def item(self, gallery: str, item: str) -> ItemDetail:

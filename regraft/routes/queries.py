@@ -10,13 +10,11 @@ from regraft import given
 from regraft.connection import Connection, Json
 from regraft.given import Vectors
 from regraft.models import SearchResponse
-from regraft.paths import path_of
+from regraft.paths import MAX_PARAMS, path_of
 from regraft.routes.route import route
 
 DEFAULT_K = 10
 NPY = "application/x-npy"
-MAX_PARAMS = 4096
-"""Characters of options that travel in an address; longer filters travel in a body."""
 
 
 class QueryOptions(TypedDict, total=False):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from PIL import Image, UnidentifiedImageError
+from pydantic import Field, WithJsonSchema
 from sqlalchemy import Connection, and_, false
 from starlette.responses import JSONResponse
 
@@ -33,7 +34,7 @@ from service.http.requests import CheckedRoute, Service, read_body
 from service.registry.placement import Places, places_in
 from service.registry.storing import UpdateMode
 from service.runtime import Runtime
-from service.schemas import ID, NAME, DeletionIn, ItemId, Name
+from service.schemas import FILTER, ID, NAME, Body, DeletionIn, ItemId, Name
 from service.store.blob_keys import is_text
 from service.store.embeddings import embeddings_of
 from service.store.repository import gallery_named, items_after, live_item
@@ -95,6 +96,17 @@ INGEST_BODY = reads(
         required=("items",),
     ),
 )
+
+
+class ListIn(Body):
+    """A page of the items whose metadata pass a filter."""
+
+    largest = "max_json_bytes"
+
+    filter: Annotated[dict[str, Any], WithJsonSchema(FILTER)]
+    limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 100
+    cursor: str = ""
+    with_text: bool = False
 
 
 @router.post("/galleries/{name}/items", response_model=IngestResult, openapi_extra=INGEST_BODY)
@@ -165,8 +177,20 @@ def list_page(
     where: FilterText = None,
 ) -> ItemPage:
     """A page of the gallery's items. With a filter it may hold fewer than `limit`, or none, though `next` leads on."""
+    return _list(service, name, limit, cursor, with_text, None if where is None else _filter(where))
+
+
+@router.post("/galleries/{name}/items:list")
+def list_passing(name: Name, body: ListIn, service: Service) -> ItemPage:
+    """The same for a filter that is too long for an address."""
+    parse_filter(body.filter)  # which is not looked at where no item is there
+    return _list(service, name, body.limit, body.cursor, body.with_text, body.filter)
+
+
+def _list(
+    service: Runtime, name: str, limit: int, cursor: str, with_text: bool, given: dict[str, Any] | None
+) -> ItemPage:
     after = decode_cursor(cursor)
-    given = None if where is None else _filter(where)
     with service.database.read() as connection:
         gallery = gallery_named(connection, name)
         page, behind = _page(connection, gallery.id, after, limit, given)

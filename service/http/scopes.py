@@ -15,7 +15,7 @@ ADMINISTRATION = ("/v1/audit", "/v1/keys", "/v1/work")
 def wanted(method: str, path: str) -> KeyScope:
     """The least scope that opens a route; what no rule names is for `admin`."""
     match path.split("/"):
-        case ["", "v1", "galleries", _, "query"]:
+        case ["", "v1", "galleries", _, "query" | "items:list"]:
             return "query"
         case ["", "v1", "galleries", _, items, *_] if method not in READ and items.partition(":")[0] == "items":
             return "ingest"

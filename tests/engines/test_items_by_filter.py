@@ -107,6 +107,11 @@ def test_pages_show_each_item_that_passes_once_in_the_order_of_the_list(shop: Se
 
     assert walk(shop, path, EVEN, 2) == [["i0", "i2"], ["i4", "i6"], ["i8", "i10"]]
     assert walk(shop, path, {"field": "n", "eq": 11}, 2) == [[]]
+    body = {"filter": EVEN, "limit": 2}
+    first = shop.http.post(f"{path}/items:list", json=body).json()
+    assert [one["id"] for one in first["items"]] == ["i0", "i2"]
+    rest = shop.http.post(f"{path}/items:list", json=body | {"cursor": first["next"], "limit": 9}).json()
+    assert ([one["id"] for one in rest["items"]], rest["next"]) == (["i4", "i6", "i8", "i10"], None)
     (shown,) = shop.http.get(f"{path}/items", params={"filter": json.dumps({"field": "n", "eq": 3})}).json()["items"]
     assert shown == shop.http.get(f"{path}/items").json()["items"][3]
 
@@ -150,6 +155,8 @@ def test_what_is_no_filter_is_refused(shop: Served) -> None:
     for text in ("even=true", "{}", "", '{"field": "n"}', '"n"', '{"field": "n", "eq": "\\ud800"}'):
         problem(shop.http.get("/galleries/none/items", params={"filter": text}), 422, "invalid_filter")
     problem(shop.http.get("/galleries/none/items", params={"filter": json.dumps(EVEN)}), 404, "unknown_gallery")
+    problem(shop.http.post("/galleries/none/items:list", json={"filter": {}}), 422, "invalid_filter", "/filter")
+    problem(shop.http.post("/galleries/none/items:list", json={}), 422, "invalid_request", "/filter")
 
 
 @pytest.fixture

@@ -75,6 +75,7 @@ ROUTES = [
         lambda c: c.items("g", filter={"field": "n", "eq": 1}),
         "GET /v1/galleries/g/items?limit=100&filter=%7B%22field%22%3A+%22n%22%2C+%22eq%22%3A+1%7D",
     ),
+    (lambda c: c.items("g", filter={"field": "n", "in": ["x" * 4096]}), "POST /v1/galleries/g/items:list"),
     (lambda c: c.item("g", "a"), "GET /v1/galleries/g/items/a"),
     (lambda c: c.item_image("g", "a"), "GET /v1/galleries/g/items/a/image"),
     (lambda c: c.delete_item("g", "a"), "DELETE /v1/galleries/g/items/a"),

@@ -41,7 +41,7 @@ def least(method: str, path: str) -> str:
     if (method, path) in INGEST:
         return "ingest"
     read = method == "GET" and path not in READ_BY_ADMINS
-    return "query" if read or path == "/v1/galleries/{name}/query" else "admin"
+    return "query" if read or path in {"/v1/galleries/{name}/query", f"{ITEMS}:list"} else "admin"
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,7 @@ BODIES = {
     "POST /v1/galleries/{name}/query": {"version": "v1", "embeddings": [[1, 2, 3, 4]], "explain": True},
     "POST /v1/galleries/{name}/items": {"version": "v1", "items": [{"id": "new", "embedding": [1, 2, 3, 4]}]},
     "PUT /v1/galleries/{name}/items:embeddings": {"version": "v1", "items": [{"id": "new", "embedding": [1, 2, 3, 4]}]},
+    "POST /v1/galleries/{name}/items:list": {"filter": {"field": "label", "eq": "a"}},
     "POST /v1/galleries/{name}/items:delete": {"ids": ["new", "unknown"]},
     "POST /v1/galleries/{name}/deployments": {"version": "v1", "until": "registered"},
     "POST /v1/galleries/{name}/deployments/{number}/advance": {"to": "verified"},
@@ -140,7 +141,7 @@ def furnish(served: Any, pictures: list[bytes]) -> Real:
     items = [{"name": still, "item_id": f"i{n}"} for n in range(4)]
     base, any_gallery = "/v1/galleries/{name}", [{"name": name} for name in (still, "moved1", "turned0")]
     edge = {"new": "v2", "old": "v1", "kind": "truncate"}
-    galleries = ("/query", "/items", "/items:delete", "/evaluations", "/gates", "/backfills")
+    galleries = ("/query", "/items", "/items:list", "/items:delete", "/evaluations", "/gates", "/backfills")
     return {
         **{f"{base}{path}": any_gallery for path in ("", *galleries)},
         f"DELETE {base}": spare,
