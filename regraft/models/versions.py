@@ -99,7 +99,10 @@ class ReroutedItems(ApiModel):
 
 
 class DependentGallery(ApiModel):
-    """What a removal does to a gallery: `moved` items go to another embedding they hold, `lost` cannot be reached."""
+    """What a removal does to a gallery: `moved` items go to another embedding they hold, `lost` cannot be reached.
+
+    By queries of `version`: the current one, or one that is tried out there.
+    """
 
     gallery: str
     version: str

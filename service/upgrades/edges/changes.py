@@ -199,7 +199,7 @@ def _remove(
         galleries = _lock_galleries(connection)
         registry.sync()
         declared = find(registry, key)
-        touched = counts.of(galleries)
+        touched = counts.of(connection, galleries)
         removal = Removal(declared, touched, _applied_by(connection, declared))
         if not context.dry_run:
             _check(removal, force)

@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from sqlalchemy import Connection
+
 from index.graph import Graph
 from index.version import EdgeKey
 from service.errors import UnknownGallery
 from service.registry.edge_records import EdgeRecord
 from service.registry.placement import preference, route_to
 from service.registry.registry import LoadedVersion, Registry
+from service.registry.rollout_records import deployed
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.database import Database
@@ -39,7 +42,7 @@ class Dependent:
 
     Attributes:
         gallery: its name.
-        version: its current version.
+        version: the one whose queries lose: its current version, or one that is tried out there.
         routes: what is reached along the edge now.
         moved: items that another embedding they hold serves then.
         lost: items that no route reaches any more.
@@ -66,22 +69,22 @@ class Counts:
     def __init__(self, database: Database, registry: Registry, replica: Replica, key: EdgeKey) -> None:
         self._database, self._registry, self._replica, self._key = database, registry, replica, key
         # By gallery: as what it was counted, with which edges, and what was found.
-        self._found: dict[int, tuple[GalleryRow, tuple[EdgeRecord, ...], Dependent]] = {}
+        self._found: dict[int, tuple[GalleryRow, tuple[EdgeRecord, ...], tuple[Dependent, ...]]] = {}
         # Those that were written since they were counted: they stay in memory.
         self._live: dict[int, LoadedGallery] = {}
 
-    def of(self, galleries: Sequence[GalleryRow]) -> tuple[Dependent, ...]:
+    def of(self, connection: Connection, galleries: Sequence[GalleryRow]) -> tuple[Dependent, ...]:
         """Of galleries whose locks are held: those that the edge does something for.
 
         Raises:
             Uncounted: some are to be counted first.
         """
-        touched = [gallery for gallery in galleries if self._is_touched(gallery)]
+        touched = [gallery for gallery in galleries if self._is_touched(connection, gallery)]
         late = [gallery for gallery in touched if gallery.id not in self._live and not self._is_known(gallery)]
         if late:
             raise Uncounted(late)
         found = [self._counted(g, self._live[g.id]) if g.id in self._live else self._found[g.id][2] for g in touched]
-        return tuple(d for d in found if d.routes or d.moved or d.lost)
+        return tuple(d for of_one in found for d in of_one if d.routes or d.moved or d.lost)
 
     def count(self, galleries: Sequence[GalleryRow]) -> None:
         """Count galleries while nobody waits."""
@@ -96,31 +99,48 @@ class Counts:
         row, edges, _ = self._found.get(gallery.id, (None, None, None))
         return row == gallery and edges is self._registry.edges()
 
-    def _is_touched(self, gallery: GalleryRow) -> bool:
-        """Whether the edge is on any way from its current version, or decides which embedding serves an item."""
-        registry, current = self._registry, self._registry.current_of(gallery)
-        routes = (route_to(registry, current, held) for held in registry.all())
+    def _is_touched(self, connection: Connection, gallery: GalleryRow) -> bool:
+        """Whether the edge is on any way of its queries, or decides which embedding serves an item."""
+        registry, asking = self._registry, self._asking(connection, gallery)
+        routes = (route_to(registry, version, held) for version in asking for held in registry.all())
         if any(route is not None and self._key in route.signature for route in routes):
             return True
-        return preference(registry, current) != preference(registry, current, without(registry, self._key))
+        return preference(registry, asking[0]) != preference(registry, asking[0], without(registry, self._key))
 
-    def _counted(self, gallery: GalleryRow, live: LoadedGallery) -> Dependent:
+    def _asking(self, connection: Connection, gallery: GalleryRow) -> list[LoadedVersion]:
+        """The versions that queries go through: the current one, and one that is tried out."""
+        trial, _ = deployed(connection, self._registry, gallery.id)
+        return [self._registry.current_of(gallery), *([] if trial is None else [trial.version])]
+
+    def _counted(self, gallery: GalleryRow, live: LoadedGallery) -> tuple[Dependent, ...]:
         self._replica.refresh(gallery.id)
         registry, current = self._registry, self._registry.current_of(gallery)
         graph = without(registry, self._key)
         with self._database.lookup() as connection:
-            gone = versions_emptied(connection, gallery.id)
+            gone, asking = versions_emptied(connection, gallery.id), self._asking(connection, gallery)
         # Memory may still count what they held: their items are those that it knows nothing else of.
         order = [held.name for held in sorted(preference(registry, current, graph), key=lambda held: held.id in gone)]
-        routes, now = [], live.gallery.items_by_version()
+        now, then = live.gallery.items_by_version(), live.gallery.items_by_version(order)
+        moved = live.gallery.moving(order)
+        return tuple(
+            Dependent(
+                gallery.name,
+                version.name,
+                self._rerouted(version, now, graph),
+                moved if version is current else 0,
+                _unreached(registry, version, then, graph) - _unreached(registry, version, now),
+            )
+            for version in asking
+        )
+
+    def _rerouted(self, asking: LoadedVersion, now: Mapping[str, int], graph: Graph) -> tuple[Rerouted, ...]:
+        registry, routes = self._registry, []
         for name, items in now.items():
-            before = route_to(registry, current, registry.named(name))
+            before = route_to(registry, asking, registry.named(name))
             if before is not None and self._key in before.signature:
-                after = route_to(registry, current, registry.named(name), graph)
+                after = route_to(registry, asking, registry.named(name), graph)
                 routes.append(Rerouted(name, items, before.kinds, None if after is None else after.kinds))
-        then = live.gallery.items_by_version(order)
-        lost = _unreached(registry, current, then, graph) - _unreached(registry, current, now)
-        return Dependent(gallery.name, current.name, tuple(routes), live.gallery.moving(order), lost)
+        return tuple(routes)
 
 
 def without(registry: Registry, key: EdgeKey) -> Graph:

@@ -83,6 +83,28 @@ class TestRemove:
         }
         assert before == edges(served)
 
+    def test_one_that_only_queries_of_a_version_on_trial_need_is_kept_unless_forced(
+        self, served: Any, many: dict[str, bytes]
+    ) -> None:
+        served.add("seeing", 4, edges=[("bare", "truncate")])
+        path, edge = served.gallery("bare"), ("seeing", "bare", "truncate")
+        items = [{"id": str(n), "embedding": row} for n, row in enumerate(EYE.tolist())]
+        served.http.post(f"{path}/items", json={"items": items})
+        number = served.deploy(path, "seeing", until="shadow")["id"]
+
+        told = remove(served, *edge, dry_run=True).json()["dependents"]
+        problem(remove(served, *edge), 409, "edge_needed", "/force")
+        advanced = {"to": "canary", "canary": {"share": 1.0}}
+        assert served.http.post(f"{path}/deployments/{number}/advance", json=advanced).status_code == 200
+        problem(remove(served, *edge), 409, "edge_needed", "/force")
+
+        routes = [{"version": "bare", "items": 3, "before": ["truncate"], "after": None}]
+        lost = {"gallery": path.rpartition("/")[2], "version": "seeing", "routes": routes, "moved": 0, "lost": 3}
+        assert told == [lost]
+        assert served.query(path, many["0"]).json()["degraded"] == []
+        served.http.post(f"{path}/rollback", json={})
+        assert remove(served, *edge, dry_run=True).json()["dependents"] == []
+
     @pytest.mark.parametrize("writes", [0, 1, 3])
     def test_a_gallery_is_loaded_before_the_transaction_whoever_writes_meanwhile(
         self, served: Any, needing: str, monkeypatch: pytest.MonkeyPatch, writes: int
