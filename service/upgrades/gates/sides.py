@@ -3,7 +3,7 @@
 What is stored is not computed again, so that the gallery side costs little: only queries have to be embedded by the new
 version, and items that hold no embedding by the old one. Affordable means: at most MOST_PAIRS pairs of a query and an
 item are compared, and each version has to embed at most MOST_MADE images. Beyond that the gallery side is a sample too:
-the items that come first in an order drawn by the seed.
+the items that come first in an order drawn by the seed, at least as many as there may be queries, whatever that takes.
 """
 
 from __future__ import annotations
