@@ -6,6 +6,7 @@ Shapes: N rows of a batch, D the dimension of their vectors.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, time
@@ -21,6 +22,8 @@ from index.errors import InvalidArgument
 Vectors = NDArray[Any]
 NO_ID = "no id"
 """Why a row that nothing names is left out."""
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""What no text holds."""
 
 
 @dataclass(frozen=True)
@@ -184,9 +187,11 @@ def as_id(value: Any) -> str:
 def _text_of(content: bytes) -> str:
     """What bytes say as UTF-8; else their hex digits, as of a UUID."""
     try:
-        return content.decode()
+        text = content.decode()
     except UnicodeDecodeError:
         return content.hex()
+    # Of a million UUIDs some sixty are UTF-8 by chance, and next to all of these hold control characters.
+    return content.hex() if CONTROL.search(text) else text
 
 
 def place_of(address: str) -> str:

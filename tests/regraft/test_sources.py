@@ -334,15 +334,20 @@ def test_values_that_json_has_no_word_for_become_some_that_it_has() -> None:
 
 def test_dates_are_in_the_form_that_filters_compare_and_bytes_are_text_or_hex_digits() -> None:
     moment = datetime(2024, 1, 31, 8, tzinfo=UTC)
-    given = {"a": moment, "b": moment.date(), "c": moment.time(), "d": b"x", "e": memoryview(b"\xff\x01")}
+    given = {"a": moment, "b": moment.date(), "c": moment.time(), "d": b"x\n\xe2\x80\x8c", "e": memoryview(b"\xff\x01")}
 
-    told = {"a": "2024-01-31T08:00:00+00:00", "b": "2024-01-31", "c": "08:00:00", "d": "x", "e": "ff01"}
+    told = {"a": "2024-01-31T08:00:00+00:00", "b": "2024-01-31", "c": "08:00:00", "d": "x\n\u200c", "e": "ff01"}
     assert as_json(given) == told
 
 
 @pytest.mark.parametrize(
     ("ids", "read_as"),
-    [([b"a", b"b", b"c"], ["a", "b", "c"]), ([b"\xff\x01"] * 3, ["ff01"] * 3), ([1, 2, 3], list("123"))],
+    [
+        ([b"a", b"b", b"c"], ["a", "b", "c"]),
+        ([b"\xff\x01"] * 3, ["ff01"] * 3),
+        ([b"+\x0e\\2\x18EE\xec\xb4\xa6\x0e\x1a\x0bA#{"] * 3, ["2b0e5c32184545ecb4a60e1a0b41237b"] * 3),
+        ([1, 2, 3], list("123")),
+    ],
 )
 def test_ids_that_are_bytes_or_numbers_are_read_as_what_they_say(tmp_path: Path, ids: list[Any], read_as: Any) -> None:
     np.save(tmp_path / "v.npy", ROWS[:3])
