@@ -58,6 +58,11 @@ def nothing(field: str) -> Condition:
     return {"and": [present(field), present(field, False)]}
 
 
+def anything() -> Condition:
+    """What every item passes."""
+    return either([present("any"), present("any", False)])
+
+
 def is_null(field: str) -> Condition:
     """The field is not there, or null."""
     return either([present(field, False), equals(field, None)])

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from index.errors import InvalidArgument
 from index.space import space_from_json
 from regraft.client import Client, Problem, QueryOptions
-from regraft.models import EmbeddedItem, Match
+from regraft.integrations.conditions import anything
+from regraft.models import EmbeddedItem, ItemInfo, Match
 
 Vector = Sequence[float]
 One = TypeVar("One")
@@ -138,24 +139,16 @@ class Documents:
             self._higher_is_better[version] = space.higher_is_better
         return self._higher_is_better[version]
 
-    def matching(self, condition: Mapping[str, Any] | None) -> Iterator[Match]:
-        """Every document that passes a filter, page by page; the order says nothing.
-
-        It is a query that ranks all of them: what no edge reaches is refused, and not left out.
-        """
-        if self.count() == 0:
-            return
-        probe = np.zeros((1, self.dim()), np.float32)
-        probe[0, 0] = 1.0
-        options: QueryOptions = {"exact": True, "strict": True, "with_text": True}
-        if condition:
-            options["filter"] = condition
+    def matching(self, condition: Mapping[str, Any] | None) -> Iterator[ItemInfo]:
+        """Every document that passes a filter, page by page, also those that no query of the version reaches."""
+        self.prepare()
+        cursor: str | None = None
         while True:
-            page = self.client.query_embeddings(self.gallery, probe, self.version, PAGE, **options)
-            yield from page.results[0].matches
-            if page.next is None:
+            page = self.client.items(self.gallery, limit=PAGE, cursor=cursor, with_text=True, filter=condition or None)
+            yield from page.items
+            cursor = page.next
+            if cursor is None:
                 return
-            options["cursor"] = page.next
 
     def get(self, ids: Sequence[str]) -> dict[str, EmbeddedItem]:
         """Id -> item with its vectors, of those that are there."""
@@ -169,16 +162,10 @@ class Documents:
         self.prepare()
         return sum(self.client.delete_items(self.gallery, batch).deleted for batch in _batches(ids, WRITTEN))
 
-    def clear(self) -> None:
-        """Delete every document, also those that no query of the version reaches."""
+    def delete_matching(self, condition: Mapping[str, Any] | None) -> int:
+        """Delete every document that passes a filter, or just every one. Returns how many."""
         self.prepare()
-        cursor: str | None = None
-        while True:
-            page = self.client.items(self.gallery, limit=PAGE, cursor=cursor)
-            self.delete([item.id for item in page.items])
-            cursor = page.next
-            if cursor is None:
-                return
+        return self.client.delete_items(self.gallery, filter=condition or anything()).deleted
 
     def reembed(
         self,
@@ -238,13 +225,13 @@ class Documents:
             texts[key] = text
         return texts
 
-    def text_of(self, item: Match | EmbeddedItem) -> str | None:
+    def text_of(self, item: Match | ItemInfo) -> str | None:
         """A document's text; None: the item holds none."""
         if item.text is not None:
             return item.text
         return str(item.metadata[self.text_key]) if self.text_key in item.metadata else None
 
-    def told(self, item: Match | EmbeddedItem) -> tuple[str, dict[str, Any]]:
+    def told(self, item: Match | ItemInfo) -> tuple[str, dict[str, Any]]:
         """A document's text and its own metadata."""
         own = dict(item.metadata)
         if item.text is None:

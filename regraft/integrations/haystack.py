@@ -41,7 +41,7 @@ from regraft.integrations.conditions import (
     within,
 )
 from regraft.integrations.documents import Documents, Vector
-from regraft.models import Match
+from regraft.models import ItemInfo, Match
 
 Filters = dict[str, Any]
 WITHOUT = "_without_embedding"
@@ -113,8 +113,7 @@ class RegraftDocumentStore:
 
     def filter_documents(self, filters: Filters | None = None) -> list[Document]:
         """Every document that passes. Raises FilterError."""
-        found = list(self.documents.matching(as_filter(filters)))
-        return self._shown(found, scores=False)
+        return self._shown(self._matching(filters))
 
     def write_documents(self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE) -> int:
         """Store documents. Returns how many were written.
@@ -144,11 +143,11 @@ class RegraftDocumentStore:
 
     def delete_all_documents(self) -> None:
         """Delete every document; the gallery stays."""
-        self.documents.clear()
+        self.documents.delete_matching(None)
 
     def delete_by_filter(self, filters: Filters) -> int:
         """Delete every document that passes. Returns how many."""
-        return self.documents.delete([one.id for one in self._matching(filters)])
+        return self.documents.delete_matching(as_filter(filters))
 
     def count_documents_by_filter(self, filters: Filters) -> int:
         """How many documents pass."""
@@ -218,7 +217,7 @@ class RegraftDocumentStore:
         """As `embedding_retrieval`."""
         return await asyncio.to_thread(self.embedding_retrieval, query_embedding, **options)
 
-    def _matching(self, filters: Filters) -> list[Match]:
+    def _matching(self, filters: Filters | None) -> list[ItemInfo]:
         return list(self.documents.matching(as_filter(filters)))
 
     def _put(self, documents: Sequence[Document]) -> None:
@@ -234,7 +233,7 @@ class RegraftDocumentStore:
             row[:] = one.embedding if one.embedding is not None else np.eye(1, len(row))[0]
         self.documents.put([one.id for one in documents], [one.content or "" for one in documents], about, rows)
 
-    def _shown(self, found: Sequence[Match], embeddings: bool | None = None, *, scores: bool = True) -> list[Document]:
+    def _shown(self, found: Sequence[Match | ItemInfo], embeddings: bool | None = None) -> list[Document]:
         wanted = self._return_embedding if embeddings is None else embeddings
         held = self.documents.get([one.id for one in found]) if wanted else {}
         shown = []
@@ -242,7 +241,7 @@ class RegraftDocumentStore:
             content, meta = self.documents.told(one)
             mine = [] if meta.pop(WITHOUT, False) or one.id not in held else held[one.id].embeddings
             vector = next((x.embedding for x in mine if x.version == self.documents.version), None)
-            score = one.score if scores else None
+            score = one.score if isinstance(one, Match) else None
             shown.append(Document(id=one.id, content=content, meta=meta, score=score, embedding=vector))
         return shown
 

@@ -45,7 +45,7 @@ from regraft.integrations.conditions import (
     one_of,
 )
 from regraft.integrations.documents import Documents
-from regraft.models import EmbeddedItem, Match
+from regraft.models import EmbeddedItem, ItemInfo, Match
 
 NODE_ID, DOC_ID = "_node_id", "doc_id"
 """Metadata fields beside a node's own: its id, which filters cannot name otherwise, and its document's."""
@@ -129,17 +129,21 @@ class RegraftVectorStore(BasePydanticVectorStore):
 
     def delete(self, ref_doc_id: str, **_: Any) -> None:
         """Delete every node of a document."""
-        self._documents.delete([match.id for match in self._documents.matching(equals(DOC_ID, ref_doc_id))])
+        self._documents.delete_matching(equals(DOC_ID, ref_doc_id))
 
     def delete_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any) -> None:
         """Delete the nodes of these ids that pass the filters. Raises InvalidArgument without either."""
-        if node_ids is None and filters is None:
+        condition = _asked(None, None, filters)
+        if node_ids is not None:
+            self._documents.delete([item.id for item in self._found(node_ids, filters)])
+        elif condition is not None:
+            self._documents.delete_matching(condition)
+        else:
             raise InvalidArgument("give node_ids or filters; clear() deletes every node")
-        self._documents.delete([item.id for item in self._found(node_ids, filters)])
 
     def clear(self) -> None:
         """Delete every node."""
-        self._documents.clear()
+        self._documents.delete_matching(None)
 
     def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
         """The nodes of these ids that pass the filters."""
@@ -193,7 +197,7 @@ class RegraftVectorStore(BasePydanticVectorStore):
     async def aquery(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
         return await asyncio.to_thread(self.query, query, **options)
 
-    def _found(self, node_ids: list[str] | None, filters: MetadataFilters | None) -> Iterable[Match | EmbeddedItem]:
+    def _found(self, node_ids: list[str] | None, filters: MetadataFilters | None) -> Iterable[ItemInfo]:
         """Those of these ids that pass the filters; None: of any id, all of them."""
         condition = _asked(None, None, filters)
         if node_ids is None:
@@ -201,7 +205,7 @@ class RegraftVectorStore(BasePydanticVectorStore):
         if condition is None:
             return self._documents.get(node_ids).values()
         named = set(node_ids)
-        return (match for match in self._documents.matching(condition) if match.id in named)
+        return (item for item in self._documents.matching(condition) if item.id in named)
 
     def _text(self, item: EmbeddedItem) -> str | None:
         """The text of a node, also of one that another store of LlamaIndex kept; None: the item holds none."""
@@ -210,7 +214,7 @@ class RegraftVectorStore(BasePydanticVectorStore):
             return str(self._node(item).get_content(metadata_mode=MetadataMode.NONE))
         return text
 
-    def _node(self, item: Match | EmbeddedItem) -> BaseNode:
+    def _node(self, item: Match | ItemInfo) -> BaseNode:
         """A node as it was stored, here or by another store of LlamaIndex, or one of an item that was none."""
         text, own = self._documents.told(item)
         if CONTENT not in own:

@@ -125,6 +125,17 @@ def test_none_among_values_is_a_field_that_is_null_or_not_there(store, models):
     assert found("in", [None]) == {"null"} | lacking
 
 
+def test_what_no_query_reaches_is_listed_and_deleted_by_filter_too(store, url, name):
+    newer = RegraftDocumentStore(name, "without-an-edge", url=url, embedding_dim=10)
+    long = {"field": "meta.n", "operator": "in", "value": [*range(3), *range(10_000, 12_000)]}
+
+    assert [one.meta["n"] for one in newer.filter_documents(long)] == [0, 1, 2]
+    assert (newer.count_documents_by_filter(long), newer.delete_by_filter(long)) == (3, 3)
+    assert (newer.count_documents_by_filter(long), newer.count_documents()) == (0, len(TEXTS) - 3)
+    assert newer.delete_by_filter(None) == len(TEXTS) - 3
+    newer.documents.client.close()
+
+
 def test_an_embedding_that_a_transform_made_stays_one_where_metadata_are_updated(store, client, models, name):
     vector = np.asarray(models[0]("cat"))
     items = [{"id": "moved", "embedding": vector, "text": "cat", "metadata": {"n": 99}}]

@@ -92,6 +92,10 @@ def test_nodes_are_written_again_deleted_by_document_id_and_filter_and_cleared(s
     assert "n3" not in ids()
     with pytest.raises(InvalidArgument):
         store.delete_nodes()
+    with pytest.raises(InvalidArgument):
+        store.delete_nodes(filters=MetadataFilters(filters=[]))
+    store.delete_nodes(filters=MetadataFilters(filters=[MetadataFilter(key="n", value=5)]))
+    assert "n5" not in ids()
     store.clear()
     assert ids() == set()
 
