@@ -18,7 +18,7 @@ from service.backfills.embedder import Embedder
 from service.backfills.estimates import estimate, estimate_supplied
 from service.backfills.orders import Scope, check_told
 from service.backfills.planner import ACTIVE, BackfillState, Kind, forward_from, turn
-from service.backfills.records import backfill_row, backfill_rows
+from service.backfills.records import UnknownBackfill, backfill_row, backfill_rows
 from service.backfills.supplied import SUPPLIED, end_if_all_came
 from service.backfills.sweeps import fresh
 from service.http.backfill_progress import describe, look
@@ -291,5 +291,6 @@ def _turned(
 
 def _gallery_name(connection: Connection, row: BackfillRow) -> str:
     found = gallery_row(connection, row.gallery_id)
-    assert found is not None
+    if found is None:  # deleted since: a backfill that is as it was asked to be is not locked
+        raise UnknownBackfill(f"backfill {row.id} was deleted with its gallery")
     return found.name

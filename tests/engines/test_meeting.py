@@ -29,7 +29,7 @@ from service.upgrades.deployments.lifecycle import TransitionRequest
 from service.upgrades.deployments.retiring import VersionInUse, count, retire
 from staging.builders import image_bytes, make_image
 from staging.plans import ORDER, Planning
-from staging.served import Served, serving
+from staging.served import Served, problem, serving
 from staging.steps import held
 
 WAIT_SECONDS = 0.5
@@ -137,6 +137,26 @@ def test_a_gallery_is_deleted_while_a_backfill_of_it_is_planned(database: Databa
     planning.join()
 
     assert ended == [UnknownGallery]
+
+
+@on_postgresql
+def test_a_gallery_is_deleted_while_a_backfill_of_it_that_runs_is_resumed(
+    served: Served, settings: Settings, pictures: list[bytes]
+) -> None:
+    served.add("v1", 4)
+    served.add("v2", 6, edges=[("v1", "truncate")])
+    path = served.filled(pictures, new="v2")
+    number, gallery_id = served.backfill(path), served.runtime.replica.find(path.rpartition("/")[2]).id
+
+    def delete() -> None:
+        with closing(Database(settings.database_url)) as elsewhere, elsewhere.write() as connection:
+            delete_gallery(connection, gallery_id)
+
+    deleting = meanwhile(served.runtime.database, "SELECT backfill.", delete)
+    resumed = served.http.post(f"/backfills/{number}/resume")
+    deleting.join()
+
+    problem(resumed, 404, "unknown_backfill")
 
 
 @on_postgresql
