@@ -82,5 +82,6 @@ class Client(SyncConnection, Routes):
 class AsyncClient(AsyncConnection, Routes):
     """The same for an event loop: its methods are awaited, and those that watch are iterated by `async for`.
 
-    Its requests share 100 connections; those beyond wait their turn. What it is asked to pack is packed on a thread.
+    100 requests are on their way at once, those beyond wait their turn; streams come beside them. What it is asked to
+    pack is packed on a thread.
     """

@@ -33,6 +33,8 @@ QUICK_SECONDS = 60.0
 PATIENT_SECONDS = 3600.0
 """So long a change does, such as a registration, a fit or a gate: the service goes on with it though nobody waits."""
 MOST_SECONDS = 1e6
+REQUESTS = 100
+"""So many requests of an AsyncClient are on their way at once, beside its streams."""
 TIMEOUT = "REGRAFT_TIMEOUT"
 
 
@@ -232,7 +234,10 @@ class AsyncConnection(Connection):
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         super().__init__(url, api_key, timeout)
-        self._http = httpx.AsyncClient(transport=transport, **self._options)
+        # Not limited by the pool: streams would use it up, and it looks at all that wait for each that ends.
+        limits = httpx.Limits(max_keepalive_connections=REQUESTS)
+        self._http = httpx.AsyncClient(transport=transport, limits=limits, **self._options)
+        self._turns = asyncio.Semaphore(REQUESTS)
 
     async def __aenter__(self) -> Self:
         return self
@@ -247,7 +252,8 @@ class AsyncConnection(Connection):
         await self._http.aclose()
 
     async def _exchange(self, request: httpx.Request) -> httpx.Response:
-        return await self._http.send(request)
+        async with self._turns:
+            return await self._http.send(request)
 
     async def _streamed(self, path: str, **request: Any) -> AsyncGenerator[str, None]:
         async with self._http.stream("GET", path, **request) as response:

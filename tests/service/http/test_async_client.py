@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import numpy as np
 import pytest
 
-from regraft import AsyncClient, Client, ImageItem, Problem, Unreachable
+from regraft import AsyncClient, Client, ImageItem, Problem, Unreachable, connection
 
 RANDOM = np.random.default_rng(0)
 VECTORS = RANDOM.normal(size=(60, 4)).astype(np.float32)
@@ -96,6 +96,21 @@ def test_a_watch_that_is_left_early_closes_its_stream(served: Any, pictures: lis
         assert next(told).id == number
         told.close()
         assert client._http._transport._pool.connections == []
+
+
+def test_what_is_watched_holds_up_no_request(
+    served: Any, pictures: list[bytes], alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "REQUESTS", 2)
+    number = served.backfill(served.filled(pictures, "v1", "v2"))
+
+    async def watch(client: AsyncClient) -> Any:
+        async with AsyncExitStack() as streams:
+            for _ in range(4):
+                await anext(await streams.enter_async_context(aclosing(client.watch_backfill(number))))
+            return await asyncio.wait_for(asyncio.gather(*(client.health() for _ in range(9))), 10)
+
+    assert [one.status for one in ask(served, watch)] == ["ok"] * 9
 
 
 def test_what_is_refused_or_not_there_is_the_same_error_as_of_the_other_client(served: Any) -> None:
