@@ -60,7 +60,7 @@ def list_items(
                 name, limit=limit - len(page.items), cursor=page.next, with_text=with_text, filter=given
             )
             page = ItemPage(items=[*page.items, *more.items], next=more.next)
-            if page.next is None:
+            if page.next is None or given is None:
                 break
     answer(page)
     titles, rows = ["item", "version", "metadata"], [[one.id, one.active, one.metadata] for one in page.items]

@@ -57,6 +57,10 @@ COMMANDS = [
     ),
     ("query g --like a --explain", {"GET /v1/galleries/g": GALLERY, "POST /v1/galleries/g/query": ANSWER}),
     ("item list g --with-text", {"GET /v1/galleries/g/items": {"items": [ITEM], "next": H}}),
+    (
+        "item list g --limit 1 --filter {{}}",
+        {"GET /v1/galleries/g/items": {"items": [ITEM], "next": H}},
+    ),
     ("item show g a", {"GET /v1/galleries/g/items/a": {**ITEM, "embeddings": [{"version": H, "origin": H}]}}),
     ("item delete g a --yes", {"POST /v1/galleries/g/items:delete": {"deleted": 0, "missing": [H]}}),
     ("version list", {"GET /v1/versions": {"versions": [VERSION]}}),

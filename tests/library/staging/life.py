@@ -127,6 +127,20 @@ class Life(Living):
             path = f"/galleries/{self.name}/items/{name}"
             self.act(lambda http: http.delete(path), lambda model: model.delete(name), doom=doom)
 
+    @step(label=st.integers(0, 6), doom=DOOM)
+    def delete_passing(self, label: int, doom: float | None) -> None:
+        """Those of one label, by a filter: so few go in one transaction."""
+        names = [name for name, held in self.model.items.items() if held.metadata["label"] == label]
+        if len(self.model.items) - len(names) < FEWEST:
+            return
+
+        def effect(model: Model) -> None:
+            for name in names:
+                model.delete(name)
+
+        answer = self.act(self.post("items:delete", filter={"field": "label", "eq": label}), effect, doom=doom)
+        assert answer is None or answer.json() == {"deleted": len(names), "missing": []}
+
     # Deploying
 
     @step(version=VERSION)
