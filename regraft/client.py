@@ -32,7 +32,7 @@ from regraft.routes.galleries import GalleryRoutes
 from regraft.routes.items import ImageItem, ItemRoutes, TextItem
 from regraft.routes.keys import KeyRoutes
 from regraft.routes.queries import DEFAULT_K, QueryOptions, QueryRoutes
-from regraft.routes.route import settle
+from regraft.routes.route import define_methods
 from regraft.routes.upgrades import UpgradeRoutes
 from regraft.routes.versions import VersionRoutes
 from regraft.routes.work import WorkRoutes
@@ -69,7 +69,7 @@ class Routes(
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        settle(cls)
+        define_methods(cls)
 
 
 class Client(SyncConnection, Routes):

@@ -81,7 +81,7 @@ class stream(Generic[Params, Answer]):  # noqa: N801 - a decorator
         return call
 
 
-def settle(client: type) -> None:
+def define_methods(client: type) -> None:
     """Have these methods in a class of clients as functions, which mocks with a spec and `help` look for."""
     found: dict[str, Any] = {}
     for kind in reversed(client.__mro__):
