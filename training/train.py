@@ -119,11 +119,12 @@ def check_plan(recipe: Recipe, out: Path, references: References) -> None:
     """
     for one in (recipe, *references.values()):
         check_numbers(one)
-        check_choices(one)
+    check_choices(recipe)
     check_target(out)
     for field, reference in references.items():
-        if not lock_of(RUNS / reference.name).exists():  # whoever trains it now decides what will be there
-            is_there(field, reference)
+        # Whoever trains it now decides what will be there; one that is there may be of a machine with a GPU.
+        if not lock_of(RUNS / reference.name).exists() and not is_there(field, reference):
+            check_choices(reference)
     if recipe.method == TAKES_OVER and "independent" in references:
         check_taken_over(references["independent"], recipe)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from index.errors import InvalidArgument
 from staging.recipes import quick
@@ -100,6 +102,19 @@ def test_what_the_loop_does_not_have_is_refused_before_anything_is_read(
         with pytest.raises(InvalidArgument, match=said):
             start(quick("digits_bct", old="digits_v1", **changes), tmp_path / "v")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reference_that_is_there_may_be_of_a_machine_with_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    recipe = quick("digits_bct", old="digits_v1")
+    old = replace(path.referred_of(recipe)["old"], precision="16-mixed")
+
+    for there in (True, False):
+        monkeypatch.setattr(path, "is_there", lambda *_, there=there: there)
+        with nullcontext() if there else pytest.raises(InvalidArgument, match="needs a GPU"):
+            path.check_plan(recipe, tmp_path / "v", {"old": old})
 
 
 @pytest.mark.parametrize(
