@@ -51,7 +51,9 @@ class ArrayFile:
         if self._ids is None:
             yield from map(str, range(start, self.count))
         elif self._ids.suffix == ".npy":
-            yield from map(as_id, _npy(self._ids)[start:])
+            ids = _npy(self._ids)[start:]
+            # As bytes numpy cuts off zeros at their end, which may be a UUID's.
+            yield from map(as_id, ids.view(f"V{ids.itemsize}") if ids.dtype.kind == "S" else ids)
         else:
             with self._ids.open(encoding="utf-8-sig") as lines:
                 yield from (line.rstrip("\r\n") for line in islice(lines, start, None))

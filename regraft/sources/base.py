@@ -181,13 +181,13 @@ def as_json(value: Any) -> Any:
 
 def as_id(value: Any) -> str:
     """An id as text."""
-    return _text_of(value) if isinstance(value, bytes) else str(value)
+    return _text_of(bytes(value)) if isinstance(value, bytes | np.void) else str(value)
 
 
 def _text_of(content: bytes) -> str:
     """What bytes say as UTF-8; else their hex digits, as of a UUID."""
     try:
-        text = content.decode()
+        text = content.rstrip(b"\0").decode()
     except UnicodeDecodeError:
         return content.hex()
     # Of a million UUIDs some sixty are UTF-8 by chance, and next to all of these hold control characters.

@@ -344,7 +344,7 @@ def test_dates_are_in_the_form_that_filters_compare_and_bytes_are_text_or_hex_di
     ("ids", "read_as"),
     [
         ([b"a", b"b", b"c"], ["a", "b", "c"]),
-        ([b"\xff\x01"] * 3, ["ff01"] * 3),
+        ([b"\xff\x01", b"\xff\x00", b"a"], ["ff01", "ff00", "a"]),
         ([b"+\x0e\\2\x18EE\xec\xb4\xa6\x0e\x1a\x0bA#{"] * 3, ["2b0e5c32184545ecb4a60e1a0b41237b"] * 3),
         ([1, 2, 3], list("123")),
     ],
