@@ -181,7 +181,8 @@ def as_json(value: Any) -> Any:
 
 def as_id(value: Any) -> str:
     """An id as text."""
-    return _text_of(bytes(value)) if isinstance(value, bytes | np.void) else str(value)
+    content = value.tobytes() if isinstance(value, np.void) else value
+    return _text_of(content) if isinstance(content, bytes) else str(content)
 
 
 def _text_of(content: bytes) -> str:
