@@ -18,7 +18,7 @@ from service.store.audit import record
 router = APIRouter(route_class=CheckedRoute, tags=["keys"])
 
 TAKEN = {"api_key", "canary", "local", "worker"}
-"""Whom the service itself names: who asks with the keys of the settings, or with none, and a canary that ends itself."""
+"""Whom the audit names itself: who asks with the keys of the settings, or none, and a canary that ends itself."""
 
 
 class KeyIn(Body):
