@@ -2,8 +2,9 @@
 
     python benchmarks/orders.py docs/results/training.md --write docs/results.md
 
-Ours are the tables that `benchmarks/compatibility.py FAMILY --write` put into the document; P_com of mAP is computed
-from their rounded figures. Where some methods have fewer seeds, those with all of them stand in a line of their own.
+Ours are the tables that `benchmarks/compatibility.py FAMILY --write` put into the document; P_com of mAP, and of CMC-1
+where a row has none because another machine trained the independent version, is computed from their rounded figures.
+Where some methods have fewer seeds, those with all of them stand in a line of their own.
 --write FILE puts the orders between `<!-- table orders -->` and `<!-- end -->`.
 """
 
@@ -24,6 +25,9 @@ HEADER = ("run", "by P_com of CMC-1, best first", "of mAP")
 Row = tuple[str, str, str]
 MARKED = re.compile(r"<!-- table (\S+)((?: [^\n]+)?) -->\n(.*?)<!-- end -->", re.DOTALL)
 """Family, what else its table is named, the table."""
+CMC = ("new/old - old/old, CMC-1", re.compile(r"^[\d.]+"))
+MAP = ("the same, mAP", re.compile(r"\[([\d.]+)\]"))
+"""Where a table has gains, and a score in its cell."""
 
 
 def main() -> None:
@@ -58,21 +62,19 @@ def of_tables(text: str) -> Iterator[Row]:
         for least in sorted({counts[0], counts[-1]}, reverse=True):
             seeds = f"{counts[-1]}" if least == counts[-1] else f"{least} to {counts[-1]}"
             held = {name: row for name, row in every.items() if int(row["seeds"]) >= least}
-            methods = [name for name, row in held.items() if name not in FIRSTS and row["P_com"]]
+            methods = [name for name in held if name not in FIRSTS and independent_of(name) in every]
             yield (
                 f"ours, {family}{label} ({seeds} seed{'' if seeds == '1' else 's'})",
-                ranked({name: float(held[name]["P_com"]) for name in methods}),
-                ranked({name: p_com_of_map(every, name) for name in methods}),
+                ranked({name: float(held[name]["P_com"] or reckoned(every, name, *CMC)) for name in methods}),
+                ranked({name: reckoned(every, name, *MAP) for name in methods}),
             )
 
 
-def p_com_of_map(rows: Mapping[str, Mapping[str, str]], method: str) -> float:
-    """Of a method's gain, the only difference that the table has before it is rounded."""
-    gain = float(rows[method]["the same, mAP"].split()[0])
-    old_old, new_new = (
-        float(rows[name][pair].partition("[")[2].rstrip("]"))
-        for name, pair in ((method, "old/old"), (independent_of(method), "new/new"))
-    )
+def reckoned(rows: Mapping[str, Mapping[str, str]], method: str, gains: str, score: re.Pattern[str]) -> float:
+    """P_com of a method's gain, the only difference that the table has before it is rounded."""
+    gain = float(rows[method][gains].split()[0])
+    ends = ((method, "old/old"), (independent_of(method), "new/new"))
+    old_old, new_new = (float(score.findall(rows[name][pair])[0]) for name, pair in ends)
     return p_com(old_old, old_old + gain, new_new)
 
 
