@@ -14,6 +14,7 @@ from staging.hostile import COMMANDS, SHOWN, H
 
 ACTING = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff]")
 QUIET = {
+    "key delete",
     "gallery index",
     "gallery create",
     "gallery export",

@@ -35,10 +35,14 @@ SET = {"id": 1, "name": H, "kind": H, "size": 1, "labelled": 1, "versions": [H]}
 VERSION = {"name": H, "dim": 2, "space": {"kind": H}, "method": H, "edges": [{"kind": H, "old": H}], "problem": H}
 DEPENDENT = {"gallery": H, "moved": 1, "lost": 1, "routes": [{"items": 1, "version": H, "after": [H]}]}
 FAILED = {"failures": [{"item": H, "reason": H}], "next": None}
+KEY = {"name": H, "scope": "query", "created": 0.0}
 REFUSED = {"GET /v1/galleries/g/items:embeddings": httpx.Response(409, json={"code": "x", "detail": H})}
 
 COMMANDS = [
     ("audit", {"GET /v1/audit": {"audit": [dict.fromkeys(("who", "action", "subject", "why"), H) | {"at": 0.0}]}}),
+    ("key create shop --scope query", {"POST /v1/keys": KEY | {"key": H}}),
+    ("key list", {"GET /v1/keys": {"keys": [KEY]}}),
+    ("key delete shop --yes", {"DELETE /v1/keys/shop": {}}),
     ("gallery create g", {"POST /v1/galleries": GALLERY}),
     ("version delete v1 --yes", {"DELETE /v1/versions/v1": {}}),
     ("gallery list", {"GET /v1/galleries": {"galleries": [GALLERY]}}),
