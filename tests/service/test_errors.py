@@ -179,7 +179,9 @@ def test_where_memory_ends_it_is_said_whether_the_change_was_made(
 
 
 @pytest.mark.parametrize("error", [MemoryError(), BAD_ALLOC], ids=["memory error", "bad_alloc"])
-@pytest.mark.parametrize("place", ["onnxruntime.InferenceSession.run", "PIL.Image.open", "PIL.ImageFile.ImageFile.load"])
+@pytest.mark.parametrize(
+    "place", ["onnxruntime.InferenceSession.run", "PIL.Image.open", "PIL.ImageFile.ImageFile.load"]
+)
 def test_memory_that_ends_in_a_library_is_told_from_what_is_wrong_with_the_input(
     served: Any, monkeypatch: pytest.MonkeyPatch, pictures: list[bytes], place: str, error: Exception
 ) -> None:
