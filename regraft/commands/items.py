@@ -129,10 +129,11 @@ def delete(
             done = _delete_named(client, name, asked, dry_run)
         else:
             given = read_filter(where)
-            passing = client.delete_items(name, filter=given, dry_run=True)
-            count = _count(passing.deleted)
-            confirm_deleting(f"{count} of gallery {name}", yes=yes or dry_run)
-            done = passing if dry_run else client.delete_items(name, filter=given)
+            done = client.delete_items(name, filter=given, dry_run=dry_run or not yes)
+            count = _count(done.deleted)
+            if not (yes or dry_run):
+                confirm_deleting(f"{count} of gallery {name}", yes=False)
+                done = client.delete_items(name, filter=given)
     answer(done)
     for missing in done.missing:
         err.print(f"not there: {missing}")

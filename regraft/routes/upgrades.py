@@ -141,7 +141,7 @@ class UpgradeRoutes(Connection):
         min_queries}.
         """
         body: Json = {"version": version, "gate": gate, "override": override, "until": until, "reason": reason}
-        body |= {name: dict(given) for name, given in (("shadow", shadow), ("canary", canary)) if given is not None}
+        body |= _trials(shadow, canary)
         return await self._change(DeploymentInfo, path_of("galleries", gallery, "deployments"), body, dry_run, if_match)
 
     @route
@@ -171,7 +171,7 @@ class UpgradeRoutes(Connection):
     ) -> DeploymentInfo:
         """POST /v1/galleries/{gallery}/deployments/{deployment}/advance: one step; see `deploy`."""
         body: Json = {"to": to, "gate": gate, "override": override, "reason": reason}
-        body |= {name: dict(given) for name, given in (("shadow", shadow), ("canary", canary)) if given is not None}
+        body |= _trials(shadow, canary)
         path = path_of("galleries", gallery, "deployments", deployment, "advance")
         return await self._change(DeploymentInfo, path, body, dry_run, if_match)
 
@@ -209,3 +209,9 @@ class UpgradeRoutes(Connection):
     async def _tagged(self, answer: type[Answered], method: str, path: str, **request: Any) -> Answered:
         response = await self._send(method, path, **request)
         return read(answer, response.content).model_copy(update={"etag": response.headers.get("etag")})
+
+
+def _trials(shadow: Mapping[str, Any] | None, canary: Mapping[str, Any] | None) -> Json:
+    """The fields of the trials that are asked for."""
+    asked = {"shadow": shadow, "canary": canary}
+    return {name: dict(options) for name, options in asked.items() if options is not None}

@@ -34,7 +34,7 @@ from service.errors import (
     Unauthorized,
 )
 from service.http import console
-from service.http.problems import problem, problem_of
+from service.http.problems import UNCHANGED, problem, problem_of
 from service.http.scopes import opens, wanted
 from service.runtime import Runtime
 from service.settings import Settings
@@ -100,7 +100,7 @@ async def _named_key(service: Runtime, given: bytes) -> ApiKeyRow | None:
             # Others wait for the same read: of who goes away only the wait is cancelled.
             await asyncio.shield(asyncio.wrap_future(service.keys.next_read()))
         except SQLAlchemyError as error:
-            raise DatabaseUnavailable("the database does not answer now; nothing was changed") from error
+            raise DatabaseUnavailable(UNCHANGED) from error
     return service.keys.known(key)
 
 

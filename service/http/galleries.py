@@ -7,13 +7,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from index.engines.config import IndexConfig
-from index.errors import InvalidArgument
-from index.version import NAME
 from regraft.models import CollectionInfo, GalleryIndex, GalleryInfo, GalleryList
 from service.errors import GalleryExists
 from service.http.health import describe_load
 from service.http.request_context import CONFIRMED, RequestContext
-from service.http.requests import LOADED, CheckedRoute, Service
+from service.http.requests import LOADED, CheckedRoute, Service, check_name
 from service.registry.placement import preference
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
@@ -37,9 +35,7 @@ router = APIRouter(route_class=CheckedRoute, tags=["galleries"])
 @router.post("/galleries", status_code=201)
 def create(body: GalleryIn, request: Request, service: Service) -> GalleryInfo:
     """Create an empty gallery."""
-    if not NAME.fullmatch(body.name):
-        legal = "1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
-        raise InvalidArgument(f"name must be {legal}", pointer="/name")
+    check_name(body.name)
     service.engines.check(body.index.kind)
     try:
         with service.database.write() as connection:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from sqlalchemy.exc import IntegrityError
 
-from index.errors import InvalidArgument
-from index.version import NAME
 from regraft.models import KeyInfo, KeyList, KeyScope, NewKey
 from service.errors import KeyExists, NobodyAsked
 from service.http.request_context import CONFIRMED, RequestContext
-from service.http.requests import CheckedRoute, Service
+from service.http.requests import CheckedRoute, Service, check_name
 from service.schemas import Body, Name
 from service.store.api_keys import add_key, all_keys, delete_key, key_named
 from service.store.audit import record
@@ -31,9 +29,7 @@ class KeyIn(Body):
 @router.post("/keys", status_code=201)
 def create(body: KeyIn, request: Request, service: Service) -> NewKey:
     """Make a key; the answer shows it, and nothing does later."""
-    if not NAME.fullmatch(body.name) or body.name in TAKEN:
-        legal = "1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
-        raise InvalidArgument(f"name must be {legal}, and none of {', '.join(sorted(TAKEN))}", pointer="/name")
+    check_name(body.name, TAKEN)
     if service.settings.api_key is None:
         raise NobodyAsked
     try:

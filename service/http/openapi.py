@@ -16,6 +16,7 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
 from index.errors import RegraftError
+from service.http.auth import OPEN
 from service.http.body_schemas import FILTER
 from service.http.problems import CODES, PROBLEM, ProblemDetails
 from service.http.scopes import wanted
@@ -24,7 +25,6 @@ from service.settings import Settings
 
 Document = dict[str, Any]
 
-OPEN = {"/v1/health"}
 BEARER = HTTPBearer(
     description="The API key, or one made by `POST /v1/keys` whose scope opens the operation: query, ingest or admin; "
     "each opens what those before it do. Below /v1/work the worker key does, too."

@@ -36,6 +36,8 @@ CODES = {
 }
 """Codes of the errors that the framework raises; the phrases of HTTP change with the Python release."""
 PROBLEM = "application/problem+json"
+UNCHANGED = "the database does not answer now; nothing was changed"
+"""In the place of what `DatabaseUnavailable` says, where it is known."""
 
 
 class Fault(BaseModel):
@@ -106,8 +108,7 @@ async def database_error(request: Request, error: Exception) -> Response:
     logger.error(Event("database_unavailable", reason=str(error).partition("\n")[0]))
     fate = FATE.get()
     unknown = fate.committed or fate.committing
-    detail = None if unknown else "the database does not answer now; nothing was changed"
-    return problem_of(DatabaseUnavailable(detail), request_id_of(request))
+    return problem_of(DatabaseUnavailable(None if unknown else UNCHANGED), request_id_of(request))
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:

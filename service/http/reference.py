@@ -5,23 +5,15 @@ Swagger UI (Apache-2.0) is taken from the package `fastapi-offline`, of which no
 
 from __future__ import annotations
 
-from importlib.resources import files
-from pathlib import Path
-
 from fastapi import APIRouter
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
+from service.http.pages import page_file, page_headers
 from service.http.requests import CheckedRoute
 
 router = APIRouter(route_class=CheckedRoute, include_in_schema=False)
 
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; "  # the arrows and locks inside the style sheet
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-"""Content-Security-Policy of the page: its own files and requests to this service, nothing else and nothing inline."""
-HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"}
+HEADERS = page_headers("data:")  # the arrows and locks inside the style sheet
 
 SCRIPT, STYLE, START = "swagger-ui-bundle.js", "swagger-ui.css", "start.js"
 # Relative addresses: the service may stand behind a proxy, below a prefix.
@@ -64,14 +56,10 @@ def read_start() -> Response:
 @router.get(f"/docs/{SCRIPT}")
 def read_script() -> FileResponse:
     """Swagger UI."""
-    return _file(SCRIPT, "text/javascript")
+    return page_file("fastapi_offline", SCRIPT, "text/javascript", HEADERS)
 
 
 @router.get(f"/docs/{STYLE}")
 def read_style() -> FileResponse:
     """How it looks."""
-    return _file(STYLE, "text/css")
-
-
-def _file(name: str, media_type: str) -> FileResponse:
-    return FileResponse(Path(str(files("fastapi_offline") / "static" / name)), media_type=media_type, headers=HEADERS)
+    return page_file("fastapi_offline", STYLE, "text/css", HEADERS)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from typing import Annotated, Any, cast, get_args
 
 from fastapi import Depends, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
+from index.errors import InvalidArgument
+from index.version import NAME
 from service.errors import BodyTooLarge, UnknownParameter
 from service.http.forms import JSON, media_type
 from service.http.parsing import parse_json
@@ -107,3 +109,15 @@ def _model(route: APIRoute) -> type[Body] | None:
     declared = None if route.body_field is None else route.body_field.field_info.annotation
     kinds = [kind for kind in (declared, *get_args(declared)) if isinstance(kind, type) and issubclass(kind, Body)]
     return kinds[0] if kinds else None
+
+
+def check_name(name: str, taken: Collection[str] = ()) -> None:
+    """Refuse what is to be made under a name that nothing can have, or that is `taken` by what is no name.
+
+    Raises:
+        InvalidArgument: says which are legal.
+    """
+    if not NAME.fullmatch(name) or name in taken:
+        but = f", and none of {', '.join(sorted(taken))}" if taken else ""
+        legal = "1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
+        raise InvalidArgument(f"name must be {legal}{but}", pointer="/name")

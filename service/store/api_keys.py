@@ -19,7 +19,7 @@ from index.events import Event
 from regraft.models import KeyScope
 from service.errors import UnknownKey
 from service.store.database import Database
-from service.store.rows import all_of
+from service.store.rows import all_of, first_of
 from service.store.tables import metadata
 
 logger = logging.getLogger(__name__)
@@ -62,9 +62,10 @@ def add_key(connection: Connection, name: str, scope: KeyScope) -> tuple[ApiKeyR
 
 def key_named(connection: Connection, name: str) -> ApiKeyRow:
     """One key. Raises UnknownKey."""
-    for row in all_of(ApiKeyRow, connection.execute(select(api_key).where(api_key.c.name == name))):
-        return row
-    raise UnknownKey(f"no key is named {name!r}")
+    row = first_of(ApiKeyRow, connection.execute(select(api_key).where(api_key.c.name == name)))
+    if row is None:
+        raise UnknownKey(f"no key is named {name!r}")
+    return row
 
 
 def all_keys(connection: Connection) -> list[ApiKeyRow]:

@@ -71,6 +71,13 @@ def meanwhile(database: Database, beginning: str, change: Callable[[], Any]) -> 
     return thread
 
 
+def upgradable(served: Served, pictures: list[bytes], new: str = "") -> str:
+    """A gallery of v1 beside v2; then `new`, if any, becomes current."""
+    served.add("v1", 4)
+    served.add("v2", 6, edges=[("v1", "truncate")])
+    return served.filled(pictures, new=new)
+
+
 def test_a_retirement_knows_of_an_edge_that_another_process_removed(
     served: Served, settings: Settings, pictures: list[bytes]
 ) -> None:
@@ -143,9 +150,7 @@ def test_a_gallery_is_deleted_while_a_backfill_of_it_is_planned(database: Databa
 def test_a_gallery_is_deleted_while_a_backfill_of_it_that_runs_is_resumed(
     served: Served, settings: Settings, pictures: list[bytes]
 ) -> None:
-    served.add("v1", 4)
-    served.add("v2", 6, edges=[("v1", "truncate")])
-    path = served.filled(pictures, new="v2")
+    path = upgradable(served, pictures, new="v2")
     number, gallery_id = served.backfill(path), served.runtime.replica.find(path.rpartition("/")[2]).id
 
     def delete() -> None:
@@ -163,9 +168,7 @@ def test_a_gallery_is_deleted_while_a_backfill_of_it_that_runs_is_resumed(
 def test_a_canary_is_changed_while_its_counts_are_added_up(
     served: Served, settings: Settings, pictures: list[bytes]
 ) -> None:
-    served.add("v1", 4)
-    served.add("v2", 6, edges=[("v1", "truncate")])
-    path = served.filled(pictures)
+    path = upgradable(served, pictures)
     number = served.deploy(path, "v2", until="canary", canary={"share": 0.5})["id"]
     counters, answers = Counters(), []
     counters.add(new=1)
@@ -189,9 +192,7 @@ def test_a_canary_is_changed_while_its_counts_are_added_up(
 def test_a_gallery_is_deleted_while_what_its_canary_counted_is_added_up(
     served: Served, settings: Settings, pictures: list[bytes]
 ) -> None:
-    served.add("v1", 4)
-    served.add("v2", 6, edges=[("v1", "truncate")])
-    path = served.filled(pictures)
+    path = upgradable(served, pictures)
     number = served.deploy(path, "v2", until="canary", canary={"share": 0.5})["id"]
     counters, added = Counters(), []
     counters.add(new=1)

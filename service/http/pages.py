@@ -1,0 +1,23 @@
+"""Pages of the service's own, and their files: under a policy that lets them load nothing but these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+
+from fastapi.responses import FileResponse
+
+
+def page_headers(images: str) -> dict[str, str]:
+    """Headers of a page and its files; `images`: from where else, by scheme, it shows images."""
+    policy = (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        f"img-src 'self' {images}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"}
+
+
+def page_file(package: str, name: str, media_type: str, headers: Mapping[str, str]) -> FileResponse:
+    """A file out of the folder `static` of a package."""
+    return FileResponse(Path(str(files(package) / "static" / name)), media_type=media_type, headers=headers)
