@@ -130,7 +130,7 @@ class Life(Living):
     @step(label=st.integers(0, 6), doom=DOOM)
     def delete_passing(self, label: int, doom: float | None) -> None:
         """Those of one label, by a filter: so few go in one transaction."""
-        names = [name for name, held in self.model.items.items() if held.metadata["label"] == label]
+        names = [name for name, held in self.model.items.items() if held.metadata.get("label") == label]
         if len(self.model.items) - len(names) < FEWEST:
             return
 
