@@ -52,6 +52,11 @@ class Problem(RegraftError):
         self.status = status
         self.code = str(body.get("code") or "http_error")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By its message alone it could not be made again in another process, whose pool would wait for it for ever.
+        told = {name: getattr(self, name) for name in ("detail", "code", "errors", "request_id")}
+        return type(self), (self.status, told)
+
 
 class Unreachable(RegraftError):
     """The service could not be reached."""

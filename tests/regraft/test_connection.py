@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import certifi
@@ -113,6 +114,10 @@ def test_a_problem_carries_everything_the_service_said():
     assert (problem.status, problem.code, problem.detail) == (422, "invalid_argument", "k is 9")
     assert (problem.errors, problem.request_id, problem.pointer) == (errors, "r-1", "/k")
     assert isinstance(problem, RegraftError)
+
+    again = pickle.loads(pickle.dumps(problem))
+
+    assert (vars(again), str(again)) == (vars(problem), str(problem))
 
 
 @pytest.mark.parametrize("content", [b"<html>Bad gateway</html>", b"[1]", b""])
