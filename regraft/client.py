@@ -73,7 +73,9 @@ class Routes(
 
 
 class Client(SyncConnection, Routes):
-    """Speaks to one service, by the methods of `Routes`; threads may share it. See `Connection` for its errors.
+    """Speaks to one service, by the methods of `Routes`. See `Connection` for its errors.
+
+    Threads may share it, and so may processes that are forked.
 
     Items and queries are checked before they are sent: InvalidInput says what is wrong with them, and what to give.
     """

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from functools import cache
+from functools import cache, partial
 from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -180,7 +180,7 @@ class Connection(ABC):
 
 
 class SyncConnection(Connection):
-    """A connection whose steps block; safe to share between threads."""
+    """A connection whose steps block; safe to share between threads, and with processes that are forked."""
 
     _http: httpx.Client
 
@@ -193,7 +193,8 @@ class SyncConnection(Connection):
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         super().__init__(url, api_key, timeout)
-        self._http = httpx.Client(transport=transport, **self._options)
+        self._connected = partial(httpx.Client, transport=transport, **self._options)
+        self._http, self._process = self._connected(), os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -208,15 +209,21 @@ class SyncConnection(Connection):
         self._http.close()
 
     async def _exchange(self, request: httpx.Request) -> httpx.Response:
-        return self._http.send(request)
+        return self._own().send(request)
 
     async def _streamed(self, path: str, **request: Any) -> AsyncGenerator[str, None]:
-        with self._http.stream("GET", path, **request) as response:
+        with self._own().stream("GET", path, **request) as response:
             if not response.is_success:
                 response.read()
                 raise refusal(response)
             for line in response.iter_lines():
                 yield line
+
+    def _own(self) -> httpx.Client:
+        """Connections of this process: on those it has from the one that forked it, each would read others' answers."""
+        if self._process != os.getpid():
+            self._http, self._process = self._connected(), os.getpid()
+        return self._http
 
     async def _pause(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import certifi
@@ -273,3 +276,31 @@ def test_leaving_the_context_closes_the_connections():
 
     with pytest.raises(RuntimeError, match="closed"):
         client.health()
+
+
+def answered(listener: socket.socket) -> socket.socket:
+    """The connection of whoever asked, who got an answer and may ask on."""
+    accepted, _ = listener.accept()
+    accepted.recv(1 << 16)
+    body = b'{"status": "ok", "version": "1"}'
+    accepted.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+    return accepted
+
+
+def test_a_forked_process_does_not_read_the_answers_of_others():
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        listener.settimeout(5)
+        client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        parents = pool.submit(answered, listener)
+        client.health()
+        child = os.fork()
+        if child == 0:
+            os._exit(client.health() != Health(status="ok", version="1"))
+        try:
+            answered(listener).close()
+        finally:
+            parents.result().close()
+            client.close()
+            _, status = os.waitpid(child, 0)
+
+    assert status == 0
