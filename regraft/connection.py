@@ -18,7 +18,7 @@ import httpx
 from pydantic import ValidationError
 
 from index.errors import InvalidArgument, RegraftError
-from regraft.given import InvalidInput
+from regraft.given import InvalidInput, as_json
 from regraft.models.base import ApiModel
 
 Json = dict[str, Any]
@@ -142,6 +142,9 @@ class Connection(ABC):
         """The answer to a request; `quick`: it is to come as soon as that to a GET request."""
         attempts = CONNECT_ATTEMPTS if method == "GET" else 1
         timeout = self._quick if quick or method == "GET" else self._patient
+        if "json" in request:
+            request["content"] = as_json(request.pop("json"), ascii_only=False)
+            request["headers"] = {**request.get("headers", {}), "content-type": "application/json"}
         try:
             sent = self._http.build_request(method, path, timeout=timeout, **request)
         except ValueError as error:

@@ -125,10 +125,22 @@ def metadata(given: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise InvalidInput(f"{name} is of type {type(given).__name__}: give a dictionary")
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(given), default=_plain, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"{name} cannot be written as JSON: {error}") from error
+        plain: dict[str, Any] = json.loads(as_json(dict(given)))
+    except InvalidInput as error:
+        raise InvalidInput(f"{name} cannot be written as JSON: {error.__cause__}") from error
     return plain
+
+
+def as_json(given: object, *, ascii_only: bool = True) -> str:
+    """JSON; numbers and arrays of numpy become plain ones.
+
+    Raises:
+        InvalidInput: it holds what JSON has no word for, such as NaN.
+    """
+    try:
+        return json.dumps(given, default=_plain, allow_nan=False, ensure_ascii=ascii_only, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"what is given cannot be sent as JSON: {error}") from error
 
 
 def embedded(items: Sequence[Mapping[str, Any]], name: str = "items") -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,7 +70,7 @@ class EdgeRoutes(Connection):
         named = {"new": new, "old": old, "kind": kind}
         if pairs is None:
             return await self._ask(EdgeInfo, "POST", path, params=params, json={**named, **asked})
-        data = {**named, **{name: json.dumps(value) for name, value in asked.items()}}
+        data = {**named, **{name: given.as_json(value) for name, value in asked.items()}}
         with pairs.open("rb") as stream:
             return await self._ask(
                 EdgeInfo, "POST", path, params=params, data=data, files={"pairs": (pairs.name, stream)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +56,7 @@ class ItemRoutes(Connection):
             if isinstance(i, ImageItem):
                 file = given.image(i.image, f"items[{n}].image")
                 images.append(("images", (str(n), file, "application/octet-stream")))
-        body: Json = {"data": {"items": json.dumps(described)}, "files": images}
+        body: Json = {"data": {"items": given.as_json(described)}, "files": images}
         if not images:  # a form needs a file; an empty batch is sent too, so that it is the service that refuses it
             body = {"json": {"items": described}}
         return await self._ask(
@@ -135,7 +134,7 @@ class ItemRoutes(Connection):
         `ids`: of these items only, those that are there; they stand in the address, so give some dozens at once.
         """
         params = _page(limit, cursor, with_text) | {"versions": ",".join(versions)}
-        params |= {} if ids is None else {"ids": json.dumps(given.names(ids, "ids"))}
+        params |= {} if ids is None else {"ids": given.as_json(given.names(ids, "ids"))}
         return await self._ask(EmbeddingPage, "GET", path_of("galleries", gallery, "items:embeddings"), params=params)
 
     @route
@@ -176,7 +175,7 @@ class ItemRoutes(Connection):
         `filter`: only items whose metadata pass it. A page may then hold fewer than `limit`, or none, before the last:
         `next` is None at the end. A long one travels in a body, by POST /v1/galleries/{gallery}/items:list.
         """
-        params = _page(limit, cursor, with_text) | ({} if filter is None else {"filter": json.dumps(filter)})
+        params = _page(limit, cursor, with_text) | ({} if filter is None else {"filter": given.as_json(filter)})
         if len(params.get("filter", "")) <= MAX_PARAMS:
             return await self._ask(ItemPage, "GET", path_of("galleries", gallery, "items"), params=params)
         body = {"filter": filter, "limit": limit, "cursor": cursor or "", "with_text": with_text}
@@ -253,6 +252,6 @@ def _embedded(items: Sequence[Mapping[str, Any]] | ArrowTable, version: str | No
         for n, item in enumerate(described):
             if item.get("metadata") is not None:
                 item["metadata"] = given.metadata(item["metadata"], f"items[{n}].metadata")
-        data = {"items": json.dumps(described), **({} if version is None else {"version": version})}
+        data = {"items": given.as_json(described), **({} if version is None else {"version": version})}
         return {"data": data, "files": [("embeddings", ("embeddings.npy", array, NPY))]}
     return {"json": {"items": given.embedded(items), **({} if version is None else {"version": version})}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
@@ -67,7 +66,7 @@ class QueryRoutes(Connection):
             return await self._ask(SearchResponse, "POST", path, quick=True, json={**lists, "k": k, **options})
         files = [("images", (str(n), picture, "application/octet-stream")) for n, picture in enumerate(pictures)]
         fields: Json = {**lists, "k": k, **options}
-        data = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
+        data = {name: value if isinstance(value, str) else given.as_json(value) for name, value in fields.items()}
         return await self._ask(SearchResponse, "POST", path, quick=True, data=data, files=files)
 
     @route
@@ -85,7 +84,7 @@ class QueryRoutes(Connection):
         """
         path = path_of("galleries", gallery, "query")
         asked: Json = {"version": version, "k": k, **options}
-        params = {name: value if isinstance(value, str) else json.dumps(value) for name, value in asked.items()}
+        params = {name: value if isinstance(value, str) else given.as_json(value) for name, value in asked.items()}
         short = sum(map(len, params.values())) <= MAX_PARAMS
         if short and (array := given.npy(embeddings)) is not None:
             return await self._ask(

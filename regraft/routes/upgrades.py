@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -66,7 +65,7 @@ class UpgradeRoutes(Connection):
         elif any("text" in entry for entry in entries):
             content = {"json": {"name": name, "entries": [dict(e) for e in entries]}}
         else:
-            described = json.dumps([{**entry, "image": str(n)} for n, entry in enumerate(entries)])
+            described = given.as_json([{**entry, "image": str(n)} for n, entry in enumerate(entries)])
             pictures = given.images(images)
             files = [("images", (str(n), picture, "application/octet-stream")) for n, picture in enumerate(pictures)]
             content = {"data": {"name": name, "entries": described}, "files": files}

@@ -73,7 +73,7 @@ ROUTES = [
     (lambda c: c.items("g", limit=5, cursor="n"), "GET /v1/galleries/g/items?limit=5&cursor=n"),
     (
         lambda c: c.items("g", filter={"field": "n", "eq": 1}),
-        "GET /v1/galleries/g/items?limit=100&filter=%7B%22field%22%3A+%22n%22%2C+%22eq%22%3A+1%7D",
+        "GET /v1/galleries/g/items?limit=100&filter=%7B%22field%22%3A%22n%22%2C%22eq%22%3A1%7D",
     ),
     (lambda c: c.items("g", filter={"field": "n", "in": ["x" * 4096]}), "POST /v1/galleries/g/items:list"),
     (lambda c: c.item("g", "a"), "GET /v1/galleries/g/items/a"),
@@ -161,7 +161,7 @@ def test_arrays_of_floats_travel_as_they_are():
     assert dict(query.url.params) == {
         "version": "v1",
         "k": "2",
-        "filter": '{"field": "a", "eq": 1}',
+        "filter": '{"field":"a","eq":1}',
         "mode": "raw",
         "strict": "true",
     }
@@ -316,6 +316,9 @@ WRONG = [
     (lambda c: c.delete_items("g", "abc"), r"items is one string: give a list, as \['abc'\]"),
     (lambda c: c.add_evaluation("g", [{}], images=["a.png"]), r"images\[0\] is a path"),
     (lambda c: c.add_evaluation("g", [{}], embeddings={"v1": [1.0]}), r"embeddings\['v1'\] is one vector"),
+    (lambda c: c.add_evaluation("g", [{"label": {1, 2}}], images=[FILE]), "as JSON: a value of type set"),
+    (lambda c: c.items("g", filter={"field": "n", "eq": NAN}), "cannot be sent as JSON"),
+    (lambda c: c.query("g", texts=["a"], filter={"field": "n", "eq": FILE}), "as JSON: a value of type bytes"),
 ]
 
 
@@ -345,6 +348,28 @@ def test_arrays_are_taken_wherever_lists_are():
     described = json.loads(named(seen[3], "items")[0].get_content())
     assert described == [{"id": "a", "metadata": {"n": 3, "xs": [0, 1]}}]
     assert json.loads(named(seen[4], "items")[0].get_content())[0]["metadata"] == {"n": 0.5}
+
+
+def test_numbers_of_numpy_are_taken_wherever_numbers_are():
+    seen, handler = answering({})
+    client, labels = connected(handler), np.arange(3, 5)
+    where = {"field": "n", "in": labels}
+
+    client.query("g", texts=["a"], k=labels[0], threshold=np.float32(0.5), filter=where)
+    client.query_embeddings("g", np.ones((1, 2)), "v1", labels[0], filter=where)
+    client.items("g", limit=labels[0], filter=where)
+    client.delete_items("g", filter=where)
+    client.add_evaluation("g", [{"label": label} for label in labels], embeddings={"v1": np.eye(2)})
+    client.add_evaluation("g", [{"label": labels[0]}], images=[FILE])
+
+    plain = {"field": "n", "in": [3, 4]}
+    bodies = [json.loads(seen[n].content) for n in (0, 3, 4)]
+    assert bodies[:2] == [{"texts": ["a"], "k": 3, "threshold": 0.5, "filter": plain}, {"filter": plain}]
+    assert bodies[2]["entries"] == [{"label": 3}, {"label": 4}]
+    asked, listed = (seen[n].url.params for n in (1, 2))
+    assert (asked["k"], listed["limit"]) == ("3", "3")
+    assert json.loads(asked["filter"]) == json.loads(listed["filter"]) == plain
+    assert json.loads(named(seen[5], "entries")[0].get_content()) == [{"label": 3, "image": "0"}]
 
 
 def test_a_mock_with_the_client_as_its_spec_has_its_methods():
