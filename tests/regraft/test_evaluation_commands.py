@@ -145,5 +145,5 @@ def test_evaluation_add_sends_images_with_their_folders_as_labels(run, service, 
 
     assert run("evaluation", "add", "g", tmp_path, "--name", "feet")[1] == "g: evaluation set 2 of 2 images\n"
     sent = service.requests[-1].content
-    assert b'"label": "boot"' in sent
-    assert b'"label": "shoe"' in sent
+    assert b'"label":"boot"' in sent
+    assert b'"label":"shoe"' in sent
