@@ -23,7 +23,7 @@ from sqlalchemy.pool import PoolProxiedConnection
 from index.events import Event
 from service.errors import DeletedMeanwhile
 from service.settings import CONNECTIONS, Settings
-from service.store.faults import check_references, check_sqlite, is_busy, is_damage, is_lost_reference
+from service.store.faults import check_references, check_sqlite, is_away, is_busy, is_damage, is_lost_reference
 from service.store.news import Clock, Notifications
 from service.store.vector_reader import VectorReader
 
@@ -50,6 +50,9 @@ UNHEARD = {
 }
 """How long, as libpq is told, nothing may be heard of a server's machine before it counts as gone: the system waits for
 minutes or hours where it just vanished. A statement may take as long as it takes."""
+IDLE_SECONDS = 60.0
+"""How long a PostgreSQL keeps a change of which it hears no more, and has others wait for it: its process may be
+frozen, or gone with its machine, which servers notice hours later."""
 WRITER_CACHE_KIB = 65_536
 """SQLite pages a writing connection keeps: a backfill in random order comes back to the same pages again and again."""
 CHECKPOINT_PAGES = 16_384
@@ -93,7 +96,9 @@ class Database:
         self.damaged = False
         """Whether a statement has found the file damaged; it can only be restored while nothing uses it."""
         for engine in (self._writer, self._reader, self._finder):
-            event.listen(engine, "handle_error", self._note_damage)
+            event.listen(engine, "handle_error", self._understand, retval=True)
+        if not sqlite:
+            event.listen(self._writer, "connect", _bound_idleness)
         # SQLite makes writers wait by sleeping; within the process a lock hands over at once.
         self._turn: AbstractContextManager[Any] = threading.Lock() if sqlite else nullcontext()
         # SQLite counts for each connection what others commit, so one is kept to ask.
@@ -162,9 +167,14 @@ class Database:
             cursor.execute(f"PRAGMA busy_timeout={1000 * BUSY_SECONDS:.0f}")
             connection.close()
 
-    def _note_damage(self, context: ExceptionContext) -> None:
+    def _understand(self, context: ExceptionContext) -> OperationalError | None:
+        """Note damage; a server that takes no changes here any more is away, whatever its driver calls that."""
         error = context.sqlalchemy_exception
         self.damaged = self.damaged or (error is not None and is_damage(error))
+        if error is None or not is_away(error):
+            return None
+        context.is_disconnect = True  # who connects again may reach the server that took its place
+        return OperationalError(error.statement, error.params, context.original_exception)
 
     def close(self) -> None:
         """Close idle connections."""
@@ -307,6 +317,11 @@ def _server_engine(url: str, isolation_level: IsolationLevel, most: int) -> Engi
         max_overflow=most - kept,
         pool_timeout=POOL_SECONDS,
     )
+
+
+def _bound_idleness(connection: Any, _: object) -> None:
+    connection.execute(f"set idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
+    connection.commit()
 
 
 def _connecting(url: str, **options: Any) -> Engine:

@@ -18,6 +18,9 @@ FULL_SQLSTATE = "53100"
 """PostgreSQL's disk_full."""
 FOREIGN_KEY_SQLSTATE = "23503"
 """PostgreSQL's foreign_key_violation."""
+AWAY_SQLSTATES = {"25006", "25P03", "25P04"}
+"""PostgreSQL's read_only_sql_transaction, as a primary that became a standby has it, and the ends of sessions whose
+transaction rested or lasted too long (idle_in_transaction_session_timeout, transaction_timeout)."""
 PRIMARY = 0xFF
 """The part of SQLite's error codes that is not about details."""
 HEADER = b"SQLite format 3\0"
@@ -41,6 +44,11 @@ def is_damage(error: BaseException) -> bool:
 def is_busy(error: BaseException) -> bool:
     """Whether an error says that somebody else writes to a SQLite file for longer than anybody waits."""
     return isinstance(error, DBAPIError) and _sqlite_code(error) == sqlite3.SQLITE_BUSY
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether an error says that a server takes no changes over this connection any more."""
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in AWAY_SQLSTATES
 
 
 def is_lost_reference(error: DBAPIError) -> bool:

@@ -1,8 +1,9 @@
-"""How many connections of a PostgreSQL a process takes, and what is answered when all of them are in use."""
+"""How many connections of a PostgreSQL a process takes, and what is answered when all of them are in use, or ended."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from socket import (
@@ -21,11 +22,14 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, event, make_url, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+import service.http.galleries
 import service.store.database
 from service.settings import Settings
 from service.store.database import Database
+from service.store.repository import insert_gallery, take_seq
 from staging.served import serving
 
 pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
@@ -117,3 +121,43 @@ def test_a_change_that_is_cut_off_at_its_commit_says_that_its_fate_is_unknown(se
         refused = served.http.post("/galleries", json={"name": "g"})
         assert (refused.status_code, refused.json()["code"]) == (503, "database_unavailable")
         assert "unknown" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize("setting", ["transaction_read_only = on", "idle_in_transaction_session_timeout = 1"])
+def test_a_server_that_takes_no_changes_is_told_as_one_that_is_away_and_asked_anew(
+    settings: Settings, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(settings) as served:
+
+        def refuse(connection: Connection, *given: Any) -> int:
+            connection.execute(text(f"set {setting}"))
+            time.sleep(0.05)
+            return insert_gallery(connection, *given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(service.http.galleries, "insert_gallery", refuse)
+            refused = served.http.post("/galleries", json={"name": "g"})
+        assert (refused.status_code, refused.json()["code"]) == (503, "database_unavailable")
+        assert "nothing was changed" in refused.json()["detail"]
+        assert served.http.post("/galleries", json={"name": "g"}).status_code == 201
+
+
+def test_a_change_whose_process_is_frozen_holds_others_up_for_a_while_only(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service.store.database, "IDLE_SECONDS", 0.3)
+    with closing(Database(settings.database_url)) as database:
+        with database.write() as connection:
+            number = insert_gallery(connection, "g")
+
+        def freeze() -> None:
+            with database.write() as frozen:
+                take_seq(frozen, number, 1)
+                with database.write() as connection:
+                    assert take_seq(connection, number, 1) == 1
+                take_seq(frozen, number, 1)
+
+        with pytest.raises(OperationalError):
+            freeze()
+        with database.write() as connection:
+            assert take_seq(connection, number, 1) == 2
