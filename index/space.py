@@ -234,8 +234,10 @@ def space_from_json(value: object) -> Space:
     return SPACES[value["kind"]](**arguments)
 
 
-def check_vectors(value: object, dim: int, space: Space, *, pointer: str = "/embedding") -> Vectors:
+def check_vectors(value: object, dim: int, space: Space, *, pointer: str = "/embedding", version: str = "") -> Vectors:
     """Validate vectors from outside and return them as (N, dim) float32, normalised when the space is cosine.
+
+    `version` is who made them, for the message.
 
     Raises:
         InvalidVector: not numeric, a wrong dimension, NaN, infinite, or all zeros where a direction is needed. The
@@ -250,8 +252,9 @@ def check_vectors(value: object, dim: int, space: Space, *, pointer: str = "/emb
     x = given if given.dtype == np.float32 else given.astype(np.float64, copy=False)
     x_ND = x[None] if x.ndim == 1 else x
     if x_ND.ndim != 2 or x_ND.shape[1] != dim:
-        shape = "x".join(map(str, x.shape))
-        raise InvalidVector(f"an embedding has {dim} numbers, this one has shape {shape}", pointer=pointer)
+        found = x_ND.shape[1] if x_ND.ndim == 2 else f"shape {'x'.join(map(str, x.shape))}"
+        by = f" by {version!r}" if version else ""
+        raise InvalidVector(f"an embedding{by} has {dim} numbers, this one has {found}", pointer=pointer)
     norm_N = _lengths(x_ND)
     if len(norm_N) == 1:  # a query: these two cost as much as all of this
         least = most = norm_N.item()

@@ -95,5 +95,6 @@ def configure(log_format: LogFormat, level: LogLevel) -> None:
         root.removeHandler(before)
     root.addHandler(handler)
     root.setLevel(level.upper())
-    # A line for each request to a store or a service.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    # A line for each request to a store or a service, each part of Alembic, and each build of FAISS that is not there.
+    for chatty in ("httpx", "alembic.runtime.plugins", "faiss.loader"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -115,8 +115,8 @@ def take_object(value: object, legal: set[str], pointer: str) -> dict[str, Any]:
     return value
 
 
-def check_embeddings(value: object, dim: int, space: Space, pointer: str) -> Vectors:
-    """A JSON list of embeddings, or an array of them -> (N, dim) float32, valid for the space.
+def check_embeddings(value: object, dim: int, space: Space, pointer: str, version: str) -> Vectors:
+    """A JSON list of embeddings by `version`, or an array of them -> (N, dim) float32, valid for its space.
 
     Raises:
         InvalidVector: not a list of lists of `dim` finite numbers, or no direction where one is needed; the pointer
@@ -125,14 +125,14 @@ def check_embeddings(value: object, dim: int, space: Space, pointer: str) -> Vec
     if not isinstance(value, (list, np.ndarray)) or not len(value):
         raise InvalidVector("embeddings must be a list of at least one embedding", pointer=pointer)
     if isinstance(value, np.ndarray):
-        return check_vectors(value, dim, space, pointer=pointer)
+        return check_vectors(value, dim, space, pointer=pointer, version=version)
     # A few at a time: NumPy holds the interpreter's lock while it reads a list.
     step = max(1, NUMBERS // dim)
     blocks = [_numbers(value[start : start + step], dim) for start in range(0, len(value), step)]
     whole = [block for block in blocks if block is not None]
     if len(whole) < len(blocks):
         bad = next(row for row, one in enumerate(value) if _numbers([one], dim) is None)
-        raise InvalidVector(f"an embedding is a list of {dim} numbers", pointer=f"{pointer}/{bad}")
+        raise InvalidVector(f"an embedding by {version!r} is a list of {dim} numbers", pointer=f"{pointer}/{bad}")
     return check_vectors(whole[0] if len(whole) == 1 else np.concatenate(whole), dim, space, pointer=pointer)
 
 

@@ -35,6 +35,12 @@ def memory_there() -> int:
     return min([machine, *(int(limit) for limit in found if limit.isdecimal())])
 
 
+def _with_driver(url: str) -> str:
+    """A PostgreSQL's URL as other programs write it, without a driver: psycopg is the one that is installed."""
+    scheme, _, rest = url.partition("://")
+    return f"postgresql+psycopg://{rest}" if scheme in {"postgres", "postgresql"} else url
+
+
 class Settings(BaseSettings):
     """Where things are and how much is accepted. Every field is read from `REGRAFT_<NAME>`."""
 
@@ -147,7 +153,7 @@ class Settings(BaseSettings):
         # What ends a path in a URL, or stands for other characters, may be in the name of a folder.
         path = str(data / "regraft.db").replace("%", "%25").replace("?", "%3F")
         # Frozen for everyone else: these two are part of construction.
-        object.__setattr__(self, "database_url", self.database_url or f"sqlite:///{path}")
+        object.__setattr__(self, "database_url", _with_driver(self.database_url) or f"sqlite:///{path}")
         object.__setattr__(self, "blobs_url", self.blobs_url or f"file://{data / 'blobs'}")
         return self
 

@@ -133,7 +133,7 @@ def _pretrained(name: str, channels: int, start: str) -> nn.Module:
     except Exception as error:  # the network, the hub, or whatever a wrong file leads torch to
         reason = shorten(str(error) or "no such weights", 200)
         raise InvalidArgument(
-            f"pretrained weights of {name} cannot be had from {start}: {reason}; set weights=FILE to a file of them",
+            f"pretrained weights of {name} cannot be had from {start}: {reason}; set weights=FILE or --weights FILE",
             pointer="/weights",
         ) from error
     trunk.reset_classifier(0)

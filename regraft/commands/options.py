@@ -110,7 +110,9 @@ def read_filter(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"--filter must be JSON: {error}", pointer="/filter") from error
+        raise InvalidArgument(
+            f'--filter must be JSON, such as {{"field": "city", "eq": "Bern"}}: {error}', pointer="/filter"
+        ) from error
     if not isinstance(found, dict):
         raise InvalidArgument("--filter must be a JSON object", pointer="/filter")
     return found

@@ -51,7 +51,12 @@ def export(
 def import_(
     name: Gallery,
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A file, or KIND:ADDRESS#COLLECTION of another database.")
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A file (Parquet, Arrow, .npy, .fvecs, .fbin, FAISS), or KIND:ADDRESS#COLLECTION of another database: "
+            "pgvector, qdrant, chroma, lancedb, milvus, weaviate, opensearch.",
+        ),
     ],
     vector: Annotated[
         list[str] | None,
@@ -69,7 +74,12 @@ def import_(
         typer.Option("--version", help="What made the vectors; default the current version.", show_default=False),
     ] = None,
     ids: Annotated[
-        Path | None, typer.Option("--ids", help="Ids of a file of vectors: a line each, or .npy.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--ids",
+            help="Ids of a file of vectors: a line each, or .npy; default the numbers of its rows.",
+            show_default=False,
+        ),
     ] = None,
     update_only: Annotated[
         bool, typer.Option("--update-only", help="Add embeddings to items that are there, nothing else.")

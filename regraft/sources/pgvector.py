@@ -16,6 +16,8 @@ class PgvectorTable:
     """Rows of a table; `after` is the last id as text, so that what is written meanwhile moves nothing."""
 
     def __init__(self, address: str, table: str, wanted: Wanted) -> None:
+        # An address may be the service's own REGRAFT_DATABASE_URL, whose driver libpq does not know.
+        address = address.replace("postgresql+psycopg://", "postgresql://", 1)
         self._address, self._wanted = address, wanted
         self._id = wanted.id or "id"
         self._vector, self._version = wanted.vector("embedding")

@@ -118,7 +118,7 @@ def _findings() -> dict[str, Finding]:
             "vectors lie in files that are gone or damaged",
             "restore the files; else ingest the items again, or move them by a reencode backfill",
         ),
-        Finding("duplicate_vector", "info", "items hold the vector of another item", "the same image, stored twice"),
+        Finding("duplicate_vector", "info", "items hold the vector of another item", "the same content, stored twice"),
     ]
     return {finding.code: finding for finding in made}
 

@@ -210,7 +210,8 @@ def _by_embeddings(service: Runtime, body: Mapping[str, Any], listed: Sequence[M
         if not isinstance(rows, list) or len(rows) != len(listed):
             why = f"there must be one embedding for each of the {len(listed)} entries"
             raise InvalidBody(why, pointer=f"/embeddings/{version}")
-        embeddings[version] = check_embeddings(rows, card.dim, space_from_json(card.space), f"/embeddings/{version}")
+        pointer = f"/embeddings/{version}"
+        embeddings[version] = check_embeddings(rows, card.dim, space_from_json(card.space), pointer, version)
     return EvaluationDraft(_name(body.get("name", "")), "embeddings", listed, embeddings=embeddings)
 
 

@@ -19,7 +19,7 @@ from index.decoding import Decoder
 from index.encoder import BATCH
 from index.errors import RegraftError
 from index.image import Pixels
-from index.space import Space, Vectors
+from index.space import Vectors
 from index.version import Origin
 from service.errors import InvalidBody, InvalidItem
 from service.http.arrow import read_items
@@ -132,9 +132,9 @@ def _ingest_embeddings(
     version = _version(service, body.get("version", current.name))
     batch = _embedded(body, "embedding" if rows is None else "", service, options)
     if rows is not None and rows.shape != (batch.size, version.card.dim):
-        needed = f"{batch.size} rows of {version.card.dim} numbers, as there are items"
+        needed = f"{batch.size} rows, one an item, of {version.card.dim} numbers, as {version.name!r} makes them"
         raise InvalidBody(f"embeddings must be {needed}, not {rows.shape}", pointer=pointer)
-    items = _check_embeddings(batch, version.card.dim, version.space, options.origin, rows)
+    items = _check_embeddings(batch, version, options.origin, rows)
     return store_embeddings(service, gallery_id, current, version, items, batch, options)
 
 
@@ -232,7 +232,7 @@ def _read(file: UploadFile) -> bytes:
 
 
 def _check_embeddings(
-    batch: IngestBatch, dim: int, space: Space, origin: Origin, rows: NDArray[Any] | None = None
+    batch: IngestBatch, version: LoadedVersion, origin: Origin, rows: NDArray[Any] | None = None
 ) -> list[tuple[ItemDraft, NewItem]]:
     """All at once when all are good, which is the rule, else one by one to say which are not.
 
@@ -243,10 +243,10 @@ def _check_embeddings(
     given = [draft.content for draft in drafts] if rows is None else rows[[draft.index for draft in drafts]]
     batch.drafts = []
     with suppress(RegraftError):
-        vectors = check_embeddings(given, dim, space, "")
+        vectors = check_embeddings(given, version.card.dim, version.space, "", version.name)
     if vectors is None:
         good = [
-            (draft, _one_embedding(batch, draft, given[number : number + 1], dim, space))
+            (draft, _one_embedding(batch, draft, given[number : number + 1], version))
             for number, draft in enumerate(drafts)
         ]
     else:
@@ -262,9 +262,9 @@ def _check_embeddings(
     ]
 
 
-def _one_embedding(batch: IngestBatch, draft: ItemDraft, given: object, dim: int, space: Space) -> Vectors | None:
+def _one_embedding(batch: IngestBatch, draft: ItemDraft, given: object, version: LoadedVersion) -> Vectors | None:
     try:
-        (vector,) = check_embeddings(given, dim, space, "/embedding")
+        (vector,) = check_embeddings(given, version.card.dim, version.space, "/embedding", version.name)
     except RegraftError as error:
         error.pointer = "/embedding"
         batch.refuse(draft.index, draft.id, error)

@@ -206,7 +206,7 @@ def _embeddings(service: Runtime, body: Mapping[str, Any]) -> QueryBatch:
         raise InvalidBody("version must name the version that made the embeddings", pointer="/version")
     registered = service.registry.named(version)
     _check_count(service, listed, "/embeddings")
-    vectors = check_embeddings(listed, registered.card.dim, registered.space, "/embeddings")
+    vectors = check_embeddings(listed, registered.card.dim, registered.space, "/embeddings", registered.name)
     pointers = _pointers("embeddings", len(vectors))
     return QueryBatch(pointers, registered.name, lambda _: vectors, NO_OTHERS, [-1] * len(vectors))
 

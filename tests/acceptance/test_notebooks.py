@@ -99,3 +99,18 @@ def test_provider_v1_to_v2(names, capsys):
     assert mix == {"provider-v2": len(TEXTS)}
     assert shown.count(TEXTS[-1]) == 2  # by the old model, and by the new one along the edge
     assert "matrix" in shown
+
+
+def test_a_provider_that_takes_short_lists_is_asked_for_each_of_many_texts(names, tmp_path):
+    lines = [f"{text} {number}" for number in range(15) for text in TEXTS]
+    (tmp_path / "texts.txt").write_text("\n".join(lines))
+    asked = []
+
+    def provider(model):
+        return lambda texts: asked.append(len(texts)) or [model(x) for x in texts]
+
+    mix = run("provider_v1_to_v2.ipynb", names | {"v1": provider(TextModel(8, 1)), "v2": provider(TextModel(10, 2))})
+
+    assert len(lines) - names["SAMPLE"] > 1000  # a page of those that lack the new vector
+    assert mix == {"provider-v2": len(lines)}
+    assert max(asked) <= 256

@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,12 @@ def test_an_event_is_one_line_whatever_it_holds() -> None:
     (line,) = lines("console", lambda: logger.info(Event("lost", gallery="g", items=3, why="it\nwas 'so'", empty="")))
 
     assert line.endswith("""INFO service.test: action=lost gallery=g items=3 why="it\\nwas 'so'" empty=''""")
+
+
+def test_what_libraries_say_of_their_parts_is_no_line() -> None:
+    says = [logging.getLogger(name).info for name in ("alembic.runtime.plugins", "faiss.loader", "httpx")]
+
+    assert lines("console", *(partial(say, "looking") for say in says)) == []
 
 
 def test_as_json_an_event_has_its_fields_and_another_line_its_message() -> None:

@@ -17,7 +17,12 @@ def test_everything_lies_in_the_data_folder_unless_told_otherwise(tmp_path: Path
     assert settings.blobs_url == f"file://{tmp_path}/blobs"
     assert settings.versions == tmp_path / "versions"
     elsewhere = Settings(data=tmp_path, database_url="postgresql://x/y", blobs_url="s3://bucket/images")
-    assert (elsewhere.database_url, elsewhere.blobs_url) == ("postgresql://x/y", "s3://bucket/images")
+    assert (elsewhere.database_url, elsewhere.blobs_url) == ("postgresql+psycopg://x/y", "s3://bucket/images")
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+def test_a_database_is_named_as_any_program_of_postgresql_does(scheme: str) -> None:
+    assert Settings(database_url=f"{scheme}://me@there/db").database_url == "postgresql+psycopg://me@there/db"
 
 
 @pytest.mark.parametrize("name", ["a b", "a?b", "a%20b", "a#b", "ä@:b"])

@@ -148,7 +148,7 @@ def test_rows_of_a_table_come_once_in_the_order_of_their_ids_and_those_without_o
             connection.execute(f"CREATE TABLE things (id {kind}, embedding real[])")
             rows = [(None if n % 3 == 0 else named.format(n), OLD[n].tolist()) for n in range(COUNT)]
             connection.cursor().executemany("INSERT INTO things VALUES (%s, %s)", rows)
-        sources.append(PgvectorTable(plain, "things", Wanted()))
+        sources.append(PgvectorTable(url, "things", Wanted()))  # with a driver, as the service's own
 
     batches = list(islice(sources[0].batches(4), 20))
     for url in urls:
