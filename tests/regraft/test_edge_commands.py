@@ -74,7 +74,7 @@ def test_a_fit_on_a_file_of_pairs_sends_the_file_and_nothing_of_stored_items(run
     assert run(*asked)[0] == 0
     sent = service.requests[0].content
     assert b'name="pairs"; filename="pairs.npz"' in sent
-    assert b'{"strength": 0.5}' in sent
+    assert b'{"strength":0.5}' in sent
     assert b"sample" not in sent
     code, _, errors = run(*asked, "--gallery", "g")
     assert (code, "--pairs takes no --gallery" in errors, len(service.requests)) == (1, True, 1)
