@@ -55,9 +55,8 @@ class LoadedGallery:
         self.gallery = Gallery(index_of(row), folder, elsewhere)
         self.current: LoadedVersion | None = None
         self.rollout: Rollout | None = None
-        # The gates whose calibrations are in force.
+        # The gates whose calibrations are in force, and the edges there were when these were read.
         self.gates: tuple[int, ...] = ()
-        # The edges the registry had when the gallery last followed them.
         self.seen_edges: tuple[EdgeRecord, ...] | None = None
         # What the registry stood at when all it has was declared here.
         self._seen_standing: tuple[object, object] | None = None
@@ -141,14 +140,14 @@ class LoadedGallery:
             return
         with self._declaring:
             standing = self._registry.standing()
-            seen_edges = self._registry.edges()  # before the versions, so that both ends of each edge are among them
+            edges = self._registry.edges()  # before the versions, so that both ends of each edge are among them
             for registered in self._registry.all():
                 if registered.id not in self._declared:
                     # The edges a version came with may have been removed since; those there are follow.
                     self.gallery.declare(replace(registered.version, edges=()))
                     self._declared.add(registered.id)
             # One that was opened before its files changed is as good as ever.
-            known = {d.edge.key: d for d in seen_edges if not d.problem or self._edges.get(d.edge.key) == d.id}
+            known = {d.edge.key: d for d in edges if not d.problem or self._edges.get(d.edge.key) == d.id}
             for key, declared in known.items():
                 if self._edges.get(key) != declared.id:
                     self._add_edge(declared)
@@ -157,7 +156,6 @@ class LoadedGallery:
             for key in set(self._edges) - set(known):
                 self.gallery.remove_edge(key)
                 del self._edges[key]
-            self.seen_edges = seen_edges
             # One that could not be opened is tried again by the next query.
             self._seen_standing = standing if set(self._edges) == set(known) else None
 

@@ -234,10 +234,8 @@ class Replica:
         return failures
 
     def _follow_one(self, live: LoadedGallery, seq: int, current_id: int | None) -> None:
-        if not live.stands_at(seq, current_id):
+        if not live.stands_at(seq, current_id) or live.seen_edges is not self._registry.edges():
             self._catch_up(live)
-        elif live.seen_edges is not self._registry.edges():
-            live.declare()
 
     def _open(self, gallery_id: int) -> LoadedGallery:
         """A gallery as it is now; one that was unloaded while somebody works with it was followed, and is as good."""
@@ -264,23 +262,26 @@ class Replica:
         """Read one snapshot behind `live.seq` and apply it; `building`: all there is. False: the gallery is gone."""
         # Rows become arrays: a look at them for garbage holds up queries, and finds none.
         with live.applying, collector_paused():
+            edges = self._registry.edges()  # before what was fitted along them
             with self._database.read() as connection:
                 row = gallery_row(connection, live.id)
                 if row is None:
                     return False
-                if building is None and live.stands_at(row.next_seq - 1, row.current_id):
+                known = live.seen_edges is edges
+                if building is None and known and live.stands_at(row.next_seq - 1, row.current_id):
                     live.declare()
                     return True
                 current = None if row.current_id is None else self._registry.by_id(row.current_id)
                 rollout, gates = deployed(connection, self._registry, live.id)
-                fitted = maps_of(connection, self._registry, gates) if gates != live.gates else None
+                # Whoever removes an edge deletes what was fitted along it, and nothing else.
+                fitted = None if known and gates == live.gates else maps_of(connection, self._registry, gates)
                 if building is not None:
                     self._build(connection, live, building)
                 blocks = (
                     list(changes(connection, live.id, live.seq, live.at_hand)) if live.seq or building is None else []
                 )
             live.apply(sort(self._registry, blocks), row.next_seq - 1, current, fitted)
-            live.rollout, live.gates = rollout, gates
+            live.rollout, live.gates, live.seen_edges = rollout, gates, edges
             live.gallery.configure(index_of(row))
             live.bytes = live.gallery.bytes()
         if building is None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from sqlalchemy import select, update
 
+from service.http.app import create_app
 from service.store.tables import calibration
+from staging.served import Served
 from staging.steps import gate
+from staging.waiting import until
 
 
 @pytest.fixture
@@ -22,6 +26,15 @@ def ask(served: Any, path: str, picture: bytes, **options: Any) -> dict[str, Any
 
 def in_force(served: Any, path: str, picture: bytes) -> bool:
     return bool(ask(served, path, picture, mode="calibrated").get("mode") == "calibrated")
+
+
+def finds_rank_best(served: Any, number: int) -> None:
+    """All modes serve these galleries alike: have a gate have found another than the rule gives."""
+    with served.runtime.database.write() as connection:
+        mine = calibration.c.gate_id == number
+        for row in connection.execute(select(calibration).where(mine, calibration.c.route != [])).all():
+            found = {**row.evidence, "mode": row.evidence["mode"] and "rank"}
+            connection.execute(update(calibration).where(calibration.c.id == row.id).values(evidence=found))
 
 
 @pytest.mark.parametrize("label", ["digit", None])
@@ -69,12 +82,7 @@ def test_the_mode_that_a_gate_found_best_is_the_default_while_its_deployment_sta
     areas = report["merge"]["areas"]
     assert set(areas) == {"raw", "calibrated", "rank"}
     assert set(report["merge"]["gains"]) == set(areas) - {report["merge"]["mode"]}
-    # All modes serve this gallery alike: have the gate have found another than the rule gives.
-    with served.runtime.database.write() as connection:
-        mine = calibration.c.gate_id == report["id"]
-        for row in connection.execute(select(calibration).where(mine, calibration.c.route != [])).all():
-            found = {**row.evidence, "mode": row.evidence["mode"] and "rank"}
-            connection.execute(update(calibration).where(calibration.c.id == row.id).values(evidence=found))
+    finds_rank_best(served, report["id"])
     served.http.post(f"{path}/deployments", json={"version": "v2", "gate": report["id"], "override": "a test"})
     served.ingest(path, {"late": pictures[5]})
 
@@ -102,3 +110,34 @@ def test_those_of_a_replaced_edge_are_forgotten(served: Any, path: str, pictures
     with served.runtime.database.lookup() as connection:
         left = connection.execute(select(calibration.c.route).where(calibration.c.gate_id == number)).scalars()
         assert list(left) == [[]]
+
+
+def test_what_was_measured_along_other_edges_stays_when_one_goes(served: Any, path: str, pictures: list[bytes]) -> None:
+    served.add("aside", 4)
+    added = {"new": "v2", "old": "aside", "kind": "truncate"}
+    assert served.http.post("/edges", json=added).status_code == 201
+    number = gate(served, path, label="digit").json()["id"]
+    finds_rank_best(served, number)
+    served.http.post(f"{path}/deployments", json={"version": "v2", "gate": number, "override": "a test"})
+
+    assert served.remove("/edges/v2/aside/truncate").status_code == 200
+
+    assert in_force(served, path, pictures[0])
+    assert ask(served, path, pictures[0])["mode"] == "rank"
+
+
+def test_a_process_forgets_those_of_an_edge_that_another_replaced_by_one_alike(
+    served: Any, path: str, pictures: list[bytes]
+) -> None:
+    again = {"new": "v2", "old": "v1", "kind": "truncate", "replace": True}
+    served.http.post("/edges", json=again)
+    number = gate(served, path, label="digit").json()["id"]
+    served.http.post(f"{path}/deployments", json={"version": "v2", "gate": number, "override": "a test"})
+    other = create_app(served.runtime.settings)
+    with TestClient(other, base_url="http://127.0.0.1/v1") as elsewhere:
+        assert in_force(Served(elsewhere, other.state.runtime), path, pictures[0])
+
+        assert served.http.post("/edges", json=again).status_code == 201
+
+        until(lambda: not in_force(Served(elsewhere, other.state.runtime), path, pictures[0]))
+    assert not in_force(served, path, pictures[0])
