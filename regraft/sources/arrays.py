@@ -41,7 +41,8 @@ class ArrayFile:
         start = int(after or 0)
         names = self._names(start)
         for at in range(start, self.count, size):
-            rows = np.asarray(self._rows[at : at + size], np.float32)
+            with np.errstate(over="ignore"):  # what no float32 holds is infinite, and told as such
+                rows = np.asarray(self._rows[at : at + size], np.float32)
             ids = list(islice(names, len(rows)))
             yield Batch(
                 len(ids), ids, [None] * len(ids), [Column(self._version, np.arange(len(ids)), rows)], at + len(rows)

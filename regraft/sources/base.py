@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, time
@@ -223,8 +224,8 @@ def batch_of_columns(
 ) -> Batch:
     """A batch of rows with vectors of several versions, each column with a vector or None a row, and `texts` if any.
 
-    Rows without an id, or without any vector and text, are left out, and so are vectors of another length than the
-    column's first.
+    Rows without an id, or without any vector and text, are left out, and so are vectors of another length than most
+    of the column.
 
     Raises:
         InvalidArgument: what is a vector is none of numbers.
@@ -253,11 +254,11 @@ def batch_of_columns(
 
 
 def _of_one_length(vectors: Sequence[Any]) -> tuple[list[int], Vectors]:
-    """Rows that hold a vector as long as the first one, and these (M, D)."""
+    """Rows that hold a vector as long as most do, and these (M, D)."""
     try:
         arrays = {n: np.asarray(one, np.float32) for n, one in enumerate(vectors) if one is not None}
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"a vector is a list of numbers: {error}") from error
-    shape = next((one.shape for one in arrays.values() if one.ndim == 1), None)
-    kept = [n for n, one in arrays.items() if one.shape == shape]
+    shapes = Counter(one.shape for one in arrays.values() if one.ndim == 1).most_common(1)
+    kept = [n for n, one in arrays.items() if shapes and one.shape == shapes[0][0]]
     return kept, np.stack([arrays[n] for n in kept]) if kept else np.empty((0, 0), np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate
@@ -78,18 +79,19 @@ class TableFile:
         named = np.array([one is not None for one in ids], bool)
         place = np.cumsum(named) - 1
         columns, skipped = [], {NO_ID: int((~named).sum())} if not named.all() else {}
+        held: set[int] = set()
         for name, version in self._vectors.items():
-            rows, vectors, odd = _matrix(table.column(name))
-            if odd:
-                skipped[f"{name}: a vector of another length"] = odd
+            rows, vectors, odd = _matrix(table.column(name), named)
+            if len(odd):
+                skipped[f"{name}: a vector of another length"] = len(odd)
+            held.update(place[rows].tolist(), place[odd].tolist())
             origins = self._origins(table, name, len(ids))[rows]
             for origin in ("supplied", "transformed"):
-                mine = named[rows] & (origins == (origin == "transformed"))
+                mine = origins == (origin == "transformed")
                 if mine.any():
                     columns.append(Column(version, place[rows[mine]], vectors[mine], origin))
         kept = [n for n, good in enumerate(named) if good]
         texts = table.column(self._text).to_pylist() if self._text else [None] * len(ids)
-        held = {n for column in columns for n in column.rows.tolist()}
         held |= {n for n, row in enumerate(kept) if texts[row] is not None}
         if bare := len(kept) - len(held):
             skipped["no vector"] = bare
@@ -148,18 +150,19 @@ def _arrow(path: Path) -> Any:
     return pa.ipc.open_stream(mapped)
 
 
-def _matrix(column: Any) -> tuple[Any, Any, int]:
-    """Rows that hold a vector (M,), those (M, D), and how many are of another length than the first."""
+def _matrix(column: Any, named_N: Any) -> tuple[Any, Any, Any]:
+    """Of rows with an id: those that hold a vector (M,), their vectors (M, D), and those that hold one of odd length."""
     array = column.combine_chunks() if not isinstance(column, pa.ChunkedArray) else pa.concat_arrays(column.chunks)
     if not (
         pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type)
     ):
         raise InvalidArgument(f"a column of vectors is of lists of numbers, not {array.type}")
     lengths = np.array([n or 0 for n in pc.list_value_length(array).to_pylist()], np.int64)
-    there = np.flatnonzero(lengths)
+    there = np.flatnonzero((lengths > 0) & named_N)
     if not len(there):
-        return there, np.empty((0, 0), np.float32), 0
-    dim = lengths[there[0]]
+        return there, np.empty((0, 0), np.float32), there
+    ((dim, _),) = Counter(lengths[there].tolist()).most_common(1)
     rows = there[lengths[there] == dim]
-    flat = pc.list_flatten(array.take(pa.array(rows))).cast(pa.float32()).to_numpy(zero_copy_only=False)
-    return rows, flat.reshape(len(rows), dim), len(there) - len(rows)
+    numbers = pc.list_flatten(array.take(pa.array(rows)))
+    flat = numbers.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)  # whole numbers may be rounded
+    return rows, flat.reshape(len(rows), dim), there[lengths[there] != dim]

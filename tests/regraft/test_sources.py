@@ -185,11 +185,12 @@ def test_an_import_is_not_taken_up_from_another_place_and_no_secret_is_kept(
 def test_named_vectors_of_qdrant_are_columns_and_what_a_point_lacks_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[dict[str, Any]] = [
         {"b": [1.0, 2.0, 3.0]},
-        {"a": [1.0, 2.0], "b": [1.0, 2.0, 3.0]},
-        {"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0]},
+        {"a": [1.0, 2.0, 3.0], "b": [1.0, 2.0, 3.0]},
+        {"a": [1.0, 2.0], "b": [4.0, 5.0, 6.0]},
         {"a": [[1.0, 2.0], [3.0, 4.0]]},
         {},
         {"a": [3.0, 4.0]},
+        {"a": [5.0, 6.0]},
     ]
     points: ClassVar = [SimpleNamespace(id=n, vector=one, payload={"key": f"k{n}"}) for n, one in enumerate(held)]
     points[5].payload["key"] = None
@@ -200,13 +201,13 @@ def test_named_vectors_of_qdrant_are_columns_and_what_a_point_lacks_is_counted(m
     (batch,) = open_source("qdrant:somewhere#y", both).batches(10)
     (first, *_) = open_source("qdrant:somewhere#y", Wanted()).batches(3)
 
-    assert (batch.read, batch.ids) == (6, ["k0", "k1", "k2"])
+    assert (batch.read, batch.ids) == (7, ["k0", "k1", "k2", "k6"])
     assert batch.skipped == {"no id": 1, "no vector": 1, "a vector of another length": 2}
     assert [(c.version, c.rows.tolist(), c.vectors.tolist()) for c in batch.columns] == [
-        ("v1", [1], [[1.0, 2.0]]),
+        ("v1", [2, 3], [[1.0, 2.0], [5.0, 6.0]]),
         ("v2", [0, 1, 2], [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]),
     ]
-    assert (first.ids, first.columns[0].vectors.tolist()) == (["1"], [[1.0, 2.0]])
+    assert (first.ids, first.columns[0].vectors.tolist()) == (["1"], [[1.0, 2.0, 3.0]])
     with pytest.raises(InvalidArgument, match="no vector 'c'; it has a, b"):
         open_source("qdrant:somewhere#y", Wanted(vectors={"c": None}))
 
@@ -274,11 +275,12 @@ def test_ids_come_from_a_file_and_what_a_table_lacks_is_counted(tmp_path: Path) 
     source = open_source(str(tmp_path / "v.npy"), Wanted(), ids=tmp_path / "ids.txt")
     assert read(source)[0] == [f"x{n}" for n in range(10)]
     assert read(source, 7)[0] == ["x7", "x8", "x9"]
-    holes = pa.table({"id": ["a", None, "c", "d"], "v": [[1.0, 2], [1.0, 2], None, [1.0]]})
+    holes = pa.table({"id": ["d", "a", None, "c", "b"], "v": [[1], [2**24 + 1, 2], [1], None, [3, 4]]})
     pq.write_table(holes, tmp_path / "h.parquet")
     (batch,) = open_source(str(tmp_path / "h.parquet"), Wanted(vectors={"v": None})).batches(10)
-    assert (batch.read, list(batch.ids), batch.columns[0].rows.tolist()) == (4, ["a", "c", "d"], [0])
-    assert batch.skipped == {"no id": 1, "v: a vector of another length": 1, "no vector": 2}
+    assert (batch.read, list(batch.ids), batch.columns[0].rows.tolist()) == (5, ["d", "a", "c", "b"], [1, 3])
+    assert batch.columns[0].vectors.tolist() == [[2**24, 2], [3, 4]]
+    assert batch.skipped == {"no id": 1, "v: a vector of another length": 1, "no vector": 1}
 
 
 @pytest.mark.parametrize(
