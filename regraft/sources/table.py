@@ -150,15 +150,15 @@ def _arrow(path: Path) -> Any:
     return pa.ipc.open_stream(mapped)
 
 
-def _matrix(column: Any, named_N: Any) -> tuple[Any, Any, Any]:
-    """Of rows with an id: those that hold a vector (M,), their vectors (M, D), and those that hold one of odd length."""
+def _matrix(column: Any, named: Any) -> tuple[Any, Any, Any]:
+    """Of rows with an id: those that hold a vector (M,), their vectors (M, D), and those of another length."""
     array = column.combine_chunks() if not isinstance(column, pa.ChunkedArray) else pa.concat_arrays(column.chunks)
     if not (
         pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type)
     ):
         raise InvalidArgument(f"a column of vectors is of lists of numbers, not {array.type}")
     lengths = np.array([n or 0 for n in pc.list_value_length(array).to_pylist()], np.int64)
-    there = np.flatnonzero((lengths > 0) & named_N)
+    there = np.flatnonzero((lengths > 0) & named)
     if not len(there):
         return there, np.empty((0, 0), np.float32), there
     ((dim, _),) = Counter(lengths[there].tolist()).most_common(1)
