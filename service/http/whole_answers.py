@@ -82,15 +82,20 @@ class PairedWrites:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send it after what is held, or hold it."""
-        if self._held is not None:
+        """Send it after what is held, or hold it; to nobody where the client is gone.
+
+        Of several requests that came at once uvicorn tells only the last that their client left.
+        """
+        if self.is_closing():
+            self._held = None
+        elif self._held is not None:
             held, self._held = self._held, None
             self._transport.writelines((held, data))
-            return
-        self._held = data
-        if not self._will_flush:
-            self._will_flush = True
-            self._loop.call_soon(self._flush)
+        else:
+            self._held = data
+            if not self._will_flush:
+                self._will_flush = True
+                self._loop.call_soon(self._flush)
 
     def close(self) -> None:
         """Send what is held, and close."""
@@ -102,6 +107,6 @@ class PairedWrites:
         self._send()
 
     def _send(self) -> None:
-        if self._held is not None:
-            held, self._held = self._held, None
+        held, self._held = self._held, None
+        if held is not None and not self.is_closing():
             self._transport.write(held)

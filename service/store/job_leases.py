@@ -13,6 +13,9 @@ from sqlalchemy import Column, Connection, Float, String, Table, insert, or_, se
 
 from service.store.tables import metadata
 
+LONGEST_LEASES = 4
+"""A lease that ends further ahead than so many was given before the clock was set back."""
+
 job_lease = Table(
     "job_lease",
     metadata,
@@ -37,7 +40,8 @@ def take_row(
     """
     now = time.time()
     mine = [table.c[name] == value for name, value in key.items()]
-    free = or_(table.c.owner == owner, table.c.until < now)
+    over = or_(table.c.until < now, table.c.until > now + LONGEST_LEASES * seconds)
+    free = or_(table.c.owner == owner, over)
     taken = connection.execute(update(table).where(*mine, free).values(owner=owner, until=now + seconds))
     if taken.rowcount:
         return True

@@ -13,6 +13,7 @@ from sqlalchemy import select, update
 from service.backfills import attempts, chunks, planner, sweeps
 from service.http import backfill_progress as progress
 from service.http import backfills as routes
+from service.store import job_leases
 from service.store.tables import backfill, backfill_chunk, backfill_failure, item
 from staging.working import SteppedWorker, work
 
@@ -37,7 +38,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (attempts, chunks, planner, progress, routes, sweeps):
+    for module in (attempts, chunks, job_leases, planner, progress, routes, sweeps):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -213,3 +214,18 @@ def test_a_lease_is_taken_over_once_the_clock_says_that_it_ended_or_cannot_be(
     with site.database.lookup() as connection:
         mine = select(backfill_chunk.c.lease_owner).where(backfill_chunk.c.id == held.id)
         assert connection.execute(mine).scalar_one() == ("b" if outcome == "taken over" else "a")
+
+
+@pytest.mark.parametrize(
+    ("jump", "taken"), [(0.0, False), (-LEASE / 2, False), (LEASE / 2, False), (LEASE + 1.0, True), (-DAY, True)]
+)
+def test_a_job_of_a_dead_process_is_taken_over_though_its_clock_was_ahead(
+    site: Any, clock: Clock, jump: float, taken: bool
+) -> None:
+    with site.database.write() as connection:
+        assert job_leases.take_job(connection, "a job", "dead", LEASE)
+
+    clock.jump = jump
+
+    with site.database.write() as connection:
+        assert job_leases.take_job(connection, "a job", "alive", LEASE) == taken

@@ -42,9 +42,12 @@ class Transport:
         (["head", "body", "head", "body", "pass"], [b"head+body", b"head+body"]),
         (["head", "close", "pass"], [b"head", "closed"]),
         (["close"], ["closed"]),
+        (["gone", "head", "body", "pass"], ["closed"]),
+        (["head", "gone", "body", "pass"], ["closed"]),
+        (["head", "gone", "pass"], ["closed"]),
     ],
 )
-def test_head_and_body_are_written_together_in_their_order_and_nothing_is_kept(
+def test_head_and_body_are_written_together_in_their_order_and_nothing_is_kept_or_sent_to_nobody(
     steps: list[str], done: list[Any]
 ) -> None:
     async def run() -> list[Any]:
@@ -55,9 +58,11 @@ def test_head_and_body_are_written_together_in_their_order_and_nothing_is_kept(
                 await asyncio.sleep(0)
             elif step == "close":
                 writes.close()
+            elif step == "gone":
+                transport.close()
             else:
                 writes.write(step.encode())
-        assert writes.is_closing() == ("close" in steps)
+        assert writes.is_closing() == ("closed" in done)
         return transport.done
 
     assert asyncio.run(run()) == done
