@@ -16,6 +16,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.concurrency import run_in_threadpool
 
 from regraft.models import BackfillInfo
@@ -66,7 +68,8 @@ async def events(
 ) -> AsyncIterator[ServerSentEvent]:
     """The backfill whenever it changes, as server-sent events `progress`, and each new `point` of its curve.
 
-    The stream ends when the backfill does and its curve, if it has one, will have no more points.
+    The stream ends when the backfill does and its curve, if it has one, will have no more points. While the database is
+    away it says nothing.
     """
     # Whoever goes away ends this where it waits; it holds nothing meanwhile, and FastAPI keeps the stream alive.
     seen = _number(last_event_id)
@@ -76,6 +79,9 @@ async def events(
         except UnknownBackfill:
             yield ServerSentEvent(event="gone", data={})
             return
+        except (OperationalError, PoolTimeout):
+            await asyncio.sleep(LOOK_SECONDS)
+            continue
         for event in now.behind(seen):
             yield event
         seen = now.revision

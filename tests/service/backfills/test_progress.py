@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from typing import Any
 
 import httpx
 import pytest
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
 from service.http import backfill_progress as progress
 from staging.served import problem, serving
@@ -150,6 +152,30 @@ def test_a_gallery_deleted_meanwhile_ends_the_stream(served: Any, started: int) 
         next(found)
         served.remove(f"/galleries/{name}")
         assert list(found)[-1][0] == "gone"
+
+
+def test_a_stream_goes_on_when_the_database_is_back(
+    served: Any, started: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = threading.Semaphore(0)
+
+    def away(*_: Any) -> None:
+        tried.release()
+        raise OperationalError("select 1", {}, Exception("the server closed the connection"))
+
+    with stream(served, started) as response:
+        found = events(response.iter_lines())
+        next(found)
+        with monkeypatch.context() as patch:
+            patch.setattr(progress, "look", away)
+            for _ in range(2):
+                assert tried.acquire(timeout=WAIT)
+        served.work()
+        seen = list(found)
+
+    assert json.loads(seen[-2][2])["state"] == "done"
+    assert seen[-1][0] == "end"
+    assert "Traceback" not in caplog.text
 
 
 def test_an_unknown_one_is_a_problem(served: Any) -> None:
