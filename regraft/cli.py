@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 
 import typer
 
@@ -85,6 +86,9 @@ def _root(
 
 def main() -> None:
     """Run the command; an error the user can cause is one line on standard error and exit code 1."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # As standard error does it: what an encoding such as Latin-1 has no letter for is escaped.
+        sys.stdout.reconfigure(errors="backslashreplace")
     if wanted(sys.argv[1:]):
         sys.exit(run(app))
     try:

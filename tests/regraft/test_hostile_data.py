@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 
 import httpx
@@ -81,3 +82,12 @@ def test_the_doctor_shows_hostile_names(run, monkeypatch, tmp_path):
 )
 def test_what_acts_on_a_terminal_is_made_visible_and_writing_is_left_alone(text, shown):
     assert visible(text) == shown
+
+
+def test_letters_that_standard_output_does_not_have_are_escaped(run, service, monkeypatch):
+    service.answers["GET /v1/galleries/g/items/a"] = {"id": "a", "metadata": {"city": "Zürich 北京"}}
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="latin-1", write_through=True))
+
+    assert run("item", "show", "g", "a")[0] == 0
+    assert r"Zürich \u5317\u4eac" in written.getvalue().decode("latin-1")
