@@ -106,8 +106,11 @@ class Approximate(ABC):
         return None
 
     def write(self, path: Path) -> None:
-        """Write it to a file."""
-        _faiss().write_index(self.index, str(path))
+        """Write it to a file. Raises OSError."""
+        try:
+            _faiss().write_index(self.index, str(path))
+        except RuntimeError as error:  # as FAISS says that its file cannot be written
+            raise OSError(str(error)) from error
 
 
 class Hnsw(Approximate):

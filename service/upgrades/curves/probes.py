@@ -22,6 +22,7 @@ from index.evaluation.metrics import MEAN_AP
 from index.filter import value_at
 from index.space import Vectors
 from service.registry.registry import LoadedVersion, Registry
+from service.registry.stored_contents import embeds
 from service.schemas import Body, FieldPath, Number, Seed
 from service.store.blobs import Blobs
 from service.store.sql_arrays import blocks
@@ -194,11 +195,14 @@ def embedded(
 ) -> Probes:
     """The queries that can be read, embedded by every version that is needed.
 
+    Texts are left out while items are reached through a version that embeds images only, and the other way round.
+
     Raises:
         InvalidArgument: fewer than two can be read.
-        NoEncoder: the target takes embeddings only.
+        NoEncoder, NoTextEntrance: there are none that each of the versions embeds.
     """
-    made = embed(blobs, decoder, entries, needed, timed=0)
+    able = [entry for entry in entries if all(embeds(version.card, entry.blob or "") for version in needed)]
+    made = embed(blobs, decoder, able or entries, needed, timed=0)
     if len(made) < 2:
         raise InvalidArgument("fewer than two images of the sample can be read", pointer="/sample")
     return Probes(made.entries, {v: found.vectors for v, found in made.embedded.items()}, asked.evaluation is None)

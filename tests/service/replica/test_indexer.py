@@ -11,6 +11,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from index.engines import segment, segments
+from index.engines.approximate import Approximate
+from index.engines.config import IndexConfig, IndexKind
 from index.engines.snapshot import SegmentFiles
 from index.filter import parse_filter
 from index.gallery import Gallery
@@ -110,17 +112,18 @@ def test_what_cannot_be_measured_is_indexed_all_the_same(
     assert said == ["action=memory_not_measured"]
 
 
+@pytest.mark.parametrize("step", [(SegmentFiles, "_write"), (Approximate, "write")])
 def test_a_gallery_that_is_deleted_while_its_index_is_written_is_left_alone(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: tuple[type, str]
 ) -> None:
-    replica, keep, write = world.new_replica(), SegmentFiles.keep, SegmentFiles._write
+    replica, keep, write = world.new_replica(), SegmentFiles.keep, getattr(*step)
     failed: list[OSError] = []
 
-    def write_one_that_goes(files: SegmentFiles, made: segment.Segment, folder: Path) -> None:
+    def write_one_that_goes(*given: object) -> None:
         with world.database.write() as connection:
             delete_gallery(connection, live.id)
         replica.sweep_indexes()
-        write(files, made, folder)
+        write(*given)
 
     def keep_it(files: SegmentFiles, made: segment.Segment) -> segment.Segment:
         try:
@@ -129,9 +132,10 @@ def test_a_gallery_that_is_deleted_while_its_index_is_written_is_left_alone(
             failed.append(error)
             raise
 
-    monkeypatch.setattr(SegmentFiles, "_write", write_one_that_goes)
+    monkeypatch.setattr(*step, write_one_that_goes)
     monkeypatch.setattr(SegmentFiles, "keep", keep_it)
     live = replica.find("a")
+    live.gallery.configure(IndexConfig(kind=IndexKind.HNSW))
     one = Indexer(replica)
     one.start()
     try:

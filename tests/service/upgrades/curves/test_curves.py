@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from sqlalchemy import event
 
 from service.upgrades.curves import scoring
+from staging.builders import add_text, make_version
 from staging.curves import Loops, curve_of, deploy, ended, evaluation, group, start, turn, wait_for
 from staging.served import problem
 
@@ -105,6 +108,25 @@ class TestValues:
 
         loops.by_new = loops.by_old  # nothing has moved: old queries over old items
         assert curve_of(served, number)["points"][0]["value"] == pytest.approx(loops.value("mAP@1.0", range(20)))
+
+    def test_texts_do_not_ask_where_an_old_version_embeds_images_only(
+        self, served: Any, pictures: list[bytes], tmp_path: Path
+    ) -> None:
+        reads = add_text(make_version(tmp_path / "reads", "reads", 5, seed=4), {"east": np.ones(5)})
+        assert served.register(reads).status_code == 201
+        path = served.gallery("v1")
+        items = [{"id": f"i{n}", "metadata": {"group": group(n)}, "image": f"{n}.png"} for n in range(20)]
+        served.post_items(path, items, [(f"{n}.png", p) for n, p in enumerate(pictures)])
+        deploy(served, path, "reads")
+        texts = [{"id": f"t{n}", "metadata": {"group": group(n)}, "text": "east"} for n in range(3)]
+        assert served.http.post(f"{path}/items", json={"items": texts}).json()["stored"] == 3
+
+        number = start(served, path, {"label": "group"})
+        served.work()
+        whole = wait_for(served, number, ended)
+
+        assert (whole["state"], whole["error"]) == ("complete", None)
+        assert {point["queries"] for point in whole["points"]} == {20}
 
     def test_the_encoders_that_queries_need_are_told_by_the_routes(self, served: Any) -> None:
         needed = served.runtime.registry.needed
