@@ -59,11 +59,11 @@ def ready(service: Service) -> Readiness:
         progress = service.replica.progress(name)
         how_far = f": {progress.done} of {progress.total} items are in memory" if progress is not None else ""
         raise NotReady(f"gallery {name} is being loaded{how_far}")
-    problems = list(_problems(service))
-    status, cache = "degraded" if problems else "ready", service.replica.cache
+    found = list(problems(service))
+    status, cache = "degraded" if found else "ready", service.replica.cache
     return Readiness(
         status=status,
-        problems=problems,
+        problems=found,
         galleries_loaded=cache.loaded(),
         galleries_bytes=cache.bytes(),
         loading=[describe_load(progress) for progress in service.replica.loading()],
@@ -75,7 +75,8 @@ def describe_load(progress: LoadProgress) -> LoadingGallery:
     return LoadingGallery(gallery=progress.gallery, done=progress.done, total=progress.total)
 
 
-def _problems(service: Runtime) -> Iterator[str]:
+def problems(service: Runtime) -> Iterator[str]:
+    """What is damaged or out of reach and therefore not used, a sentence each."""
     for registered in service.registry.all():
         if registered.problem:
             yield f"version {registered.name} is quarantined: {registered.problem}"

@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import Scope
 
 from service.backfills.planner import BackfillState
+from service.http.health import problems
 from service.http.requests import Service
 from service.store.repository import galleries_now
 from service.store.tables import backfill
@@ -80,6 +81,8 @@ class Gauges(Collector):
         now, waiting = self._asked([live.id for live in lives])
         followed = waiting is not None and replica.failure is None
         yield _gauge("regraft_ready", "1: the database answers, the change feed is followed.", float(followed))
+        counted = float(len(list(problems(self._service))))
+        yield _gauge("regraft_problems", "What readiness lists as damaged or out of reach.", counted)
         yield _gauge("regraft_galleries_bytes", "Memory of the loaded galleries.", replica.cache.bytes())
         served = "Items by the version that serves them."
         items = GaugeMetricFamily("regraft_items", served, labels=("gallery", "version"))

@@ -45,7 +45,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._migrated = ""
         try:
-            self._binaries = self._usable()
+            self.programs = self._usable()
             self._initialise()
             self.start()
         except BaseException:
@@ -76,7 +76,7 @@ class Server:
     def start(self) -> None:
         options = {"listen_addresses": "", "fsync": "off", "full_page_writes": "off", "shared_buffers": "16MB"}
         flags = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
-        command = [self._binaries / "postgres", "-D", "data", "-k", self.folder, *flags]
+        command = [self.programs / "postgres", "-D", "data", "-k", self.folder, *flags]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, **self._who)
         for _ in range(START_SECONDS * 50):
@@ -135,7 +135,7 @@ class Server:
 
     def _initialise(self) -> None:
         flags = ["-D", "data", "-U", "postgres", "--auth=trust", "--encoding=utf8", "--locale=C", "--no-sync"]
-        command = [self._binaries / "initdb", *flags]
+        command = [self.programs / "initdb", *flags]
         made = subprocess.run(command, cwd=self.folder, capture_output=True, check=False, **self._who)
         if made.returncode:
             raise NoServer(f"initdb failed: {made.stderr.decode().strip()}")

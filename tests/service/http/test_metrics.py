@@ -27,6 +27,15 @@ def of(samples: Any, name: str, **labels: str) -> float:
     )
 
 
+def test_what_readiness_lists_is_counted(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = of(told(served), "regraft_problems")
+
+    monkeypatch.setattr(served.runtime.space, "problem", lambda: "the disk is full")
+
+    assert of(told(served), "regraft_problems") == before + 1
+    assert len(served.http.get("/health/ready").json()["problems"]) == before + 1
+
+
 @pytest.mark.usefixtures("alone")
 def test_requests_items_and_what_backfills_have_still_to_move_are_told(served: Any, pictures: list[bytes]) -> None:
     before = told(served)
