@@ -1,7 +1,7 @@
 """Images that you bring as folders, a folder a class: your own, and larger data sets.
 
-`root` holds train/ and test/ (or query/ and gallery/), or the classes' folders themselves; then a fifth of each is kept
-for testing. `folders_*` are for your own: both versions train on all there is, so give each its `root`.
+`root` holds train/ and test/ (or query/ and gallery/), or the classes' folders themselves; then about a fifth of each
+is kept for testing. `folders_*` are for your own: both versions train on all there is, so give each its `root`.
 ImageNet and Tiny ImageNet go from half of their classes to all; faces (ArcFace, Deng 2019, arXiv 1801.07698) from half
 of the people, aligned and cut to 112 x 112 pixels, to all, and are measured on people that nobody trained on.
 """
