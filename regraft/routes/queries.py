@@ -51,23 +51,26 @@ class QueryRoutes(Connection):
         *,
         texts: Sequence[str] = (),
         items: Sequence[str] = (),
+        query_key: str | None = None,
         **options: Unpack[QueryOptions],
     ) -> SearchResponse:
         """POST /v1/galleries/{gallery}/query with image files, texts and ids of stored items ("more like these").
 
-        There is one result a query: first those of images, then of texts, then of items.
+        There is one result a query: first those of images, then of texts, then of items. `query_key`, such as a user's
+        id: queries of one key stay with one version during a canary.
         """
         pictures = given.images(images)
         lists = {name: given.names(asked, name) for name, asked in (("texts", texts), ("items", items))}
         given.queries(images=pictures, **lists)
         lists = {name: asked for name, asked in lists.items() if asked}
         path = path_of("galleries", gallery, "query")
-        if not pictures:
-            return await self._ask(SearchResponse, "POST", path, quick=True, json={**lists, "k": k, **options})
-        files = [("images", (str(n), picture, "application/octet-stream")) for n, picture in enumerate(pictures)]
+        headers = {} if query_key is None else {"X-Query-Key": query_key}
         fields: Json = {**lists, "k": k, **options}
+        if not pictures:
+            return await self._ask(SearchResponse, "POST", path, quick=True, headers=headers, json=fields)
+        files = [("images", (str(n), picture, "application/octet-stream")) for n, picture in enumerate(pictures)]
         data = {name: value if isinstance(value, str) else given.as_json(value) for name, value in fields.items()}
-        return await self._ask(SearchResponse, "POST", path, quick=True, data=data, files=files)
+        return await self._ask(SearchResponse, "POST", path, quick=True, headers=headers, data=data, files=files)
 
     @route
     async def query_embeddings(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 
 from index.attempts import attempts
 from index.query_plan import Ask
@@ -29,7 +29,9 @@ from service.upgrades.rollouts.monitor import Asking
 router = APIRouter(route_class=CheckedRoute, tags=["query"])
 
 QUERY_KEY = "X-Query-Key"
-"""Header: queries of one key stay with one version during a canary."""
+QueryKey = Annotated[
+    str | None, Header(alias=QUERY_KEY, description="queries of one key stay with one version during a canary")
+]
 MAX_FIELD_BYTES = 1 << 20
 
 ReadRequest = Callable[[LoadedGallery], SearchRequest]
@@ -62,9 +64,8 @@ QUERY_BODY = reads(
 
 
 @router.post("/galleries/{name}/query", response_model=SearchResponse, openapi_extra=QUERY_BODY)
-async def query(name: Name, request: Request, service: Service) -> Response:
+async def query(name: Name, request: Request, service: Service, key: QueryKey = None) -> Response:
     """The k best items for each query, over every version the gallery holds; `strict` refuses a degraded answer."""
-    key = request.headers.get(QUERY_KEY)
     media_type(request, JSON, FORM, NPY, ARROW)  # all but a form do not come here, see `service.http.query_route`
     async with read_form(
         request,

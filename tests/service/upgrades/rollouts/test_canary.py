@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from regraft.client import Client
 from service.registry.rollout_records import Counters, add_counters, exceeded
 from service.upgrades.rollouts import monitor as watching
 from service.upgrades.rollouts.monitor import share_of
@@ -26,7 +27,9 @@ class TestCanary:
         trial = SimpleNamespace(deployment=number)
 
         first = {key: ask(served, filled, pictures[0], key)["version"] for key in keys}
-        again = {key: ask(served, filled, pictures[1], key)["version"] for key in keys}
+        with Client(str(served.http.base_url.join("/"))) as client:
+            name = filled.rpartition("/")[2]
+            again = {key: client.query(name, [pictures[1]], query_key=key).version for key in keys}
 
         assert first == again
         assert first == {key: "drifted" if share_of(trial, key.encode()) < 0.5 else "v1" for key in keys}
