@@ -234,8 +234,9 @@ class Replica:
         return failures
 
     def _follow_one(self, live: LoadedGallery, seq: int, current_id: int | None) -> None:
-        if not live.stands_at(seq, current_id) or live.seen_edges is not self._registry.edges():
-            self._catch_up(live)
+        known = live.stands_at(seq, current_id) and live.seen_edges is self._registry.edges()
+        if not known and not self._catch_up(live):
+            self.forget(live.id)
 
     def _open(self, gallery_id: int) -> LoadedGallery:
         """A gallery as it is now; one that was unloaded while somebody works with it was followed, and is as good."""
@@ -259,13 +260,16 @@ class Replica:
         raise UnknownGallery("the gallery was deleted")
 
     def _catch_up(self, live: LoadedGallery, building: LoadProgress | None = None) -> bool:
-        """Read one snapshot behind `live.seq` and apply it; `building`: all there is. False: the gallery is gone."""
+        """Read one snapshot behind `live.seq` and apply it; `building`: all there is.
+
+        False: the gallery is gone, or the database an older one since, as after a failover that lost the last writes.
+        """
         # Rows become arrays: a look at them for garbage holds up queries, and finds none.
         with live.applying, collector_paused():
             edges = self._registry.edges()  # before what was fitted along them
             with self._database.read() as connection:
                 row = gallery_row(connection, live.id)
-                if row is None:
+                if row is None or row.next_seq - 1 < live.seq:
                     return False
                 known = live.seen_edges is edges
                 if building is None and known and live.stands_at(row.next_seq - 1, row.current_id):

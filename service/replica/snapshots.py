@@ -59,7 +59,7 @@ def _keep(database: Database, live: LoadedGallery) -> None:
     folder = live.folder / FOLDER
     name = contents.write(*taken, folder)
     with database.write() as connection:
-        note_snapshot(connection, live.id, name)
+        note_snapshot(connection, live.id, name, taken[1])
     live.snapshot_seq, live.snapshot_unsealed = taken[1], unsealed
     for old in sorted(folder.iterdir(), key=_age)[:-LEFT]:
         shutil.rmtree(old, ignore_errors=True)

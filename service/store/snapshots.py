@@ -23,10 +23,14 @@ def snapshots_of(connection: Connection, gallery_id: int) -> list[str]:
     return list(connection.execute(mine.order_by(gallery_snapshot.c.created.desc())).scalars())
 
 
-def note_snapshot(connection: Connection, gallery_id: int, name: str) -> None:
-    """Have a snapshot count, if its gallery is there, and forget the oldest."""
+def note_snapshot(connection: Connection, gallery_id: int, name: str, seq: int) -> None:
+    """Have a snapshot count that was taken at number `seq` of the feed, and forget the oldest.
+
+    Unless its gallery is gone, or the feed has not come there: the database is an older one than that it was taken of.
+    """
     forgotten = [name, *snapshots_of(connection, gallery_id)[KEPT - 1 :]]
     mine = gallery_snapshot.c.gallery_id == gallery_id
     connection.execute(delete(gallery_snapshot).where(mine, gallery_snapshot.c.sha256.in_(forgotten)))
-    row = select(gallery.c.id, literal(name), literal(time.time())).where(gallery.c.id == gallery_id, IS_THERE)
+    there = (gallery.c.id == gallery_id, IS_THERE, gallery.c.next_seq > seq)
+    row = select(gallery.c.id, literal(name), literal(time.time())).where(*there)
     connection.execute(insert(gallery_snapshot).from_select(["gallery_id", "sha256", "created"], row))

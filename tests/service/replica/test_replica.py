@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import insert, update
+from sqlalchemy import delete, insert, select, update
 
 from service.errors import NoCurrentVersion, UnknownGallery
 from service.replica import replica
@@ -214,6 +214,28 @@ def test_an_item_without_its_embedding_is_reported_until_it_has_one(
 
     assert degraded() == []
     assert live.gallery.items_by_version() == {"v1": 2}
+
+
+def test_a_database_that_is_an_older_one_since_is_read_anew(world: World) -> None:
+    """As after a failover to a standby that lacked the last writes."""
+    g = world.create()
+    world.store(g, 1, a=[1, 0])
+    with world.database.lookup() as connection:
+        (older,) = connection.execute(select(gallery.c.next_seq)).one()
+    world.store(g, 1, a=[0, 1], b=[0.6, 0.8])
+    assert found(world.replica.find("g"), [0, 1], 2) == [1, 2]
+    with world.database.write() as connection:
+        connection.execute(delete(embedding).where(embedding.c.item_id == 2))
+        connection.execute(delete(item).where(item.c.id == 2))
+        connection.execute(update(item).values(seq=older - 1))
+        connection.execute(update(gallery).values(next_seq=older))
+
+    world.replica._look()
+
+    assert found(world.replica.find("g"), [0, 1], 2) == [1]
+    world.store(g, 1, c=[1, 0])
+    world.replica._look()
+    assert world.replica.find("g").gallery.items_by_version() == {"v1": 2}
 
 
 def test_a_gallery_that_cannot_be_followed_does_not_hold_up_the_others(

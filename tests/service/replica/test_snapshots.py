@@ -187,6 +187,22 @@ def test_a_snapshot_of_another_life_of_the_database_counts_for_nothing(sealed: W
     assert told(sealed.live()) == told(sealed.rebuilt())
 
 
+def test_a_process_that_outlives_its_database_forgets_what_that_lost_and_has_no_snapshot_of_it_count(
+    sealed: World,
+) -> None:
+    """As after a failover to a standby that lacked the last writes."""
+    sealed.backup()
+    sealed.write(1, "i1", *(f"lost{n}" for n in range(6)))
+    sealed.seal()
+    outlived = sealed.replica
+    sealed.restore()
+    outlived.keep_snapshot(outlived.all()[0], settled=True)
+
+    outlived._look()
+
+    assert told(outlived.find("g")) == told(sealed.rebuilt()) == told(sealed.live())
+
+
 def test_galleries_with_items_left_out_have_none(sealed: World) -> None:
     with sealed.database.write() as connection:
         connection.exec_driver_sql("delete from embedding where item_id = 2")
@@ -212,10 +228,10 @@ def test_another_process_does_not_write_what_is_there(sealed: World) -> None:
 def test_few_are_known_and_they_go_with_their_gallery(sealed: World) -> None:
     with sealed.database.write() as connection:
         for n in range(KEPT + 3):
-            note_snapshot(connection, 1, f"{n:064}")
+            note_snapshot(connection, 1, f"{n:064}", len(NAMES))
         assert snapshots_of(connection, 1) == [f"{n:064}" for n in reversed(range(3, KEPT + 3))]
         delete_gallery(connection, 1)
-        note_snapshot(connection, 1, "late")
+        note_snapshot(connection, 1, "late", len(NAMES))
         assert "late" not in snapshots_of(connection, 1)
         free_items(connection, 1, 0, 100)
         forget_gallery(connection, 1)
