@@ -84,7 +84,8 @@ def free_items(connection: Connection, gallery_id: int, after: int, limit: int) 
     if connection.execute(deleted).first() is None:
         return None
     mine = select(item.c.id).where(item.c.gallery_id == gallery_id, item.c.id > after).order_by(item.c.id).limit(limit)
-    keys: list[int] = list(connection.execute(mine).scalars())
+    # Locked, so that nobody counts a match of one between the statements that follow.
+    keys: list[int] = list(connection.execute(mine.with_for_update()).scalars())
     if not keys:
         return None
     freed = listed(connection, keys).keys

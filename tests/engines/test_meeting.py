@@ -231,6 +231,23 @@ def test_matches_are_counted_on_when_items_went_while_they_were_written(database
         assert connection.execute(select(func.count()).select_from(item_traffic)).scalar_one() == 3
 
 
+@on_postgresql
+def test_a_deleted_gallery_is_freed_while_matches_of_its_items_are_written(database: Database) -> None:
+    stage = Planning(database)
+    gone = stage.gallery(4)
+    traffic = Traffic(database, flush_seconds=60)
+    traffic.count([row.id for row in stage.items(gone).values()])
+    with database.write() as connection:
+        delete_gallery(connection, gone)
+
+    writing = meanwhile(database, "DELETE FROM item_traffic", traffic.flush)
+    with database.write() as connection:
+        free_items(connection, gone, 0, 10)
+    writing.join()
+
+    assert stage.items(gone) == {}
+
+
 def until_blocked(database: Database) -> None:
     """Until some connection waits for a lock."""
     waiting = text("select count(*) from pg_stat_activity where wait_event_type = 'Lock'")
