@@ -86,7 +86,7 @@ class Documents:
         self._there = True
 
     def put(self, ids: Sequence[str], texts: Sequence[str], about: Sequence[Mapping[str, Any]], vectors: Any) -> None:
-        """Store N documents; of one whose id is there nothing stays. `vectors` is (N, D).
+        """Store N documents; of one whose id is there, or comes again, nothing stays. `vectors` is (N, D).
 
         Raises:
             InvalidArgument: there is no vector of one length for each.
@@ -97,16 +97,16 @@ class Documents:
         rows = np.asarray(vectors, np.float32)
         if rows.ndim != 2 or len(rows) != len(ids):
             raise InvalidArgument(f"{len(ids)} documents need as many vectors of one length, not an array {rows.shape}")
-        items = []
+        items = {}
         for key, text, metadata, row in zip(ids, texts, about, rows, strict=True):
             kept = (
                 {"metadata": metadata, "text": text}
                 if text.strip()
                 else {"metadata": {**metadata, self.text_key: text}}
             )
-            items.append({"id": key, "embedding": row, **kept})
+            items[key] = {"id": key, "embedding": row, **kept}
         self.prepare(rows.shape[1])
-        for batch in _batches(items, WRITTEN):
+        for batch in _batches(list(items.values()), WRITTEN):
             self.client.ingest_embeddings(self.gallery, batch, version=self.version, atomic=True, replace=True)
 
     def search(self, vector: Vector, k: int, **options: Any) -> list[Match]:

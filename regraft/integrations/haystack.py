@@ -128,7 +128,8 @@ class RegraftDocumentStore:
         for one in documents:
             if one.blob is not None or one.sparse_embedding is not None or one.content is None:
                 raise InvalidArgument(f"{one.id}: the store keeps content, meta and embedding, and needs content")
-        new = {one.id: one for one in documents}
+        # Of documents with one id the last is there in the end, but where what is there is kept.
+        new = {one.id: one for one in (reversed(documents) if policy is DuplicatePolicy.SKIP else documents)}
         if policy is not DuplicatePolicy.OVERWRITE:
             there = [key for key in self.documents.get(list(new)) if key in new]
             if policy is not DuplicatePolicy.SKIP and (there or len(new) < len(documents)):

@@ -48,13 +48,15 @@ class IngestBatch:
 
     def settle(self, atomic: bool) -> None:
         """Raise ItemsRefused if nothing may be stored."""
+        if not self.errors:
+            return
         self.errors.sort(key=lambda error: error["index"])
+        first = f"{self.errors[0]['pointer']}: {self.errors[0]['detail']}"
         if len(self.errors) == self.size:
-            raise ItemsRefused(f"none of the {self.size} items can be stored", self.errors)
-        if atomic and self.errors:
-            raise ItemsRefused(
-                f"{len(self.errors)} of {self.size} items cannot be stored, and the batch is atomic", self.errors
-            )
+            raise ItemsRefused(f"none of the {self.size} items can be stored; {first}", self.errors)
+        if atomic:
+            many = f"{len(self.errors)} of {self.size} items"
+            raise ItemsRefused(f"{many} cannot be stored, and the batch is atomic; {first}", self.errors)
 
 
 def read_batch(

@@ -55,6 +55,12 @@ class TestStore(Standard, DocumentStoreBaseExtendedTests, CountDocumentsByFilter
         with pytest.raises(DuplicateDocumentError):
             document_store.write_documents([Document(id="a", content="y")])
 
+    def test_of_documents_with_one_id_the_first_is_kept_or_the_last_replaces_it(self, document_store):
+        twice = [Document(id="a", content="first"), Document(id="a", content="last")]
+        for policy, left in ((DuplicatePolicy.SKIP, "first"), (DuplicatePolicy.OVERWRITE, "last")):
+            assert document_store.write_documents(twice, policy) == 1
+            assert [one.content for one in document_store.filter_documents()] == [left]
+
 
 class TestAsyncStore(
     Standard,

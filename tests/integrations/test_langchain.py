@@ -13,6 +13,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_tests.integration_tests import VectorStoreIntegrationTests
 
 from index.errors import InvalidArgument
+from regraft.client import Problem
 from regraft.integrations.conditions import UnsupportedFilter
 from regraft.integrations.documents import DegradedAnswer
 from regraft.integrations.langchain import RegraftVectorStore, as_filter
@@ -152,7 +153,15 @@ def test_documents_with_long_ids_are_found_by_them(store):
     assert [one.id for one in store.get_by_ids(ids)] == ids
 
 
+def test_of_texts_with_one_id_the_last_is_stored(store):
+    assert store.add_texts(["a", "b", "c"], ids=["x", "y", "x"]) == ["x", "y", "x"]
+
+    assert [one.page_content for one in store.get_by_ids(["x", "y"])] == ["c", "b"]
+
+
 def test_what_cannot_be_stored_is_refused(store):
+    with pytest.raises(Problem, match="/items/1/id: id must be"):
+        store.add_texts(["a", "b"], ids=["a", "\n"])
     with pytest.raises(InvalidArgument, match="metadatas"):
         store.add_texts(["a", "b"], [{}])
     with pytest.raises(InvalidArgument, match="ids"):
