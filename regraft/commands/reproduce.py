@@ -57,10 +57,11 @@ def reproduce(
         answer({"protocol": protocol, "folder": folder, "complete": ended, **texts, "ordering": ordered})
         out.print(wanted.title)
         for text in texts.values():
-            out.print(text, soft_wrap=True)
+            for line in text.splitlines():
+                out.print(line)
             out.print()
         for line in ordered:
-            out.print(f"by P_com of {line}", soft_wrap=True)
+            out.print(f"by P_com of {line}")
         if not ended:
             err.print("regraft: stopped; the same command goes on from the last finished epoch", style="yellow")
             raise typer.Exit(INTERRUPTED)

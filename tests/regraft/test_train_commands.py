@@ -244,6 +244,15 @@ def test_a_protocol_is_reproduced_from_an_empty_folder_within_a_limit_and_gone_o
     assert "training" not in again[1].split("protocol")[0]
 
 
+def test_a_papers_table_is_shown_a_line_a_row(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.comparison.compare_methods", lambda *_: None)
+
+    code, shown, _ = run("reproduce", "cifar100-b", "--root", tmp_path, "--method", "hbct")
+
+    assert code == 0
+    assert "| hbct | HBCT, Table 1 | 42.5 [33.0] | 57.2 [39.8] | 72.2 [65.5] | 0.505 | 0.210 |" in shown.splitlines()
+
+
 def test_evaluate_and_fit_edge_leave_out_what_training_left_out_unless_told_otherwise(run, versions, tmp_path):
     from index.folder import write_card
 
