@@ -29,10 +29,11 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "patience": (0, math.inf),
     "batch_size": (1, math.inf),
     "workers": (0, math.inf),
-    "threads": (0, math.inf),
+    "threads": (0, 1024),
     "seed": (0, 2**31 - 1),
 }
-"""field -> the least and the greatest number it may be. More is added to a seed, and numpy takes none above 2**32."""
+"""field -> the least and the greatest number it may be. More is added to a seed, and numpy takes none above 2**32;
+of ten thousands of threads torch dies."""
 
 OPTION_LIMITS: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("weight", "adversarial_weight", "alignment_weight", "independent_weight"), (0, math.inf)),
@@ -51,11 +52,18 @@ def check_numbers(recipe: Recipe) -> None:
         InvalidArgument: one is out of range, infinite or not a number; names the legal values.
     """
     options = {name: OPTION_LIMITS[name] for name in recipe.options if name in OPTION_LIMITS}
-    for name, (least, greatest) in {**LIMITS, **options}.items():
+    for name, limits in {**LIMITS, **options}.items():
         value: Any = recipe.options[name] if name in options else getattr(recipe, name)
-        if value is not None and not (least <= value <= greatest and math.isfinite(value)):
-            legal = f"{least} or more" if math.isinf(greatest) else f"{least} to {greatest}"
-            raise InvalidArgument(f"{name} of {recipe.name} must be {legal}, not {value}", pointer=f"/{name}")
+        if value is not None:
+            check_number(name, value, limits, f" of {recipe.name}")
+
+
+def check_number(name: str, value: float, limits: tuple[float, float], whose: str = "") -> None:
+    """Refuse a number, as `check_numbers` does."""
+    least, greatest = limits
+    if not (least <= value <= greatest and math.isfinite(value)):
+        legal = f"{least} or more" if math.isinf(greatest) else f"{least} to {greatest}"
+        raise InvalidArgument(f"{name}{whose} must be {legal}, not {value}", pointer=f"/{name}")
 
 
 def check_choices(recipe: Recipe) -> None:

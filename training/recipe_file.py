@@ -101,11 +101,12 @@ def write_recipe(recipe: Recipe, path: Path, references: Sequence[str] = (), bas
         base: the recipe that it was made of, by which those recipes know what was changed; `base_of` gives it back.
 
     Raises:
-        InvalidArgument: the file exists, or cannot be written.
+        InvalidArgument: the file exists or cannot be written, or a value cannot.
     """
+    text = "\n".join([*_lines(recipe, base), *_reference_lines(references)]) + "\n"
     try:
-        with path.open("x") as file:
-            file.write("\n".join([*_lines(recipe, base), *_reference_lines(references)]) + "\n")
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be written: {error.strerror or error}", pointer="/save") from error
     return path
@@ -154,7 +155,13 @@ def _settings(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 def _assignment(name: str, value: object) -> str:
     written = "none" if value is None else list(value) if isinstance(value, tuple) else value
-    return f"{name} = {json.dumps(written, ensure_ascii=False)}"
+    line = f"{name} = {json.dumps(written, ensure_ascii=False)}"
+    try:
+        line.encode()
+        tomllib.loads(line)
+    except ValueError as error:  # JSON's infinity, half of a surrogate pair, a control character
+        raise InvalidArgument(f"{name} cannot be written into a file: {value!r}", pointer=f"/{name}") from error
+    return line
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -264,6 +264,27 @@ def test_settings_are_those_of_the_adapter() -> None:
     assert set(SERVED) == set(KINDS)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("hidden", -4),
+        ("hidden", 0),
+        ("epochs", -1),
+        ("rate", float("nan")),
+        ("rate", -1.0),
+        ("batch_size", 0),
+        ("seed", -1),
+    ],
+)
+def test_numbers_that_no_map_can_be_trained_by_are_refused(
+    option: str, value: float, data: Data, old: Version, new: Version
+) -> None:
+    with pytest.raises(InvalidArgument, match=f"{option} must be .* or more, not|{option} must be 0 to") as refused:
+        fit_edge(old, new, embed_pairs(data, old, new), "mlp", {option: value})
+    assert refused.value.pointer == f"/{option}"
+    assert not (new.folder / "edges").exists()
+
+
 def test_few_pairs_warn(data: Data, old: Version, new: Version, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("index.evaluation.adapters.FEW_PAIRS", 4000)
     with pytest.warns(FewPairsWarning, match="120 pairs"):

@@ -34,6 +34,7 @@ from training.trained import blank_old, build_method
         ("classes", 1, "2 or more"),
         ("seed", 5_000_000_000, "0 to 2147483647"),
         ("workers", -1, "0 or more"),
+        ("threads", 100_000, "0 to 1024"),
         ("held_out", 0.95, "0 to 0.9"),
     ],
 )

@@ -71,6 +71,15 @@ def test_a_wrong_file_is_refused_with_the_field_and_what_is_legal(text: str, sai
         read_recipe(tmp_path / "other.toml")
 
 
+@pytest.mark.parametrize("setting", ["rate=inf", "weight=nan", "root=bad\udcff", "root=a\x7fb"])
+def test_what_no_file_can_hold_is_refused_by_its_field_and_nothing_is_left(setting: str, tmp_path: Path) -> None:
+    recipe = with_overrides(find_recipe("digits_bct"), [setting])
+    with pytest.raises(InvalidArgument, match=r"cannot be written into a file") as refused:
+        write_recipe(recipe, tmp_path / "mine.toml")
+    assert refused.value.pointer == f"/{setting.partition('=')[0]}"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_keeps_what_is_set_of_the_recipes_that_it_depends_on(tmp_path: Path) -> None:
     said = ["old.epochs=3", "independent.preprocess.height=20", "old.rate=1e-4", "old.epochs=4"]
     file = str(write_recipe(find_recipe("folders_bt2"), tmp_path / "mine.toml", said))
