@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import httpx
 import pytest
 
+import regraft
+from regraft.__main__ import main
 from staging import forked
 from staging.answers import GALLERY, problem
 from staging.builders import make_version
@@ -305,3 +309,19 @@ def test_a_wrong_setting_is_named(run, monkeypatch):
 
     assert code == 1
     assert said.startswith("regraft: REGRAFT_PORT: ")
+
+
+def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_stack_trace(monkeypatch):
+    class Interrupts(MetaPathFinder):
+        def find_spec(self, name, path, target=None):
+            if name == "regraft.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "regraft.cli")
+    monkeypatch.delattr(regraft, "cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupts(), *sys.meta_path])
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    assert ended.value.code == 130
