@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, delete, insert, select, text
 
-from service.backfills.ranges import NOTHING_TOLD
+from service.backfills.scores import NOTHING_TOLD
 from service.backfills.sweeps import fresh, go_on
 from service.settings import Settings
 from service.store.database import Database, upgrade

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, and_, delete, insert, select, true, update
 
-from service.backfills.filtering import passing
 from service.backfills.outcome import Failed
 from service.backfills.planner import MAX_PAUSE_SECONDS, Kind, Order, pause_is_over, waiting_items
+from service.store.filtering import passing
 from service.store.rows import BackfillRow
 from service.store.sql_arrays import key_range, listed
 from service.store.tables import backfill, backfill_failure, item

@@ -17,7 +17,6 @@ from index.events import Event
 from service.backfills.embedder import Embedder
 from service.backfills.orders import uncertain_of
 from service.backfills.planner import BackfillState, drained
-from service.backfills.ranges import RANGE
 from service.backfills.supplied import SUPPLIED, count
 from service.backfills.sweeps import begin_again, go_on, keeping_lease, left_alone, let_go, take
 from service.errors import UnknownGallery
@@ -25,6 +24,7 @@ from service.logs import RecurringErrors
 from service.registry.placement import order_to
 from service.registry.registry import Registry
 from service.store.database import Database
+from service.store.ranges import RANGE
 from service.store.rows import BackfillRow
 from service.store.tables import item
 

@@ -15,7 +15,6 @@ from index.evaluation.cost import FLOAT_BYTES, encoder_macs, forward_macs, provi
 from regraft.models import BackfillEstimate, ItemMacs
 from service.backfills.chunks import write_moved
 from service.backfills.embedder import Embedder, outcome_of
-from service.backfills.filtering import passing
 from service.backfills.orders import Scope
 from service.backfills.planner import (
     Kind,
@@ -33,6 +32,7 @@ from service.registry.registry import LoadedVersion, Registry
 from service.store.database import Database
 from service.store.drawing import Drawing
 from service.store.embeddings import first_held
+from service.store.filtering import passing
 from service.store.partitioned import of_item
 from service.store.rows import all_of
 from service.store.sql_arrays import listed

@@ -23,7 +23,7 @@ from index.evaluation.ordering import hyperbolic_uncertainty, ranks
 from index.space import Lorentz
 from service.backfills.embedder import Embedder, carry
 from service.backfills.planner import Kind, stored_for, waiting_items
-from service.backfills.ranges import NOTHING_TOLD, Scored, scored_of
+from service.backfills.scores import NOTHING_TOLD, Scored, scored_of
 from service.errors import EdgeBroken
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry

@@ -41,9 +41,10 @@ from sqlalchemy import (
 from index.evaluation.ordering import Waiting, backfill_order
 from service.backfills.attempts import still_waiting, to_try_again
 from service.backfills.planner import BackfillState, Kind, Order, drained, most, served_origin, turn, waiting_items
-from service.backfills.ranges import RANGE, Keys, Scored, first, keys_by_age, pieces, told
+from service.backfills.scores import Scored, told
 from service.store.database import Database
 from service.store.leases import Leases
+from service.store.ranges import RANGE, Keys, first, keys_by_age, pieces
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, first_of, one_of
 from service.store.sql_arrays import gathered, listed

@@ -9,11 +9,11 @@ from typing import Any
 from sqlalchemy import Connection, and_, false, func, select
 
 from index.filter import parse_filter
-from service.backfills.filtering import passing
-from service.backfills.ranges import Keys, keys_by_age, pieces
 from service.backfills.supplied import counting
 from service.http.auth import ShuttingDown
 from service.runtime import Runtime
+from service.store.filtering import passing
+from service.store.ranges import Keys, keys_by_age, pieces
 from service.store.repository import delete_items, gallery_named, rows_of, take_seq
 from service.store.sql_arrays import listed
 from service.store.tables import item

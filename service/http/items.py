@@ -18,7 +18,6 @@ from index.errors import InvalidArgument, InvalidFilter
 from index.filter import parse_filter
 from index.version import Origin
 from regraft.models import DeleteResult, EmbeddingInfo, IngestResult, ItemDetail, ItemInfo, ItemPage
-from service.backfills.filtering import page_of_passing
 from service.errors import InvalidBody, NoImage, UnknownParameter
 from service.http.arrow import ARROW
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives, many, reads
@@ -37,6 +36,7 @@ from service.runtime import Runtime
 from service.schemas import FILTER, ID, NAME, Body, DeletionIn, ItemId, Name
 from service.store.blob_keys import is_text
 from service.store.embeddings import embeddings_of
+from service.store.filtering import page_of_passing
 from service.store.repository import gallery_named, items_after, live_item
 from service.store.rows import ItemRow
 from service.store.sql_arrays import listed
@@ -140,7 +140,7 @@ async def ingest(
         if form.array is None and origin != "supplied":
             raise InvalidArgument("origin is of embeddings, and these are images", pointer="/origin")
         stored = ingest_images if form.array is None else ingest_array
-        return await service.in_thread(lambda: respond(stored(service, name, form, options)))
+        return await service.in_changer(lambda: respond(stored(service, name, form, options)))
 
 
 async def ingest_body(
@@ -159,7 +159,7 @@ async def ingest_body(
         stored = partial(ingest_table, service, name, raw, version, options)
     else:
         stored = partial(ingest_json, service, name, raw, options)
-    return await service.in_thread(lambda: respond(stored()))
+    return await service.in_changer(lambda: respond(stored()))
 
 
 def respond(done: Ingested) -> Response:

@@ -14,7 +14,7 @@ from service.backfills import chunks
 from service.backfills.chunks import Chunk
 from service.backfills.outcome import EmbeddedItems
 from service.backfills.planner import BackfillState, Kind
-from service.backfills.ranges import NOTHING_TOLD
+from service.backfills.scores import NOTHING_TOLD
 from service.backfills.sweeps import begin_again, fresh, go_on
 from service.settings import Settings
 from service.store.database import Database, upgrade

@@ -14,9 +14,9 @@ from hypothesis import settings as drawn
 from hypothesis import strategies as st
 
 from filters import documents, filters, holds
-from service.backfills import filtering
 from service.http import item_deletion
 from service.settings import Settings
+from service.store import filtering
 from service.store.sql_arrays import key_range
 from staging.builders import make_version
 from staging.served import Served, problem, serving

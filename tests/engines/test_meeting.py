@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, func, select, text
 
-from service.backfills.ranges import NOTHING_TOLD
+from service.backfills.scores import NOTHING_TOLD
 from service.backfills.sweeps import go_on
 from service.backfills.traffic import Traffic
 from service.errors import UnknownGallery

@@ -12,10 +12,11 @@ import pytest
 from sqlalchemy import delete, event, insert, select
 
 from index.evaluation.ordering import ORDERS
-from service.backfills import ranges, sweeps
-from service.backfills.ranges import NOTHING_TOLD, Scored, scored_of
+from service.backfills import sweeps
+from service.backfills.scores import NOTHING_TOLD, Scored, scored_of
 from service.backfills.sweeps import fresh, go_on
 from service.settings import Settings
+from service.store import ranges
 from service.store.database import Database, upgrade
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, one_of

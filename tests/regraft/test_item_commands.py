@@ -8,8 +8,8 @@ import pytest
 
 from regraft.client import Client, ImageItem
 from regraft.commands import items
-from service.backfills import filtering
 from service.settings import Settings
+from service.store import filtering
 from staging.builders import image_bytes, make_image, make_version
 from staging.served import serving
 from staging.shortcuts import short_starts

@@ -12,7 +12,7 @@ from service.backfills import chunks
 from service.backfills.chunks import Chunk
 from service.backfills.outcome import EmbeddedItems, Failed
 from service.backfills.planner import BackfillState, Kind
-from service.backfills.ranges import NOTHING_TOLD, Scored
+from service.backfills.scores import NOTHING_TOLD, Scored
 from service.backfills.sweeps import begin_again, fresh, go_on
 from service.store.database import Database
 from service.store.repository import NewItem, store_items, take_seq

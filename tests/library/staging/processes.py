@@ -11,7 +11,7 @@ import httpx
 from sqlalchemy import select
 
 from regraft.connection import certificates
-from service.backfills.ranges import NOTHING_TOLD
+from service.backfills.scores import NOTHING_TOLD
 from service.backfills.sweeps import go_on, let_go
 from service.http.backfills import BackfillIn, start
 from service.registry.placement import order_to

@@ -11,7 +11,7 @@ from sqlalchemy import select
 from service.backfills import attempts, chunks, planner, traffic
 from service.backfills.outcome import Failed
 from service.backfills.planner import BackfillState, drained, turn
-from service.backfills.ranges import scored_of
+from service.backfills.scores import scored_of
 from service.store.repository import delete_items
 from service.store.tables import backfill_failure, item
 from staging.plans import V2, Clock, Planning, flat, moved_of

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from service.backfills import attempts, ranges, sweeps
+from service.backfills import attempts, sweeps
 from service.backfills.planner import ACTIVE, BackfillState, turn
-from service.backfills.ranges import NOTHING_TOLD
+from service.backfills.scores import NOTHING_TOLD
 from service.backfills.sweeps import begin_again, go_on
+from service.store import ranges
 from service.store.repository import delete_items, take_seq
 from service.store.rows import BackfillRow
 from service.store.tables import backfill_chunk
