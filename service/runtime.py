@@ -62,6 +62,8 @@ class Runtime:
     keys: ApiKeys
     space: DiskSpace
     threads: ThreadPoolExecutor
+    changers: ThreadPoolExecutor
+    """As many, for what changes something: it may wait long for others, or for the store of images."""
     searchers: ThreadPoolExecutor
     """Those of `settings.search_threads`: more than there are cores would only take turns."""
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -75,6 +77,11 @@ class Runtime:
         """Run blocking work on one of the service's own threads; cheaper than FastAPI's pool."""
         run = partial(copy_context().run, work, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self.threads, run)
+
+    async def in_changer(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same on threads of their own for what changes something, so that no query waits behind it."""
+        run = partial(copy_context().run, work, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self.changers, run)
 
     async def loaded(self, name: str) -> None:
         """Have a gallery in memory. Those who ask for it while it is loaded wait for one thread, and take none.
@@ -110,6 +117,7 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
     with (
         closing(Database(settings.database_url, settings.connections)) as database,
         ThreadPoolExecutor(settings.threads, "query") as threads,
+        ThreadPoolExecutor(settings.threads, "change") as changers,
         ThreadPoolExecutor(settings.search_threads, "search") as searchers,
     ):
         registry = Registry(database, settings)
@@ -172,5 +180,6 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
                 keys,
                 space,
                 threads,
+                changers,
                 searchers,
             )

@@ -53,10 +53,10 @@ async def create_fit(request: Request, response: Response, service: Service, con
     response.status_code = context.status(201)
     if media_type(request, JSON, FORM) == JSON:
         raw = await read_body(request, service.settings.max_model_bytes)
-        return await service.in_thread(fit_items, service, raw, context)
+        return await service.in_changer(fit_items, service, raw, context)
     most = service.settings.max_model_bytes
     async with read_form(request, files="pairs", fields={*OF_A_FILE}, max_files=1, max_field_bytes=most) as form:
-        return await service.in_thread(fit_file, service, form, context)
+        return await service.in_changer(fit_file, service, form, context)
 
 
 QUERIES = {**FILE, "description": "queries by `new`, a matrix in NumPy's format (.npy), a row each"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 
 from fastapi import APIRouter
@@ -42,11 +43,16 @@ async def health() -> Health:
 
 
 @router.get("/health/ready")
-def ready(service: Service) -> Readiness:
+async def ready(service: Service) -> Readiness:
     """The database answers, and the replica follows it and has loaded what it is to load first.
 
     Degraded is ready too: what is not damaged is served.
     """
+    # The threads of other requests may all wait for a store of images that is slow, and queries go on.
+    return await asyncio.to_thread(_readiness, service)
+
+
+def _readiness(service: Runtime) -> Readiness:
     if service.stopping.is_set():
         raise Draining
     with service.database.lookup() as connection:

@@ -1,4 +1,4 @@
-"""A full disk and a damaged database are told as what they are, and nothing is half applied."""
+"""A full disk and a damaged database are told as what they are, a slow store holds up few; nothing is half applied."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import io
 import json
 import os
 import sqlite3
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,33 @@ def edge_archive(version: Version) -> bytes:
         for path in (version.folder / "edges" / "v1").iterdir():
             packed.write(path, path.name)
     return stream.getvalue()
+
+
+def test_a_store_that_is_slow_holds_up_no_query_and_no_readiness(
+    served: Any, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = served.filled(pictures[:3])
+    answers, waiting = threading.Event(), threading.Semaphore(0)
+
+    def slow(*_: object) -> bytes:
+        waiting.release()
+        answers.wait(60)
+        raise blobs.StoreUnreachable("the store is slow")
+
+    for name in ("write", "fetch"):
+        monkeypatch.setattr(blobs.Blobs, name, slow)
+    writers, readers = served.runtime.settings.threads, 40
+    with ThreadPoolExecutor(writers + readers) as clients:
+        asked = [clients.submit(served.ingest, path, {"new": pictures[0]}) for _ in range(writers)]
+        asked += [clients.submit(served.http.get, f"{path}/items/i0/image") for _ in range(readers)]
+        try:
+            for _ in asked:
+                assert waiting.acquire(timeout=30)
+            assert served.http.get("/health/ready", timeout=10).status_code == 200
+            assert served.query(path, pictures[2], k=1).json()["results"][0]["matches"][0]["id"] == "i2"
+        finally:
+            answers.set()
+    assert {answer.result().json()["code"] for answer in asked} == {"store_unreachable"}
 
 
 @pytest.mark.parametrize("what", ["version", "edge", "images"])
