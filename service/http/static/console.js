@@ -211,7 +211,10 @@ function card(name, match) {
 // What is shown: by the part of the address behind #
 
 function signIn(refused) {
-  const key = el("input", { type: "password", "aria-label": "API key", autocomplete: "current-password" });
+  // No header can carry another key: it would be refused here again and again, and never asked for anew.
+  const key = el("input", {
+    type: "password", "aria-label": "API key", autocomplete: "current-password", pattern: "[ -~]*", title: "printable ASCII",
+  });
   const enter = (event) => {
     event.preventDefault();
     sessionStorage.setItem("key", key.value.trim());

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from regraft import models
+from regraft.connection import is_key
 from service.settings import Settings
 from staging.served import problem, serving
 
@@ -57,6 +58,13 @@ def test_what_the_service_tells_never_becomes_markup(script: str) -> None:
     markup = r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function|srcdoc|DOMParser"
 
     assert not re.search(markup, script)
+
+
+def test_a_key_is_taken_that_a_header_can_carry(script: str) -> None:
+    (legal,) = re.findall(r'pattern: "([^"]+)"', script)
+
+    for key in ("correct horse battery", "rg_0-_~!", "“correct horse”", "schlüssel", "a\u2026"):
+        assert bool(re.fullmatch(legal, key)) == is_key(key)
 
 
 def test_it_reads_what_the_api_tells(script: str) -> None:
