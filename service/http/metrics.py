@@ -6,6 +6,7 @@ each process a port of its own where it is to be monitored (docs/deployment.md).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -125,10 +126,14 @@ def _gauge(name: str, told: str, value: float) -> Metric:
 
 
 @router.get("/metrics", include_in_schema=False)
-def metrics(request: Request, service: Service) -> Response:
+async def metrics(request: Request, service: Service) -> Response:
     """Everything, in text. Needs the API key like every route but `/v1/health`."""
+    # Told of a service whose requests all wait, too: not on their threads.
+    text = await asyncio.to_thread(_told, request.app.metrics, service)
+    return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _told(counted: RequestMetrics, service: Runtime) -> bytes:
     gauges = CollectorRegistry()
     gauges.register(Gauges(service))
-    counted: RequestMetrics = request.app.metrics
-    text = generate_latest(counted.registry) + generate_latest(gauges)
-    return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return generate_latest(counted.registry) + generate_latest(gauges)

@@ -66,7 +66,8 @@ def test_a_store_that_is_slow_holds_up_no_query_and_no_readiness(
         try:
             for _ in asked:
                 assert waiting.acquire(timeout=30)
-            assert served.http.get("/health/ready", timeout=10).status_code == 200
+            for asked_for in ("/health/ready", str(served.http.base_url).replace("/v1/", "/metrics")):
+                assert served.http.get(asked_for, timeout=10).status_code == 200
             assert served.query(path, pictures[2], k=1).json()["results"][0]["matches"][0]["id"] == "i2"
         finally:
             answers.set()
