@@ -2,8 +2,8 @@
 
     python benchmarks/sweeps.py digits runs/sweep-bct runs/sweep-oca [--write docs/results/training.md]
 
-reads the cards of the trials; one that diverged has none. --write puts the table between `<!-- table sweeps FAMILY -->`
-and `<!-- end -->`.
+reads the cards of the trials that ended; one that diverged did not. --write puts the table between `<!-- table sweeps
+FAMILY -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from index.folder import load_version
-from index.version import CARD, Card
+from index.version import Card
 from training.comparison import COMPARED
 from training.comparison_table import put_into
 
@@ -35,7 +35,9 @@ def main() -> None:
 
 def line(sweep: Path) -> str:
     """One method's row."""
-    cards = {path.parent.name: load_version(path.parent).card for path in sweep.glob(f"trial-*/{CARD}")}
+    # In the order of their numbers: the first of equals is the best one, as for the command.
+    notes = sorted(sweep.glob("trial-*.json"), key=lambda note: (len(note.stem), note.stem))
+    cards = {note.stem: load_version(note.with_suffix("")).card for note in notes}
     if not cards:
         raise SystemExit(f"{sweep} holds no trial that `regraft sweep` finished")
     best = max(cards.values(), key=lambda card: cmc(card, "new/old"))

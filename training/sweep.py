@@ -114,9 +114,9 @@ def settings(recipe: Recipe, trials: int) -> Iterator[Recipe]:
     """The recipe itself, then others with other weights; the same for the same `split_seed`."""
     generator = np.random.default_rng(recipe.split_seed)
     for place in range(trials):
-        powers = generator.uniform(-LARGEST, LARGEST, len(weights_of(recipe))) * (place > 0)
+        powers = generator.uniform(-LARGEST, LARGEST, len(weights_of(recipe)))
         drawn = {
-            name: float(f"{value * 2**power:.3g}")
+            name: float(f"{value * 2**power:.3g}") if place else value
             for (name, value), power in zip(weights_of(recipe).items(), powers, strict=True)
         }
         yield replace(recipe, options={**recipe.options, **drawn})
@@ -125,6 +125,7 @@ def settings(recipe: Recipe, trials: int) -> Iterator[Recipe]:
 def _trial(recipe: Recipe, out: Path, data: Data, references: References | None, origin: Mapping[str, Any]) -> Trial:
     note = out.with_name(f"{out.name}.json")
     if not ((out / CARD).is_file() and read_note(note) == origin):
+        note.unlink(missing_ok=True)  # what diverges leaves the version of an earlier trial there
         try:
             train(recipe, out, progress=False, data=data, references=references)
         except Diverged:

@@ -18,11 +18,11 @@ from training.sweep import Trial, settings, sweep, weights_of
 
 
 def test_trials_begin_with_the_recipe_and_draw_every_weight_within_its_range() -> None:
-    recipe = replace(find_recipe("digits_oca"), options={"influence_weight": 4.0, "scale": 5.0})
+    recipe = replace(find_recipe("digits_oca"), options={"influence_weight": 4.0625, "scale": 5.0})
     drawn = list(settings(recipe, 40))
-    factors = np.array([list(weights_of(one).values()) for one in drawn]) / [4.0, 1.0]
+    factors = np.array([list(weights_of(one).values()) for one in drawn]) / [4.0625, 1.0]
 
-    assert drawn[0].options == {"influence_weight": 4.0, "scale": 5.0, "alignment_weight": 1.0}
+    assert drawn[0].options == {"influence_weight": 4.0625, "scale": 5.0, "alignment_weight": 1.0}
     assert drawn == list(settings(recipe, 40))
     assert (factors >= 0.124).all()
     assert (factors <= 8.01).all()
@@ -47,7 +47,10 @@ def test_the_best_trial_on_held_out_images_comes_first_and_trained_ones_are_read
 def test_a_trial_that_diverges_comes_last(v1: Path, tmp_path: Path) -> None:
     recipe = quick("digits_l2", old=str(v1), epochs=1, optimiser="sgd", rate=1e-2, options={"weight": 1e30})
     with without_exporter():
+        sweep(replace(recipe, options={}), 1, tmp_path)
+        assert (tmp_path / "trial-0.json").is_file()
         assert [trial.new_old for trial in sweep(recipe, 2, tmp_path)] == [0.0, 0.0]
+        assert not list(tmp_path.glob("trial-*.json"))
         last_step = replace(recipe, options={}, rate=1e30, batch_size=900)
         assert [trial.new_old for trial in sweep(last_step, 1, tmp_path / "last")] == [0.0]
 
