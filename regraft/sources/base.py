@@ -133,11 +133,11 @@ class Wanted:
             raise InvalidArgument(why, pointer="/id")
         return [row.get(self.id) for row in rows]
 
-    def described(self, row: Mapping[str, Any], *taken: str) -> dict[str, Any]:
-        """The metadata of a row, without its text and the columns that are `taken` otherwise."""
+    def described(self, row: Mapping[str, Any], *taken: str) -> dict[str, Any] | None:
+        """The metadata of a row, without its text and the columns that are `taken` otherwise; None: it names none."""
         taken = (*taken, self.text) if self.text is not None else taken
         names = [name for name in row if name not in taken] if self.metadata is None else self.metadata
-        return {name: as_json(row[name]) for name in names if row.get(name) is not None}
+        return {name: as_json(row[name]) for name in names if row.get(name) is not None} if names else None
 
     def said(self, rows: Sequence[Mapping[str, Any]], *, first: bool) -> list[str | None]:
         """The texts of rows of a database, none where none are wanted; `first`: they are the source's first.

@@ -58,7 +58,7 @@ class OpenSearchIndex:
         if self._wanted.id and (unnamed := int(self._rest.ask("POST", f"{self._path}/_count", json=others)["count"])):
             yield Batch(unnamed, [], [], [], after, {NO_ID: unnamed})
 
-    def _row(self, hit: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    def _row(self, hit: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any] | None]:
         source = hit["_source"]
         key = source.get(self._wanted.id) if self._wanted.id else hit[OWN_ID]
         return key, source.get(self._vector), self._wanted.described(source, self._vector, self._wanted.id or "")

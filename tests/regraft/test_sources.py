@@ -162,7 +162,7 @@ def test_the_texts_of_rows_are_a_field_of_theirs(monkeypatch: pytest.MonkeyPatch
     (batch,) = open_source("qdrant:somewhere#y", Wanted(text="body")).batches(10)
 
     assert (batch.ids, batch.texts, batch.columns[0].rows.tolist()) == (["0", "2", "3"], ["a", None, "d"], [0, 1])
-    assert (batch.metadata, batch.skipped) == ([{"n": 1}, {"n": 2}, {}], {"no vector": 1})
+    assert (batch.metadata, batch.skipped) == ([{"n": 1}, {"n": 2}, None], {"no vector": 1})
     for name, told in (("boby", "none of the first 4 rows has a field 'boby'.*: body"), ("n", "of type int")):
         with pytest.raises(InvalidArgument, match=told):
             list(open_source("qdrant:somewhere#y", Wanted(text=name)).batches(10))

@@ -65,6 +65,16 @@ def test_texts_are_exported_imported_and_embedded_again_alike(served: Served, cl
     assert client.gallery(other).mix == {"v1": 1, "v2": COUNT}
 
 
+def test_a_table_of_ids_and_vectors_leaves_the_metadata_that_are_there(client: Client, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": ["a", "b"], "embedding": OLD[:2].tolist()}), file := tmp_path / "rows.parquet")
+    name = gallery(client, "bare", "v1")
+    client.ingest_embeddings(name, [{"id": "a", "metadata": {"n": 1}, "embedding": OLD[9]}])
+
+    import_gallery(client, name, TableFile(file, Wanted(version="v1")), tmp_path / "state")
+
+    assert [(one.id, one.metadata) for one in client.items(name).items] == [("a", {"n": 1}), ("b", {})]
+
+
 @pytest.mark.parametrize("size", [1, 2, 1000])
 def test_of_an_id_that_comes_again_the_first_row_is_stored_wherever_batches_end(
     client: Client, tmp_path: Path, size: int
