@@ -117,6 +117,9 @@ def test_each_metric_that_is_shown_or_scaled_by_is_told(http: TestClient) -> Non
     used |= {metric["external"]["metric"]["name"] for metric in scaled}
 
     assert {name for name in used if name.removesuffix("_bucket") not in told} == set()
+    documented = set(re.findall(r"regraft_\w+", (ROOT / "docs/deployment.md").read_text()))
+    own = {name for name in told if name.startswith("regraft_") and not name.endswith("_created")}
+    assert {name.removesuffix("_bucket") for name in documented} == own
 
 
 def test_compose_adds_by_profiles_and_what_runs_without_needs_a_key() -> None:
