@@ -5,9 +5,6 @@ Shape suffixes: S pairs, M new dimension, N old dimension, H hidden width.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,16 +12,6 @@ from torch import Tensor, nn
 from index.evaluation.adapters import check_pairs, orthogonal
 from index.space import Vectors
 from index.version import EdgeKind
-from training.limits import check_number
-
-LIMITS: Mapping[str, tuple[float, float]] = {
-    "hidden": (1, math.inf),
-    "epochs": (0, math.inf),
-    "rate": (0, math.inf),
-    "batch_size": (1, math.inf),
-    "seed": (0, 2**31 - 1),
-}
-"""Setting of a residual MLP -> the least and the greatest number it may be."""
 
 
 class FewPairsWarning(UserWarning):
@@ -78,13 +65,7 @@ def residual_mlp(
         rate: learning rate at the start.
         batch_size: pairs a step.
         seed: of weights and order.
-
-    Raises:
-        InvalidArgument: a number that no training can be made of.
     """
-    given = {"hidden": hidden, "epochs": epochs, "rate": rate, "batch_size": batch_size, "seed": seed}
-    for name, number in given.items():
-        check_number(name, number, LIMITS[name])
     pairs = check_pairs(new_SM, old_SN)
     skip_MN = torch.from_numpy(orthogonal(*pairs)).float()
     new, old = (torch.from_numpy(x).float() for x in pairs)

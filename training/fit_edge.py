@@ -5,6 +5,7 @@ What is measured is what is served: the edge is read back from its files. Shape 
 
 from __future__ import annotations
 
+import math
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,10 +39,19 @@ from training.cross_version import oldest_first
 from training.embeddings import has_onnxruntime
 from training.evaluate import gain, scores
 from training.export import PARITY_IMAGES, can_export, write_model
+from training.limits import check_number
 from training.overrides import converted
 from training.tables import interval
 
 Adapter = Affine | ResidualMlp | SlerpAdapter
+MLP_LIMITS: Mapping[str, tuple[float, float]] = {
+    "hidden": (1, math.inf),
+    "epochs": (0, math.inf),
+    "rate": (0, math.inf),
+    "batch_size": (1, math.inf),
+    "seed": (0, 2**31 - 1),
+}
+"""Setting of a residual MLP -> the least and the greatest number it may be."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +182,8 @@ def _fitted(kind: str) -> Callable[..., Adapter]:
 def _mlp(pairs: Pairs, _: Card, old: Card, options: Mapping[str, Any]) -> ResidualMlp:
     if not (can_export() and has_onnxruntime()):
         raise InvalidArgument("kind mlp needs the packages onnx, onnxscript and onnxruntime", pointer="/kind")
+    for name, number in options.items():
+        check_number(name, number, MLP_LIMITS[name])
     unit = space_from_json(old.space) == Cosine()
     return residual_mlp(pairs.new_SM, pairs.old_SN, unit=unit, **options)
 
