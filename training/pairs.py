@@ -28,7 +28,7 @@ def read_pairs(path: Path, old: Version, new: Version, seed: int = 0) -> Pairs:
     A fifth of the pairs, drawn by `seed`, are the queries that measure the edge; all pairs are items.
 
     Raises:
-        InvalidArgument: not such a file, or embeddings of other dimensions than the versions'.
+        InvalidArgument: not such a file, embeddings of other dimensions than the versions', or no label twice.
         InvalidVector: embeddings that are not valid in a version's space.
     """
     try:
@@ -39,7 +39,10 @@ def read_pairs(path: Path, old: Version, new: Version, seed: int = 0) -> Pairs:
     except (OSError, KeyError, ValueError, EOFError, TypeError, BadZipFile, zlib.error) as error:
         raise InvalidArgument(f"pairs {path} cannot be used: {error}", pointer="/pairs") from error
     pairs = check_given(PairArrays(new_SM, old_SN, labels_S), new.card, old.card, 2 * HELD_OUT, f"pairs {path}")
-    return split_pairs(*pairs, seed)
+    parted = split_pairs(*pairs, seed)
+    if not parted.matching.valid.any():
+        raise InvalidArgument(f"no two of the {len(new_SM)} pairs {path} share a label", pointer="/pairs/labels")
+    return parted
 
 
 def embed_pairs(data: Data, old: Version, new: Version, seed: int = 0) -> Pairs:

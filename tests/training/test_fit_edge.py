@@ -176,6 +176,7 @@ def test_a_file_that_is_no_npz_is_told_as_one(old: Version, new: Version, tmp_pa
         ({"new": np.ones((9, 6)), "old": np.ones((9, 4))}, "at least 10"),
         ({"new": np.float64(3)}, r"hold new \(\)"),
         ({"labels": np.arange(4)}, r"hold labels \(4,\), not \(120,\)"),
+        ({"labels": np.arange(120)}, r"no two of the 120 pairs .*p\.npz share a label"),
         ({"old": np.array([object()])}, "cannot be used"),
     ],
 )
