@@ -25,7 +25,7 @@ from index.errors import RegraftError
 from index.events import Event
 from regraft.commands.answers import answer, out
 from regraft.commands.options import needs
-from regraft.commands.settings import Data, checked_settings, settle, usable_database
+from regraft.commands.settings import FOLLOW_PARENT, Data, checked_settings, settle, usable_database
 from regraft.own_packages import HERE
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ STOP_SECONDS = 15.0
 STUCK = 4
 """Exit code of a worker that did not end within them."""
 RESTART_PAUSE_SECONDS = 1.0
-FOLLOW_PARENT = "REGRAFT_WORKER_FOLLOWS_STDIN"
-"""Set for the processes that `serve` starts: they also stop when their standard input closes, so none outlives it."""
 LISTENING = "REGRAFT_LISTENING_SOCKET"
 """Set for the servers among them: the file descriptor of the socket that all of them accept from."""
 BACKLOG = 2048

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from index.errors import InvalidArgument, RegraftError
+from regraft.commands.answers import err
 
 if TYPE_CHECKING:
     from service.settings import Settings
 
+PREFIX = "REGRAFT_"
+FOLLOW_PARENT = "REGRAFT_WORKER_FOLLOWS_STDIN"
+"""Set for the processes that `serve` starts: they also stop when their standard input closes, so none outlives it."""
+ALIKE = 0.85
+"""So near to a setting's name a variable's is a misspelling; below, it may be anybody's."""
 Data = Annotated[Path | None, typer.Option(help="Folder of the database, images and versions.", show_default=False)]
 
 
@@ -49,7 +56,7 @@ def usable_database(settings: Settings) -> Iterator[None]:
 
 
 def checked_settings() -> Settings:
-    """The settings of the environment; one line of an error for each that is wrong."""
+    """The settings of the environment; one line of an error for each that is wrong, of warning for one misspelt."""
     from pydantic import ValidationError
 
     from service.settings import Settings
@@ -57,13 +64,21 @@ def checked_settings() -> Settings:
     try:
         settings = Settings()
     except ValidationError as error:
-        faults = (f"REGRAFT_{str(fault['loc'][0]).upper()}: {fault['msg']}" for fault in error.errors())
+        faults = (f"{PREFIX}{str(fault['loc'][0]).upper()}: {fault['msg']}" for fault in error.errors())
         raise InvalidArgument("; ".join(faults)) from error
+    if FOLLOW_PARENT not in os.environ:
+        _warn_of_misspellings({f"{PREFIX}{name.upper()}" for name in Settings.model_fields})
     if settings.data.exists() and not settings.data.is_dir():
         raise InvalidArgument(f"--data {settings.data} is a file, not a folder", pointer="/data")
     return settings
 
 
+def _warn_of_misspellings(settings: Collection[str]) -> None:
+    for name in sorted(os.environ.keys() - set(settings)):
+        if name.startswith(PREFIX) and (meant := get_close_matches(name, settings, 1, ALIKE)):
+            err.print(f"regraft: {name} sets nothing; did you mean {meant[0]}?", style="yellow")
+
+
 def settle(options: Mapping[str, object]) -> None:
     """Make the options given on the command line the settings of this process and of the workers it starts."""
-    os.environ.update({f"REGRAFT_{name.upper()}": str(value) for name, value in options.items() if value is not None})
+    os.environ.update({f"{PREFIX}{name.upper()}": str(value) for name, value in options.items() if value is not None})

@@ -311,6 +311,19 @@ def test_a_wrong_setting_is_named(run, monkeypatch):
     assert said.startswith("regraft: REGRAFT_PORT: ")
 
 
+def test_a_misspelt_setting_is_told_and_what_is_somebody_elses_is_not(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("REGRAFT_DATABSE_URL", "postgresql://there")
+    for foreign in ("REGRAFT_PORT_8080_TCP", "REGRAFT_SERVICE_HOST", "REGRAFT_URL"):
+        monkeypatch.setenv(foreign, "http://127.0.0.1")
+
+    code, _, said = run("migrate", "--data", tmp_path)
+
+    assert code == 0
+    (line,) = [line for line in said.splitlines() if "sets nothing" in line]
+    assert "REGRAFT_DATABSE_URL" in line
+    assert "REGRAFT_DATABASE_URL" in line
+
+
 def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_stack_trace(monkeypatch):
     class Interrupts(MetaPathFinder):
         def find_spec(self, name, path, target=None):
