@@ -68,6 +68,8 @@ def open_source(
     kind = kind_of(source)
     if wanted.text is not None and kind in (*OPEN, *INDEXES):
         raise InvalidArgument(f"{source}: it has no column of texts for --text to name", pointer="/text")
+    if wanted.metadata and kind in (*OPEN, *INDEXES):
+        raise InvalidArgument(f"{source}: it has no columns for --metadata to name", pointer="/metadata")
     if wanted.id is not None and kind in (*OPEN, *INDEXES, "chroma"):
         raise InvalidArgument(f"{source}: it has no column of ids for --id to name", pointer="/id")
     if ids is not None and kind not in OPEN:

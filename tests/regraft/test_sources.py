@@ -316,6 +316,7 @@ def test_what_is_no_source_is_said_in_words_and_makes_none(source: str, told: st
         ("a.npy", Wanted(id="key"), None, "no column of ids"),
         ("a.faiss", Wanted(id="key"), None, "no column of ids"),
         ("chroma:x#y", Wanted(id="key"), None, "no column of ids"),
+        ("a.npy", Wanted(metadata=["city"]), None, "no columns for --metadata"),
         ("a.npy", Wanted(text="body"), None, "no column of texts"),
         ("a.faiss", Wanted(), Path("ids.txt"), "--ids is of"),
         ("a.parquet", Wanted(), Path("ids.txt"), "--ids is of"),

@@ -28,6 +28,14 @@ const post = (path, body) => read(path, {
 });
 const place = (...parts) => parts.map(encodeURIComponent).join("/");
 
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;  // typed by somebody, as in #/gallery/100%
+  }
+}
+
 // Elements
 
 function el(tag, attributes = {}, ...children) {
@@ -169,8 +177,10 @@ function searchBox(name) {
   const kind = el("select", { "aria-label": "what it is" },
     el("option", { value: "texts" }, "text"), el("option", { value: "items" }, "more like this item"));
   const file = el("input", { type: "file", accept: "image/*", "aria-label": "an image to look for" });
+  let searches = 0;  // what an earlier one finds later is dropped
   const search = async (event) => {
     event.preventDefault();
+    const mine = ++searches;
     told.replaceChildren();
     const path = `${place("galleries", name)}/query`;
     try {
@@ -183,10 +193,12 @@ function searchBox(name) {
       } else {
         answer = await post(path, { [kind.value]: [text.value], k: 12, with_text: true });
       }
+      if (mine !== searches) return;
       const { degraded } = answer;
       told.append(...(degraded || []).map((one) => `left out: ${count(one.items)} items of ${one.version}: ${one.reason}. `));
       found.replaceChildren(...answer.results[0].matches.map((match) => card(name, match)));
     } catch (error) {
+      if (mine !== searches) return;
       found.replaceChildren();
       told.append(error.message);
     }
@@ -242,7 +254,7 @@ async function showState() {
 async function show() {
   const look = ++looks;
   clearTimeout(timer);
-  const [, view, name] = (location.hash || "#/").split("/").map(decodeURIComponent);
+  const [, view, name] = (location.hash || "#/").split("/").map(decoded);
   const views = { "": showGalleries, gallery: () => showGallery(name), versions: showVersions, audit: showAudit };
   const shown = el("section"), told = el("p", { class: "error" });
   page.replaceChildren(told, shown, ...(view === "gallery" ? searchBox(name) : []));
