@@ -1,4 +1,4 @@
-"""`regraft edges ...`: how versions are compared, and how well that was measured to work."""
+"""`regraft edge ...`: how versions are compared, and how well that was measured to work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regraft.commands.answers import Commands, answer, err, out
 from regraft.commands.options import URL, ApiKey, DryRun, Url, connect, print_table, score, would
 from regraft.models import EdgeInfo, ScoreInterval
 
-edges = Commands(no_args_is_help=True, help="List, add, fit and remove edges between versions.")
+edge = Commands(no_args_is_help=True, help="List, add, fit and remove edges between versions.")
 New = Annotated[str, typer.Argument(metavar="NEW", help="The version queries come from.")]
 Old = Annotated[str, typer.Argument(metavar="OLD", help="The version whose items they search.")]
 Kind = Annotated[str, typer.Argument(metavar="KIND")]
@@ -23,7 +23,7 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Which items are drawn.
 Replace = Annotated[bool, typer.Option("--replace", help="Put it in the place of one of its kind.")]
 
 
-@edges.command("list")
+@edge.command("list")
 def list_edges(
     new: Annotated[str | None, typer.Option("--new", help="Only from this version.", show_default=False)] = None,
     old: Annotated[str | None, typer.Option("--old", help="Only to this version.", show_default=False)] = None,
@@ -37,7 +37,7 @@ def list_edges(
     print_table(["new", "old", "kind", "origin", "cmc@1", "pairs", "calibrated"], [_row(edge) for edge in found])
 
 
-@edges.command("add")
+@edge.command("add")
 def add(
     new: New,
     old: Old,
@@ -57,7 +57,7 @@ def add(
 ) -> None:
     """Add an edge; an identity is verified before it is accepted.
 
-    Example: regraft edges add v2 v1 --kind truncate
+    Example: regraft edge add v2 v1 --kind truncate
     """
     if (folder is None) == (kind is None):
         raise InvalidArgument("give either a folder or --kind")
@@ -70,7 +70,7 @@ def add(
     _print_edge(would(dry_run, "added", "add"), added)
 
 
-@edges.command("fit")
+@edge.command("fit")
 def fit(
     new: New,
     old: Old,
@@ -107,12 +107,12 @@ def fit(
 
     For version folders on this machine, and for the kinds mlp and zero_pad, there is `regraft fit-edge OLD NEW`.
 
-    Example: regraft edges fit v2 v1 --kind procrustes --gallery photos --label label
+    Example: regraft edge fit v2 v1 --kind procrustes --gallery photos --label label
     """
     if kind in FOLDERS_ONLY:
         raise InvalidArgument(
             f"--kind {kind} is fitted on version folders: `regraft fit-edge OLD NEW --kind {kind}`, then "
-            "`regraft edges add`; a service fits procrustes, ridge, low_rank and slerp",
+            "`regraft edge add`; a service fits procrustes, ridge, low_rank and slerp",
             pointer="/kind",
         )
     if pairs is not None and (gallery or label or embed):
@@ -128,7 +128,7 @@ def fit(
     _print_edge(would(dry_run, "fitted", "add"), fitted)
 
 
-@edges.command("check")
+@edge.command("check")
 def check(
     new: New,
     old: Old,
@@ -148,7 +148,7 @@ def check(
 ) -> None:
     """Say how far queries are from the pairs that an edge was fitted on.
 
-    Example: regraft edges check v2 v1 matrix --vectors queries.npy
+    Example: regraft edge check v2 v1 matrix --vectors queries.npy
     """
     if (vectors is None) == (gallery is None):
         raise InvalidArgument("give either --vectors or --gallery")
@@ -159,7 +159,7 @@ def check(
     out.print(f"likeness to the nearest pair: median {found.nearest:.3f}; out of the domain below {found.least:.3f}")
 
 
-@edges.command("remove")
+@edge.command("remove")
 def remove(
     new: New,
     old: Old,

@@ -175,14 +175,14 @@ def fit_edge(
 ) -> None:
     """Join two versions by an edge fitted on pairs of embeddings.
 
-    Between versions that a service holds, on items it stores, `regraft edges fit NEW OLD` does the same.
+    Between versions that a service holds, on items it stores, `regraft edge fit NEW OLD` does the same.
 
     Example: regraft fit-edge runs/v1 runs/v2 --kind procrustes --data folders --root IMAGES
     """
     for folder in (old, new):
         if not folder.is_dir():
             raise InvalidArgument(
-                f"{folder} is no version folder; for versions that a service holds there is `regraft edges fit NEW OLD`"
+                f"{folder} is no version folder; for versions that a service holds there is `regraft edge fit NEW OLD`"
             )
     older, newer = load_version(old), load_version(new)
     if (pairs is None) == (source is None):

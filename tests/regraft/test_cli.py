@@ -18,7 +18,7 @@ from staging.builders import make_version
 
 COMMANDS = [
     *("serve", "worker", "migrate", "doctor", "plan", "gallery", "ingest", "query", "version", "gate", "deploy"),
-    *("rollback", "backfill", "edges", "evaluation", "deployment", "retire", "audit"),
+    *("rollback", "backfill", "edge", "evaluation", "deployment", "retire", "audit"),
     *("train", "recipes", "evaluate", "fit-edge", "export", "sweep", "reproduce"),
 ]
 
@@ -80,7 +80,7 @@ def test_url_and_key_come_from_options_or_the_environment(run, service, monkeypa
         "deploy g v2 --share inf --until shadow",
         "deploy g v2 --reason {latin}",
         "gate g v2 --label l --far nan",
-        "edges fit v2 v1 --kind ridge --gallery g --set strength=nan",
+        "edge fit v2 v1 --kind ridge --gallery g --set strength=nan",
         "evaluation add g {lines}",
         "ingest g {texts}",
         "query g --like a --threshold nan",

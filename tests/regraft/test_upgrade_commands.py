@@ -161,8 +161,8 @@ def test_a_rehearsal_is_asked_for_and_told_as_one(run, service):
             "backfill pause 3",
             "backfill resume 3",
             "backfill cancel 3",
-            "edges add v2 v1 --kind truncate",
-            "edges fit v2 v1 --kind ridge",
+            "edge add v2 v1 --kind truncate",
+            "edge fit v2 v1 --kind ridge",
             "gallery delete g",
             "evaluation delete g 4",
         )

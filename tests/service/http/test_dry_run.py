@@ -59,7 +59,7 @@ def test_every_route_that_changes_something_can_be_rehearsed_or_says_why_not() -
 
 def test_every_command_of_an_upgrade_that_changes_something_can_be_rehearsed() -> None:
     found = typer.main.get_command(commands).commands  # type: ignore[attr-defined]
-    groups = {"version", "evaluation", "edges", "deployment", "backfill", "gallery"}
+    groups = {"version", "evaluation", "edge", "deployment", "backfill", "gallery"}
     changing = {
         f"{group} {name}": command
         for group in groups
