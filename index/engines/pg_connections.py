@@ -109,16 +109,23 @@ class PgConnections:
         try:
             kind = TypeInfo.fetch(made, "vector")
             if kind is None:
-                made.execute(EXTENSION)
+                _extend(made)
                 kind = TypeInfo.fetch(made, "vector")
-        except psycopg.Error as error:
+        except (psycopg.Error, EngineUnavailable):
             made.close()
-            raise EngineUnavailable(f"this PostgreSQL has no pgvector: {str(error).strip()}") from error
+            raise
         if kind is None:
             raise EngineUnavailable("this PostgreSQL has pgvector in a schema that is not in its search_path")
         kind.register(made)
         made.adapters.register_dumper(PgVector, _dumper(kind.oid))
         return made
+
+
+def _extend(connection: Timed) -> None:
+    try:
+        connection.execute(EXTENSION)
+    except psycopg.Error as error:
+        raise EngineUnavailable(f"this PostgreSQL has no pgvector: {str(error).strip()}") from error
 
 
 def _is_quiet(connection: Timed) -> bool:

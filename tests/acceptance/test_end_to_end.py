@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -130,12 +132,25 @@ def photos(tmp_path):
     return tmp_path
 
 
-def test_the_readme_can_be_pasted(running, photos):
+def readme_blocks() -> list[str]:
+    """What stands under "Use it": the service, the commands, Python, and vectors that are there already."""
     steps = README.split("## Use it")[1].split("\n## ")[0]
-    _, shell, python = re.findall(r"^```(?:python)?\n(.*?)^```", steps, re.DOTALL | re.MULTILINE)
+    return re.findall(r"^```(?:python)?\n(.*?)^```", steps, re.DOTALL | re.MULTILINE)
+
+
+def pasted(running: Running, shell: str) -> list[str]:
+    return [
+        running.regraft(*shlex.split(line, comments=True)[1:])
+        for line in shell.splitlines()
+        if line.startswith("regraft ")
+    ]
+
+
+def test_the_readme_can_be_pasted(running, photos):
+    _, shell, python, _ = readme_blocks()
     for name in ("my-photos", "some-photo.jpg"):
         shell, python = (text.replace(name, str(photos / name)) for text in (shell, python))
-    said = [running.regraft(*shlex.split(line, comments=True)[1:]) for line in shell.splitlines() if "regraft " in line]
+    said = pasted(running, shell)
 
     assert len(said) == 10
     assert "stored 12 images in photos, 0 failed" in said[3]
@@ -147,6 +162,23 @@ def test_the_readme_can_be_pasted(running, photos):
     matches = ast.literal_eval(printed)
     assert [Path(match).parent.name for match, _ in matches] == ["a"] * 3
     assert matches[0][1] == pytest.approx(1.0)
+
+
+def test_the_readme_brings_vectors_that_are_there_already(running, tmp_path):
+    shell = readme_blocks()[3].replace("create clip-v1", f"create clip-v1 --into {tmp_path}")
+    shell = shell.replace("register clip-v1", f"register {tmp_path / 'clip-v1'}")
+    for name in ("items.parquet", "query.npy"):
+        shell = shell.replace(name, str(tmp_path / name))
+    vectors = np.random.default_rng(0).normal(size=(6, 512)).astype(np.float32)
+    cities = ["Bern", "Chur"] * 3
+    items = {"id": [f"i{n}" for n in range(6)], "embedding": vectors.tolist(), "city": cities}
+    pq.write_table(pa.table(items), tmp_path / "items.parquet")
+    np.save(tmp_path / "query.npy", vectors[1])
+
+    said = pasted(running, shell)
+
+    assert len(said) == 6
+    assert sorted(line.split()[0] for line in said[-1].splitlines()[1:]) == ["i0", "i2", "i4"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

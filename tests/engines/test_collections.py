@@ -205,27 +205,30 @@ def test_wide_rows_come_back_bit_for_bit(pgvector: PgvectorEngine, width: int) -
 def test_a_server_that_hangs_costs_its_time_limit_once_and_one_that_was_killed_loses_nothing(
     postgres: Any, pgvector: PgvectorEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for connections, seconds in ((pgvector._searching, 0.4), (pgvector._reading, 0.3)):
-        monkeypatch.setattr(connections, "_seconds", seconds)
+    pools = (pgvector._searching, pgvector._reading)
+    for connections in pools:
         monkeypatch.setattr(connections._breaker, "_rest_seconds", 0.2)
     collection = pgvector.collection(uuid.uuid4().hex, PLACE, DIM, Metric.L2)
     put(collection, 1, k1=1, k2=2)
     collection.search(rows(1), 2)
     collection.entries(np.array([1]))
-    postgres.freeze()
-    try:
-        for most, ask in (
-            (2.0, lambda: collection.entries(np.array([1]))),  # as a load does
-            (2.0, lambda: collection.search(rows(1), 2)),
-            (0.1, lambda: collection.search(rows(1), 2)),
-            (0.1, lambda: collection.search(rows(1), 2)),
-        ):
-            started = time.monotonic()
-            with pytest.raises(EngineUnavailable):
-                ask()
-            assert time.monotonic() - started < most
-    finally:
-        postgres.thaw()
+    with monkeypatch.context() as patch:
+        for connections, seconds in zip(pools, (0.4, 0.3), strict=True):
+            patch.setattr(connections, "_seconds", seconds)
+        postgres.freeze()
+        try:
+            for most, ask in (
+                (2.0, lambda: collection.entries(np.array([1]))),  # as a load does
+                (2.0, lambda: collection.search(rows(1), 2)),
+                (0.1, lambda: collection.search(rows(1), 2)),
+                (0.1, lambda: collection.search(rows(1), 2)),
+            ):
+                started = time.monotonic()
+                with pytest.raises(EngineUnavailable):
+                    ask()
+                assert time.monotonic() - started < most
+        finally:
+            postgres.thaw()
     time.sleep(0.25)
     assert collection.search(rows(1), 2).keys_QC.tolist() == [[1, 2]]
 

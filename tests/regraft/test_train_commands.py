@@ -257,10 +257,10 @@ def test_evaluate_and_fit_edge_leave_out_what_training_left_out_unless_told_othe
     from index.folder import write_card
 
     for number in range(24):
-        place = tmp_path / "photos" / "ant" if number % 2 else tmp_path / "photos" / "bee"
+        place = tmp_path / "photos" / ("train" if number % 4 > 1 else "test") / ("ant" if number % 2 else "bee")
         place.mkdir(parents=True, exist_ok=True)
         make_image(number % 2, number).save(place / f"{number:02}.png")
-    (tmp_path / "photos" / "ant" / "01.png").write_bytes(b"no picture")
+    (tmp_path / "photos" / "test" / "ant" / "01.png").write_bytes(b"no picture")
     old, new = versions
     recipe = {"data": "folders", "root": str(tmp_path / "photos"), "unreadable": "skip"}
     write_card(new.folder, type(new.card)(**vars(new.card) | {"recipe": recipe}))

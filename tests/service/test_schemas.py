@@ -21,13 +21,13 @@ def test_an_unknown_field_is_named_with_the_legal_ones() -> None:
 
 
 def test_embeddings_become_valid_vectors() -> None:
-    given = check_embeddings([[3, 4], [0.5, 0]], 2, Cosine(), "/embeddings")
+    given = check_embeddings([[3, 4], [0.5, 0]], 2, Cosine(), "/embeddings", "v1")
 
     np.testing.assert_allclose(given, [[0.6, 0.8], [1, 0]])
     assert given.dtype == np.float32
     assert given.flags.c_contiguous
-    np.testing.assert_array_equal(check_embeddings([[3, 4]], 2, Euclidean(), ""), [[3, 4]])
-    large = check_embeddings([[10**30, 0.5], [2**64, 0], [0, -(2**63)]], 2, Cosine(), "")
+    np.testing.assert_array_equal(check_embeddings([[3, 4]], 2, Euclidean(), "", "v1"), [[3, 4]])
+    large = check_embeddings([[10**30, 0.5], [2**64, 0], [0, -(2**63)]], 2, Cosine(), "", "v1")
     np.testing.assert_allclose(large, [[1, 0], [1, 0], [0, -1]], atol=1e-9)
 
 
@@ -56,7 +56,7 @@ def test_embeddings_become_valid_vectors() -> None:
 )
 def test_the_first_bad_embedding_is_named(value: Any, pointer: str) -> None:
     with pytest.raises(InvalidVector) as caught:
-        check_embeddings(value, 2, Cosine(), "/e")
+        check_embeddings(value, 2, Cosine(), "/e", "v1")
 
     assert caught.value.pointer == pointer
 

@@ -365,7 +365,7 @@ class TestChecks:
     @pytest.mark.parametrize(
         ("changes", "pointer", "says"),
         [
-            ({"vector": vector(1, 0, 0)}, "/moved/0/vector", "shape"),
+            ({"vector": vector(1, 0, 0)}, "/moved/0/vector", "this one has 3"),
             ({"vector": vector(1, 0, 0, 0, 0, float("nan"))}, "/moved/0/vector", "finite"),
             ({"vector": vector(0, 0, 0, 0, 0, 0)}, "/moved/0/vector", "all-zero"),
             ({"vector": vector(3, 0, 0, 0, 0, 0)}, "/moved/0/vector", "length is 3"),
