@@ -287,6 +287,8 @@ def answered(listener: socket.socket) -> socket.socket:
     return accepted
 
 
+# Python 3.12 warns of it beside threads: the child here does no more than ask and end.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_does_not_read_the_answers_of_others():
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         listener.settimeout(5)
