@@ -212,10 +212,10 @@ def test_a_sweep_that_could_not_be_saved_does_not_begin(run, tmp_path, monkeypat
         (
             "cifar100-b",
             ["bct", "oca", "bt2", "fct", "hbct"],
-            "| hbct | HBCT, Table 1 | 42.5 | 57.2 | 72.2 | 0.505 |",
+            "| hbct | HBCT, Table 1 | 42.5 [33.0] | 57.2 [39.8] | 72.2 [65.5] |",
             7,
         ),
-        ("cifar100-a", ["oca", "fct"], "| oca | OCA | 31.3 | 41.4 | 62.0 | 0.396 |", 3),
+        ("cifar100-a", ["oca", "fct"], "| oca | OCA | 31.3 [23.3] | 41.4 [", 3),
     ],
     ids=["b", "a"],
 )
