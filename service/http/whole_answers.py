@@ -88,6 +88,8 @@ class PairedWrites:
         """
         if self.is_closing():
             self._held = None
+        elif not data:
+            return  # Python 3.12 and later try for ever to send an empty part of `writelines`
         elif self._held is not None:
             held, self._held = self._held, None
             self._transport.writelines((held, data))

@@ -41,6 +41,7 @@ class Transport:
         (["head", "body", "more", "pass"], [b"head+body", b"more"]),
         (["head", "body", "head", "body", "pass"], [b"head+body", b"head+body"]),
         (["head", "close", "pass"], [b"head", "closed"]),
+        (["head", "", "pass"], [b"head"]),  # 204
         (["close"], ["closed"]),
         (["gone", "head", "body", "pass"], ["closed"]),
         (["head", "gone", "body", "pass"], ["closed"]),
