@@ -75,13 +75,11 @@ class Runtime:
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run blocking work on one of the service's own threads; cheaper than FastAPI's pool."""
-        run = partial(copy_context().run, work, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self.threads, run)
+        return await _run(self.threads, partial(work, *args, **kwargs))
 
     async def in_changer(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The same on threads of their own for what changes something, so that no query waits behind it."""
-        run = partial(copy_context().run, work, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self.changers, run)
+        return await _run(self.changers, partial(work, *args, **kwargs))
 
     async def loaded(self, name: str) -> None:
         """Have a gallery in memory. Those who ask for it while it is loaded wait for one thread, and take none.
@@ -103,8 +101,12 @@ class Runtime:
 
     async def in_searcher(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The same on the few threads for what computes and waits for nobody."""
-        run = partial(copy_context().run, work, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self.searchers, run)
+        return await _run(self.searchers, partial(work, *args, **kwargs))
+
+
+async def _run(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    """What it gives on one of these threads, with the context of who asked."""
+    return await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, work)
 
 
 @contextmanager
