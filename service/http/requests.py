@@ -8,6 +8,8 @@ from typing import Annotated, Any, cast, get_args
 from fastapi import Depends, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+from starlette.routing import Match
+from starlette.types import Scope
 
 from index.errors import InvalidArgument
 from index.version import NAME
@@ -49,6 +51,10 @@ class CheckedRoute(APIRoute):
             return await handle(request if model is None else await _Parsed.of(request, model))
 
         return checked
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        # Behind the pattern of a route one line break may follow, and an item's path would lead to another one.
+        return (Match.NONE, {}) if scope["path"].endswith("\n") else super().matches(scope)
 
 
 class _Parsed(Request):

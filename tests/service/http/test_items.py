@@ -69,6 +69,16 @@ def test_any_legal_id_can_be_read_and_deleted(served: Any, pictures: list[bytes]
     assert served.http.get(f"{path}/items/other").status_code == 200
 
 
+def test_an_id_with_a_line_break_behind_it_is_another_one(served: Any, pictures: list[bytes]) -> None:
+    path = served.gallery()
+    served.ingest(path, {"a": pictures[0]})
+
+    problem(served.http.get(f"{path}/items/a%0A"), 404, "not_found")
+    problem(served.http.delete(f"{path}/items/a%0A"), 404, "not_found")
+
+    assert served.http.get(f"{path}/items/a").status_code == 200
+
+
 def test_a_deleted_item_is_gone_at_once_with_all_it_had(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery()
     served.ingest(path, {"a": pictures[0], "b": pictures[1]})
