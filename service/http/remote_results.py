@@ -24,6 +24,8 @@ from service.store.blob_keys import is_text
 from service.store.tables import edge
 from service.store.vector_codec import STORED
 
+MAX_EDGES = 1000
+"""Edges that a chunk may be moved along."""
 ROUNDING = 1e-6
 """How far rounding to float32 takes a vector from unit length."""
 
@@ -78,7 +80,7 @@ class ResultIn(Body):
     # The event loop checks what is in them.
     moved: Annotated[list[MovedIn], FailFast(), Field(max_length=MAX_CHUNK)]
     failed: Annotated[list[FailedIn], FailFast(), Field(max_length=MAX_CHUNK)] = Field(default_factory=list)
-    edges: Annotated[Sequence[Number], Field(max_length=1000)] = ()
+    edges: Annotated[list[Number], FailFast(), Field(max_length=MAX_EDGES)] = Field([])
 
 
 def check_complete(connection: Connection, chunk: Chunk, body: ResultIn) -> None:

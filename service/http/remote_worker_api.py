@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
-from pydantic import Field
+from pydantic import FailFast, Field
 from sqlalchemy import Connection, select
 from starlette.background import BackgroundTask
 from starlette.responses import FileResponse
@@ -49,6 +49,7 @@ from service.upgrades.edges.changes import UnknownEdge
 router = APIRouter(route_class=CheckedRoute, tags=["work"])
 
 Lease = Annotated[str, Query(min_length=1, max_length=128, pattern=NO_ZERO)]
+RemoteKind = Literal["reencode", "transform"]
 Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")]
 
 
@@ -71,7 +72,7 @@ class ClaimIn(Body):
     """Who asks, and which kinds of work it can do."""
 
     worker: Word
-    kinds: Annotated[Sequence[Literal["reencode", "transform"]], Field(max_length=2)] = ("reencode", "transform")
+    kinds: Annotated[list[RemoteKind], FailFast(), Field(max_length=2)] = Field(["reencode", "transform"])
 
 
 @router.post("/work:claim", response_model=WorkClaim, responses={204: {"description": "nothing to do"}})
