@@ -139,6 +139,8 @@ def check_embeddings(value: object, dim: int, space: Space, pointer: str, versio
 def _numbers(rows: list[Any], dim: int) -> NDArray[Any] | None:
     """Lists of `dim` numbers as an array; None: they are something else."""
     try:
+        if set(map(len, rows)) != {dim}:  # a row of millions would be read to its end
+            return None
         kinds = set(map(type, chain.from_iterable(rows)))  # NumPy would take true for 1
         x = np.array(rows if kinds <= {int, float} else [], np.float64)
     except (TypeError, ValueError, OverflowError):  # a row that is no list; of different lengths; above every float

@@ -24,6 +24,8 @@ FEW = 64
 """Characters that are not worth a try to read several members at once."""
 MAX_CONTAINERS = 1_000_000
 """Lists and objects in one body: each costs many times the memory of its two characters."""
+MAX_MEMBERS = 100_000
+"""Of one object that is longer than a slice: whoever looks through their names holds the interpreter's lock."""
 CUT_OFF = 16
 """What the end of a slice cuts in two is noticed at most so many characters before it; a string, at its beginning."""
 
@@ -43,7 +45,7 @@ def parse_json(raw: bytes | str) -> Any:
 
     Raises:
         InvalidBody: says where it stops being JSON.
-        BodyTooLarge: it holds too many lists and objects.
+        BodyTooLarge: it holds too many lists and objects, or an object too many members.
     """
     value = parse_any_json(raw)
     if _may_hold_halves(raw) and not is_whole(value):
@@ -191,6 +193,8 @@ class _Reader:
         if self._text[at : at + 1] == "}":
             return found, at + 1
         while True:
+            if len(found) > MAX_MEMBERS:
+                raise BodyTooLarge(f"an object holds more than {MAX_MEMBERS} members")
             if (many := self._many(at, "{}")) is not None:
                 members, at = many
                 found |= members

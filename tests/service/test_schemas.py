@@ -61,6 +61,22 @@ def test_the_first_bad_embedding_is_named(value: Any, pointer: str) -> None:
     assert caught.value.pointer == pointer
 
 
+def test_an_embedding_of_another_length_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = 0
+
+    def watched(rows: Any, *rest: Any) -> Any:
+        nonlocal longest
+        longest = max([longest, *map(len, rows)])
+        return made(rows, *rest)
+
+    made = np.array
+    monkeypatch.setattr(schemas.np, "array", watched)
+    with pytest.raises(InvalidVector):
+        check_embeddings([[1, 2], [1] * 1000], 2, Cosine(), "/e", "v1")
+
+    assert longest <= 2
+
+
 @pytest.mark.parametrize("limit", ["le=MOST)", r'r"^[^\x00]*$"'])
 def test_limits_of_bodies_and_paths_are_spelled_here_and_nowhere_else(limit: str) -> None:
     service = Path(schemas.__file__).parent

@@ -125,10 +125,11 @@ def test_no_long_text_is_parsed_in_one_go(text: str, monkeypatch: pytest.MonkeyP
     ("text", "error"),
     [
         ("[" + "[]," * parsing.MAX_CONTAINERS + "[]]", BodyTooLarge),
+        ("{" + ",".join(f'"{n}":1' for n in range(2 * parsing.MAX_MEMBERS)) + "}", BodyTooLarge),
         ("[" + "1" * 600_000 + "]", InvalidBody),
         ("[" * 9 + "1," * 300_000 + "1" + "]" * 9, InvalidBody),
     ],
-    ids=["containers", "number", "depth"],
+    ids=["containers", "members", "number", "depth"],
 )
 def test_what_would_take_too_long_or_too_much_is_refused(text: str, error: type[Exception]) -> None:
     with pytest.raises(error):
