@@ -178,7 +178,7 @@ def cut_off(path: Path) -> None:
 
 
 def lose_a_row(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         columns = "evaluation_id, number, label, metadata"
         connection.execute(f"insert into evaluation_entry ({columns}) values (99, 0, 'null', '{{}}')")
 
