@@ -94,6 +94,7 @@ def configure(log_format: LogFormat, level: LogLevel) -> None:
     for before in [one for one in root.handlers if one.get_name() == HANDLER]:
         root.removeHandler(before)
     root.addHandler(handler)
+    logging.captureWarnings(True)  # Pillow warns of what it reads, and Python writes that past the log
     root.setLevel(level.upper())
     # A line for each request to a store or a service, each part of Alembic, and each build of FAISS that is not there.
     for chatty in ("httpx", "alembic.runtime.plugins", "faiss.loader"):

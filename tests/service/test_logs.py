@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,16 @@ def test_what_libraries_say_of_their_parts_is_no_line() -> None:
     says = [logging.getLogger(name).info for name in ("alembic.runtime.plugins", "faiss.loader", "httpx")]
 
     assert lines("console", *(partial(say, "looking") for say in says)) == []
+
+
+def test_a_warning_of_python_is_a_line_too() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        (line,) = lines("json", lambda: warnings.warn("Corrupt EXIF data.", stacklevel=1))
+
+    told = json.loads(line)
+    assert told["level"] == "warning"
+    assert "Corrupt EXIF data." in told["event"]
 
 
 def test_as_json_an_event_has_its_fields_and_another_line_its_message() -> None:

@@ -12,6 +12,7 @@ def log_as_before() -> Iterator[None]:
     """Take back what is changed of where the log goes: else it goes to the stream of a test that has ended."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
+    logging.captureWarnings(False)  # pytest takes it back after each test, and `logging` believes that it is still so
     try:
         yield
     finally:
