@@ -65,8 +65,14 @@ class Blobs:
         self._store, self._root = open_store(url)
         self._local = "file" in self._store.protocol
         self._named = named
-        self.problem: str | None = None
-        """Why the store was out of reach when it was last needed; None: it was not."""
+        self._away: str | None = None
+        self._refusing: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the store was out of reach when it was last needed, or took nothing when it was last written to; None: neither."""
+        # One that may be read and not written answers reads.
+        return self._away or self._refusing
 
     def write(self, gallery_id: int, contents: Iterable[bytes], kinds: Iterable[str] = IMAGES) -> list[str]:
         """Store images, or texts where their kind is `blob_keys.TEXT`, durably and return their keys, in order.
@@ -111,8 +117,10 @@ class Blobs:
             if is_full(error):
                 raise StorageFull(f"the image store {self._where} takes no more images: {error}") from error
             if isinstance(error, OSError):
-                raise StoreUnreachable(f"the image store {self._where} does not take images: {error}") from error
+                self._refusing = f"the image store {self._where} does not take images: {error}"
+                raise StoreUnreachable(self._refusing) from error
             raise
+        self._refusing = None
 
     def read(self, key: str) -> bytes:
         """The image of a key.
@@ -127,7 +135,7 @@ class Blobs:
         except OSError:
             self.check()
         else:
-            self.problem = None
+            self._away = None
             return image
         # The store answers, but it may have come back only since.
         return self._read(key)
@@ -166,11 +174,11 @@ class Blobs:
             except FileNotFoundError:
                 self._mark()
         except OSError as error:
-            before, self.problem = self.problem, f"the image store {self._where} is out of reach: {error}"
+            before, self._away = self._away, f"the image store {self._where} is out of reach: {error}"
             if before is None:
-                logger.error(Event("store_lost", reason=self.problem))  # noqa: TRY400 - the message says it all
-            raise StoreUnreachable(self.problem) from error
-        self.problem = None
+                logger.error(Event("store_lost", reason=self._away))  # noqa: TRY400 - the message says it all
+            raise StoreUnreachable(self._away) from error
+        self._away = None
 
     def _mark(self) -> None:
         named = self._named()

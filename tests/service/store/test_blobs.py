@@ -128,6 +128,21 @@ def test_a_write_of_many_that_fails_leaves_no_image(blobs: Blobs, monkeypatch: p
     assert list(blobs.all()) == []
 
 
+def test_a_store_that_is_read_and_takes_nothing_is_a_problem_until_it_does(tmp_path: Path) -> None:
+    blobs = Blobs(f"file://{tmp_path}", list)
+    (first,) = blobs.write(1, [b"first"])
+    (tmp_path / "2").touch()  # where the folder of a gallery would be, as what may not be written is for root, too
+
+    with pytest.raises(StoreUnreachable):
+        blobs.write(2, [b"second"])
+    assert blobs.read(first) == b"first"
+    assert "does not take images" in str(blobs.problem)
+
+    (tmp_path / "2").unlink()
+    blobs.write(2, [b"second"])
+    assert blobs.problem is None
+
+
 def test_an_object_store_that_is_away_says_so_and_is_used_again_when_it_is_back(s3: ObjectStore) -> None:
     url = s3.bucket()
     named: list[str] = []
