@@ -70,7 +70,7 @@ class Blobs:
 
     @property
     def problem(self) -> str | None:
-        """Why the store was out of reach when it was last needed, or took nothing when it was last written to; None: neither."""
+        """Why the store was out of reach when last needed, or took nothing when last written to; None: neither."""
         # One that may be read and not written answers reads.
         return self._away or self._refusing
 
