@@ -20,6 +20,9 @@ VectorStore = Literal["sql", "objects"]
 
 CONNECTIONS = 64
 
+LONGEST = 1e9
+"""Seconds, thirty years: no timer can be set to much more."""
+
 MIN_KEY = 16
 """Characters of a key; fewer could be found by trying."""
 
@@ -89,7 +92,7 @@ class Settings(BaseSettings):
     """Largest JSON of every other request."""
     max_archive_bytes: int = Field(2 << 30, ge=1)
     """Largest version archive that can be uploaded."""
-    verify_seconds: float = Field(300.0, gt=0)
+    verify_seconds: float = Field(300.0, gt=0, le=LONGEST)
     """How long the models of one archive may take to be verified."""
     verify_memory_bytes: int = Field(4 << 30, ge=1 << 29)
     """Memory that verifying them may take."""
@@ -122,17 +125,17 @@ class Settings(BaseSettings):
     """What searches sealed segments: `cpu`, or `cuda` with the extra `regraft[gpu-index]`."""
     encoder_threads: int = Field(1, ge=1)
     """Threads that onnxruntime uses for one batch."""
-    batch_wait_ms: float = Field(2.0, ge=0)
+    batch_wait_ms: float = Field(2.0, ge=0, le=LONGEST)
     """How long a query may wait for others that are being read, to be encoded with them; alone it never waits."""
-    encoder_idle_seconds: float = Field(300.0, gt=0)
+    encoder_idle_seconds: float = Field(300.0, gt=0, le=LONGEST)
     """An encoder that no gallery needs and nobody has used for so long is dropped from memory."""
     embedding_apis: str = ""
     """Base URLs of embedding APIs that versions may call, with commas between them: nothing else is called."""
     preload: str = ""
     """Galleries that are loaded before the process is ready, with commas between them; `*`: all there is room for."""
-    poll_seconds: float = Field(0.02, gt=0)
+    poll_seconds: float = Field(0.02, gt=0, le=LONGEST)
     """How often the replica and the worker look for news."""
-    lease_seconds: float = Field(30.0, gt=0)
+    lease_seconds: float = Field(30.0, gt=0, le=LONGEST)
     """How long a worker may hold a chunk without a heartbeat."""
 
     @field_validator("api_key", "worker_key")
