@@ -124,9 +124,10 @@ def test_a_body_without_the_type_json_is_refused_by_every_route_that_reads_json(
 
 
 def test_the_faults_of_a_body_are_named_up_to_a_hundred(served: Any) -> None:
-    edges = {"moved": [], "edges": [0] * 500}
+    unknown = {f"x{number}": 1 for number in range(90)}
+    body = {"name": "g", "index": unknown, **unknown}
 
-    told = problem(served.http.post("/work/1", json=edges, params={"lease": "x"}), 422, "invalid_request", "/edges/0")
+    told = problem(served.http.post("/galleries", json=body), 422, "invalid_request", "/index/x0")
 
     assert len(told["errors"]) == 100
 
