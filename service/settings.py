@@ -85,7 +85,7 @@ class Settings(BaseSettings):
     max_decoded_bytes: int = Field(MAX_DECODED_BYTES, ge=1)
     """Memory of the images that one process decodes at the same time; a larger one is decoded alone."""
     max_body_bytes: int = Field(256 << 20, ge=1)
-    """Largest request of all but version archives."""
+    """Largest request of all but version archives, and the longest metadata, or texts, of matches together."""
     max_json_bytes: int = Field(32 << 20, ge=1)
     """Largest JSON of items, queries and evaluation sets."""
     max_model_bytes: int = Field(1 << 20, ge=1)

@@ -25,7 +25,7 @@ from regraft.models import (
     SearchSeconds,
     ShardSeconds,
 )
-from service.http.item_texts import add_texts
+from service.http.item_texts import add_texts, too_long
 from service.http.search_request import KINDS, QueryBatch, SearchRequest
 from service.runtime import Runtime
 
@@ -49,7 +49,7 @@ def page_of(service: Runtime, asked: SearchRequest, part: QueryBatch, answer: Se
     rows = _ranked(service, answer, part, asked.params.threshold)
     end = asked.end
     shown = [row[asked.offset : end] for row in rows]
-    results = _show(answer, part, shown, asked.params.fields)
+    results = _show(answer, part, shown, asked.params.fields, service.settings.max_body_bytes)
     if asked.params.with_text:
         add_texts(service, ((place[2] for place in row) for row in shown), (one["matches"] for one in results))
     service.traffic.count([place[2] for row in shown for place in row])
@@ -112,18 +112,24 @@ def _higher_is_better(service: Runtime, shards: Sequence[ShardTrace]) -> bool:
 
 
 def _show(
-    answer: SearchResult, part: QueryBatch, rows: Sequence[Sequence[RankedMatch]], fields: Projection | None
+    answer: SearchResult,
+    part: QueryBatch,
+    rows: Sequence[Sequence[RankedMatch]],
+    fields: Projection | None,
+    most: int,
 ) -> list[dict[str, Any]]:
-    """What the matches show."""
+    """What the matches show. Raises InvalidArgument where their metadata are longer than `most` together."""
     shards = [(s.version, s.origin, s.route.kinds) for s in answer.shards]
     version, mode, known = answer.version, answer.mode.value, answer.items
-    results = []
+    results, length = [], 0
     for pointer, row in zip(part.pointers, rows, strict=True):
         matches = []
         for score, raw_score, key, shard in row:
             stored, name, _ = known[key]
             made_by, origin, route = shards[shard]
-            metadata = orjson.Fragment(stored) if fields is None else _some(stored, fields)
+            metadata = stored if fields is None else _some(stored, fields)
+            if (length := length + len(metadata)) > most:
+                raise too_long("metadata", most, "fewer of their `fields`")
             matches.append(
                 {
                     "id": name,
@@ -132,16 +138,16 @@ def _show(
                     "version": made_by,
                     "origin": origin,
                     "route": route,
-                    "metadata": metadata,
+                    "metadata": orjson.Fragment(metadata),
                 }
             )
         results.append({"query": pointer, "version": version, "mode": mode, "matches": matches})
     return results
 
 
-def _some(stored: str, fields: Projection) -> orjson.Fragment:
+def _some(stored: str, fields: Projection) -> str:
     """Some fields of a JSON object; as text, since it may hold integers that orjson would not write."""
-    return orjson.Fragment(json.dumps(fields.of(stored)))
+    return json.dumps(fields.of(stored))
 
 
 def explain(pages: Sequence[Page]) -> Explanation:

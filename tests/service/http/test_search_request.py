@@ -187,6 +187,21 @@ class TestPages:
         assert ask(served, filled, **same, cursor=cursor).status_code == 200
 
 
+@pytest.mark.parametrize("shown", [{"metadata": {"told": "x" * 60_000, "n": 1}}, {"text": "x" * 60_000}])
+def test_what_matches_show_is_no_longer_than_a_body(served: Any, shown: dict[str, Any]) -> None:
+    path = served.gallery("plain")
+    items = [{"id": f"i{n}", "embedding": [n, 1, 1], **shown} for n in range(5)]
+    assert served.http.post(f"{path}/items", json={"items": items}).json()["stored"] == 5
+    body = {"version": "plain", "embeddings": [[1, 1, 1]] * 4, "k": 5, "with_text": True}  # 20 times 60,000 characters
+
+    told = problem(ask(served, path, **body), 422, "invalid_argument", "/k")
+
+    assert "ask for fewer matches" in told["detail"]
+    less = {"with_text": False} if "text" in shown else {"fields": ["n"]}
+    assert [len(found) for found in ids(ask(served, path, **body | less))] == [5] * 4
+    assert [len(found) for found in ids(ask(served, path, **body | {"k": 3}))] == [3] * 4
+
+
 class TestThreshold:
     def test_matches_of_a_cosine_space_are_at_least_so_near(
         self, served: Any, filled: str, pictures: list[bytes]
