@@ -1,7 +1,8 @@
 """HTTP by uvicorn, with head and body of an answer in one system call, where uvicorn makes two.
 
-And with an end to connections whose client owes the rest of a request: uvicorn waits for it as long as it takes, and
-each keeps a descriptor; it keeps a head of any length, too, before anybody is asked for a key.
+And with an end to connections whose client owes the rest of a request, or reads nothing of an answer: uvicorn waits as
+long as it takes, and each keeps a descriptor and the answer; it keeps a head of any length, too, before anybody is
+asked for a key.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 LOOK_SECONDS = 10.0
 LOOKS = 4
 """So often in a row a client may be found owing the same head of a request, or the next part of its body."""
+UNREAD_LOOKS = 30
+"""So often, having read nothing of the rest of an answer; longer, for of a large buffer the system tells late."""
 HEAD_BYTES = 1 << 17
 """How long a head may be, or the trailers behind a body, beside what came with their beginning."""
 
@@ -23,6 +26,8 @@ class WholeAnswers(HttpToolsProtocol):
 
     # Looks are counted and no seconds, so that nobody is blamed for a while in which nothing was read here.
     _owed = 0
+    _unread = 0
+    _unread_bytes = 0
     _head_bytes = 0
     _looking: asyncio.TimerHandle
 
@@ -55,10 +60,13 @@ class WholeAnswers(HttpToolsProtocol):
 
     def _look(self) -> None:
         self._owed = self._owed + 1 if self._waits() else 0
+        before, self._unread_bytes = self._unread_bytes, self.transport.get_write_buffer_size()
+        self._unread = self._unread + 1 if 0 < before == self._unread_bytes else 0
         if self._owed == LOOKS:
             self.transport.close()
-        else:
-            self._looking = self.loop.call_later(LOOK_SECONDS, self._look)
+        if self._unread == UNREAD_LOOKS:
+            self.transport.abort()  # a connection that is closed still waits for it to be read
+        self._looking = self.loop.call_later(LOOK_SECONDS, self._look)
 
     def _waits(self) -> bool:
         """Whether it is the client's turn. Between two requests it may rest as long as uvicorn lets it."""

@@ -120,6 +120,35 @@ def test_who_owes_the_rest_of_a_request_is_waited_for_a_while_and_no_longer(
     assert talk(slow, sent, 0.12).split()[1:2] == [status][: len(status)]
 
 
+@pytest.mark.parametrize(("reads", "left"), [(False, False), (True, True)])
+def test_an_answer_of_which_nothing_is_read_is_given_up(
+    reads: bool, left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_answers, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(whole_answers, "UNREAD_LOOKS", 6)
+    answer = b"x" * (64 << 20)
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": answer})
+
+    async def run() -> bool:
+        config = uvicorn.Config(large, lifespan="off", log_config=None)
+        loop, state = asyncio.get_running_loop(), ServerState()
+        async with await loop.create_server(lambda: WholeAnswers(config, state, {}), "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), limit=1 << 20)
+            writer.write(WHOLE)
+            for _ in range(15):
+                await asyncio.sleep(0.05)
+                if reads:
+                    await reader.readexactly(2 << 20)
+            served = bool(state.connections)
+            writer.transport.abort()
+        return served
+
+    assert asyncio.run(run()) == left
+
+
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
 
 
