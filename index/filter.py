@@ -6,6 +6,7 @@ condition means for an item is said once, at the class of its test; `index.metad
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -131,6 +132,23 @@ def value_at(metadata: Mapping[str, Any], field: str) -> Any:
             return None
         found = found.get(key)
     return found
+
+
+def value_text(value: Any) -> str:
+    """A JSON value as text, the same for equal ones: as in filters 1 is 1.0, and "1" is neither."""
+    return json.dumps(_with_whole_numbers(value), sort_keys=True)
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    match value:
+        case float():
+            return int(value) if value.is_integer() else value
+        case list():
+            return [_with_whole_numbers(element) for element in value]
+        case dict():
+            return {key: _with_whole_numbers(element) for key, element in value.items()}
+        case _:
+            return value
 
 
 class _Size:

@@ -5,7 +5,6 @@ Embeddings that a forward edge made are left out: they say what that edge does, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, Select, and_, false, select
 
-from index.filter import value_at
+from index.filter import value_at, value_text
 from index.space import Vectors
 from index.version import Origin
 from service.registry.registry import LoadedVersion
@@ -109,8 +108,8 @@ def draw_held(
 
 
 def label_text(metadata: Mapping[str, Any], label: str) -> str:
-    """A metadata field, which is there, as a class: 1 and "1" stay different."""
-    return json.dumps(value_at(metadata, label), sort_keys=True)
+    """A metadata field, which is there, as a class."""
+    return value_text(value_at(metadata, label))
 
 
 def _labelled(row: PairRow, label: str) -> bool:

@@ -26,6 +26,7 @@ from index.filter import (
     _Size,
     parse_filter,
     value_at,
+    value_text,
 )
 
 
@@ -168,6 +169,25 @@ def test_everything_else_is_refused_with_its_place_and_what_is_legal(given: Any,
 )
 def test_a_field_is_a_key_or_a_path_of_keys(field: str, value: object) -> None:
     assert value_at({"a": 1, "b": {"c": 2, "e": [3]}, "x.y": 4, "x": {"y": 5}}, field) == value
+
+
+def test_values_have_one_text_where_they_are_equal_and_no_other_has_it() -> None:
+    classes: list[list[Any]] = [
+        [1, 1.0],
+        [0, -0.0],
+        ["1"],
+        [True],
+        [1.5],
+        [2**53, 2.0**53],
+        [2**53 + 1],
+        [[1, {"a": 2}], [1.0, {"a": 2.0}]],
+        [{"a": 1, "b": None}, {"b": None, "a": 1.0}],
+    ]
+
+    texts = [{value_text(value) for value in values} for values in classes]
+
+    assert all(len(same) == 1 for same in texts)
+    assert len(set().union(*texts)) == len(classes)
 
 
 @pytest.mark.parametrize(

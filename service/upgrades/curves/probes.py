@@ -19,7 +19,7 @@ from sqlalchemy import Connection, false, func, select
 from index.decoding import Decoder
 from index.errors import InvalidArgument, RegraftError
 from index.evaluation.metrics import MEAN_AP
-from index.filter import value_at
+from index.filter import value_at, value_text
 from index.space import Vectors
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.stored_contents import embeds
@@ -32,7 +32,6 @@ from service.upgrades.gates.samples import (
     READ_BLOCK,
     Entry,
     UnknownEvaluation,
-    as_text,
     draw,
     embed,
     evaluation_row,
@@ -167,7 +166,7 @@ def read(connection: Connection, gallery_id: int, asked: CurveIn, chosen: Chosen
         for row in connection.execute(mine.order_by(item.c.id)):
             value = value_at(row.metadata, asked.label) if asked.label else None
             if row.blob == blob_of[row.id] and (value is not None or asked.label is None):
-                entries.append(Entry(row.id, row.blob, None if value is None else as_text(value), None))
+                entries.append(Entry(row.id, row.blob, None if value is None else value_text(value), None))
     return entries
 
 

@@ -19,7 +19,7 @@ from index.engines.base import MISSING, Keys
 from index.errors import InvalidArgument
 from index.evaluation.measures import first_items, recall
 from index.evaluation.metrics import Compared, mean_interval, retrieval_from_rankings
-from index.filter import value_at
+from index.filter import value_at, value_text
 from index.space import Vectors
 from index.version import Score
 from service.registry.registry import LoadedVersion
@@ -28,7 +28,7 @@ from service.store.repository import STREAMED
 from service.store.tables import item
 from service.upgrades.curves.probes import FULL_RANKINGS, CurveIn, Probes
 from service.upgrades.gates.relevance import live_keys, right_keys
-from service.upgrades.gates.samples import as_text, read_entries
+from service.upgrades.gates.samples import read_entries
 
 BLOCK_QUERIES = 64
 BLOCK_SCORES = 1 << 19
@@ -132,7 +132,7 @@ class ItemLabels:
                 self._counts[before] -= 1
             code = None
             if value is not None:
-                code = self._vocabulary.setdefault(as_text(value), len(self._vocabulary))
+                code = self._vocabulary.setdefault(value_text(value), len(self._vocabulary))
                 self._code_of[row.id] = code
                 self._counts[code] += 1
             if not row.deleted and code != before:  # most were only moved

@@ -7,7 +7,6 @@ evaluation set every entry is both, but where its entries name the items of the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from index.decoding import Decoder
 from index.encoder import BATCH, Embedded
 from index.errors import InvalidArgument, RegraftError
 from index.evaluation.matching import Listed, Matching, Right
-from index.filter import value_at
+from index.filter import value_at, value_text
 from index.space import Vectors
 from service.backfills.planner import embeddable
 from service.registry.registry import LoadedVersion, Registry
@@ -196,7 +195,7 @@ def read_entries(
     mine = select(evaluation_entry).where(evaluation_entry.c.evaluation_id == evaluation_id)
     entries = []
     for row in connection.execute(mine.order_by(evaluation_entry.c.number)):
-        own = None if row.label is None else as_text(row.label)
+        own = None if row.label is None else value_text(row.label)
         label_text = own if label is None else field_text(row.metadata, label)
         part, relevant = field_text(row.metadata, slice_field), tuple(row.relevant or ())
         entries.append(Entry(row.number, row.blob, label_text, part, str(row.number), relevant))
@@ -269,11 +268,6 @@ def read_embeddings(
     return _sample(embedded, entries, {}, 0)
 
 
-def as_text(value: Any) -> str:
-    """Any JSON value as something that sorts: 1 and "1" stay different."""
-    return json.dumps(value, sort_keys=True)
-
-
 def _sample(
     embedded: Mapping[str, Embedded],
     entries: Sequence[Entry],
@@ -287,9 +281,9 @@ def _sample(
 
 
 def field_text(metadata: Mapping[str, Any], name: str | None) -> str | None:
-    """A metadata field as `as_text` has it; None where there is none."""
+    """A metadata field as `value_text` has it; None where there is none."""
     found = None if name is None else value_at(metadata, name)
-    return None if found is None else as_text(found)
+    return None if found is None else value_text(found)
 
 
 def quantiles(seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:

@@ -223,9 +223,11 @@ class TestSample:
         # What holds an embedding by v1 is found, whether or not it has an image that can ask.
         assert (report["queries"], report["items"], report["unreadable"], report["unlabelled"]) == (18, 20, 1, 1)
 
-    def test_labels_of_any_json_type_are_told_apart(self, served: Any, pictures: list[bytes]) -> None:
+    @pytest.mark.parametrize("labels", [[1, "1", True, 1, "1", True], [1, 2, {"n": [0]}, 1.0, 2.0, {"n": [-0.0]}]])
+    def test_labels_of_any_json_type_are_told_apart_by_value(
+        self, served: Any, pictures: list[bytes], labels: list[Any]
+    ) -> None:
         path = served.gallery("v1")
-        labels = [1, "1", True, 1, "1", True]
         items = [{"id": str(n), "metadata": {"digit": label}, "image": str(n)} for n, label in enumerate(labels)]
         served.post_items(path, items, [(str(n), pictures[n % 3]) for n in range(6)])
 
