@@ -9,6 +9,7 @@ and of several the best is told a little too well.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,7 +69,7 @@ class LearningCurve:
     Attributes:
         scores: pairs fitted on -> CMC@1, fewest pairs first.
         queries: how many measured them.
-        doubled: what the last doubling gained, paired over queries; None where there were too few pairs to halve.
+        doubled: what the last doubling gained, paired over queries; None where half of the pairs are too few to fit on.
     """
 
     scores: Mapping[int, Score]
@@ -132,7 +133,7 @@ def choose_kind(kinds: Iterable[str], fit: Fit, pairs: Pairs, old: Card, seed: i
 def learning_curve(kind: str, fit: Fit, pairs: Pairs, old: Card, whole: Retrieval) -> LearningCurve:
     """Fit on a quarter and on half of the pairs, and measure with the same queries that measured the edge.
 
-    Nothing is chosen by the curve, so the queries stay unbiased.
+    Nothing is chosen by the curve, so the queries stay unbiased. It has no point where so few pairs determine no map.
 
     Args:
         kind: what was fitted.
@@ -142,12 +143,13 @@ def learning_curve(kind: str, fit: Fit, pairs: Pairs, old: Card, whole: Retrieva
         whole: what the edge, fitted on all of them, reached.
     """
     points: dict[int, Retrieval] = {}
-    for count in (len(pairs.new_SM) // share for share in SHARES):
-        if count >= 2:
-            labels_S = None if pairs.labels_S is None else pairs.labels_S[:count]
-            fewer = replace(pairs, new_SM=pairs.new_SM[:count], old_SN=pairs.old_SN[:count], labels_S=labels_S)
+    counts = [len(pairs.new_SM) // share for share in SHARES]
+    for count in counts:
+        labels_S = None if pairs.labels_S is None else pairs.labels_S[:count]
+        fewer = replace(pairs, new_SM=pairs.new_SM[:count], old_SN=pairs.old_SN[:count], labels_S=labels_S)
+        with suppress(InvalidArgument):
             points[count] = measure(fit(kind, fewer)(pairs.new_QM, pairs.old_QN), pairs, old)
-    doubled = gained(whole, points[max(points)]) if points else None
+    doubled = gained(whole, points[counts[-1]]) if counts[-1] in points else None
     points[len(pairs.new_SM)] = whole
     return LearningCurve(
         {count: measured.interval(METRIC) for count, measured in points.items()}, int(whole.valid.sum()), doubled

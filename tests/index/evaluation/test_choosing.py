@@ -91,6 +91,22 @@ def test_a_curve_ends_in_what_was_measured_and_says_whether_more_would_help() ->
     assert "Too few pairs" in learning_curve("ridge", search, tiny, OLD, whole).in_words()
 
 
+@pytest.mark.parametrize(("least", "fitted_on"), [(5, [6, 12, 24]), (7, [12, 24]), (13, [24])])
+def test_a_curve_has_no_point_where_so_few_pairs_determine_no_map(least: int, fitted_on: list[int]) -> None:
+    def fit(kind: str, some: Pairs) -> Search:
+        if len(some.new_SM) < least:
+            raise InvalidArgument("so few pairs do not determine such a map")
+        return search(kind, some)
+
+    pairs = drawn(rotation, 30)
+    whole = measure(search("ridge", pairs)(pairs.new_QM, pairs.old_QN), pairs, OLD)
+
+    curve = learning_curve("ridge", fit, pairs, OLD, whole)
+
+    assert list(curve.scores) == fitted_on
+    assert ("Too few pairs" in curve.in_words()) is (fitted_on == [24])
+
+
 def ranked(right: float) -> Retrieval:
     hit = np.arange(200) < 200 * right
     return Retrieval({1: hit}, hit.astype(float), np.ones(200, bool))
