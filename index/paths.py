@@ -1,9 +1,13 @@
-"""Looking into folders that others empty or remove meanwhile."""
+"""Looking into folders: that others empty or remove meanwhile, or that hold what a user stores or trains on."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection, Iterator
 from glob import glob
 from pathlib import Path
+
+from index.errors import InvalidArgument
 
 
 def paths_in(folder: Path, pattern: str) -> list[Path]:
@@ -12,3 +16,41 @@ def paths_in(folder: Path, pattern: str) -> list[Path]:
     What goes while it looks is not there. `Path.glob` raises FileNotFoundError then, up to Python 3.12.
     """
     return [folder / name for name in glob(pattern, root_dir=folder)]  # noqa: PTH207
+
+
+def files_below(folder: Path, suffixes: Collection[str], *, pointer: str = "") -> Iterator[Path]:
+    """Files that end so, at any depth, through links, but for what programs leave beside them.
+
+    Args:
+        folder: where.
+        suffixes: in small letters, with their dot.
+        pointer: of the error.
+
+    Raises:
+        InvalidArgument: a folder cannot be listed; names it.
+    """
+    return _files_below(folder, suffixes, pointer, frozenset())
+
+
+def _files_below(folder: Path, suffixes: Collection[str], pointer: str, above: frozenset[Path]) -> Iterator[Path]:
+    """`above`: the real folders that lead there: a link to one of them would never end."""
+    real = folder.resolve()
+    if real in above:
+        return
+    try:
+        with os.scandir(folder) as found:
+            entries = [entry for entry in found if not _left_behind(entry.name)]
+    except OSError as error:
+        raise InvalidArgument(f"{folder} cannot be read: {error.strerror or error}", pointer=pointer) from error
+    for entry in entries:
+        path = Path(entry.path)
+        if entry.is_dir():
+            yield from _files_below(path, suffixes, pointer, above | {real})
+        # Whoever reads a link to nothing says so; reading a pipe would never end.
+        elif path.suffix.lower() in suffixes and (entry.is_file() or entry.is_symlink()):
+            yield path
+
+
+def _left_behind(name: str) -> bool:
+    """Thumbnails, checkpoints of notebooks, what macOS packs beside files."""
+    return name.startswith(".") or name == "__MACOSX"

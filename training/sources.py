@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from index.errors import InvalidArgument, InvalidImage
 from index.image import FORMATS
+from index.paths import files_below
 from index.version import Version
 from training.data import Arrays, Data, Files, ImageSet
 from training.digits import Digits, load_digits_split
@@ -238,43 +238,16 @@ def _array_set(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> ImageSet
 
 
 def _files(root: Path) -> list[Path]:
-    paths = sorted(path for path in _images(root, frozenset()) if path.parent != root)
+    paths = sorted(_named(path) for path in files_below(root, SUFFIXES, pointer="/root") if path.parent != root)
     if not paths:
         raise InvalidArgument(f"{root} holds no <class>/<image> files", pointer="/root")
     return paths
 
 
-def _images(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
-    """Image files at any depth, through links, but for what programs leave beside them.
-
-    Args:
-        folder: where.
-        above: the real folders that lead there: a link to one of them would never end.
-    """
-    real = folder.resolve()
-    if real in above:
-        return
-    try:
-        with os.scandir(folder) as found:
-            entries = [(Path(entry.path), entry.is_dir()) for entry in found if not _left_behind(entry.name)]
-    except OSError as error:
-        raise InvalidArgument(f"{folder} cannot be read: {error.strerror or error}", pointer="/root") from error
-    for path, is_folder in entries:
-        if is_folder:
-            yield from _images(_named(path), above | {real})
-        elif path.suffix.lower() in SUFFIXES:
-            yield _named(path)
-
-
-def _left_behind(name: str) -> bool:
-    """Thumbnails, checkpoints of notebooks, what macOS packs beside files."""
-    return name.startswith(".") or name == "__MACOSX"
-
-
 def _named(path: Path) -> Path:
     """Refuse a name that no card and no message could hold."""
     try:
-        path.name.encode()
+        str(path).encode()
     except UnicodeEncodeError as error:
         shown = str(path).encode(errors="backslashreplace").decode()
         raise InvalidArgument(f"the name of {shown} is not UTF-8; rename it", pointer="/root") from error

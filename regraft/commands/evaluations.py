@@ -15,6 +15,7 @@ from regraft import given
 from regraft.commands.answers import Commands, answer, out
 from regraft.commands.evaluation_files import LINES, read_evaluation, read_lines
 from regraft.commands.ingest import IMAGE_SUFFIXES
+from regraft.commands.item_files import below, label_of
 from regraft.commands.options import (
     URL,
     ApiKey,
@@ -117,10 +118,10 @@ def _entries(place: Path) -> tuple[list[dict[str, Any]], list[Path]]:
         return read_lines(place)
     if not place.exists():
         raise typer.BadParameter(f"there is no {place}", param_hint="FOLDER")
-    images = sorted(path for path in place.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    images = below(place, IMAGE_SUFFIXES)
     if not images:
         raise typer.BadParameter(f"no images below {place}", param_hint="FOLDER")
-    return [{"label": path.parent.name} for path in images], images
+    return [{"label": label_of(path)} for path in images], images
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import typer
 from index.errors import InvalidArgument
 from regraft.client import Client, ImageItem, InvalidInput, Problem, TextItem
 from regraft.commands.answers import answer, err, out
-from regraft.commands.item_files import below, by_id
+from regraft.commands.item_files import below, by_id, label_of
 from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, print_warnings, progress
 from regraft.commands.texts import are_texts, batches_of_texts, find_texts
 from regraft.models import ImageWarning, IngestResult, ItemError
@@ -174,7 +174,7 @@ def _item(key: str, path: Path) -> ImageItem:
         raise InvalidInput("its name is not UTF-8") from error
     if not (content := path.read_bytes()):
         raise InvalidInput("the file is empty")
-    return ImageItem(key, content, {"label": path.resolve().parent.name})
+    return ImageItem(key, content, {"label": label_of(path)})
 
 
 def _refused_as_result(send: Callable[[], IngestResult]) -> IngestResult:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from index.errors import InvalidArgument
+from index.paths import files_below
 
 
 def by_id(files: Iterable[tuple[str, Path]]) -> dict[str, Path]:
@@ -27,14 +29,19 @@ def by_id(files: Iterable[tuple[str, Path]]) -> dict[str, Path]:
     return found
 
 
-def below(path: Path, suffixes: Iterable[str]) -> list[Path]:
-    """The files of a folder that end so, at any depth, in order; or what is no folder, whatever its name.
+def below(path: Path, suffixes: Collection[str]) -> list[Path]:
+    """The files of a folder that end so, as `files_below`, in order; or what is no folder, whatever its name.
 
     Raises:
-        InvalidArgument: there is nothing.
+        InvalidArgument: there is nothing, or a folder cannot be listed.
     """
     if not path.exists():
         raise InvalidArgument(f"{path} does not exist")
     if not path.is_dir():
         return [path]
-    return sorted(p for p in path.rglob("*") if p.suffix.lower() in suffixes and p.is_file())
+    return sorted(files_below(path, suffixes))
+
+
+def label_of(file: Path) -> str:
+    """The name of the folder that a file lies in: of a link the folder that holds the link."""
+    return Path(os.path.normpath(file.absolute())).parent.name

@@ -10,7 +10,7 @@ from typing import Any
 
 from index.errors import InvalidArgument
 from regraft.client import TextItem
-from regraft.commands.item_files import below, by_id
+from regraft.commands.item_files import below, by_id, label_of
 
 TEXT, LINES = ".txt", ".jsonl"
 FIELDS = {"id", "text", "metadata"}
@@ -53,7 +53,7 @@ def _texts_of(key: str, file: Path, prefix: str) -> Iterator[TextItem]:
     if file.suffix.lower() == LINES:
         yield from _lines(file, prefix)
     else:
-        yield TextItem(prefix + key, _text(file), {"label": file.resolve().parent.name})
+        yield TextItem(prefix + key, _text(file), {"label": label_of(file)})
 
 
 def _text(file: Path) -> str:

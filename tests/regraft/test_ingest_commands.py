@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import httpx
@@ -141,6 +142,37 @@ def test_find_images_refuses_a_path_that_is_not_there_and_a_folder_without_image
         ingest.find_images([tmp_path / "missing"])
     with pytest.raises(InvalidArgument, match=r"no image files.*\.png"):
         ingest.find_images([tmp_path])
+
+
+def test_links_are_followed_and_labelled_by_where_they_lie_as_in_training(run, service, tmp_path):
+    service.answers["POST /v1/galleries/g/items"] = {"stored": 2, "new": 2}
+    service.answers["POST /v1/galleries/g/evaluations"] = {"id": 2, "size": 2, "kind": "images"}
+    split, pool = tmp_path / "split", tmp_path / "pool"
+    for folder in (pool, split / "cat", split / ".thumbs", split / "__MACOSX" / "cat"):
+        folder.mkdir(parents=True)
+        (folder / "1.png").write_bytes(b"x")
+    (split / "cat" / "1.png").unlink()
+    (split / "cat" / "1.png").symlink_to(pool / "1.png")
+    (split / "cat" / "all").symlink_to(split)
+    (split / "dog").symlink_to(pool)
+
+    assert run("ingest", "g", split)[0] == 0
+    assert run("evaluation", "add", "g", split)[0] == 0
+    stored, kept = service.requests
+    labelled = [(i["id"], i["metadata"]["label"]) for i in described(stored)]
+    assert labelled == [("cat/1.png", "cat"), ("dog/1.png", "dog")]
+    assert re.findall(rb'"label":"(\w+)"', kept.content) == [b"cat", b"dog"]
+
+
+def test_a_link_to_nothing_is_named_and_a_pipe_is_no_image(run, service, folder):
+    service.answers["POST /v1/galleries/g/items"] = {"stored": 4, "new": 4}
+    (folder / "cats" / "gone.png").symlink_to(folder / "nowhere.png")
+    os.mkfifo(folder / "cats" / "pipe.png")
+
+    code, shown, said = run("ingest", "g", folder)
+
+    assert (code, shown) == (1, "stored 4 images in g, 1 failed (4 new, 0 replaced)\n")
+    assert "cats/gone.png: No such file or directory" in said
 
 
 def test_a_single_file_is_taken_whatever_its_name(tmp_path):

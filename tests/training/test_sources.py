@@ -363,8 +363,8 @@ def test_a_folder_that_cannot_be_listed_is_named(root: Path, monkeypatch: pytest
 
 
 def test_a_name_that_is_not_utf_8_is_refused_with_its_path(root: Path) -> None:
-    (root / "train" / os.fsdecode(b"caf\xe9")).mkdir()
-    with pytest.raises(InvalidArgument, match=r"train/caf\\udce9 is not UTF-8; rename it"):
+    put(root / "train" / os.fsdecode(b"caf\xe9") / "1.png")
+    with pytest.raises(InvalidArgument, match=r"train/caf\\udce9/1.png is not UTF-8; rename it"):
         load_data("folders", str(root))
 
 
