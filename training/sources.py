@@ -111,9 +111,10 @@ def folders(root: Path) -> Data:
     Links are followed; names that begin with a dot, and `__MACOSX`, are not looked at.
 
     Training classes are numbered first, so that other test images do not renumber them. A root that holds none of
-    these holds the classes themselves; a fifth of each is then kept for testing.
+    these, or one that is a class itself, holds the classes; a fifth of each is then kept for testing.
     """
-    if not any((root / part).is_dir() for part in ("test", *PARTS)):
+    parts = [root / part for part in ("test", *PARTS) if (root / part).is_dir()]
+    if not parts or (len(parts) == 1 and _is_class(parts[0])):
         return _plain(root)
     same = (root / "test").is_dir()
     paths = {part: _files(root / part) for part in (("train", "test") if same else PARTS)}
@@ -252,6 +253,11 @@ def _named(path: Path) -> Path:
         shown = str(path).encode(errors="backslashreplace").decode()
         raise InvalidArgument(f"the name of {shown} is not UTF-8; rename it", pointer="/root") from error
     return path
+
+
+def _is_class(folder: Path) -> bool:
+    """Whether it holds images, and no folders of them."""
+    return all(path.parent == folder for path in files_below(folder, SUFFIXES, pointer="/root"))
 
 
 def _class(path: Path, part: Path) -> str:

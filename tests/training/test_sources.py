@@ -349,6 +349,18 @@ def test_links_are_followed_but_not_in_circles_and_what_programs_leave_is_no_cla
     assert len(data.train) + len(data.query) == 12
 
 
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    for number in range(4):
+        put(tmp_path / "bus" / f"{number}.png", number)
+        put(tmp_path / "train" / f"{number}.png", number)
+
+    assert load_data("folders", str(tmp_path)).classes == ["bus", "train"]
+
+    put(tmp_path / "test" / "0.png")
+    with pytest.raises(InvalidArgument, match=r"train holds no <class>/<image> files"):
+        load_data("folders", str(tmp_path))
+
+
 def test_a_folder_that_cannot_be_listed_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def scandir(folder: Path) -> Any:
         if folder.name == "b":
