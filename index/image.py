@@ -46,6 +46,8 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 """What makes a picture of each EXIF orientation upright; 1 is."""
+ONLY_TO = {"LAB": "RGB", "La": "LA"}
+"""Modes that Pillow converts to a single other one: CIELAB, and grey that is multiplied by its transparency."""
 WHITE_IS_ZERO = 0
 """The photometric interpretation of TIFF that Pillow heeds up to 8 bits only."""
 FILTER_SUPPORT = 3
@@ -67,7 +69,7 @@ def decode_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         max_pixels: refuse more than this, judged by the header before anything is decoded.
 
     Returns:
-        The image in mode L, LA, RGB, RGBA or another of Pillow's 8-bit modes.
+        The image in mode L, LA, RGB, RGBA or another of Pillow's 8-bit modes, one that converts to RGB and to L.
 
     Raises:
         InvalidImage: empty, not one of `FORMATS`, corrupt or truncated, too many pixels, a side below `MIN_SIDE`, or
@@ -102,16 +104,9 @@ def load_image(image: Image.Image) -> Image.Image:
 
 
 def preprocess(image: Image.Image, spec: Preprocess) -> Pixels:
-    """One decoded image -> the encoder's input, float32 (C, H, W). See `Preprocess` for the steps.
-
-    Raises:
-        InvalidImage: its colours cannot be converted.
-    """
+    """One decoded image -> the encoder's input, float32 (C, H, W). See `Preprocess` for the steps."""
     resampling = Image.Resampling[spec.interpolation.upper()]
-    try:
-        image = image.convert(spec.mode)
-    except (ValueError, OSError) as error:  # Pillow lacks some conversions, from CIELAB for one
-        raise InvalidImage(f"the image's colours, {image.mode}, cannot be converted to {spec.mode}") from error
+    image = image.convert(spec.mode)
     if spec.stretch:
         image = image.resize((spec.width, spec.height), resampling)
     else:
@@ -165,7 +160,10 @@ def _open(data: bytes, max_pixels: int) -> Image.Image:
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
-    """Bring grey of 12 and 16 bits to 8 (Pillow's own conversion would clip it) and palettes to their colours."""
+    """Bring grey of 12 and 16 bits to 8 (Pillow's own conversion would clip it) and palettes to their colours.
+
+    What Pillow converts to a single other mode becomes that.
+    """
     if image.mode.startswith("I;16"):
         tiff = getattr(image, "tag_v2", {})
         bits = tiff.get(BITSPERSAMPLE, (16,))[0]
@@ -175,7 +173,7 @@ def _eight_bit(image: Image.Image) -> Image.Image:
         return grey
     if image.mode in {"P", "PA"}:
         return image.convert("RGBA" if "transparency" in image.info or image.mode == "PA" else "RGB")
-    return image
+    return image.convert(ONLY_TO[image.mode]) if image.mode in ONLY_TO else image
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -312,14 +312,16 @@ def test_what_is_said_to_be_seen_is_what_reaches_the_encoder(side: int, longer: 
     assert seen_share(size, Preprocess(32, 32)) == pytest.approx(seen / (size[0] * size[1]))
 
 
-def test_colours_that_pillow_cannot_convert_are_the_images_fault(image_bytes: SaveImage) -> None:
-    decoded = decode_image(image_bytes(lab(), "TIFF"))
-    with pytest.raises(InvalidImage, match="LAB, cannot be converted to L"):
-        preprocess(decoded, Preprocess(8, 8, "L"))
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_colours_that_pillow_converts_to_one_mode_only_reach_every_encoder(mode: str, image_bytes: SaveImage) -> None:
+    spec = Preprocess(8, 8, mode, resize=8, mean=(0.0,) * len(mode), std=(1.0,) * len(mode))
+    faint = image_bytes(Image.new("LA", (16, 16), (64, 128)), "TIFF")
+    # Tag 338: 2, alpha beside the grey, becomes 1, grey multiplied by it.
+    multiplied = faint.replace(struct.pack("<HHII", 338, 3, 1, 2), struct.pack("<HHII", 338, 3, 1, 1))
+    lab = image_bytes(Image.merge("LAB", photo().split()), "TIFF")
 
-
-def lab() -> Image.Image:
-    return Image.merge("LAB", photo().split())
+    assert preprocess(decode_image(multiplied), spec) == pytest.approx(0.5, abs=0.01)
+    assert np.ptp(preprocess(decode_image(lab), spec)) > 0.1
 
 
 @pytest.mark.parametrize("size", [(500_000, 4), (4, 500_000)])
