@@ -37,12 +37,12 @@ of ten thousands of threads torch dies."""
 
 OPTION_LIMITS: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("weight", "adversarial_weight", "alignment_weight", "independent_weight"), (0, math.inf)),
-    **dict.fromkeys(("influence_weight", "old_weight", "density", "scale", "logit_scale"), (0, math.inf)),
+    **dict.fromkeys(("influence_weight", "old_weight", "scale", "logit_scale"), (0, math.inf)),
     **dict.fromkeys(("sharpness", "margin", "threshold", "fix_from", "hardest"), (0, math.inf)),
     **dict.fromkeys(("branch", "trunk", "hidden", "extra"), (1, math.inf)),
-    **dict.fromkeys(("temperature", "zeta", "boundary"), (1e-6, math.inf)),
+    **dict.fromkeys(("temperature", "zeta", "boundary", "density"), (1e-6, math.inf)),
 }
-"""Option of any method -> likewise; what is divided by is above 0."""
+"""Option of any method -> likewise; what is divided by, or whose logarithm is taken, is above 0."""
 
 
 def check_numbers(recipe: Recipe) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from index.evaluation.curves import CALIBRATED, RAW
 from index.folder import load_version
+from index.new_folder import Unwritable
 from index.version import Card, Version
 from training.data import Data
 from training.evaluate import METRICS
@@ -208,11 +209,13 @@ def _picture(svg: bytes, text: str) -> str:
 
 
 def _write(path: Path, content: bytes) -> Path:
-    """Under a temporary name first, so that no half-written file keeps the right one."""
+    """Under a temporary name first, so that no half-written file keeps the right one. Raises Unwritable."""
     part = path.with_name(f".{path.name}.part")
     try:
         part.write_bytes(content)
         part.replace(path)
+    except OSError as error:
+        raise Unwritable(f"{path} could not be written: {error.strerror or error}") from error
     finally:
         part.unlink(missing_ok=True)
     return path

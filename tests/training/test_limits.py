@@ -58,6 +58,7 @@ def test_a_number_out_of_range_is_refused_with_the_legal_ones(
         ("digits_hoc", "sharpness", float("inf"), "0 or more"),
         ("digits_hot_refresh", "hardest", -1, "0 or more"),
         ("digits_contrast", "temperature", 0.0, "1e-06 or more"),
+        ("digits_hbct", "density", 0.0, "1e-06 or more"),
     ],
 )
 def test_an_option_out_of_range_is_refused_with_the_legal_ones(

@@ -15,6 +15,7 @@ import pytest
 
 from index.evaluation.metrics import Compared
 from index.folder import load_version, write_card
+from index.new_folder import Unwritable
 from index.space import Cosine
 from index.version import Version
 from training import report as module
@@ -132,7 +133,7 @@ def test_a_report_that_cannot_be_written_leaves_the_last_one(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(Unwritable, match=r"v2-report\.html could not be written: No space left"):
         write_report(measured, "v2", path)
     assert path.read_text() == "last"
     assert list(tmp_path.iterdir()) == [path]
