@@ -177,6 +177,8 @@ class Guard:
             ForeignOrigin: see `_check_local`.
         """
         path, given = scope["path"], headers.get(b"authorization", b"")
+        if given[: len(BEARER)].lower() == BEARER.lower():  # the name of a scheme has no case (RFC 9110, 11.1)
+            given = BEARER + given[len(BEARER) :]
         if self._expected is None:
             self._check_local(headers)
             return "local"
