@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from index.errors import InvalidArgument, RegraftError
+from index.paths import paths_in
 from index.version import CARD, NAME, Version
+
+NEW, REPLACED = "new", "replaced"
+"""What lies in the temporary folder: the version on its way, and the one whose place it takes."""
 
 
 class Unwritable(RegraftError):
@@ -54,13 +60,25 @@ def new_folder(out: Path) -> Iterator[Path]:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-            made = Path(scratch) / "new"
+            made = Path(scratch) / NEW
             made.mkdir()
             yield made
-            _take_place(made, out, Path(scratch) / "replaced")
+            _take_place(made, out, Path(scratch) / REPLACED)
     except OSError as error:
         why = error.strerror or str(error)
         raise Unwritable(f"{out} could not be written: {why}; what was there before still is") from error
+
+
+def clear_leftovers(out: Path) -> None:
+    """Remove what processes left that were killed while they wrote `out`; nobody may be writing it now.
+
+    What was to be replaced stays where nothing took its place.
+    """
+    scratch = re.compile(re.escape(f".{out.name}.") + r"\w{8}")
+    for folder in filter(lambda path: scratch.fullmatch(path.name), out.parent.iterdir()):
+        held = {path.name for path in paths_in(folder, "*")}
+        if held <= ({NEW, REPLACED} if out.exists() else {NEW}):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _take_place(made: Path, out: Path, aside: Path) -> None:

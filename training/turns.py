@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from index.errors import InvalidArgument
-from index.new_folder import Unwritable
+from index.new_folder import Unwritable, clear_leftovers
 from training import processes
 
 _held: set[Path] = set()
@@ -47,6 +47,7 @@ def only_here(out: Path) -> Iterator[None]:
         raise Unwritable(f"{out} cannot be written: {error.strerror or error}") from error
     _held.add(lock_of(out).resolve())
     try:
+        clear_leftovers(out)
         yield
     finally:
         _held.discard(lock_of(out).resolve())

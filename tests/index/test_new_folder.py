@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from index.errors import InvalidArgument
-from index.new_folder import check_target, new_folder
+from index.new_folder import check_target, clear_leftovers, new_folder
 
 
 def break_off(out: Path) -> None:
@@ -29,6 +29,28 @@ def test_a_new_folder_replaces_the_old_one_only_when_it_is_complete(tmp_path: Pa
 
     assert (out / "card.json").read_text() == "third"
     assert [p.name for p in out.parent.iterdir()] == ["v1"]
+
+
+def test_what_a_killed_process_left_goes_but_for_what_nothing_took_the_place_of(tmp_path: Path) -> None:
+    def holding(name: str, *parts: str) -> str:
+        for part in parts:
+            (tmp_path / name / part).mkdir(parents=True)
+        return name
+
+    holding(".v1.abcd_123", "new")
+    between = holding(".v1.bcde2345", "new", "replaced")
+    others = {
+        holding(".v1.personal", "new", "letters"),
+        holding(".v1.5.abcd_123", "new"),
+        holding(".v2.abcd_123", "new"),
+    }
+
+    clear_leftovers(tmp_path / "v1")
+    assert {path.name for path in tmp_path.iterdir()} == {between, *others}
+
+    holding("v1", "edges")
+    clear_leftovers(tmp_path / "v1")
+    assert {path.name for path in tmp_path.iterdir()} == {"v1", *others}
 
 
 @pytest.mark.parametrize("name", ["-v1", "a b", "v" * 65, "..."])

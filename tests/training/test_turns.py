@@ -25,8 +25,9 @@ def test_a_folder_that_somebody_trains_into_is_refused_and_nothing_is_left_of_th
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_training_leaves_a_lock_that_holds_nobody_off(tmp_path: Path) -> None:
+def test_a_killed_training_leaves_a_lock_that_holds_nobody_off_and_what_it_wrote_goes(tmp_path: Path) -> None:
     lock_of(tmp_path / "v").touch()
+    (tmp_path / ".v.abcd_123" / "new").mkdir(parents=True)
     wait_for_turn(tmp_path / "v", print)
     with only_here(tmp_path / "v"):
         (tmp_path / "v").mkdir()
