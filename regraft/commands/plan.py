@@ -13,6 +13,7 @@ import typer
 from index.errors import InvalidArgument, InvalidVersionFolder
 from regraft.commands.answers import answer, out
 from regraft.commands.options import needs, print_table
+from regraft.commands.version_folders import open_version
 from regraft.models import BackfillEstimate
 
 if TYPE_CHECKING:
@@ -49,9 +50,7 @@ def plan(
 
     Example: regraft plan runs/v1 runs/v2 --items 1000000000 --workers 8
     """
-    from index.folder import load_version
-
-    before, after = load_version(old), load_version(new)
+    before, after = open_version(old), open_version(new)
     rows, told = [], []
     for way, cost in (
         ("reencode", _called(after, reencode_rate, items, item_tokens) or _reencode(after, reencode_rate)),

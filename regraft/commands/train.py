@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from index.errors import InvalidArgument
-from index.folder import load_version
 from index.new_folder import check_new
 from regraft.commands.answers import answer, err, out
 from regraft.commands.options import needs
+from regraft.commands.version_folders import open_version
 
 if TYPE_CHECKING:
     from index.version import Version
@@ -134,7 +134,7 @@ def evaluate(
 
     Example: regraft evaluate runs/v1 runs/v2 --data folders --root IMAGES --out runs/evaluation
     """
-    versions = [load_version(folder) for folder in folders]
+    versions = [open_version(folder) for folder in folders]
     with needs(EXTRA):
         from training.matrix import ORDERS
         from training.matrix import evaluate as evaluate_versions
@@ -184,7 +184,7 @@ def fit_edge(
             raise InvalidArgument(
                 f"{folder} is no version folder; for versions that a service holds there is `regraft edge fit NEW OLD`"
             )
-    older, newer = load_version(old), load_version(new)
+    older, newer = open_version(old), open_version(new)
     if (pairs is None) == (source is None):
         raise InvalidArgument("give either --pairs or --data")
     with needs(EXTRA):
@@ -266,4 +266,4 @@ def _independents(given: list[str], versions: list[Version]) -> dict[str, Versio
     own = {name: folder for name, is_own, folder in (text.partition("=") for text in given) if is_own and name in names}
     shared = [text for text in given if text.partition("=")[0] not in own]
     everyone = dict.fromkeys((v.name for v in versions if v.edges), shared[-1]) if shared else {}
-    return {name: load_version(Path(folder)) for name, folder in (everyone | own).items()}
+    return {name: open_version(Path(folder)) for name, folder in (everyone | own).items()}

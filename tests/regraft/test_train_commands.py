@@ -67,6 +67,15 @@ def test_evaluate_asks_for_data_where_no_card_names_any(run, versions):
     assert said == "regraft: --data is needed: the newest version's card names no data set\n"
 
 
+def test_of_several_folders_the_one_that_is_no_version_is_named(run, versions, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for command in ("evaluate", "fit-edge", "plan"):
+        options = ["--kind", "ridge"] if command == "fit-edge" else []
+        said = run(command, versions[0].folder, tmp_path / "empty", *options)[2]
+
+        assert said == f"regraft: {tmp_path / 'empty'}: card.json is missing or unreadable\n"
+
+
 def test_evaluate_takes_the_newest_versions_own_data(run, versions, images, tmp_path):
     from index.folder import write_card
 
