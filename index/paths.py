@@ -9,6 +9,9 @@ from pathlib import Path
 
 from index.errors import InvalidArgument
 
+IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+"""How files end that hold images of `index.image.FORMATS`."""
+
 
 def paths_in(folder: Path, pattern: str) -> list[Path]:
     """What a pattern matches in a folder; names with a dot first only where the pattern has one there.

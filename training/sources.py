@@ -17,14 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.errors import InvalidArgument, InvalidImage
-from index.image import FORMATS
-from index.paths import files_below
+from index.paths import IMAGE_SUFFIXES, files_below
 from index.version import Version
 from training.data import Arrays, Data, Files, ImageSet
 from training.digits import Digits, load_digits_split
 from training.stored import with_stored
 
-SUFFIXES = {f".{name.lower()}" for name in FORMATS} | {".jpg", ".tif"}
 UNREADABLE = ("refuse", "skip")
 PARTS = ("train", "query", "gallery")
 
@@ -239,7 +237,7 @@ def _array_set(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> ImageSet
 
 
 def _files(root: Path) -> list[Path]:
-    paths = sorted(_named(path) for path in files_below(root, SUFFIXES, pointer="/root") if path.parent != root)
+    paths = sorted(_named(path) for path in files_below(root, IMAGE_SUFFIXES, pointer="/root") if path.parent != root)
     if not paths:
         raise InvalidArgument(f"{root} holds no <class>/<image> files", pointer="/root")
     return paths
@@ -257,7 +255,7 @@ def _named(path: Path) -> Path:
 
 def _is_class(folder: Path) -> bool:
     """Whether it holds images, and no folders of them."""
-    return all(path.parent == folder for path in files_below(folder, SUFFIXES, pointer="/root"))
+    return all(path.parent == folder for path in files_below(folder, IMAGE_SUFFIXES, pointer="/root"))
 
 
 def _class(path: Path, part: Path) -> str:

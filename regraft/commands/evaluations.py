@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from index.errors import InvalidImage
+from index.paths import IMAGE_SUFFIXES
 from regraft import given
 from regraft.commands.answers import Commands, answer, out
 from regraft.commands.evaluation_files import LINES, read_evaluation, read_lines
-from regraft.commands.ingest import IMAGE_SUFFIXES
 from regraft.commands.item_files import below, label_of
 from regraft.commands.options import (
     URL,

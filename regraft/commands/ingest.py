@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from index.errors import InvalidArgument
+from index.paths import IMAGE_SUFFIXES
 from regraft.client import Client, ImageItem, InvalidInput, Problem, TextItem
 from regraft.commands.answers import answer, err, out
 from regraft.commands.item_files import below, by_id, label_of
@@ -19,7 +20,6 @@ from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, print_w
 from regraft.commands.texts import are_texts, batches_of_texts, find_texts
 from regraft.models import ImageWarning, IngestResult, ItemError
 
-IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 MAX_BATCH_BYTES = 32 << 20
 
 

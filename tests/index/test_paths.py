@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
-from index.paths import paths_in
+from index.image import FORMATS
+from index.paths import IMAGE_SUFFIXES, files_below, paths_in
 
 
 def test_a_folder_that_goes_while_it_is_looked_through_is_not_there(
@@ -30,3 +32,12 @@ def test_a_folder_that_goes_while_it_is_looked_through_is_not_there(
     assert paths_in(tmp_path, "*/*") == [tmp_path / "staying" / "two"]
     assert not (tmp_path / "going").exists()
     assert paths_in(tmp_path / "going", "*") == []
+
+
+def test_files_of_every_legal_format_are_images_also_as_browsers_name_them(tmp_path: Path) -> None:
+    assert {Image.registered_extensions()[suffix] for suffix in IMAGE_SUFFIXES} == set(FORMATS)
+    for name in ("a/saved.JFIF", "b.png", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+
+    assert {file.name for file in files_below(tmp_path, IMAGE_SUFFIXES)} == {"saved.JFIF", "b.png"}
