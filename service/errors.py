@@ -204,6 +204,13 @@ class StorageFull(RegraftError):
     code = "storage_full"
 
 
+class NotWritable(RegraftError):
+    """The service may not write where it has to: a folder or file belongs to somebody else, or is mounted read-only."""
+
+    status = 503
+    code = "not_writable"
+
+
 class ItemsRefused(RegraftError):
     """No item of the batch was stored."""
 

@@ -115,7 +115,6 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
     gpu.use(settings.index_device)
     if not migrated:
         upgrade(settings)
-    settings.versions.mkdir(exist_ok=True)
     with (
         closing(Database(settings.database_url, settings.connections)) as database,
         ThreadPoolExecutor(settings.threads, "query") as threads,

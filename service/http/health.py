@@ -16,6 +16,7 @@ from service.registry.placement import route_to
 from service.registry.registry import LoadedVersion, Registry
 from service.replica.load_progress import LoadProgress
 from service.runtime import Runtime
+from service.store.faults import sqlite_file, unwritable
 
 router = APIRouter(route_class=CheckedRoute, tags=["health"])
 
@@ -95,10 +96,17 @@ def problems(service: Runtime) -> Iterator[str]:
             yield f"gallery {live.name}: {missing} items are left out, by missing or damaged embeddings"
         if live.current is not None:
             yield from _out_of_reach(service.registry, live.name, live.current, live.gallery.items_by_version())
+    yield from _of_disks(service)
+
+
+def _of_disks(service: Runtime) -> Iterator[str]:
     if service.blobs.problem:
         yield service.blobs.problem
     if full := service.space.problem():
         yield full
+    database = sqlite_file(service.settings.database_url)
+    for place in unwritable([service.settings.data, service.settings.versions, *([database] if database else [])]):
+        yield f"the service may not write to {place}"
 
 
 def _out_of_reach(

@@ -200,7 +200,7 @@ def upgrade(settings: Settings) -> None:
     One that a later release has migrated stays as it is: from 0.2.0 on releases only add to what the one before reads
     and writes, so that both run side by side while one takes the other's place (docs/deployment.md).
     """
-    settings.data.mkdir(parents=True, exist_ok=True)
+    settings.versions.mkdir(parents=True, exist_ok=True)
     if is_sqlite(settings.database_url):
         check_sqlite(settings.database_url)
     while not _is_upgraded(settings.database_url):

@@ -1,19 +1,22 @@
-"""What a database or a disk says when it is damaged or full, in the words of each of them."""
+"""What a database or a disk says when it is damaged, full or not ours to write, in the words of each of them."""
 
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import sqlite3
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
-from service.errors import DatabaseDamaged, StorageFull
+from service.errors import DatabaseDamaged, NotWritable, StorageFull
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
+FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 FULL_SQLSTATE = "53100"
 """PostgreSQL's disk_full."""
 FOREIGN_KEY_SQLSTATE = "23503"
@@ -34,6 +37,20 @@ def is_full(error: BaseException) -> bool:
         full = _sqlite_code(error) == sqlite3.SQLITE_FULL
         return full or getattr(error.orig, "sqlstate", None) == FULL_SQLSTATE
     return isinstance(error, OSError) and error.errno in FULL
+
+
+def not_writable(error: BaseException) -> NotWritable | None:
+    """The error of a write that is not allowed to this process; None where the error is another."""
+    if isinstance(error, DBAPIError) and _sqlite_code(error) == sqlite3.SQLITE_READONLY:
+        return NotWritable("nothing was changed: the service may not write to its database")
+    if isinstance(error, OSError) and error.errno in FORBIDDEN:
+        return NotWritable(f"the service may not write there: {error}")
+    return None
+
+
+def unwritable(places: Iterable[Path]) -> list[Path]:
+    """Those of the folders and files that are there, and that this process may not write to."""
+    return [place for place in places if place.exists() and not os.access(place, os.W_OK)]
 
 
 def is_damage(error: BaseException) -> bool:

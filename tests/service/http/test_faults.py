@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import delete
 
 import service.http.edges
 import service.http.versions
@@ -25,6 +26,7 @@ from service.errors import DatabaseDamaged
 from service.settings import Settings
 from service.store import blobs, faults
 from service.store.database import Database, upgrade
+from service.store.tables import evaluation_entry
 from staging.builders import make_version
 from staging.forked import environment, run
 from staging.served import problem, serving
@@ -151,6 +153,35 @@ def test_little_space_is_told_before_there_is_none(tmp_path: Path, monkeypatch: 
 
     assert "99 MiB left, less than 100 MiB" in (faults.DiskSpace(tmp_path, 100 << 20).problem() or "")
     assert faults.DiskSpace(tmp_path, 99 << 20).problem() is None
+
+
+def test_what_the_service_may_not_write_to_is_told(
+    served: Any, versions: dict[str, Version], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(place: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(place))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(faults.os, "access", lambda place, _: place.name != "versions")
+        assert problems(served) == [f"the service may not write to {served.runtime.settings.versions}"]
+        patch.setattr("index.incoming.Path.mkdir", denied)
+        told = problem(served.register(versions["v2"]), 503, "not_writable")
+        assert str(served.runtime.settings.versions) in told["detail"]
+
+
+def test_a_database_that_may_only_be_read_is_told(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reading(self: Database, **_: Any) -> None:
+        with self.lookup() as connection:
+            connection.exec_driver_sql("pragma query_only=1")
+            try:
+                connection.execute(delete(evaluation_entry))
+            finally:
+                connection.exec_driver_sql("pragma query_only=0")
+
+    monkeypatch.setattr(Database, "write", reading)
+    told = problem(served.http.post("/galleries", json={"name": "late"}), 503, "not_writable")
+
+    assert "nothing was changed" in told["detail"]
 
 
 def overwrite_header(path: Path) -> None:
