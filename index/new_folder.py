@@ -24,7 +24,7 @@ class Unwritable(RegraftError):
 
 
 def check_target(out: Path, old: Version | None = None) -> None:
-    """Refuse a target that is no legal version name, the old version's, or a folder that holds something else.
+    """Refuse a target that is no legal version name, the old version's, inside a version, or holds something else.
 
     Raises:
         InvalidArgument: names the folder.
@@ -36,6 +36,8 @@ def check_target(out: Path, old: Version | None = None) -> None:
         )
     if old is not None and old.name == out.name:
         raise InvalidArgument(f"{out} has the name of its old version {old.name!r}; choose another", pointer="/out")
+    if (out.parent / CARD).is_file():
+        raise InvalidArgument(f"{out} lies in a version's folder, which holds nothing but its files", pointer="/out")
     if out.exists() and not (out / CARD).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise InvalidArgument(f"{out} exists and is no version folder; it is left alone", pointer="/out")
 
