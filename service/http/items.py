@@ -105,7 +105,7 @@ class ListIn(Body):
 
     filter: Annotated[dict[str, Any], WithJsonSchema(FILTER)]
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 100
-    cursor: str = ""
+    cursor: str | None = None
     with_text: bool = False
 
 
@@ -184,7 +184,7 @@ def list_page(
 def list_passing(name: Name, body: ListIn, service: Service) -> ItemPage:
     """The same for a filter that is too long for an address."""
     parse_filter(body.filter)  # which is not looked at where no item is there
-    return _list(service, name, body.limit, body.cursor, body.with_text, body.filter)
+    return _list(service, name, body.limit, body.cursor or "", body.with_text, body.filter)
 
 
 def _list(
