@@ -9,8 +9,9 @@ from pathlib import Path
 
 from index.errors import InvalidArgument
 
-IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
-"""How files end that hold images of `index.image.FORMATS`."""
+READABLE = frozenset({".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+IMAGE_SUFFIXES = READABLE | {".avif", ".heic", ".heif"}
+"""How files of images end: those of `index.image.FORMATS`, and others, which are refused by name and not left out."""
 
 
 def paths_in(folder: Path, pattern: str) -> list[Path]:

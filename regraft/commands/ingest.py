@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from index.errors import InvalidArgument
-from index.paths import IMAGE_SUFFIXES
+from index.paths import IMAGE_SUFFIXES, READABLE
 from regraft.client import Client, ImageItem, InvalidInput, Problem, TextItem
 from regraft.commands.answers import answer, err, out
 from regraft.commands.item_files import below, by_id, label_of
@@ -114,7 +114,7 @@ def find_images(paths: Sequence[Path]) -> dict[str, Path]:
         for file in below(path, IMAGE_SUFFIXES)
     )
     if not found:
-        raise InvalidArgument(f"no image files found; looked for {', '.join(sorted(IMAGE_SUFFIXES))}")
+        raise InvalidArgument(f"no image files found; looked for {', '.join(sorted(READABLE))}")
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from index.image import FORMATS
-from index.paths import IMAGE_SUFFIXES, files_below, paths_in
+from index.paths import IMAGE_SUFFIXES, READABLE, files_below, paths_in
 
 
 def test_a_folder_that_goes_while_it_is_looked_through_is_not_there(
@@ -34,10 +34,10 @@ def test_a_folder_that_goes_while_it_is_looked_through_is_not_there(
     assert paths_in(tmp_path / "going", "*") == []
 
 
-def test_files_of_every_legal_format_are_images_also_as_browsers_name_them(tmp_path: Path) -> None:
-    assert {Image.registered_extensions()[suffix] for suffix in IMAGE_SUFFIXES} == set(FORMATS)
-    for name in ("a/saved.JFIF", "b.png", "notes.txt"):
+def test_files_of_every_format_are_images_as_browsers_and_telephones_name_them(tmp_path: Path) -> None:
+    assert {Image.registered_extensions()[suffix] for suffix in READABLE} == set(FORMATS)
+    for name in ("a/saved.JFIF", "b.png", "c.HEIC", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
 
-    assert {file.name for file in files_below(tmp_path, IMAGE_SUFFIXES)} == {"saved.JFIF", "b.png"}
+    assert {file.name for file in files_below(tmp_path, IMAGE_SUFFIXES)} == {"saved.JFIF", "b.png", "c.HEIC"}
