@@ -204,11 +204,11 @@ class StorageFull(RegraftError):
     code = "storage_full"
 
 
-class NotWritable(RegraftError):
+class StorageReadOnly(RegraftError):
     """The service may not write where it has to: a folder or file belongs to somebody else, or is mounted read-only."""
 
     status = 503
-    code = "not_writable"
+    code = "storage_read_only"
 
 
 class ItemsRefused(RegraftError):

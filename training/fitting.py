@@ -6,6 +6,7 @@ in the same weights: batches follow from seed and epoch (`batching`), and every 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import math
@@ -58,6 +59,7 @@ def fit(module: Loop, data: Data, validation: Validation | None = None, *, out: 
         KeyboardInterrupt: stopped by Ctrl-C or SIGTERM.
         InvalidArgument: the checkpoint is damaged, or the processes cannot share a batch equally.
         Diverged: the loss became infinite or NaN; the checkpoint is of an epoch before that.
+        Unwritable: the disk is full.
     """
     recipe, images = module.recipe, data.train.dense()
     keeper = Keeper(checkpoint_of(out), lambda: identity(module, data))
@@ -86,7 +88,12 @@ def fit(module: Loop, data: Data, validation: Validation | None = None, *, out: 
             enable_model_summary=False,
             enable_progress_bar=progress,
         )
-        trainer.fit(module, loader, ckpt_path=keeper.path if done else None, weights_only=True)
+        try:
+            trainer.fit(module, loader, ckpt_path=keeper.path if done else None, weights_only=True)
+        except OSError as error:  # the loggers' own; a checkpoint says what it is
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            raise Unwritable(f"no logs could be written to {logs_of(out)}: {error.strerror}") from error
     module.eval().cpu()
     if validation is not None:
         validation.restore(module)

@@ -13,7 +13,7 @@ from index.errors import RegraftError
 from index.events import Event
 from service.errors import DatabaseDamaged, StorageFull
 from service.http.problems import database_error, problem_of, request_id_of
-from service.store.faults import is_damage, is_full, not_writable, refused
+from service.store.faults import is_damage, is_full, read_only, refused
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ async def _fault(request: Request, error: Exception) -> Response:
     if isinstance(error, OSError) and error.errno in TOO_MANY:
         logger.error(Event("too_many_files"), exc_info=error)
         return problem_of(TooManyFiles(), request_id_of(request))
-    if (forbidden := not_writable(error)) is not None:
-        logger.error(Event("not_writable", reason=str(error).partition("\n")[0]))
+    if (forbidden := read_only(error)) is not None:
+        logger.error(Event("storage_read_only", reason=str(error).partition("\n")[0]))
         return problem_of(forbidden, request_id_of(request))
     if isinstance(error, OperationalError):
         return await database_error(request, error)

@@ -13,7 +13,7 @@ from pathlib import Path
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
-from service.errors import DatabaseDamaged, NotWritable, StorageFull
+from service.errors import DatabaseDamaged, StorageFull, StorageReadOnly
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -39,12 +39,12 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in FULL
 
 
-def not_writable(error: BaseException) -> NotWritable | None:
+def read_only(error: BaseException) -> StorageReadOnly | None:
     """The error of a write that is not allowed to this process; None where the error is another."""
     if isinstance(error, DBAPIError) and _sqlite_code(error) == sqlite3.SQLITE_READONLY:
-        return NotWritable("nothing was changed: the service may not write to its database")
+        return StorageReadOnly("nothing was changed: the service may not write to its database")
     if isinstance(error, OSError) and error.errno in FORBIDDEN:
-        return NotWritable(f"the service may not write there: {error}")
+        return StorageReadOnly(f"the service may not write there: {error}")
     return None
 
 

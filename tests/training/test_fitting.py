@@ -193,6 +193,17 @@ def test_a_full_disk_at_a_checkpoint_leaves_the_one_before(tmp_path: Path, monke
     assert torch.load(tmp_path / "v.checkpoint", weights_only=True)["epochs_done"] == 2
 
 
+def test_a_full_disk_at_the_logs_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning.pytorch.loggers import CSVLogger
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(CSVLogger, "save", full)
+    with pytest.raises(Unwritable, match=r"v-logs: No space left on device"):
+        path.train(RECIPE, tmp_path / "v")
+
+
 def test_a_training_whose_loss_is_not_finite_ends_there_and_keeps_the_epochs_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

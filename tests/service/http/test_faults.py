@@ -165,7 +165,7 @@ def test_what_the_service_may_not_write_to_is_told(
         patch.setattr(faults.os, "access", lambda place, _: place.name != "versions")
         assert problems(served) == [f"the service may not write to {served.runtime.settings.versions}"]
         patch.setattr("index.incoming.Path.mkdir", denied)
-        told = problem(served.register(versions["v2"]), 503, "not_writable")
+        told = problem(served.register(versions["v2"]), 503, "storage_read_only")
         assert str(served.runtime.settings.versions) in told["detail"]
 
 
@@ -179,7 +179,7 @@ def test_a_database_that_may_only_be_read_is_told(served: Any, monkeypatch: pyte
                 connection.exec_driver_sql("pragma query_only=0")
 
     monkeypatch.setattr(Database, "write", reading)
-    told = problem(served.http.post("/galleries", json={"name": "late"}), 503, "not_writable")
+    told = problem(served.http.post("/galleries", json={"name": "late"}), 503, "storage_read_only")
 
     assert "nothing was changed" in told["detail"]
 
