@@ -12,7 +12,7 @@ from index.errors import InvalidArgument
 from training.gather import gather_batch
 from training.losses import distillation, linear_logits
 from training.method import EmbeddedBatch, MethodContext
-from training.methods.compatible import Compatible, check_raw_logits
+from training.methods.compatible import Compatible, check_raw_logits, cosine_scale
 
 
 class Lwf(Compatible):
@@ -22,7 +22,7 @@ class Lwf(Compatible):
         context: see `MethodContext`; the old version must hold its head.
         weight: of the distillation.
         logits: `cosine` (`scale` times the cosines) or `raw` (the old head as it is).
-        scale: of the cosine logits.
+        scale: of the cosine logits; 0: sqrt(2) log(K - 1) for the head's K rows, see `cosine_scale`.
         temperature: of both distributions.
     """
 
@@ -46,7 +46,7 @@ class Lwf(Compatible):
         weight_KN, bias_K = old.head("lwf")
         self.register_buffer("weight_KN", weight_KN)
         self.register_buffer("bias_K", bias_K)
-        self.scale = scale if logits == "cosine" else None
+        self.scale = cosine_scale(scale, len(weight_KN)) if logits == "cosine" else None
         self.temperature = temperature
         self.distils_all = bool(self.get_buffer("known_C").all())
 

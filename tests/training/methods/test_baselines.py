@@ -19,7 +19,7 @@ from training.heads import Softmax
 from training.method import Classifier, EmbeddedBatch, MethodContext, Old
 from training.methods import METHODS
 from training.methods.advbct import AdvBct
-from training.methods.compatible import Compatible
+from training.methods.compatible import Compatible, adacos_scale
 from training.methods.contrast import Contrast
 from training.methods.hoc import Hoc
 from training.methods.hot_refresh import HotRefresh
@@ -190,6 +190,13 @@ def test_lwf_reads_the_old_head_as_it_is_when_told_to() -> None:
     torch.testing.assert_close(build("lwf", logits="raw").influence_loss(given), expected)
     with pytest.raises(InvalidArgument, match="logits must be one of cosine, raw"):
         build("lwf", logits="linear")
+
+
+def test_without_a_scale_lwf_scales_cosines_by_the_old_heads_classes() -> None:
+    head_KN = draw(5, 3, seed=6)
+    method = Lwf(method_context(old=replace(old_version(), weight_KN=head_KN, bias_K=None)), scale=0.0)
+
+    assert method.scale == adacos_scale(5)
 
 
 def test_lwf_needs_the_old_head() -> None:
