@@ -117,8 +117,10 @@ class Blobs:
             if is_full(error):
                 raise StorageFull(f"the image store {self._where} takes no more images: {error}") from error
             if isinstance(error, OSError):
-                self._refusing = f"the image store {self._where} does not take images: {error}"
-                raise StoreUnreachable(self._refusing) from error
+                refusing = f"the image store {self._where} does not take images: {error}"
+                if not isinstance(error, FileNotFoundError):  # the gallery and its folder were deleted meanwhile
+                    self._refusing = refusing
+                raise StoreUnreachable(refusing) from error
             raise
         self._refusing = None
 
