@@ -56,11 +56,8 @@ def test_no_setting_is_documented_that_does_not_exist():
 
 
 METHOD = "(?:GET|POST|PUT|PATCH|DELETE)"
-ROUTES = [
-    f"{method.upper()} {path}"
-    for path, operations in create_app(Settings()).openapi()["paths"].items()
-    for method in operations
-]
+API = create_app(Settings()).openapi()
+ROUTES = [f"{method.upper()} {path}" for path, operations in API["paths"].items() for method in operations]
 
 
 def documented_routes() -> set[str]:
@@ -75,6 +72,14 @@ def test_each_route_is_documented(route):
 
 def test_no_route_is_documented_that_does_not_exist():
     assert documented_routes() == set(ROUTES)
+
+
+def test_each_code_of_what_the_service_lacks_is_documented():
+    codes = re.findall(r"\w+_\w+|draining", API["components"]["responses"]["Problem503"]["description"])
+    text = (ROOT / "docs/http-api.md").read_text()
+
+    assert "storage_full" in codes
+    assert [code for code in codes if f"`{code}`" not in text] == []
 
 
 def test_the_client_has_a_method_for_each_route():
