@@ -140,7 +140,7 @@ class Guard:
         fate = Fate()
         FATE.set(fate)
         CONTEXT.set({"request": exchange.request_id})
-        scope.setdefault("state", {}).update(request_id=exchange.request_id, exchange=exchange)
+        scope.setdefault("state", {}).update(request_id=exchange.request_id, exchange=exchange, key=None)
         try:
             scope["state"]["who"] = await self._who(scope, headers)
             exchange.bound(exchange.limit)
@@ -191,6 +191,7 @@ class Guard:
         least = wanted(scope["method"], path)
         if not opens(key.scope, least):
             raise Forbidden(f"the scope of the key {key.name!r} is {key.scope}, and this wants {least}")
+        scope["state"]["key"] = key
         return key.name
 
     def _is_worker(self, path: str, given: bytes) -> bool:

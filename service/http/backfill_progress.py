@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header
+from fastapi import APIRouter, Depends, Header, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel
 from sqlalchemy.exc import OperationalError
@@ -27,6 +27,7 @@ from service.http.requests import CheckedRoute, Service
 from service.registry.registry import Registry
 from service.runtime import Runtime
 from service.schemas import Number
+from service.store.api_keys import ApiKeyRow
 from service.store.repository import gallery_row
 from service.store.rows import BackfillRow
 from service.upgrades.curves.points import Curve, CurveState, curve_of
@@ -64,16 +65,20 @@ async def looker_of(number: Number, service: Service) -> Looker:
     responses={200: {"content": {EVENTS: {"itemSchema": EVENT}}}},
 )
 async def events(
-    service: Service, looker: Annotated[Looker, Depends(looker_of)], last_event_id: Annotated[str, Header()] = ""
+    request: Request,
+    service: Service,
+    looker: Annotated[Looker, Depends(looker_of)],
+    last_event_id: Annotated[str, Header()] = "",
 ) -> AsyncIterator[ServerSentEvent]:
     """The backfill whenever it changes, as server-sent events `progress`, and each new `point` of its curve.
 
-    The stream ends when the backfill does and its curve, if it has one, will have no more points. While the database is
-    away it says nothing.
+    The stream ends when the backfill does and its curve, if it has one, will have no more points, and when the key that
+    asked for it is deleted. While the database is away it says nothing.
     """
+    key: ApiKeyRow | None = request.state.key
     # Whoever goes away ends this where it waits; it holds nothing meanwhile, and FastAPI keeps the stream alive.
     seen = _number(last_event_id)
-    while not service.stopping.is_set():
+    while not service.stopping.is_set() and (key is None or service.keys.holds(key)):
         try:
             now = await looker.look()
         except UnknownBackfill:

@@ -110,6 +110,10 @@ class ApiKeys:
         """Whose key this is, as far as this process knows."""
         return self._known.get(digest(key))
 
+    def holds(self, key: ApiKeyRow) -> bool:
+        """Whether a key that was known is there still."""
+        return self._known.get(key.sha256) == key
+
     def next_read(self) -> Future[None]:
         """A read that begins from now on, soon: another process may have made a key just now. Holds what it raised."""
         due = self._next

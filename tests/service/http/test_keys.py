@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from index.version import Version
 from service.settings import Settings
-from staging.builders import make_version
 from staging.served import Served, problem, serving
+from staging.streams import events
 from staging.waiting import until
 
 KEY = "correct horse battery"
@@ -89,10 +90,9 @@ def test_the_openapi_document_names_the_scopes(locked: Served) -> None:
 
 
 def test_what_goes_past_the_framework_asks_as_well(
-    locked: Served, keys: dict[str, dict[str, str]], tmp_path: Any
+    locked: Served, keys: dict[str, dict[str, str]], versions: dict[str, Version]
 ) -> None:
-    if "v1" not in locked.versions:
-        locked.register(make_version(tmp_path / "v1", "v1", 4))
+    assert locked.register(versions["v1"]).is_success
     path, body = locked.gallery("v1"), {"embeddings": [[1, 0, 0, 0]], "version": "v1"}
 
     assert locked.http.post(f"{path}/query", json=body, headers=keys["query"]).status_code == 200
@@ -143,6 +143,23 @@ def test_where_nobody_is_asked_for_a_key_none_is_made(served: Any) -> None:
     problem(served.http.post("/keys", json={"name": "a", "scope": "query"}), 409, "no_api_key")
 
     assert served.http.get("/keys").json() == {"keys": []}
+
+
+def test_a_stream_ends_when_its_key_is_deleted(
+    locked: Served, versions: dict[str, Version], pictures: list[bytes]
+) -> None:
+    for version in (versions["v1"], versions["v2"]):
+        assert locked.register(version).is_success
+    path = locked.filled(pictures, "v1", "v2")
+    number = locked.http.post(f"{path}/backfills", json={}).json()["id"]
+    watcher = bearer(made(locked, "watcher", "query"))
+
+    with locked.http.stream("GET", f"/backfills/{number}/events", headers=watcher, timeout=20) as response:
+        told = events(response.iter_lines())
+        assert next(told)[0] == "progress"
+        assert locked.http.delete("/keys/watcher?confirm=watcher").status_code == 204
+        assert list(told) == []
+    problem(locked.http.get(f"/backfills/{number}", headers=watcher), 401, "unauthorized")
 
 
 def test_other_processes_know_a_new_key_at_once_and_a_deleted_one_for_a_moment(locked: Served) -> None:
