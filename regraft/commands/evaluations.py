@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from index.errors import InvalidImage
-from index.paths import IMAGE_SUFFIXES
+from index.paths import IMAGE_SUFFIXES, files_below
 from regraft import given
 from regraft.commands.answers import Commands, answer, out
 from regraft.commands.evaluation_files import LINES, read_evaluation, read_lines
-from regraft.commands.item_files import below, label_of
+from regraft.commands.item_files import label_of
 from regraft.commands.options import (
     URL,
     ApiKey,
@@ -118,7 +118,7 @@ def _entries(place: Path) -> tuple[list[dict[str, Any]], list[Path]]:
         return read_lines(place)
     if not place.exists():
         raise typer.BadParameter(f"there is no {place}", param_hint="FOLDER")
-    images = below(place, IMAGE_SUFFIXES)
+    images = sorted(files_below(place, IMAGE_SUFFIXES)) if place.is_dir() else []
     if not images:
         raise typer.BadParameter(f"no images below {place}", param_hint="FOLDER")
     return [{"label": label_of(path)} for path in images], images

@@ -34,11 +34,13 @@ def test_evaluation_add_names_the_file_that_is_empty(run, service, tmp_path):
     assert (code, f"{tmp_path / 'b.png'} is empty" in said, service.requests) == (1, True, [])
 
 
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("there", ["a folder", "a file", ""])
 def test_evaluation_add_of_nothing_is_wrong_usage_and_names_the_folder(run, service, tmp_path, there):
     folder = tmp_path / "empty"
-    if there:
+    if there == "a folder":
         folder.mkdir()
+    elif there:
+        folder.write_text("[]")
 
     code, _, said = run("evaluation", "add", "g", folder)
 
