@@ -49,7 +49,7 @@ def thumbnails(blobs: Blobs, decoder: Decoder, keys: Mapping[str, str]) -> dict[
     for name, key in keys.items():
         try:
             made[name] = _thumbnail(decoder, blobs.read(key))
-        except (OSError, ValueError, InvalidImage):  # ValueError: colours that Pillow cannot convert
+        except (OSError, InvalidImage):
             continue
         except StoreUnreachable:
             break

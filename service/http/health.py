@@ -104,8 +104,9 @@ def _of_disks(service: Runtime) -> Iterator[str]:
         yield service.blobs.problem
     if full := service.space.problem():
         yield full
-    database = sqlite_file(service.settings.database_url)
-    for place in unwritable([service.settings.data, service.settings.versions, *([database] if database else [])]):
+    settings = service.settings
+    places = (settings.data, settings.versions, sqlite_file(settings.database_url))
+    for place in unwritable(place for place in places if place):
         yield f"the service may not write to {place}"
 
 
