@@ -19,6 +19,7 @@ from service.backfills.orders import uncertain_of
 from service.backfills.planner import BackfillState, drained
 from service.backfills.supplied import SUPPLIED, count
 from service.backfills.sweeps import begin_again, go_on, keeping_lease, left_alone, let_go, take
+from service.background import Background
 from service.errors import UnknownGallery
 from service.logs import RecurringErrors
 from service.registry.placement import order_to
@@ -82,25 +83,14 @@ def plan(
     return None
 
 
-class Planner:
+class Planner(Background):
     """Plans new backfills in one process: small ones for the request that makes them, others on a thread."""
 
     def __init__(self, database: Database, registry: Registry, embedder: Embedder) -> None:
+        super().__init__("planning")
         self._database, self._registry, self._embedder = database, registry, embedder
         self._errors = RecurringErrors(logger)
         self._due = threading.Event()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="planning", daemon=True)
-
-    def start(self) -> None:
-        """Begin to look for what is left to plan."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End after the block under way; another process, or the next one, goes on."""
-        self._stop.set()
-        self._due.set()
-        self._thread.join()
 
     def look(self) -> None:
         """Have the thread look for sweeps that nobody goes on with."""
@@ -134,3 +124,6 @@ class Planner:
                 self._errors.log(Event("planning_failed"))
             self._due.wait(LOOK_SECONDS)
             self._due.clear()
+
+    def _wake(self) -> None:
+        self._due.set()

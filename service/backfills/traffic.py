@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from index.errors import RegraftError
 from index.events import Event
+from service.background import Background
 from service.store.database import Database
 from service.store.sql_arrays import INSERT, blocks
 from service.store.tables import item, item_traffic
@@ -28,25 +29,19 @@ QUEUE = 10_000
 """Answers that wait to be counted."""
 
 
-class Traffic:
+class Traffic(Background):
     """Counts matches of one process. `count` may be called by any thread and never waits."""
 
     def __init__(self, database: Database, flush_seconds: float = FLUSH_SECONDS) -> None:
+        super().__init__("traffic")
         self._database = database
         self._flush_seconds = flush_seconds
         self._found: deque[Sequence[int]] = deque(maxlen=QUEUE)
-        self._stop = threading.Event()
         self._flushing = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
-
-    def start(self) -> None:
-        """Begin to write in the background."""
-        self._thread.start()
 
     def stop(self) -> None:
         """Write what is left and end."""
-        self._stop.set()
-        self._thread.join()
+        super().stop()
         self.flush()
 
     def count(self, keys: Sequence[int]) -> None:

@@ -8,7 +8,6 @@ and forgets those vectors here.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from index.engines.remote_shard import RemoteShard
 from index.events import Event
 from index.query_plan import ShardKey
 from index.space import Space
+from service.background import Background
 from service.logs import RecurringErrors
 from service.registry.registry import Registry
 from service.replica.engines import ALL, Engines
@@ -43,27 +43,17 @@ LEASE_SECONDS = 30.0
 STOP_SECONDS = 5.0
 
 
-class EngineWriter:
+class EngineWriter(Background):
     """A thread that looks which galleries lie elsewhere."""
 
     def __init__(self, database: Database, registry: Registry, replica: Replica, engines: Engines) -> None:
+        super().__init__("engine-writer", STOP_SECONDS)
         self._database, self._registry, self._replica, self._engines = database, registry, replica, engines
         self._owner = uuid.uuid4().hex
         # Gallery -> the number at which all of it was in its place, and when that was seen.
         self._done: dict[int, tuple[int, float]] = {}
         self._swept = 0.0
         self._errors = RecurringErrors(logger)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="engine-writer", daemon=True)
-
-    def start(self) -> None:
-        """Begin looking."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop and wait for it; what it was writing is written again by the next one."""
-        self._stop.set()
-        self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
         while not self._stop.wait(PAUSE_SECONDS):

@@ -8,9 +8,9 @@ that a store did not give, because it did not answer, are asked for again.
 from __future__ import annotations
 
 import logging
-import threading
 
 from index.events import Event
+from service.background import Background
 from service.registry.registry import Registry
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
@@ -22,24 +22,14 @@ MOST_SECONDS = 30.0
 """The longest pause between two looks."""
 
 
-class EncoderEvictor:
+class EncoderEvictor(Background):
     """A thread that looks now and then which encoders are needed."""
 
     def __init__(self, registry: Registry, replica: Replica, idle_seconds: float) -> None:
+        super().__init__("rester")
         self._registry = registry
         self._replica = replica
         self._pause = min(idle_seconds / LOOKS_PER_IDLE, MOST_SECONDS)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rester", daemon=True)
-
-    def start(self) -> None:
-        """Begin looking."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop and wait for it."""
-        self._stop.set()
-        self._thread.join()
 
     def _run(self) -> None:
         while not self._stop.wait(self._pause):

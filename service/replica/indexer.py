@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from index.engines.segments import SETTLED_SECONDS
 from index.events import CONTEXT, Event
+from service.background import Background
 from service.logs import RecurringErrors
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
@@ -31,27 +31,17 @@ STOP_SECONDS = 2.0
 """How long a stop waits for it: what it builds is lost anyway, and FAISS is asked between thousands of rows."""
 
 
-class Indexer:
+class Indexer(Background):
     """A thread that looks which shards have grown, and builds what is due."""
 
     def __init__(self, replica: Replica) -> None:
+        super().__init__("indexer", STOP_SECONDS)
         self._replica = replica
         # Gallery -> its feed number, and when it was first seen to stand there.
         self._stands: dict[int, tuple[int, float]] = {}
         # Whether there may be files of galleries that went: some while nothing ran here.
         self._unswept = True
         self._errors = RecurringErrors(logger)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
-
-    def start(self) -> None:
-        """Begin looking."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop and wait for it."""
-        self._stop.set()
-        self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
         while not self._stop.wait(PAUSE_SECONDS):

@@ -6,12 +6,12 @@ Elsewhere a gallery is loaded when it is asked for first, which of a large one t
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Collection
 
 from sqlalchemy.exc import OperationalError
 
 from index.events import Event
+from service.background import Background
 from service.errors import UnknownGallery
 from service.logs import RecurringErrors
 from service.replica.replica import Replica
@@ -25,28 +25,21 @@ PAUSE_SECONDS = 1.0
 """So long after the database was away it is asked again."""
 
 
-class Preload:
+class Preload(Background):
     """Loads the galleries of these names, or every one, one after the other in a thread."""
 
     def __init__(self, database: Database, replica: Replica, names: Collection[str]) -> None:
         """`names`: of galleries; `*` among them: of every one, as many as fit into the memory there is for them."""
+        super().__init__("preload")
         self._database, self._replica, self._names = database, replica, names
         self._errors = RecurringErrors(logger)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="preload", daemon=True)
         self.loading: str | None = EVERY if names else None
         """The gallery that is being loaded; None: all are."""
 
     def start(self) -> None:
         """Begin to load."""
         if self._names:
-            self._thread.start()
-
-    def stop(self) -> None:
-        """End after the gallery that is being loaded."""
-        self._stop.set()
-        if self._names:
-            self._thread.join()
+            super().start()
 
     def _run(self) -> None:
         while not self._errors.attempt(Event("galleries_not_preloaded"), self._load):

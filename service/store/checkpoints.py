@@ -6,9 +6,9 @@ SQLite itself does so once the log is long, and when the last connection is clos
 from __future__ import annotations
 
 import logging
-import threading
 
 from index.events import Event
+from service.background import Background
 from service.logs import RecurringErrors
 from service.store.database import Database
 
@@ -20,27 +20,20 @@ LEAST_BYTES = 4 << 20
 """A shorter log is read and copied in some milliseconds."""
 
 
-class Checkpoints:
+class Checkpoints(Background):
     """A thread that looks whether it is time."""
 
     def __init__(self, database: Database) -> None:
+        super().__init__("checkpoints")
         self._database = database
         # What the database stood at when it was looked at last.
         self._seen: object = None
         self._errors = RecurringErrors(logger)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
 
     def start(self) -> None:
         """Begin looking, where there is such a log."""
         if self._database.watched:
-            self._thread.start()
-
-    def stop(self) -> None:
-        """End after the look under way."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+            super().start()
 
     def look(self) -> None:
         """Write the log back if nothing was committed since the last look; where somebody reads, another time."""

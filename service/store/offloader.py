@@ -7,7 +7,6 @@ move, the first moves, and the file of the other is dropped.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import uuid
 from collections import defaultdict
@@ -17,6 +16,7 @@ import numpy as np
 
 from index.engines.base import Keys
 from index.events import Event
+from service.background import Background
 from service.logs import RecurringErrors
 from service.settings import VectorStore
 from service.store.blobs import Blobs
@@ -72,30 +72,20 @@ class Progress:
         self.waiting[version_id] = np.union1d(held, keys)
 
 
-class Offloader:
+class Offloader(Background):
     """A thread that moves vectors."""
 
     def __init__(self, database: Database, blobs: Blobs, store: VectorStore) -> None:
         """`store`: where vectors are to be. Raises NoParquet."""
         if store == "objects":
             parquet()
+        super().__init__("vectors")
         self._database, self._blobs, self._store = database, blobs, store
         self._owner, self._until = uuid.uuid4().hex, 0.0
         self._galleries: dict[int, Progress] = {}
         # Files of which something cannot be read: told once.
         self._stuck: set[int] = set()
         self._errors = RecurringErrors(logger)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="vectors", daemon=True)
-
-    def start(self) -> None:
-        """Begin looking."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End after the step under way."""
-        self._stop.set()
-        self._thread.join()
 
     def _run(self) -> None:
         pause = PAUSE_SECONDS

@@ -8,7 +8,6 @@ follow the feed, ask, store. What fails is noted and never disturbs a query or t
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import uuid
 from contextlib import suppress
@@ -19,6 +18,7 @@ from sqlalchemy import Connection
 from index.decoding import Decoder
 from index.errors import InvalidArgument, RegraftError
 from index.events import Event
+from service.background import Background
 from service.errors import UnknownGallery
 from service.logs import RecurringErrors
 from service.registry.registry import LoadedVersion, Registry
@@ -76,12 +76,13 @@ class Stopping(Exception):
     """The process ends in the middle of a mark."""
 
 
-class Curves:
+class Curves(Background):
     """The curves of one process."""
 
     def __init__(
         self, database: Database, registry: Registry, replica: Replica, blobs: Blobs, decoder: Decoder
     ) -> None:
+        super().__init__("curves")
         self._database = database
         self._registry = registry
         self._replica = replica
@@ -93,17 +94,10 @@ class Curves:
         # Not between two blocks of queries alone: embedding them takes longest.
         self._claims = Leases(self._renew, points.CLAIM_SECONDS)
         self._errors = RecurringErrors(logger)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="curves", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
 
     def stop(self) -> None:
         """End the thread; another process, or the next one, measures what it was measuring."""
-        self._stop.set()
-        self._thread.join()
+        super().stop()
         self._claims.close()
 
     # A backfill that is being started

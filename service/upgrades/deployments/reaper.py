@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection, case, delete, false, func, select, update
 
 from index.events import Event
+from service.background import Background
 from service.errors import UnknownGallery
 from service.logs import RecurringErrors
 from service.registry.placement import places_in
@@ -45,27 +46,16 @@ AGAIN_SECONDS = 10.0
 """Pause before what failed is tried again."""
 
 
-class Reaper:
+class Reaper(Background):
     """Frees embeddings and galleries in one process: at once for its requests, on a thread what is left unfinished."""
 
     def __init__(self, database: Database, registry: Registry, blobs: Blobs) -> None:
+        super().__init__("freeing")
         self._database, self._registry = database, registry
         self._blobs = blobs
         self._errors = RecurringErrors(logger)
         self._left = threading.Event()
         self._left.set()  # perhaps by a process that was killed
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="freeing", daemon=True)
-
-    def start(self) -> None:
-        """Begin with what was left unfinished."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End after the block under way; another process, or the next one, goes on."""
-        self._stop.set()
-        self._left.set()
-        self._thread.join()
 
     def free(self, gallery_id: int, version_id: int) -> None:
         """Free a retired version's embeddings; harmless when it is done already. What fails is tried again later."""
@@ -94,6 +84,9 @@ class Reaper:
             if not self._go_on():
                 self._left.set()
                 self._stop.wait(AGAIN_SECONDS)
+
+    def _wake(self) -> None:
+        self._left.set()
 
     def _go_on(self) -> bool:
         """Free all that is left, each whatever becomes of the others; whether nothing failed."""

@@ -25,6 +25,7 @@ from index.evaluation.ranking_overlap import first_match_flips, overlap, rank_co
 from index.events import Event
 from index.query_plan import Ask, Encode
 from index.search_result import SearchResult
+from service.background import Background
 from service.logs import RecurringErrors
 from service.registry.registry import Registry
 from service.registry.rollout_records import CANARY, SHADOW, Counters, Rollout, add_counters, exceeded
@@ -94,10 +95,11 @@ class _Job:
     k: int
 
 
-class RolloutMonitor:
+class RolloutMonitor(Background):
     """The trials of one process."""
 
     def __init__(self, database: Database, registry: Registry, replica: Replica) -> None:
+        super().__init__("watch")
         self._database = database
         self._registry = registry
         self._replica = replica
@@ -106,17 +108,10 @@ class RolloutMonitor:
         self._counting = threading.Lock()
         self._counters: dict[tuple[int, int, str], Counters] = defaultdict(Counters)
         self._errors = RecurringErrors(logger)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
 
     def stop(self) -> None:
         """Add up what was counted; queries that wait for their shadow are dropped."""
-        self._stop.set()
-        self._thread.join()
+        super().stop()
         self._flush()
 
     def answer(self, live: LoadedGallery, askings: Sequence[Asking]) -> list[SearchResult]:
