@@ -42,22 +42,22 @@ def prepared(view: View, metadata: Metadata, query_version: str, ask: Ask, embed
         NoRoute: strict, and a shard cannot be reached; or none can.
         ModeUnavailable: the shards cannot be merged in this mode.
     """
-    params, vectors = ask.params, embedded.vectors
+    params = ask.params
     plan = view.plan(query_version, ask.encoders, params.mode)
-    if not plan.encoders <= vectors.keys():
+    if not plan.encoders <= embedded.vectors.keys():
         raise GalleryChanged
     if plan.degraded and (params.strict or not plan.shards):
         raise NoRoute("; ".join(d.reason for d in plan.degraded), pointer="/version")
-    transform_seconds = plan.still
-    if plan.moving:
-        vectors, transform_seconds = _moved(plan, view, vectors)
+    vectors, seconds = _moved(plan, view, embedded.vectors)
     allowed_S, filter_seconds = None, 0.0
     if params.filter is not None:
         started = perf_counter()
         allowed_S = metadata.passing(params.filter)
         filter_seconds = perf_counter() - started
-    depth, how = min(ask.depth, view.items), (params.exact, params.recall, params.strict)
-    return ShardQuery(plan, vectors, transform_seconds, depth, allowed_S, *how, filter_seconds)
+    depth = min(ask.depth, view.items)
+    return ShardQuery(
+        plan, vectors, depth, allowed_S, params.exact, params.recall, params.strict, seconds, filter_seconds
+    )
 
 
 def result(
@@ -91,8 +91,8 @@ def result(
 
 
 def _moved(plan: Plan, view: View, vectors: dict[str, Vectors]) -> tuple[dict[str, Vectors], dict[str, float]]:
-    """The queries at the end of each route, and the seconds that took."""
-    moved, seconds = dict(vectors), dict(plan.still)
+    """The queries at the end of each route, and the seconds that took where something moved them."""
+    moved, seconds = dict(vectors), {}
     for version, route in plan.moving.items():
         started = perf_counter()
         moved[version] = follow(route, view.topology.transform, vectors)

@@ -106,11 +106,6 @@ class Plan:
         return {version: route for version, route in routes.items() if route.edges and not route.dual}
 
     @cached_property
-    def still(self) -> Mapping[str, float]:
-        """Version -> the seconds that moving queries takes, where nothing moves them."""
-        return {one.version: 0.0 for one in self.shards}
-
-    @cached_property
     def elsewhere(self) -> bool:
         """Whether a shard may have to ask an engine."""
         return any(one.shard.elsewhere for one in self.shards)

@@ -28,21 +28,21 @@ class ShardQuery(NamedTuple):
 
     Attributes:
         vectors: version -> the queries at the end of their route to it (Q, D).
-        transform_seconds: version -> how long that took.
         allowed_S, exact, recall: as in `Shard.search`.
         strict: no shard may give nothing.
+        transform_seconds: version -> how long the way along its route took; none where queries stay as they are.
         filter_seconds: what seeing which items pass took.
     """
 
     plan: Plan
     vectors: Mapping[str, Vectors]
-    transform_seconds: Mapping[str, float]
     k: int
     allowed_S: Mask | None
     exact: bool
-    recall: float | None = None
-    strict: bool = True
-    filter_seconds: float = 0.0
+    recall: float | None
+    strict: bool
+    transform_seconds: Mapping[str, float]
+    filter_seconds: float
 
 
 class Gathered(NamedTuple):
@@ -61,28 +61,26 @@ def scatter(query: ShardQuery, answers: Answers | None = None) -> Gathered:
         Unanswered: engines are to be asked first.
         EngineUnavailable: strict, and one of them gave no answer; or none did.
     """
-    plan, vectors, transform_seconds, k, allowed_S, exact, recall, strict, _ = query
+    plan, vectors, k = query.plan, query.vectors, query.k
     answers = answers or (Answers() if plan.elsewhere else None)
     found: list[Hits] = []
     traces: list[ShardTrace] = []
     degraded: list[Degraded] = []
     for version, origin, shard, items, part, route, calibration in plan.shards:
-        search = shard.search if answers is None else _by_answers(shard, answers)
         started = perf_counter()
         try:
-            hits = search(vectors[version], k, allowed_S, exact=exact, recall=recall, part=part)
+            hits = _search(query, shard, vectors[version], answers, part)
         except Unanswered:  # the others may have something to ask, too
             continue
         except EngineUnavailable as error:
             degraded.append(Degraded(version, items, error.message))
-            if strict or len(degraded) == len(plan.shards):
+            if query.strict or len(degraded) == len(plan.shards):
                 raise
             hits = nothing(len(vectors[version]), k)
         took = perf_counter() - started + (_waited(shard, answers) if answers is not None else 0.0)
+        moved = query.transform_seconds.get(version, 0.0)
         found.append(hits)
-        traces.append(
-            ShardTrace(version, origin, items, route, calibration, transform_seconds[version], took, hits.how)
-        )
+        traces.append(ShardTrace(version, origin, items, route, calibration, moved, took, hits.how))
     if answers is not None:
         answers.check()
     started = perf_counter()
@@ -96,9 +94,12 @@ def scatter(query: ShardQuery, answers: Answers | None = None) -> Gathered:
     return Gathered(merged, tuple(traces), merge_seconds, tuple(degraded))
 
 
-def _by_answers(shard: Shard, answers: Answers) -> Callable[..., Hits]:
-    """How it is searched by what engines have answered."""
-    return partial(shard.search, answers=answers) if isinstance(shard, RemoteShard) else shard.search
+def _search(query: ShardQuery, shard: Shard, queries_QD: Vectors, answers: Answers | None, part: float = 1.0) -> Hits:
+    """What a shard gives these queries; one that lies elsewhere by what engines have answered."""
+    search: Callable[..., Hits] = shard.search
+    if answers is not None and isinstance(shard, RemoteShard):
+        search = partial(search, answers=answers)
+    return search(queries_QD, query.k, query.allowed_S, exact=query.exact, recall=query.recall, part=part)
 
 
 def _waited(shard: Shard, answers: Answers) -> float:
@@ -110,11 +111,8 @@ def _whole(
     query: ShardQuery, number: int, rows: list[int], hits: Hits, trace: ShardTrace, answers: Answers | None
 ) -> tuple[Hits, ShardTrace]:
     """What a shard gave, with some of the queries searched for the whole list."""
-    shard = query.plan.shards[number].shard
-    search = shard.search if answers is None else _by_answers(shard, answers)
     started = perf_counter()
-    asked, k, allowed_S = query.vectors[trace.version][rows], query.k, query.allowed_S
-    whole = search(asked, k, allowed_S, exact=query.exact, recall=query.recall)
+    whole = _search(query, query.plan.shards[number].shard, query.vectors[trace.version][rows], answers)
     hits = with_whole(hits, rows, whole)
     seconds = trace.scan_seconds + perf_counter() - started
     return hits, trace._replace(scan_seconds=seconds, scanned=hits.how)

@@ -98,7 +98,8 @@ def test_a_filter_that_leaves_only_one_version_keeps_recall_and_fills_the_list()
     allowed[np.concatenate(only.slots())] = True
     view, queries = gallery._view, drawn(100, 1)
     plan = view.plan("v0", frozenset(), None)
-    asked = ShardQuery(plan, dict.fromkeys(plan.still, queries), plan.still, K, allowed, exact=False)
+    vectors = {shard.version: queries for shard in plan.shards}
+    asked = ShardQuery(plan, vectors, K, allowed, False, None, True, {}, 0.0)
     found, right = (scatter(query).merged for query in (asked, asked._replace(exact=True)))
 
     assert (found.keys_QK >= 0).all()
