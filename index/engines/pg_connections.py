@@ -52,13 +52,16 @@ class Timed(psycopg.Connection[Any]):
             raise psycopg.OperationalError("no answer in time") from error
 
 
+def libpq_url(url: str) -> str:
+    """A URL of SQLAlchemy's or libpq's as libpq reads it, which knows no driver."""
+    return url.replace("postgresql+psycopg://", "postgresql://", 1)
+
+
 class PgConnections:
     """Those to one server, for calls of at most so many seconds. Thread-safe."""
 
     def __init__(self, url: str, seconds: float) -> None:
-        """`url`: as SQLAlchemy's or libpq's."""
-        self._seconds = seconds
-        self._url = url.replace("postgresql+psycopg://", "postgresql://", 1)
+        self._seconds, self._url = seconds, libpq_url(url)
         self._idle: deque[Timed] = deque(maxlen=MOST_IDLE)
         self._breaker = Breaker()
 

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from index.engines.pg_connections import libpq_url
 from index.errors import InvalidArgument
 from regraft.sources.base import NO_ID, Batch, Wanted, batch_of
 
@@ -16,15 +17,14 @@ class PgvectorTable:
     """Rows of a table; `after` is the last id as text, so that what is written meanwhile moves nothing."""
 
     def __init__(self, address: str, table: str, wanted: Wanted) -> None:
-        # An address may be the service's own REGRAFT_DATABASE_URL, whose driver libpq does not know.
-        address = address.replace("postgresql+psycopg://", "postgresql://", 1)
-        self._address, self._wanted = address, wanted
+        # An address may be the service's own REGRAFT_DATABASE_URL.
+        self._address, self._wanted = libpq_url(address), wanted
         self._id = wanted.id or "id"
         self._vector, self._version = wanted.vector("embedding")
         self._table = table.split(".")
         self._name = sql.Identifier(*self._table)
         try:
-            with psycopg.connect(address) as connection:
+            with psycopg.connect(self._address) as connection:
                 at = connection.info
                 self._identity = f"pgvector {at.host}:{at.port}/{at.dbname} {table} {self._id}"
                 described = connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(self._name)).description
