@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from index import errors
+from index.card import parse_card, parse_edge
 from index.errors import InvalidVersionFolder, RegraftError
-from index.folder import load_version, parse_card, parse_edge
+from index.folder import load_version
 from index.version import EDGE_ARRAYS, EDGE_MODEL, Card, Edge, Version
 
 MAX_MESSAGE = 2000

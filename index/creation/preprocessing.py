@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from index.card import parse_preprocess
 from index.checked_json import parse_checked, read_bounded
 from index.errors import InvalidArgument
-from index.folder import parse_preprocess
 from index.version import Preprocess
 
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}

@@ -11,7 +11,8 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
 
-from index.folder import edge_files, parse_edge, sha256
+from index.card import parse_edge
+from index.folder import edge_files, sha256
 from index.version import Edge, Version
 from service.errors import EdgeBroken
 from service.settings import Settings

@@ -15,10 +15,11 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
+from index.card import parse_card
 from index.encoder import Encoder
 from index.errors import ChangedOnDisk, InvalidVersionFolder, RegraftError
 from index.events import Event
-from index.folder import load_version, parse_card
+from index.folder import load_version
 from index.graph import Graph, Route
 from index.space import Space, space_from_json
 from index.version import EDGE, Card, Edge, EdgeKey, EdgeKind, Version

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from index.card import parse_card
 from index.errors import InvalidVersionFolder
-from index.folder import load_version, parse_card, sha256, write_card, write_edge
+from index.folder import load_version, sha256, write_card, write_edge
 from index.version import CARD, ENCODER, PROBE, SIDE, Card, Edge, EdgeKind, Preprocess, Score, Version
 
 MakeVersion = Callable[..., Version]

@@ -17,9 +17,10 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from index.card import parse_preprocess
 from index.creation.preprocessing import from_timm
 from index.errors import InvalidArgument
-from index.folder import parse_preprocess, sha256
+from index.folder import sha256
 from index.space import space_from_json
 from index.version import Card, Preprocess
 from training.backbones import DOWNLOAD, timm_trunk

@@ -9,7 +9,8 @@ from typing import Any
 
 import onnx
 
-from index.folder import load_version, parse_card, write_card
+from index.card import parse_card
+from index.folder import load_version, write_card
 from index.version import CARD, Version
 
 

@@ -120,7 +120,7 @@ def unfit_edge(folder: Path) -> None:
 
 
 def rewrite(folder: Path) -> None:
-    from index.folder import parse_card
+    from index.card import parse_card
 
     write_card(folder, parse_card(json.loads((folder / "card.json").read_text())))
 

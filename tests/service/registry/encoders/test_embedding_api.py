@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from index.card import parse_card
 from index.errors import InvalidArgument, InvalidText, InvalidVersionFolder, RegraftError
-from index.folder import load_version, parse_card
+from index.folder import load_version
 from index.version import EmbeddingApi, Version
 from regraft import Version as Face
 from regraft.embedding_api import ProviderApi
