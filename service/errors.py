@@ -128,7 +128,7 @@ class Unauthorized(RegraftError):
 
 
 class Forbidden(RegraftError):
-    """The key's scope does not open this; the scopes are query, ingest and admin, each of which opens more."""
+    """The key does not open this: its scope (query, ingest or admin, each of which opens more), or its galleries."""
 
     status = 403
     code = "forbidden"

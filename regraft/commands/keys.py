@@ -9,7 +9,7 @@ import typer
 
 from regraft.commands.answers import Commands, answer, err, out
 from regraft.commands.options import URL, ApiKey, DryRun, Url, Yes, confirm_deleting, connect, print_table, would
-from regraft.models import KeyScope
+from regraft.models import KeyInfo, KeyScope
 
 key = Commands(no_args_is_help=True, help="Make, list and delete API keys.")
 KeyName = Annotated[str, typer.Argument(metavar="NAME", help="The key's name, which the audit shows.")]
@@ -21,15 +21,18 @@ def create(
     scope: Annotated[
         KeyScope, typer.Option("--scope", help="What it opens: reading and queries; changes of items, too; everything.")
     ],
+    gallery: Annotated[
+        list[str] | None, typer.Option("--gallery", help="A gallery it opens, in place of all; may be repeated.")
+    ] = None,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
     """Make a key and show it, this once."""
     with connect(url, api_key) as client:
-        made = client.create_api_key(name, scope)
+        made = client.create_api_key(name, scope, galleries=gallery or None)
     answer(made)
     out.print(made.key, soft_wrap=True)
-    err.print(f"key {name} is made, with the scope {scope}: it is not shown again")
+    err.print(f"key {name} is made, with the scope {scope} for {_galleries(made)}: it is not shown again")
 
 
 @key.command("list")
@@ -38,8 +41,10 @@ def list_keys(url: Url = URL, api_key: ApiKey = None) -> None:
     with connect(url, api_key) as client:
         found = client.api_keys()
     answer(found)
-    rows = [[one.name, one.scope, time.strftime("%F %T", time.localtime(one.created))] for one in found]
-    print_table(["key", "scope", "created"], rows)
+    rows = [
+        [one.name, one.scope, _galleries(one), time.strftime("%F %T", time.localtime(one.created))] for one in found
+    ]
+    print_table(["key", "scope", "galleries", "created"], rows)
 
 
 @key.command("delete")
@@ -50,3 +55,7 @@ def delete(name: KeyName, yes: Yes = False, dry_run: DryRun = False, url: Url = 
         client.delete_api_key(name, dry_run=dry_run)
     answer({"key": name, "deleted": not dry_run, "dry_run": dry_run})
     out.print(f"{would(dry_run, 'deleted', 'delete')} key {name}")
+
+
+def _galleries(of: KeyInfo) -> str:
+    return "all galleries" if of.galleries is None else ", ".join(of.galleries)

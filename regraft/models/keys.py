@@ -16,6 +16,8 @@ class KeyInfo(ApiModel):
     name: str
     scope: KeyScope
     created: float
+    galleries: list[str] | None
+    """the galleries it opens; null: all of them, and what belongs to none"""
 
 
 class NewKey(KeyInfo):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from regraft.connection import Connection
 from regraft.models import KeyInfo, KeyList, KeyScope, NewKey
 from regraft.paths import delete_params, path_of
@@ -12,12 +14,13 @@ class KeyRoutes(Connection):
     """Methods of both clients."""
 
     @route
-    async def create_api_key(self, name: str, scope: KeyScope) -> NewKey:
+    async def create_api_key(self, name: str, scope: KeyScope, *, galleries: Sequence[str] | None = None) -> NewKey:
         """POST /v1/keys: a key that opens reading and queries, `ingest` also changes of items, `admin` everything.
 
-        The answer holds the key itself, which is shown this once.
+        With `galleries` it does so for these alone. The answer holds the key itself, which is shown this once.
         """
-        return await self._ask(NewKey, "POST", "keys", json={"name": name, "scope": scope})
+        chosen = None if galleries is None else list(galleries)
+        return await self._ask(NewKey, "POST", "keys", json={"name": name, "scope": scope, "galleries": chosen})
 
     @route
     async def api_keys(self) -> list[KeyInfo]:

@@ -26,7 +26,6 @@ from index.events import CONTEXT, Event
 from service.errors import (
     BodyTooLarge,
     DatabaseUnavailable,
-    Forbidden,
     ForeignOrigin,
     OutOfMemory,
     OutOfMemoryCommitted,
@@ -35,7 +34,7 @@ from service.errors import (
 )
 from service.http import console
 from service.http.problems import UNCHANGED, problem, problem_of
-from service.http.scopes import opens, wanted
+from service.http.scopes import check_opens
 from service.runtime import Runtime
 from service.settings import Settings
 from service.store.api_keys import PREFIX, ApiKeyRow
@@ -188,9 +187,7 @@ class Guard:
             return "worker"
         if (key := await _named_key(scope["app"].state.runtime, given)) is None:
             raise Unauthorized
-        least = wanted(scope["method"], path)
-        if not opens(key.scope, least):
-            raise Forbidden(f"the scope of the key {key.name!r} is {key.scope}, and this wants {least}")
+        check_opens(key, scope["method"], path)
         scope["state"]["key"] = key
         return key.name
 

@@ -23,7 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from regraft.models import BackfillInfo
 from service.backfills.planner import ACTIVE, BackfillState
 from service.backfills.records import RetryingBackfill, UnknownBackfill, backfill_row
-from service.http.requests import CheckedRoute, Service
+from service.http.requests import OF_ITS_GALLERIES, CheckedRoute, Service
 from service.registry.registry import Registry
 from service.runtime import Runtime
 from service.schemas import Number
@@ -61,6 +61,7 @@ async def looker_of(number: Number, service: Service) -> Looker:
 
 @router.get(
     "/backfills/{number}/events",
+    dependencies=[OF_ITS_GALLERIES],
     response_class=EventSourceResponse,
     responses={200: {"content": {EVENTS: {"itemSchema": EVENT}}}},
 )

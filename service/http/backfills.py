@@ -23,7 +23,7 @@ from service.backfills.supplied import SUPPLIED, end_if_all_came
 from service.backfills.sweeps import fresh
 from service.http.backfill_progress import describe, look
 from service.http.request_context import RequestContext
-from service.http.requests import CheckedRoute, Service
+from service.http.requests import OF_ITS_GALLERIES, CheckedRoute, Service
 from service.registry.registry import LoadedVersion, Registry
 from service.runtime import Runtime
 from service.schemas import MAX_CHUNK, Body, Name, Number
@@ -122,25 +122,25 @@ def list_all(name: Name, service: Service) -> BackfillList:
         )
 
 
-@router.get("/backfills/{number}")
+@router.get("/backfills/{number}", dependencies=[OF_ITS_GALLERIES])
 def show(number: Number, service: Service) -> BackfillInfo:
     """State and progress of a backfill."""
     return look(service, number).shown
 
 
-@router.post("/backfills/{number}/pause")
+@router.post("/backfills/{number}/pause", dependencies=[OF_ITS_GALLERIES])
 def pause(number: Number, service: Service, context: RequestContext) -> BackfillInfo:
     """Let no chunk be claimed or committed until it is resumed."""
     return _turn(service, number, (BackfillState.RUNNING,), BackfillState.PAUSED, context)
 
 
-@router.post("/backfills/{number}/resume")
+@router.post("/backfills/{number}/resume", dependencies=[OF_ITS_GALLERIES])
 def resume(number: Number, service: Service, context: RequestContext) -> BackfillInfo:
     """Go on with a paused backfill."""
     return _turn(service, number, (BackfillState.PAUSED,), BackfillState.RUNNING, context)
 
 
-@router.post("/backfills/{number}/cancel")
+@router.post("/backfills/{number}/cancel", dependencies=[OF_ITS_GALLERIES])
 def cancel(number: Number, service: Service, context: RequestContext) -> BackfillInfo:
     """End a backfill; what it moved stays moved."""
     return _turn(service, number, ACTIVE, BackfillState.CANCELLED, context)

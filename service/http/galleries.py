@@ -16,6 +16,7 @@ from service.registry.placement import preference
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
 from service.schemas import GalleryChange, GalleryIn, Name
+from service.store.api_keys import ApiKeyRow
 from service.store.audit import record
 from service.store.deletion import delete_gallery
 from service.store.repository import (
@@ -47,11 +48,12 @@ def create(body: GalleryIn, request: Request, service: Service) -> GalleryInfo:
 
 
 @router.get("/galleries")
-def list_all(service: Service) -> GalleryList:
-    """Every gallery."""
+def list_all(request: Request, service: Service) -> GalleryList:
+    """Every gallery that the key opens."""
+    key: ApiKeyRow | None = request.state.key
     _catch_up(service)
     with service.database.read() as connection:
-        rows = all_galleries(connection)
+        rows = [row for row in all_galleries(connection) if key is None or key.opens(row.name)]
         return GalleryList(galleries=[_listed(service, connection, row) for row in rows])
 
 

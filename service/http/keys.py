@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Annotated, Any
+
 from fastapi import APIRouter, Request
+from pydantic import Field
+from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from regraft.models import KeyInfo, KeyList, KeyScope, NewKey
-from service.errors import KeyExists, NobodyAsked
+from service.errors import KeyExists, NobodyAsked, UnknownGallery
 from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service, check_name
 from service.schemas import Body, Name
-from service.store.api_keys import add_key, all_keys, delete_key, key_named
+from service.store.api_keys import ApiKeyRow, add_key, all_keys, delete_key, key_named
 from service.store.audit import record
+from service.store.repository import all_galleries
 
 router = APIRouter(route_class=CheckedRoute, tags=["keys"])
 
@@ -20,10 +26,11 @@ TAKEN = {"api_key", "canary", "local", "worker"}
 
 
 class KeyIn(Body):
-    """A key's name, and what it opens."""
+    """A key's name, and what it opens: of all galleries, or of some that there are."""
 
     name: Name
     scope: KeyScope
+    galleries: Annotated[list[Name] | None, Field(min_length=1, max_length=100)] = None
 
 
 @router.post("/keys", status_code=201)
@@ -34,11 +41,12 @@ def create(body: KeyIn, request: Request, service: Service) -> NewKey:
         raise NobodyAsked
     try:
         with service.database.write() as connection:
-            row, key = add_key(connection, body.name, body.scope)
-            record(connection, request.state.who, "key_created", body.name, scope=body.scope)
+            _check_there(connection, body.galleries or ())
+            row, key = add_key(connection, body.name, body.scope, body.galleries)
+            record(connection, request.state.who, "key_created", body.name, **_opened(row))
     except IntegrityError:
         raise KeyExists(f"key {body.name!r} exists already: delete it first", pointer="/name") from None
-    return NewKey(name=row.name, scope=row.scope, created=row.created, key=key)
+    return NewKey(name=row.name, created=row.created, key=key, **_opened(row))
 
 
 @router.get("/keys")
@@ -46,7 +54,7 @@ def list_all(service: Service) -> KeyList:
     """Every key, without itself."""
     with service.database.lookup() as connection:
         rows = all_keys(connection)
-    return KeyList(keys=[KeyInfo(name=row.name, scope=row.scope, created=row.created) for row in rows])
+    return KeyList(keys=[KeyInfo(name=row.name, created=row.created, **_opened(row)) for row in rows])
 
 
 @router.delete("/keys/{name}", status_code=204, dependencies=[CONFIRMED])
@@ -55,5 +63,16 @@ def remove(name: Name, service: Service, context: RequestContext) -> None:
     with service.database.write(dry_run=context.dry_run) as connection:
         row = key_named(connection, name)
         delete_key(connection, name)
-        record(connection, context.who, "key_deleted", name, scope=row.scope)
+        record(connection, context.who, "key_deleted", name, **_opened(row))
     service.keys.read()
+
+
+def _check_there(connection: Connection, names: Sequence[str]) -> None:
+    there = {row.name for row in all_galleries(connection)}
+    for place, name in enumerate(names):
+        if name not in there:
+            raise UnknownGallery(f"there is no gallery {name!r}", pointer=f"/galleries/{place}")
+
+
+def _opened(row: ApiKeyRow) -> dict[str, Any]:
+    return {"scope": row.scope, "galleries": row.galleries}

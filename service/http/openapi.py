@@ -27,7 +27,7 @@ Document = dict[str, Any]
 
 BEARER = HTTPBearer(
     description="The API key, or one made by `POST /v1/keys` whose scope opens the operation: query, ingest or admin; "
-    "each opens what those before it do. Below /v1/work the worker key does, too."
+    "each opens what those before it do, for all galleries or those it names. Below /v1/work the worker key does, too."
 ).model
 
 DESCRIPTION = """A retrieval service whose gallery outlives its embedding model.

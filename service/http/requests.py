@@ -13,12 +13,16 @@ from starlette.types import Scope
 
 from index.errors import InvalidArgument
 from index.version import NAME
+from service.backfills.records import backfill_row
 from service.errors import BodyTooLarge, UnknownParameter
 from service.http.forms import JSON, media_type
 from service.http.parsing import parse_json
+from service.http.scopes import beyond
 from service.runtime import Runtime
-from service.schemas import Body
+from service.schemas import Body, Number
 from service.settings import Settings
+from service.store.api_keys import ApiKeyRow
+from service.store.repository import gallery_row
 
 
 async def runtime_of(request: Request) -> Runtime:
@@ -35,6 +39,23 @@ async def _load(request: Request, service: Service) -> None:
 
 LOADED = Depends(_load)
 """Of a route that asks a gallery in memory: while it is loaded, requests wait for it and take no thread."""
+
+
+async def _own(request: Request, number: Number, service: Service) -> None:
+    key: ApiKeyRow | None = request.state.key
+    if key is not None and key.galleries is not None:
+        await service.in_thread(_check_own, service, key, number)
+
+
+def _check_own(service: Runtime, key: ApiKeyRow, number: int) -> None:
+    with service.database.read() as connection:
+        its = gallery_row(connection, backfill_row(connection, number).gallery_id)
+    if its is None or not key.opens(its.name):
+        raise beyond(key)
+
+
+OF_ITS_GALLERIES = Depends(_own)
+"""Of a route that names a backfill by its number: a key of some galleries opens theirs alone."""
 
 
 class CheckedRoute(APIRoute):

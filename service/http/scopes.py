@@ -1,10 +1,12 @@
-"""Which scope a request wants of its key: by method and path alone, before anything else looks at it."""
+"""What a key opens: its scope and its galleries, by method and path alone, before anything else looks at a request."""
 
 from __future__ import annotations
 
 from typing import get_args
 
 from regraft.models import KeyScope
+from service.errors import Forbidden
+from service.store.api_keys import ApiKeyRow
 
 SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 READ = {"GET", "HEAD"}
@@ -22,6 +24,29 @@ def wanted(method: str, path: str) -> KeyScope:
     return "query" if method in READ and not path.startswith(ADMINISTRATION) else "admin"
 
 
-def opens(scope: KeyScope, wanted: KeyScope) -> bool:
-    """Whether a key of one scope opens what wants another."""
-    return SCOPES.index(scope) >= SCOPES.index(wanted)
+def check_opens(key: ApiKeyRow, method: str, path: str) -> None:
+    """Raise Forbidden, which says why, unless the key's scope and its galleries open a route."""
+    least = wanted(method, path)
+    if SCOPES.index(key.scope) < SCOPES.index(least):
+        raise Forbidden(f"the scope of the key {key.name!r} is {key.scope}, and this wants {least}")
+    if key.galleries is not None and not _reaches(key, method, path):
+        raise beyond(key)
+
+
+def _reaches(key: ApiKeyRow, method: str, path: str) -> bool:
+    """Whether a key of some galleries opens a route; what no rule names is for keys of all.
+
+    Versions and edges belong to no gallery. Whose a backfill is, its number does not say: its routes look
+    (`service.http.requests.OF_ITS_GALLERIES`), and the list of galleries shows those of the key.
+    """
+    match path.split("/"):
+        case ["", "v1", "galleries", name, *_]:
+            return key.opens(name)
+        case ["", "v1", "galleries"] | ["", "v1", "versions" | "edges", *_] | ["", "docs" | "openapi.json"]:
+            return method in READ
+    return path.startswith("/v1/backfills/")
+
+
+def beyond(key: ApiKeyRow) -> Forbidden:
+    """What a key of some galleries is told that asks for more."""
+    return Forbidden(f"the key {key.name!r} opens nothing but the galleries {', '.join(key.galleries or ())}")

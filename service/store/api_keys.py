@@ -13,10 +13,11 @@ import time
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from sqlalchemy import CheckConstraint, Column, Connection, Float, String, Table, delete, insert, select
+from sqlalchemy import JSON, CheckConstraint, Column, Connection, Float, String, Table, delete, insert, select
 
 from index.events import Event
 from regraft.models import KeyScope
+from service.background import Background
 from service.errors import UnknownKey
 from service.store.database import Database
 from service.store.rows import all_of, first_of
@@ -39,6 +40,8 @@ api_key = Table(
     Column("sha256", String(64), nullable=False, unique=True),
     Column("scope", String(8), nullable=False),
     Column("created", Float, nullable=False),
+    # Their names, as paths have them; null: it opens all, and what belongs to none.
+    Column("galleries", JSON(none_as_null=True)),
     CheckConstraint("scope in ('query', 'ingest', 'admin')", name="scope"),
 )
 
@@ -50,12 +53,17 @@ class ApiKeyRow(NamedTuple):
     sha256: str
     scope: KeyScope
     created: float
+    galleries: list[str] | None
+
+    def opens(self, gallery: str) -> bool:
+        """Whether it is a key of this gallery, or of all."""
+        return self.galleries is None or gallery in self.galleries
 
 
-def add_key(connection: Connection, name: str, scope: KeyScope) -> tuple[ApiKeyRow, str]:
+def add_key(connection: Connection, name: str, scope: KeyScope, galleries: list[str] | None) -> tuple[ApiKeyRow, str]:
     """Make a key; returns it as stored, and itself. Raises IntegrityError where there is one of this name."""
     key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
-    row = ApiKeyRow(name, digest(key.encode()), scope, time.time())
+    row = ApiKeyRow(name, digest(key.encode()), scope, time.time(), galleries)
     connection.execute(insert(api_key).values(row._asdict()))
     return row, key
 
@@ -83,28 +91,21 @@ def digest(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()
 
 
-class ApiKeys:
+class ApiKeys(Background):
     """The keys that this process knows; one thread reads them again and again, so that no request takes one for it."""
 
     def __init__(self, database: Database) -> None:
+        super().__init__("keys")
         self._database = database
         self._known: dict[str, ApiKeyRow] = {}
         self._reading = threading.Lock()
         self._next: Future[None] = Future()
         self._wanted = threading.Event()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="keys", daemon=True)
 
     def start(self) -> None:
         """Know the keys there are, and go on looking."""
         self.read()
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop and wait for it."""
-        self._stop.set()
-        self._wanted.set()
-        self._thread.join()
+        super().start()
 
     def known(self, key: bytes) -> ApiKeyRow | None:
         """Whose key this is, as far as this process knows."""
@@ -141,3 +142,6 @@ class ApiKeys:
             else:
                 failed = False
                 due.set_result(None)
+
+    def _wake(self) -> None:
+        self._wanted.set()

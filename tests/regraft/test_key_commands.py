@@ -55,3 +55,19 @@ def test_a_scope_that_there_is_not_is_told_with_those_there_are(run, url):
 
     assert code == 2
     assert all(scope in said for scope in ("query", "ingest", "admin"))
+
+
+def test_a_key_of_some_galleries_says_so(run, url):
+    with Client(url, KEY) as client:
+        for name in ("shoes", "hats", "bags"):
+            client.create_gallery(name)
+    shown, said = run(
+        "key", "create", "two", "--scope", "query", "--gallery", "shoes", "--gallery", "hats", "--url", url
+    )[1:]
+
+    assert "shoes, hats" in said
+    assert "shoes, hats" in run("key", "list", "--url", url)[1]
+    with Client(url, shown.strip()) as client:
+        assert {one.name for one in client.galleries()} == {"shoes", "hats"}
+        with pytest.raises(Problem, match=r"two.*shoes, hats"):
+            client.gallery("bags")

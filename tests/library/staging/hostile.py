@@ -35,7 +35,7 @@ SET = {"id": 1, "name": H, "kind": H, "size": 1, "labelled": 1, "versions": [H]}
 VERSION = {"name": H, "dim": 2, "space": {"kind": H}, "method": H, "edges": [{"kind": H, "old": H}], "problem": H}
 DEPENDENT = {"gallery": H, "moved": 1, "lost": 1, "routes": [{"items": 1, "version": H, "after": [H]}]}
 FAILED = {"failures": [{"item": H, "reason": H}], "next": None}
-KEY = {"name": H, "scope": "query", "created": 0.0}
+KEY = {"name": H, "scope": "query", "created": 0.0, "galleries": [H]}
 REFUSED = {"GET /v1/galleries/g/items:embeddings": httpx.Response(409, json={"code": "x", "detail": H})}
 
 COMMANDS = [

@@ -109,7 +109,7 @@ def test_a_key_is_listed_named_in_the_audit_and_deleted(locked: Served) -> None:
 
     created = locked.http.post("/keys", json={"name": "short-lived", "scope": "ingest"}, headers=operator).json()
     listed = {one["name"]: one for one in locked.http.get("/keys").json()["keys"]}
-    assert listed["short-lived"] == {name: created[name] for name in ("name", "scope", "created")}
+    assert listed["short-lived"] == {name: created[name] for name in ("name", "scope", "created", "galleries")}
     problem(locked.http.post("/keys", json={"name": "short-lived", "scope": "query"}), 409, "key_exists")
     problem(locked.http.delete("/keys/short-lived", headers=operator), 422, "invalid_request")
     assert locked.remove("/keys/short-lived", dry_run=True).status_code == 204

@@ -17,6 +17,7 @@ import service.store.database
 import service.store.engine_leases  # it has a table of its own
 from service.errors import DatabaseDamaged
 from service.settings import Settings
+from service.store.api_keys import add_key, all_keys
 from service.store.database import MIGRATIONS, Database, migrating, upgrade
 from service.store.tables import edge, embedding, gallery, item, metadata, version
 from service.store.vector_files import begin_file, file_row, vector_file
@@ -110,6 +111,20 @@ def test_vectors_that_lie_in_files_hold_off_the_way_down_to_a_release_without(
     assert described(settings.database_url) == before
     with closing(Database(settings.database_url)) as database, database.lookup() as connection:
         assert (file_row(connection, file.id) is not None) is refused
+
+
+def test_a_release_that_knows_no_keys_of_galleries_gets_none_that_would_open_everything(settings: Settings) -> None:
+    upgrade(settings)
+    with closing(Database(settings.database_url)) as database, database.write() as connection:
+        add_key(connection, "all", "query", None)
+        add_key(connection, "one", "query", ["photos"])
+
+    with migrating(settings.database_url) as config:
+        command.downgrade(config, "0021")
+        command.upgrade(config, "head")
+
+    with closing(Database(settings.database_url)) as database, database.lookup() as connection:
+        assert [(row.name, row.galleries) for row in all_keys(connection)] == [("all", None)]
 
 
 def test_a_database_that_has_the_newest_schema_is_not_migrated(

@@ -1,0 +1,121 @@
+"""API keys of some galleries: what they open of those, of other galleries, and of what belongs to none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from index.version import Version
+from service.settings import Settings
+from staging.served import Served, problem, serving
+
+KEY = "correct horse battery"
+ROOT = {"authorization": f"Bearer {KEY}"}
+OPERATIONS = [
+    (method.upper(), path)
+    for path, operations in json.loads((Path(__file__).parents[3] / "docs/openapi.json").read_text())["paths"].items()
+    for method in operations
+    if path != "/v1/health"  # which wants none
+]
+SHARED = {"/v1/galleries", "/v1/versions", "/v1/versions/{name}", "/v1/edges", "/v1/edges/{new}/{old}/{kind}"}
+"""Read with any key: galleries show those of the key alone."""
+
+
+class Shops(NamedTuple):
+    """A service with two galleries, each with a backfill that waits, and a key for one of them."""
+
+    served: Served
+    mine: str
+    other: str
+    numbers: dict[str, int]
+    header: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def shops(tmp_path_factory: pytest.TempPathFactory, versions: dict[str, Version]) -> Iterator[Shops]:
+    with serving(Settings(data=tmp_path_factory.mktemp("shops"), api_key=KEY), **ROOT) as running:
+        for version in ("v1", "v2"):
+            assert running.register(versions[version]).is_success
+        mine, other = running.gallery("v1"), running.gallery("v1")
+        numbers = {path: running.backfill(path, kind="supplied") for path in (mine, other)}
+        yield Shops(running, mine, other, numbers, bearer(running, "mine", "admin", [mine]))
+
+
+def bearer(served: Served, name: str, scope: str, paths: list[str]) -> dict[str, str]:
+    body = {"name": name, "scope": scope, "galleries": [path.rpartition("/")[2] for path in paths]}
+    answer = served.http.post("/keys", json=body)
+    assert answer.status_code == 201, answer.text
+    assert answer.json()["galleries"] == body["galleries"]
+    return {"authorization": f"Bearer {answer.json()['key']}"}
+
+
+def status(shops: Shops, method: str, path: str, gallery: str) -> int:
+    """What the key of `mine` is answered by this operation; nothing that is asked here is complete."""
+    address = path.replace("{number}", str(shops.numbers[gallery])).replace("/v1/galleries/{name}", gallery)
+    address = address.removeprefix("/v1").replace("{", "").replace("}", "")
+    if (method, address) == ("PATCH", gallery) or address.endswith(("/pause", "/resume", "/cancel")):
+        address += "?dry_run=true"
+    with shops.served.http.stream(method, address, headers=shops.header) as answer:
+        return answer.status_code
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS, ids=[f"{m} {p}" for m, p in OPERATIONS])
+def test_a_key_of_a_gallery_opens_that_and_nothing_of_others(shops: Shops, method: str, path: str) -> None:
+    own = path.startswith(("/v1/galleries/{name}", "/v1/backfills/"))
+    shared = method == "GET" and path in SHARED
+
+    assert (status(shops, method, path, shops.mine) != 403) == (own or shared)
+    assert (status(shops, method, path, shops.other) != 403) == shared
+
+
+def test_galleries_and_metrics_tell_of_no_other_gallery(shops: Shops) -> None:
+    listed = shops.served.http.get("/galleries", headers=shops.header).json()["galleries"]
+
+    assert [f"/galleries/{one['name']}" for one in listed] == [shops.mine]
+    told = problem(shops.served.http.get("/../metrics", headers=shops.header), 403, "forbidden")["detail"]
+    assert "mine" in told
+    assert shops.mine.rpartition("/")[2] in told
+    assert shops.served.http.get("/../docs", headers=shops.header).status_code == 200
+    problem(shops.served.http.post("/galleries", json={"name": "new"}, headers=shops.header), 403, "forbidden")
+
+
+def test_the_scope_of_a_key_holds_in_its_galleries(shops: Shops) -> None:
+    header = bearer(shops.served, "searches", "query", [shops.mine, shops.other])
+    query = {"embeddings": [[1, 0, 0, 0]], "version": "v1"}
+    item = {"items": [{"id": "a", "embedding": [1, 0, 0, 0]}]}
+
+    for path in (shops.mine, shops.other):
+        assert shops.served.http.post(f"{path}/query", json=query, headers=header).status_code == 200
+        problem(shops.served.http.post(f"{path}/items", json=item, headers=header), 403, "forbidden")
+    assert shops.served.http.post(f"{shops.mine}/items", json=item, headers=shops.header).json()["stored"] == 1
+
+
+def test_a_deleted_gallery_closes_its_backfill(shops: Shops) -> None:
+    gone = shops.served.gallery("v1")
+    number, header = shops.served.backfill(gone, kind="supplied"), bearer(shops.served, "of-gone", "query", [gone])
+    assert shops.served.http.get(f"/backfills/{number}", headers=header).status_code == 200
+
+    assert shops.served.remove(gone).status_code == 204
+
+    problem(shops.served.http.get(f"/backfills/{number}", headers=header), 404, "unknown_backfill")
+
+
+@pytest.mark.parametrize(
+    ("galleries", "status", "code", "pointer"),
+    [
+        (["nothing"], 404, "unknown_gallery", "/galleries/0"),
+        ([], 422, "invalid_request", "/galleries"),
+        ("photos", 422, "invalid_request", "/galleries"),
+    ],
+)
+def test_galleries_that_are_none_are_refused(
+    shops: Shops, galleries: Any, status: int, code: str, pointer: str
+) -> None:
+    answer = shops.served.http.post("/keys", json={"name": "refused", "scope": "query", "galleries": galleries})
+
+    assert problem(answer, status, code)["errors"][0]["pointer"] == pointer
+    assert "refused" not in [one["name"] for one in shops.served.http.get("/keys").json()["keys"]]
