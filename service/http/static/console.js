@@ -243,9 +243,12 @@ async function showState() {
   document.getElementById("docs").hidden = sessionStorage.getItem("key") !== null;  // a browser sends no key there
   try {
     const { status, problems } = await read("health/ready");
+    state.hidden = false;
     state.replaceChildren(chip(status));
     state.title = problems.join("\n");
   } catch (error) {
+    // To a key of some galleries the state of all is not told.
+    state.hidden = error.status === 403;
     state.replaceChildren(chip(error.status === 401 ? "key wanted" : "not ready", "refuse"));
     state.title = error.message;
   }
