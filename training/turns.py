@@ -16,8 +16,8 @@ from index.errors import InvalidArgument
 from index.new_folder import Unwritable, clear_leftovers
 from training import processes
 
-_held: set[Path] = set()
-"""The locks of this process: it would wait for itself."""
+_held: dict[Path, int] = {}
+"""The locks of this process, for which it would wait itself, and the file descriptors that hold them."""
 
 
 class Taken(InvalidArgument):
@@ -45,12 +45,12 @@ def only_here(out: Path) -> Iterator[None]:
         file = _locked(out)
     except OSError as error:
         raise Unwritable(f"{out} cannot be written: {error.strerror or error}") from error
-    _held.add(lock_of(out).resolve())
+    _held[lock_of(out).resolve()] = file
     try:
         clear_leftovers(out)
         yield
     finally:
-        _held.discard(lock_of(out).resolve())
+        _held.pop(lock_of(out).resolve(), None)
         lock_of(out).unlink(missing_ok=True)
         os.close(file)
         with suppress(OSError):  # what was written is there
@@ -77,6 +77,17 @@ def wait_for_turn(out: Path, say: Callable[[str], None]) -> None:
 def lock_of(out: Path) -> Path:
     """The file that is locked; empty, and gone with the training."""
     return out.with_name(f"{out.name}.lock")
+
+
+def _let_go() -> None:
+    """Close what a forked process holds with its parent."""
+    for file in _held.values():
+        os.close(file)
+    _held.clear()
+
+
+# Workers that make batches live on for seconds after a training that was killed.
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _locked(out: Path) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -35,13 +37,36 @@ def test_a_killed_training_leaves_a_lock_that_holds_nobody_off_and_what_it_wrote
     assert [found.name for found in tmp_path.iterdir()] == ["v"]
 
 
+# Python 3.12 warns of it beside threads: the children here do no more than hold a lock.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_killed_training_can_go_on_while_a_worker_of_it_is_left(tmp_path: Path) -> None:
+    heard, told = os.pipe()
+    training = os.fork()
+    if not training:
+        with only_here(tmp_path / "v"):
+            if not os.fork():
+                os.write(told, str(os.getpid()).encode())
+            signal.pause()
+    worker = int(os.read(heard, 16))
+    os.kill(training, signal.SIGKILL)
+    os.waitpid(training, 0)
+    try:
+        assert lock_of(tmp_path / "v").is_file()
+        with only_here(tmp_path / "v"):
+            pass
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.close(heard)
+        os.close(told)
+
+
 def test_a_reference_that_somebody_else_trains_is_waited_for_and_then_used(
     v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, held, said = tmp_path / "digits_v1", threading.Event(), threading.Event()
     monkeypatch.setattr(path, "RUNS", tmp_path)
     monkeypatch.setattr(path, "train", lambda *_: pytest.fail("trained twice"))
-    monkeypatch.setattr(turns, "_held", set())  # as in another process
+    monkeypatch.setattr(turns, "_held", {})  # as in another process
 
     def elsewhere() -> None:
         with only_here(out):
