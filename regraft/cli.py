@@ -29,7 +29,8 @@ from regraft.commands import (
     upgrades,
     versions,
 )
-from regraft.commands.answers import Commands, err, run, wanted
+from regraft.commands.answers import err, run, wanted
+from regraft.commands.command import Commands
 
 app = Commands(
     name="regraft",

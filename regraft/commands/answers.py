@@ -7,36 +7,20 @@ error is one JSON object there, its last line, with the exit code it has without
 
 from __future__ import annotations
 
-import inspect
 import json
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from functools import wraps
-from typing import Annotated, Any, TextIO
+from typing import Any, TextIO
 
 import typer
 from pydantic_core import to_jsonable_python
 
 from index.errors import RegraftError
 from regraft.commands.console import PlainConsole
-from regraft.connection import TIMEOUT, Problem
+from regraft.connection import Problem
 
 OPTION = "--json"
-ASKING = "api_key"
-"""The parameter that each command has which asks a service."""
-Timeout = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout",
-        envvar=TIMEOUT,
-        metavar="SECONDS",
-        help="Wait so long for an answer; default a minute, for changes an hour.",
-        show_default=False,
-    ),
-]
-Wanted = Annotated[bool, typer.Option(OPTION, help="Answer in JSON on standard output.")]
 USAGE: type[Exception] = typer.BadParameter.__mro__[2]
 """Click's own error, of which wrong usage is one kind; releases of typer keep it in different places."""
 
@@ -75,22 +59,6 @@ answer = Answers()
 """Called once by each command, or once for each line of a stream."""
 
 
-class Commands(typer.Typer):
-    """Commands of which each takes `--json`, and `--timeout` if it asks a service."""
-
-    def command(  # type: ignore[override]
-        self, name: str | None = None, **options: Any
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """As typer's."""
-        register = super().command(name, **options)
-
-        def add(command: Callable[..., Any]) -> Callable[..., Any]:
-            register(_answering(command))
-            return command
-
-        return add
-
-
 def as_json(value: object) -> str:
     """One line of plain ASCII, so that nothing in it acts on a terminal."""
     return json.dumps(to_jsonable_python(value, inf_nan_mode="null", fallback=_plain), allow_nan=False)
@@ -115,31 +83,6 @@ def run(app: typer.Typer) -> int:
         return _tell({"code": "os_error", "detail": str(error)}, 1)
     except USAGE as error:
         return _tell({"code": "usage", "detail": error.format_message()}, error.exit_code)  # type: ignore[attr-defined]
-
-
-def _answering(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with one option more, or two."""
-
-    @wraps(command)
-    def run_command(*given: Any, json_wanted: bool, timeout: float | None = None, **options: Any) -> None:
-        if timeout is not None:
-            os.environ[TIMEOUT] = str(timeout)  # every connection of this process reads it
-        if json_wanted:
-            with answer.asked():
-                command(*given, **options)
-        else:
-            command(*given, **options)
-
-    signature = inspect.signature(command, eval_str=True)
-    parameters = [*signature.parameters.values(), _option("json_wanted", Wanted, False)]
-    if ASKING in signature.parameters:
-        parameters.append(_option("timeout", Timeout, None))
-    run_command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return run_command
-
-
-def _option(name: str, annotation: Any, default: object) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _plain(value: Any) -> Any:

@@ -7,18 +7,16 @@ from typing import Annotated
 
 import typer
 
+from regraft.client import Client
 from regraft.commands.answers import answer
-from regraft.commands.options import URL, ApiKey, Url, connect, print_table
+from regraft.commands.options import print_table
 
 
 def audit(
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Rows, the newest first.")] = 20,
-    url: Url = URL,
-    api_key: ApiKey = None,
+    client: Client, limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Rows, the newest first.")] = 20
 ) -> None:
     """List who changed what outside deployments, when and why."""
-    with connect(url, api_key) as client:
-        found = client.audit(limit=limit)
+    found = client.audit(limit=limit)
     answer(found)
     rows = [
         [time.strftime("%F %T", time.localtime(row.at)), row.who, row.action, row.subject, row.why] for row in found

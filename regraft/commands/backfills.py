@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from regraft.client import Client
-from regraft.commands.answers import Commands, answer, out
+from regraft.commands.answers import answer, out
+from regraft.commands.command import Commands
 from regraft.commands.curves import (
     Evaluation,
     K,
@@ -20,18 +21,7 @@ from regraft.commands.curves import (
     in_short,
     print_curve,
 )
-from regraft.commands.options import (
-    URL,
-    ApiKey,
-    DryRun,
-    Gallery,
-    Url,
-    connect,
-    print_table,
-    progress,
-    read_filter,
-    would,
-)
+from regraft.commands.options import DryRun, Gallery, print_table, progress, read_filter, would
 from regraft.commands.plan import print_estimate
 from regraft.models import BackfillInfo
 from regraft.routes.backfills import BackfillOptions
@@ -70,6 +60,7 @@ Attempts = Annotated[int, typer.Option("--attempts", min=1, help="Tries at an it
 
 @backfill.command("start")
 def start(
+    client: Client,
     name: Gallery,
     version: Version = None,
     kind: Kind = "reencode",
@@ -90,8 +81,6 @@ def start(
     marks: Marks = None,
     watch: Watch = False,
     dry_run: DryRun = False,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Start moving a gallery's items to a version; with a label, set or metric it is measured.
 
@@ -110,15 +99,15 @@ def start(
         attempts=attempts,
         curve=asked(label=label, evaluation=evaluation, metric=metric, sample=sample, k=k, seed=seed, marks=marks),
     )
-    with connect(url, api_key) as client:
-        if dry_run:
-            print_estimate(client.estimate_backfill(name, **options))
-        else:
-            _show(client, client.start_backfill(name, **options), watch)
+    if dry_run:
+        print_estimate(client.estimate_backfill(name, **options))
+    else:
+        _show(client, client.start_backfill(name, **options), watch)
 
 
 @backfill.command("estimate")
 def estimate(
+    client: Client,
     name: Gallery,
     version: Version = None,
     kind: Kind = "reencode",
@@ -126,64 +115,54 @@ def estimate(
     share: Share = None,
     limit: Limit = None,
     origin: Origin = None,
-    filter: Filter = None,  # noqa: A002 - the option's name
-    url: Url = URL,
-    api_key: ApiKey = None,
+    filter: Filter = None,  # noqa: A002 - the option's name,
 ) -> None:
     """Say what a backfill would take, without starting it: `start --dry-run` by a shorter name."""
     scope = {"version": version, "kind": kind, "share": share, "limit": limit, "origin": origin, "filter": filter}
-    start(name, **scope, rate=rate, dry_run=True, url=url, api_key=api_key)
+    start(client, name, **scope, rate=rate, dry_run=True)
 
 
 @backfill.command("list")
-def list_backfills(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
+def list_backfills(client: Client, name: Gallery) -> None:
     """List a gallery's backfills."""
     columns = ["id", "version", "kind", "state", "total", "done", "skipped", "failed"]
-    with connect(url, api_key) as client:
-        found = client.backfills(name)
+    found = client.backfills(name)
     answer(found)
     print_table(columns, [[getattr(one, column) for column in columns] for one in found])
 
 
 @backfill.command("show")
-def show(number: Number, watch: Watch = False, url: Url = URL, api_key: ApiKey = None) -> None:
+def show(client: Client, number: Number, watch: Watch = False) -> None:
     """Show one backfill, its curve, and the items it could not move."""
-    with connect(url, api_key) as client:
-        _show(client, client.backfill(number), watch)
+    _show(client, client.backfill(number), watch)
 
 
 @backfill.command("watch")
-def watch(number: Number, url: Url = URL, api_key: ApiKey = None) -> None:
+def watch(client: Client, number: Number) -> None:
     """Show progress and curve until a backfill ends, exit code 3 if items failed; Ctrl-C only stops watching."""
-    with connect(url, api_key) as client:
-        _show(client, client.backfill(number), True)
+    _show(client, client.backfill(number), True)
 
 
 @backfill.command("pause")
-def pause(number: Number, dry_run: DryRun = False, url: Url = URL, api_key: ApiKey = None) -> None:
+def pause(client: Client, number: Number, dry_run: DryRun = False) -> None:
     """Pause a backfill; a chunk that a worker has in hand is dropped, and done again after `resume`."""
-    with connect(url, api_key) as client:
-        _print(client.pause_backfill(number, dry_run=dry_run), dry_run)
+    _print(client.pause_backfill(number, dry_run=dry_run), dry_run)
 
 
 @backfill.command("resume")
-def resume(
-    number: Number, watch: Watch = False, dry_run: DryRun = False, url: Url = URL, api_key: ApiKey = None
-) -> None:
+def resume(client: Client, number: Number, watch: Watch = False, dry_run: DryRun = False) -> None:
     """Go on with a paused backfill."""
-    with connect(url, api_key) as client:
-        resumed = client.resume_backfill(number, dry_run=dry_run)
-        if dry_run:
-            _print(resumed, dry_run)
-        else:
-            _show(client, resumed, watch)
+    resumed = client.resume_backfill(number, dry_run=dry_run)
+    if dry_run:
+        _print(resumed, dry_run)
+    else:
+        _show(client, resumed, watch)
 
 
 @backfill.command("cancel")
-def cancel(number: Number, dry_run: DryRun = False, url: Url = URL, api_key: ApiKey = None) -> None:
+def cancel(client: Client, number: Number, dry_run: DryRun = False) -> None:
     """End a backfill; what it moved stays moved."""
-    with connect(url, api_key) as client:
-        _print(client.cancel_backfill(number, dry_run=dry_run), dry_run)
+    _print(client.cancel_backfill(number, dry_run=dry_run), dry_run)
 
 
 def _show(client: Client, shown: BackfillInfo, watch: bool) -> None:

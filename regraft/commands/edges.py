@@ -8,8 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from index.errors import InvalidArgument
-from regraft.commands.answers import Commands, answer, err, out
-from regraft.commands.options import URL, ApiKey, DryRun, Url, connect, print_table, score, would
+from regraft.client import Client
+from regraft.commands.answers import answer, err, out
+from regraft.commands.command import Commands
+from regraft.commands.options import DryRun, print_table, score, would
 from regraft.models import EdgeInfo, ScoreInterval
 
 edge = Commands(no_args_is_help=True, help="List, add, fit and remove edges between versions.")
@@ -25,20 +27,19 @@ Replace = Annotated[bool, typer.Option("--replace", help="Put it in the place of
 
 @edge.command("list")
 def list_edges(
+    client: Client,
     new: Annotated[str | None, typer.Option("--new", help="Only from this version.", show_default=False)] = None,
     old: Annotated[str | None, typer.Option("--old", help="Only to this version.", show_default=False)] = None,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """List the edges the service knows, with what was measured."""
-    with connect(url, api_key) as client:
-        found = client.edges(new=new, old=old)
+    found = client.edges(new=new, old=old)
     answer(found)
     print_table(["new", "old", "kind", "origin", "cmc@1", "pairs", "calibrated"], [_row(edge) for edge in found])
 
 
 @edge.command("add")
 def add(
+    client: Client,
     new: New,
     old: Old,
     folder: Annotated[
@@ -52,8 +53,6 @@ def add(
     seed: Seed = 0,
     replace: Replace = False,
     dry_run: DryRun = False,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Add an edge; an identity is verified before it is accepted.
 
@@ -62,16 +61,16 @@ def add(
     if (folder is None) == (kind is None):
         raise InvalidArgument("give either a folder or --kind")
     verify = {"gallery": gallery, "items": items, "seed": seed} if gallery else None
-    with connect(url, api_key) as client:
-        if folder is not None:
-            added = client.add_edge(new, old, folder, replace=replace, dry_run=dry_run)
-        else:
-            added = client.declare_edge(new, old, kind or "", verify=verify, replace=replace, dry_run=dry_run)
+    if folder is not None:
+        added = client.add_edge(new, old, folder, replace=replace, dry_run=dry_run)
+    else:
+        added = client.declare_edge(new, old, kind or "", verify=verify, replace=replace, dry_run=dry_run)
     _print_edge(would(dry_run, "added", "add"), added)
 
 
 @edge.command("fit")
 def fit(
+    client: Client,
     new: New,
     old: Old,
     kind: Annotated[str, typer.Option("--kind", help="procrustes, ridge, low_rank or slerp; auto: the best of them.")],
@@ -100,8 +99,6 @@ def fit(
     seed: Seed = 0,
     replace: Replace = False,
     dry_run: DryRun = False,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Fit an edge on stored items that hold embeddings by both versions, or on a file of pairs.
 
@@ -123,13 +120,13 @@ def fit(
     if pairs is not None:
         stored = {"pairs": pairs}
     asked: dict[str, Any] = {**stored, "options": _numbers(settings or [])}
-    with connect(url, api_key) as client:
-        fitted = client.fit_edge(new, old, kind, seed=seed, replace=replace, dry_run=dry_run, **asked)
+    fitted = client.fit_edge(new, old, kind, seed=seed, replace=replace, dry_run=dry_run, **asked)
     _print_edge(would(dry_run, "fitted", "add"), fitted)
 
 
 @edge.command("check")
 def check(
+    client: Client,
     new: New,
     old: Old,
     kind: Kind,
@@ -143,8 +140,6 @@ def check(
     ] = None,
     sample: Annotated[int, typer.Option("--sample", min=1, help="Items drawn, at most.")] = 1000,
     seed: Seed = 0,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Say how far queries are from the pairs that an edge was fitted on.
 
@@ -152,8 +147,7 @@ def check(
     """
     if (vectors is None) == (gallery is None):
         raise InvalidArgument("give either --vectors or --gallery")
-    with connect(url, api_key) as client:
-        found = client.check_edge(new, old, kind, vectors=vectors, gallery=gallery, sample=sample, seed=seed)
+    found = client.check_edge(new, old, kind, vectors=vectors, gallery=gallery, sample=sample, seed=seed)
     answer(found)
     out.print(found.advice)
     out.print(f"likeness to the nearest pair: median {found.nearest:.3f}; out of the domain below {found.least:.3f}")
@@ -161,18 +155,16 @@ def check(
 
 @edge.command("remove")
 def remove(
+    client: Client,
     new: New,
     old: Old,
     kind: Kind,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what depends on it.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Even if items become unreachable.")] = False,
     reason: Annotated[str, typer.Option("--reason", help="Why; needed with --force.")] = "",
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Remove an edge, after a check of what depends on it."""
-    with connect(url, api_key) as client:
-        removal = client.remove_edge(new, old, kind, dry_run=dry_run, force=force, reason=reason)
+    removal = client.remove_edge(new, old, kind, dry_run=dry_run, force=force, reason=reason)
     answer(removal)
     for number in removal.blocked_by:
         out.print(f"backfill {number} applies it")

@@ -13,21 +13,12 @@ import typer
 from index.errors import InvalidImage
 from index.paths import IMAGE_SUFFIXES, files_below
 from regraft import given
-from regraft.commands.answers import Commands, answer, out
+from regraft.client import Client
+from regraft.commands.answers import answer, out
+from regraft.commands.command import Commands
 from regraft.commands.evaluation_files import LINES, read_evaluation, read_lines
 from regraft.commands.item_files import label_of
-from regraft.commands.options import (
-    URL,
-    ApiKey,
-    DryRun,
-    Gallery,
-    Url,
-    Yes,
-    confirm_deleting,
-    connect,
-    print_table,
-    would,
-)
+from regraft.commands.options import DryRun, Gallery, Yes, confirm_deleting, print_table, would
 from regraft.connection import Problem
 
 evaluation = Commands(no_args_is_help=True, help="Keep labelled sets for gates to measure on.")
@@ -37,6 +28,7 @@ COLUMNS = ["id", "name", "kind", "size", "labelled", "relevant", "versions"]
 
 @evaluation.command("add")
 def add(
+    client: Client,
     name: Gallery,
     folder: Annotated[
         Path | None,
@@ -62,8 +54,6 @@ def add(
         typer.Option("--relevant", metavar="FILE", help="Of embeddings: a JSON list, a list of right items' ids each."),
     ] = None,
     dry_run: DryRun = False,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Upload images, texts, or embeddings by each version that will be compared, with what is right for each.
 
@@ -77,37 +67,32 @@ def add(
         raise typer.BadParameter("give either a folder of images or embeddings", param_hint="FOLDER or --embeddings")
     if folder is not None and (version or labels or relevant):
         raise typer.BadParameter("these go with --embeddings", param_hint="--version, --labels, --relevant")
-    with connect(url, api_key) as client:
-        if folder is None:
-            held, entries = read_evaluation(embeddings or [], version or [], labels, relevant)
-            added = client.add_evaluation(name, entries, embeddings=held, name=title, dry_run=dry_run)
-        else:
-            entries, images = _entries(folder)
-            with _naming(images):
-                files = [given.image(path.read_bytes(), str(path)) for path in images]
-                added = client.add_evaluation(name, entries, images=files, name=title, dry_run=dry_run)
+    if folder is None:
+        held, entries = read_evaluation(embeddings or [], version or [], labels, relevant)
+        added = client.add_evaluation(name, entries, embeddings=held, name=title, dry_run=dry_run)
+    else:
+        entries, images = _entries(folder)
+        with _naming(images):
+            files = [given.image(path.read_bytes(), str(path)) for path in images]
+            added = client.add_evaluation(name, entries, images=files, name=title, dry_run=dry_run)
     answer(added)
     number = "(dry run)" if added.id is None else added.id
     out.print(f"{name}: evaluation set {number} of {added.size} {added.kind}")
 
 
 @evaluation.command("list")
-def list_evaluations(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
+def list_evaluations(client: Client, name: Gallery) -> None:
     """List a gallery's evaluation sets."""
-    with connect(url, api_key) as client:
-        found = client.evaluations(name)
+    found = client.evaluations(name)
     answer(found)
     print_table(COLUMNS, [[getattr(one, column) for column in COLUMNS] for one in found])
 
 
 @evaluation.command("delete")
-def delete(
-    name: Gallery, number: Number, yes: Yes = False, dry_run: DryRun = False, url: Url = URL, api_key: ApiKey = None
-) -> None:
+def delete(client: Client, name: Gallery, number: Number, yes: Yes = False, dry_run: DryRun = False) -> None:
     """Delete one; reports measured on it stay."""
     confirm_deleting(f"evaluation set {number} of gallery {name}", yes=yes or dry_run)
-    with connect(url, api_key) as client:
-        client.delete_evaluation(name, number, dry_run=dry_run)
+    client.delete_evaluation(name, number, dry_run=dry_run)
     answer({"gallery": name, "evaluation": number, "deleted": not dry_run, "dry_run": dry_run})
     out.print(f"{name}: {would(dry_run, 'deleted', 'delete')} evaluation set {number}")
 

@@ -13,68 +13,51 @@ from numpy.typing import NDArray
 from index.engines.config import IndexKind, Storage
 from index.errors import InvalidArgument
 from regraft.client import DEFAULT_K, Client, QueryOptions
-from regraft.commands.answers import Commands, answer, err, out
-from regraft.commands.options import (
-    URL,
-    ApiKey,
-    DryRun,
-    Gallery,
-    Url,
-    Yes,
-    connect,
-    delete_named,
-    print_table,
-    print_warnings,
-    read_filter,
-    would,
-)
+from regraft.commands.answers import answer, err, out
+from regraft.commands.command import Commands
+from regraft.commands.options import DryRun, Gallery, Yes, delete_named, print_table, print_warnings, read_filter, would
 from regraft.models import EdgeUsed, GalleryInfo, Match, SearchedShard, SearchResponse
 
 gallery = Commands(no_args_is_help=True, help="Create, list, show and delete galleries.")
 
 
 @gallery.command("create")
-def create(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
+def create(client: Client, name: Gallery) -> None:
     """Create an empty gallery."""
-    with connect(url, api_key) as client:
-        created = client.create_gallery(name)
+    created = client.create_gallery(name)
     answer(created)
     out.print(f"created gallery {name}")
 
 
 @gallery.command("index")
 def index(
+    client: Client,
     name: Gallery,
     kind: Annotated[IndexKind, typer.Argument(help="auto: inverted lists or a graph, what is faster at the recall.")],
     storage: Annotated[Storage, typer.Option(help="How an approximate index keeps vectors.")] = Storage.FLOAT32,
     recall: Annotated[float, typer.Option(help="Share of the exact ten best that it is to find.")] = 0.99,
     dry_run: DryRun = False,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Index a gallery otherwise from now on, while it serves."""
     options = {"kind": kind.value, "storage": storage.value, "recall": recall}
-    with connect(url, api_key) as client:
-        changed = client.change_gallery(name, index=options, dry_run=dry_run)
+    changed = client.change_gallery(name, index=options, dry_run=dry_run)
     answer(changed)
     done = would(dry_run, "indexes", "index")
     out.print(f"{done} gallery {name} by {kind.value}, {storage.value}, at recall {recall:g} from now on")
 
 
 @gallery.command("list")
-def list_galleries(url: Url = URL, api_key: ApiKey = None) -> None:
+def list_galleries(client: Client) -> None:
     """List the galleries."""
-    with connect(url, api_key) as client:
-        found = client.galleries()
+    found = client.galleries()
     answer(found)
     print_table(["gallery", "current", "items", "mix"], [[g.name, g.current, g.items, _mix(g)] for g in found])
 
 
 @gallery.command("show")
-def show(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
+def show(client: Client, name: Gallery) -> None:
     """Show a gallery: its version, its items, and which versions they are stored in."""
-    with connect(url, api_key) as client:
-        found = client.gallery(name)
+    found = client.gallery(name)
     answer(found)
     out.print(f"{found.name}: current version {found.current}, {found.items} items ({_mix(found) or 'empty'})")
     if found.loading is not None:
@@ -84,18 +67,13 @@ def show(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
 
 
 @gallery.command("delete")
-def delete(
-    name: Gallery,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    url: Url = URL,
-    api_key: ApiKey = None,
-) -> None:
+def delete(client: Client, name: Gallery, yes: Yes = False, dry_run: DryRun = False) -> None:
     """Delete a gallery with everything in it."""
-    delete_named("gallery", name, "all its items", yes=yes, dry_run=dry_run, url=url, api_key=api_key)
+    delete_named(client, "gallery", name, "all its items", yes=yes, dry_run=dry_run)
 
 
 def query(
+    client: Client,
     name: Gallery,
     image: Annotated[
         Path | None, typer.Argument(metavar="[IMAGE]", help="The image to search with.", exists=True, dir_okay=False)
@@ -141,8 +119,6 @@ def query(
     ] = None,
     with_text: Annotated[bool, typer.Option("--with-text", help="Also show the texts that matches are.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Also show how each shard was reached.")] = False,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Search a gallery with an image, a text, an item or vectors.
 
@@ -160,14 +136,13 @@ def query(
     switched = {"exact": exact, "strict": strict, "with_text": with_text}
     asked = {name: value for name, value in given.items() if value is not None} | {"explain": explain}
     options = cast(QueryOptions, asked | {name: True for name, on in switched.items() if on})
-    with connect(url, api_key) as client:
-        if vector is not None:
-            rows = _read_vectors(vector)
-            found = client.query_embeddings(name, rows, version or _current(client, name), k, **options)
-        else:
-            images = [] if image is None else [image.read_bytes()]
-            texts, items = ([] if one is None else [one] for one in (text, like))
-            found = client.query(name, images, k, texts=texts, items=items, **options)
+    if vector is not None:
+        rows = _read_vectors(vector)
+        found = client.query_embeddings(name, rows, version or _current(client, name), k, **options)
+    else:
+        images = [] if image is None else [image.read_bytes()]
+        texts, items = ([] if one is None else [one] for one in (text, like))
+        found = client.query(name, images, k, texts=texts, items=items, **options)
     answer(found)
     _print_answer(found, with_text)
 

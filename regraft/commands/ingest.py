@@ -16,7 +16,7 @@ from index.paths import IMAGE_SUFFIXES, READABLE
 from regraft.client import Client, ImageItem, InvalidInput, Problem, TextItem
 from regraft.commands.answers import answer, err, out
 from regraft.commands.item_files import below, by_id, label_of
-from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, print_warnings, progress
+from regraft.commands.options import Gallery, print_warnings, progress
 from regraft.commands.texts import are_texts, batches_of_texts, find_texts
 from regraft.models import ImageWarning, IngestResult, ItemError
 
@@ -24,6 +24,7 @@ MAX_BATCH_BYTES = 32 << 20
 
 
 def ingest(
+    client: Client,
     name: Gallery,
     paths: Annotated[
         list[Path],
@@ -40,8 +41,6 @@ def ingest(
         ),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images or texts a request.")] = 64,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Store images, or texts; metadata `label` is their folder.
 
@@ -53,13 +52,13 @@ def ingest(
     Example: regraft ingest notes notes.jsonl
     """
     if texts or are_texts(paths):
-        _ingest_texts(name, find_texts(paths, prefix), replace, batch, url, api_key)
+        _ingest_texts(client, name, find_texts(paths, prefix), replace, batch)
         return
     files = [(prefix + key, path) for key, path in find_images(paths).items()]
     counts: Counter[str] = Counter()
     lost: dict[tuple[str, str], ImageWarning] = {}
     errors: list[dict[str, object]] = []
-    with connect(url, api_key) as client, progress() as bar:
+    with progress() as bar:
         task = bar.add_task(f"ingest into {name}", total=len(files))
         for chunk in batches(files, batch):
             done = _store(client, name, chunk, replace)
@@ -72,13 +71,11 @@ def ingest(
     _tell(name, "images", counts, errors, list(lost.values()))
 
 
-def _ingest_texts(
-    name: str, items: Iterable[TextItem], replace: bool | None, batch: int, url: str, api_key: str | None
-) -> None:
+def _ingest_texts(client: Client, name: str, items: Iterable[TextItem], replace: bool | None, batch: int) -> None:
     """Store texts in a gallery, a batch at a time, and say what became of them; exits with 1 where one failed."""
     counts: Counter[str] = Counter()
     errors: list[dict[str, str]] = []
-    with connect(url, api_key) as client, progress() as bar:
+    with progress() as bar:
         task = bar.add_task(f"ingest into {name}", total=None)
         for chunk in batches_of_texts(items, batch):
             done = _refused_as_result(partial(client.ingest_texts, name, chunk, replace=replace))

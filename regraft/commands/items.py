@@ -10,20 +10,9 @@ import typer
 
 from index.errors import InvalidArgument
 from regraft.client import Client
-from regraft.commands.answers import Commands, answer, err, out
-from regraft.commands.options import (
-    URL,
-    ApiKey,
-    DryRun,
-    Gallery,
-    Url,
-    Yes,
-    confirm_deleting,
-    connect,
-    print_table,
-    read_filter,
-    would,
-)
+from regraft.commands.answers import answer, err, out
+from regraft.commands.command import Commands
+from regraft.commands.options import DryRun, Gallery, Yes, confirm_deleting, print_table, read_filter, would
 from regraft.models import DeleteResult, ItemPage
 
 LARGEST_PAGE, DELETED_AT_ONCE = 1000, 1000
@@ -38,6 +27,7 @@ Filter = Annotated[
 
 @item.command("list")
 def list_items(
+    client: Client,
     name: Gallery,
     limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST_PAGE, help="Items of a page.")] = 100,
     cursor: Annotated[
@@ -45,8 +35,6 @@ def list_items(
     ] = None,
     with_text: Annotated[bool, typer.Option("--with-text", help="Also show the texts that items are.")] = False,
     where: Filter = None,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """List items, a page at a time, with their metadata and the version that serves each.
 
@@ -54,14 +42,11 @@ def list_items(
     """
     given = None if where is None else read_filter(where)
     page = ItemPage(items=[], next=cursor)
-    with connect(url, api_key) as client:
-        while len(page.items) < limit:
-            more = client.items(
-                name, limit=limit - len(page.items), cursor=page.next, with_text=with_text, filter=given
-            )
-            page = ItemPage(items=[*page.items, *more.items], next=more.next)
-            if page.next is None or given is None:
-                break
+    while len(page.items) < limit:
+        more = client.items(name, limit=limit - len(page.items), cursor=page.next, with_text=with_text, filter=given)
+        page = ItemPage(items=[*page.items, *more.items], next=more.next)
+        if page.next is None or given is None:
+            break
     answer(page)
     titles, rows = ["item", "version", "metadata"], [[one.id, one.active, one.metadata] for one in page.items]
     if with_text:
@@ -73,20 +58,17 @@ def list_items(
 
 @item.command("show")
 def show(
+    client: Client,
     name: Gallery,
     key: ItemId,
     image: Annotated[
         Path | None, typer.Option("--image", metavar="FILE", help="Write its image here.", show_default=False)
     ] = None,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Show an item: metadata, text, and the embeddings it holds."""
-    with connect(url, api_key) as client:
-        found = client.item(name, key)
-        content = None if image is None else client.item_image(name, key)
-    if image is not None and content is not None:
-        image.write_bytes(content)
+    found = client.item(name, key)
+    if image is not None:
+        image.write_bytes(client.item_image(name, key))
     answer(found)
     out.print(f"{found.id}: served by {found.active}, {'an image' if found.image else 'no image'}")
     out.print(f"metadata {found.metadata}")
@@ -97,6 +79,7 @@ def show(
 
 @item.command("delete")
 def delete(
+    client: Client,
     name: Gallery,
     keys: Annotated[list[str] | None, typer.Argument(metavar="ITEM", help="Ids of items.", show_default=False)] = None,
     ids: Annotated[
@@ -106,8 +89,6 @@ def delete(
     where: Filter = None,
     yes: Yes = False,
     dry_run: DryRun = False,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Delete items with everything they hold; ids that are not there are named.
 
@@ -122,18 +103,17 @@ def delete(
         raise InvalidArgument("give ids of items or --filter, not both", pointer="/filter")
     if where is None and not asked:
         raise InvalidArgument("give ids of items, a file of them by --ids, or --filter", pointer="/ids")
-    with connect(url, api_key) as client:
-        if where is None:
-            count = _count(len(asked))
-            confirm_deleting(f"{count} of gallery {name}", yes=yes or dry_run)
-            done = _delete_named(client, name, asked, dry_run)
-        else:
-            given = read_filter(where)
-            done = client.delete_items(name, filter=given, dry_run=dry_run or not yes)
-            count = _count(done.deleted)
-            if not (yes or dry_run):
-                confirm_deleting(f"{count} of gallery {name}", yes=False)
-                done = client.delete_items(name, filter=given)
+    if where is None:
+        count = _count(len(asked))
+        confirm_deleting(f"{count} of gallery {name}", yes=yes or dry_run)
+        done = _delete_named(client, name, asked, dry_run)
+    else:
+        given = read_filter(where)
+        done = client.delete_items(name, filter=given, dry_run=dry_run or not yes)
+        count = _count(done.deleted)
+        if not (yes or dry_run):
+            confirm_deleting(f"{count} of gallery {name}", yes=False)
+            done = client.delete_items(name, filter=given)
     answer(done)
     for missing in done.missing:
         err.print(f"not there: {missing}")

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from regraft.commands.answers import Commands, answer, err, out
-from regraft.commands.options import URL, ApiKey, DryRun, Url, Yes, confirm_deleting, connect, print_table, would
+from regraft.client import Client
+from regraft.commands.answers import answer, err, out
+from regraft.commands.command import Commands
+from regraft.commands.options import DryRun, Yes, confirm_deleting, print_table, would
 from regraft.models import KeyInfo, KeyScope
 
 key = Commands(no_args_is_help=True, help="Make, list and delete API keys.")
@@ -17,6 +19,7 @@ KeyName = Annotated[str, typer.Argument(metavar="NAME", help="The key's name, wh
 
 @key.command("create")
 def create(
+    client: Client,
     name: KeyName,
     scope: Annotated[
         KeyScope, typer.Option("--scope", help="What it opens: reading and queries; changes of items, too; everything.")
@@ -24,22 +27,18 @@ def create(
     gallery: Annotated[
         list[str] | None, typer.Option("--gallery", help="A gallery it opens, in place of all; may be repeated.")
     ] = None,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Make a key and show it, this once."""
-    with connect(url, api_key) as client:
-        made = client.create_api_key(name, scope, galleries=gallery or None)
+    made = client.create_api_key(name, scope, galleries=gallery or None)
     answer(made)
     out.print(made.key, soft_wrap=True)
     err.print(f"key {name} is made, with the scope {scope} for {_galleries(made)}: it is not shown again")
 
 
 @key.command("list")
-def list_keys(url: Url = URL, api_key: ApiKey = None) -> None:
+def list_keys(client: Client) -> None:
     """List the keys there are, by name."""
-    with connect(url, api_key) as client:
-        found = client.api_keys()
+    found = client.api_keys()
     answer(found)
     rows = [
         [one.name, one.scope, _galleries(one), time.strftime("%F %T", time.localtime(one.created))] for one in found
@@ -48,11 +47,10 @@ def list_keys(url: Url = URL, api_key: ApiKey = None) -> None:
 
 
 @key.command("delete")
-def delete(name: KeyName, yes: Yes = False, dry_run: DryRun = False, url: Url = URL, api_key: ApiKey = None) -> None:
+def delete(client: Client, name: KeyName, yes: Yes = False, dry_run: DryRun = False) -> None:
     """Have a key open nothing any more, within a second."""
     confirm_deleting(f"key {name}", yes=yes or dry_run)
-    with connect(url, api_key) as client:
-        client.delete_api_key(name, dry_run=dry_run)
+    client.delete_api_key(name, dry_run=dry_run)
     answer({"key": name, "deleted": not dry_run, "dry_run": dry_run})
     out.print(f"{would(dry_run, 'deleted', 'delete')} key {name}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -12,25 +11,16 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
-from index.errors import InvalidArgument, RegraftError, nearest
-from regraft.client import DEFAULT_URL, Client, Problem
+from index.errors import InvalidArgument, RegraftError
+from regraft.client import Client
 from regraft.commands.answers import answer, err, out
 from regraft.commands.console import Description, visible
 from regraft.models import ImageWarning, ScoreInterval
 from regraft.own_packages import OWN, check_not_hidden
 
-Url = Annotated[str, typer.Option("--url", envvar="REGRAFT_URL", help="The service to speak to.")]
-ApiKey = Annotated[
-    str | None,
-    typer.Option(
-        "--api-key", envvar="REGRAFT_API_KEY", help="Needed when the service was given one.", show_default=False
-    ),
-]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be, change nothing.")]
 Gallery = Annotated[str, typer.Argument(metavar="GALLERY", help="Name of the gallery.")]
-URL = DEFAULT_URL
-UNAUTHORIZED = 401
 
 
 class MissingExtra(RegraftError):
@@ -39,35 +29,11 @@ class MissingExtra(RegraftError):
     code = "missing_extra"
 
 
-@contextmanager
-def connect(url: str, api_key: str | None) -> Iterator[Client]:
-    """A client for one command. Errors name its options, and where there is no gallery of a name, the names near it."""
-    with Client(url, api_key) as client:
-        try:
-            yield client
-        except Problem as problem:
-            if problem.code != "unknown_gallery":
-                raise _in_options(problem) from problem
-            named = re.search("'(.+)'", problem.detail)
-            near = named and nearest(named[1], [found.name for found in client.galleries()])
-            raise InvalidArgument(f"{problem.detail}{near or '; `regraft gallery list` lists them'}") from problem
-
-
-def _in_options(problem: Problem) -> Problem:
-    """The same, with options where the API has fields and headers."""
-    detail = problem.detail.replace("replace=true", "--replace").replace("`override`", "--override")
-    if problem.status == UNAUTHORIZED:
-        detail = "the service wants its key: --api-key or REGRAFT_API_KEY is missing or wrong"
-    said = {"code": problem.code, "errors": problem.errors, "request_id": problem.request_id}
-    return Problem(problem.status, {**said, "detail": detail})
-
-
-def delete_named(what: str, name: str, rest: str, *, yes: bool, dry_run: bool, url: str, api_key: str | None) -> None:
+def delete_named(client: Client, what: str, name: str, rest: str, *, yes: bool, dry_run: bool) -> None:
     """Delete a gallery or a version, after asking unless `yes`, and say so; `rest` is what goes with it."""
     confirm_deleting(f"{what} {name} and {rest}", yes=yes or dry_run)
-    with connect(url, api_key) as client:
-        delete = {"gallery": client.delete_gallery, "version": client.delete_version}[what]
-        delete(name, dry_run=dry_run)
+    delete = {"gallery": client.delete_gallery, "version": client.delete_version}[what]
+    delete(name, dry_run=dry_run)
     answer({what: name, "deleted": not dry_run, "dry_run": dry_run})
     out.print(f"{would(dry_run, 'deleted', 'delete')} {what} {name}")
 

@@ -13,7 +13,7 @@ from index.errors import InvalidArgument
 from regraft.client import Client
 from regraft.commands.answers import answer, err, out
 from regraft.commands.galleries import gallery
-from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, needs, progress
+from regraft.commands.options import Gallery, needs, progress
 from regraft.sources.base import Wanted
 from regraft.transfer import PAGE, Progress, export_gallery, import_gallery, resume
 
@@ -23,10 +23,9 @@ SKIPPED = 3
 
 @gallery.command("export")
 def export(
+    client: Client,
     name: Gallery,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The Parquet file to write.")],
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Write every item to a Parquet file: id, metadata, text, and a column of vectors for each version.
 
@@ -36,7 +35,7 @@ def export(
         raise InvalidArgument(f"{file}: the export is a Parquet file, whose name ends with .parquet")
     if not file.parent.is_dir():
         raise InvalidArgument(f"there is no folder {file.parent}")
-    with connect(url, api_key) as client, needs("arrow"), progress() as bar:
+    with needs("arrow"), progress() as bar:
         task = bar.add_task(f"exporting {name}", total=client.gallery(name).items)
         done = export_gallery(client, name, file, lambda rows: bar.advance(task, rows))
         rows = int(bar.tasks[0].completed)
@@ -49,6 +48,7 @@ def export(
 
 
 def import_(
+    client: Client,
     name: Gallery,
     source: Annotated[
         str,
@@ -99,8 +99,6 @@ def import_(
         str | None,
         typer.Option("--source-key", envvar="REGRAFT_SOURCE_KEY", help="Key of the source.", show_default=False),
     ] = None,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Store the vectors and metadata of a file or another database; one that was broken off goes on when run again.
 
@@ -109,7 +107,7 @@ def import_(
     from regraft.sources.opening import extra_of, open_source
 
     named = None if metadata is None else [one for one in metadata.split(",") if one]
-    with connect(url, api_key) as client, needs(extra_of(source)):
+    with needs(extra_of(source)):
         # Its vectors stay those of the version that is current now, also where another one is deployed meanwhile.
         made_by = version or client.gallery(name).current
         wanted = Wanted(key, _vectors(vector, made_by), named, made_by, text)

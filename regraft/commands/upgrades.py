@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from index.errors import InvalidArgument
-from regraft.client import Json
-from regraft.commands.answers import Commands, answer, err, out
-from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, print_table, score, would
+from regraft.client import Client, Json
+from regraft.commands.answers import answer, err, out
+from regraft.commands.command import Commands
+from regraft.commands.options import DryRun, Gallery, print_table, score, would
 from regraft.models import DeploymentInfo, GateReport
 
 deployment = Commands(no_args_is_help=True, help="Show deployments, and take them step by step.")
@@ -38,6 +39,7 @@ Version = Annotated[str, typer.Argument(metavar="VERSION", help="Name of a regis
 
 
 def gate(
+    client: Client,
     name: Gallery,
     version: Version,
     label: Annotated[
@@ -60,8 +62,6 @@ def gate(
     seed: Annotated[int, typer.Option(help="Seed of the sample and the bootstrap.")] = 0,
     page: Annotated[Path | None, typer.Option(help="Also write the report as HTML.", show_default=False)] = None,
     dry_run: DryRun = False,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Measure a version against the current one; code 1: refused.
 
@@ -71,22 +71,21 @@ def gate(
         raise InvalidArgument("--page needs a report that is kept: leave out --dry-run", pointer="/page")
     if page is not None and not page.parent.is_dir():
         raise InvalidArgument(f"there is no folder {page.parent}", pointer="/page")
-    with connect(url, api_key) as client:
-        report = client.gate(
-            name,
-            version,
-            label,
-            evaluation=evaluation,
-            slice_by=slice_by,
-            sample=sample,
-            metric=metric,
-            far=far,
-            k=k,
-            seed=seed,
-            dry_run=dry_run,
-        )
-        if page is not None and report.id is not None:
-            page.write_text(client.gate_page(name, report.id))
+    report = client.gate(
+        name,
+        version,
+        label,
+        evaluation=evaluation,
+        slice_by=slice_by,
+        sample=sample,
+        metric=metric,
+        far=far,
+        k=k,
+        seed=seed,
+        dry_run=dry_run,
+    )
+    if page is not None and report.id is not None:
+        page.write_text(client.gate_page(name, report.id))
     answer(report)
     _print_report(report)
     if report.verdict == "refuse":
@@ -94,6 +93,7 @@ def gate(
 
 
 def deploy(
+    client: Client,
     name: Gallery,
     version: Version,
     gate: Gate = None,
@@ -107,44 +107,39 @@ def deploy(
     min_queries: MinQueries = None,
     reason: Reason = "",
     dry_run: DryRun = False,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Make a version current: every query uses it from now on.
 
     Example: regraft deploy photos v2 --until canary --share 0.1 --max-error-rate 0.01
     """
     trial = _trial(until, share, max_error_rate, max_p99_ms, min_queries)
-    with connect(url, api_key) as client:
-        deployed = client.deploy(
-            name,
-            version,
-            gate=gate,
-            override=override,
-            until=until,
-            reason=reason,
-            dry_run=dry_run,
-            shadow=trial.get("shadow"),
-            canary=trial.get("canary"),
-        )
+    deployed = client.deploy(
+        name,
+        version,
+        gate=gate,
+        override=override,
+        until=until,
+        reason=reason,
+        dry_run=dry_run,
+        shadow=trial.get("shadow"),
+        canary=trial.get("canary"),
+    )
     _print_deployment(name, deployed)
 
 
 @deployment.command("list")
-def list_deployments(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
+def list_deployments(client: Client, name: Gallery) -> None:
     """List a gallery's deployments."""
     columns = ["id", "version", "previous", "state", "gate", "activated", "reason"]
-    with connect(url, api_key) as client:
-        found = client.deployments(name)
+    found = client.deployments(name)
     answer(found)
     print_table(columns, [[getattr(one, column) for column in columns] for one in found])
 
 
 @deployment.command("show")
-def show(name: Gallery, number: Number, url: Url = URL, api_key: ApiKey = None) -> None:
+def show(client: Client, name: Gallery, number: Number) -> None:
     """Show every step of one, and what its shadow or canary has counted."""
-    with connect(url, api_key) as client:
-        found = client.deployment(name, number)
+    found = client.deployment(name, number)
     answer(found)
     out.print(f"{name}: deployment {number} of {found.version} is {found.state}")
     rows = [
@@ -160,6 +155,7 @@ def show(name: Gallery, number: Number, url: Url = URL, api_key: ApiKey = None) 
 
 @deployment.command("advance")
 def advance(
+    client: Client,
     name: Gallery,
     number: Number,
     to: Annotated[str, typer.Argument(metavar="STATE", help="verified, gated, shadow, canary or current.")],
@@ -171,53 +167,40 @@ def advance(
     min_queries: MinQueries = None,
     reason: Reason = "",
     dry_run: DryRun = False,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Take the next step of one."""
     trial = _trial(to, share, max_error_rate, max_p99_ms, min_queries)
-    with connect(url, api_key) as client:
-        deployed = client.advance(
-            name,
-            number,
-            to,
-            gate=gate,
-            override=override,
-            reason=reason,
-            dry_run=dry_run,
-            shadow=trial.get("shadow"),
-            canary=trial.get("canary"),
-        )
+    deployed = client.advance(
+        name,
+        number,
+        to,
+        gate=gate,
+        override=override,
+        reason=reason,
+        dry_run=dry_run,
+        shadow=trial.get("shadow"),
+        canary=trial.get("canary"),
+    )
     _print_deployment(name, deployed)
 
 
 def rollback(
+    client: Client,
     name: Gallery,
     reason: Reason = "",
     force: Annotated[bool, typer.Option("--force", help="Also where items get out of reach.")] = False,
     dry_run: DryRun = False,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """End what is on its way, or go back to the version before."""
-    with connect(url, api_key) as client:
-        deployed = client.rollback(name, reason, force=force, dry_run=dry_run)
+    deployed = client.rollback(name, reason, force=force, dry_run=dry_run)
     _print_deployment(name, deployed)
     for version, items in deployed.out_of_reach.items():
         err.print(f"out of reach: {items} items of {version}")
 
 
-def retire(
-    name: Gallery,
-    version: Version,
-    reason: Reason = "",
-    dry_run: DryRun = False,
-    url: Url = URL,
-    api_key: ApiKey = None,
-) -> None:
+def retire(client: Client, name: Gallery, version: Version, reason: Reason = "", dry_run: DryRun = False) -> None:
     """Free the embeddings of a version that no item depends on."""
-    with connect(url, api_key) as client:
-        freed = client.retire(name, version, reason, dry_run=dry_run)
+    freed = client.retire(name, version, reason, dry_run=dry_run)
     answer(freed)
     done = would(dry_run, "freed", "free")
     out.print(f"{name}: {done} {freed.embeddings} embeddings of {version}, {freed.bytes} bytes")

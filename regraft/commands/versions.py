@@ -9,9 +9,11 @@ import typer
 
 from index.archive import pack_version
 from index.folder import load_version
-from regraft.commands.answers import Commands, answer, out
+from regraft.client import Client
+from regraft.commands.answers import answer, out
+from regraft.commands.command import Commands
 from regraft.commands.create import create
-from regraft.commands.options import URL, ApiKey, DryRun, Url, Yes, connect, delete_named, needs, print_table, would
+from regraft.commands.options import DryRun, Yes, delete_named, needs, print_table, would
 
 version = Commands(no_args_is_help=True, help="Create, verify, pack, register, list and delete versions.")
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A version folder.", exists=True, file_okay=False)]
@@ -48,35 +50,31 @@ def pack(
 
 @version.command("register")
 def register(
+    client: Client,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER|ZIP", help="A version folder or its .zip.", exists=True)],
     dry_run: DryRun = False,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Send a version to the service."""
-    with connect(url, api_key) as client:
-        registered = client.register_version(folder, dry_run=dry_run)
+    registered = client.register_version(folder, dry_run=dry_run)
     answer(registered)
     out.print(f"{would(dry_run, 'registered', 'register')} {registered.name}")
 
 
 @version.command("delete")
 def delete(
+    client: Client,
     name: Annotated[str, typer.Argument(metavar="VERSION", help="Its name.")],
     yes: Yes = False,
     dry_run: DryRun = False,
-    url: Url = URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Delete a version that nothing uses, with the edges from it."""
-    delete_named("version", name, "its edges", yes=yes, dry_run=dry_run, url=url, api_key=api_key)
+    delete_named(client, "version", name, "its edges", yes=yes, dry_run=dry_run)
 
 
 @version.command("list")
-def list_versions(url: Url = URL, api_key: ApiKey = None) -> None:
+def list_versions(client: Client) -> None:
     """List the versions the service knows."""
-    with connect(url, api_key) as client:
-        found = client.versions()
+    found = client.versions()
     answer(found)
     rows = [[v.name, v.dim, v.space["kind"], v.method, " ".join(f"{e.kind}->{e.old}" for e in v.edges)] for v in found]
     print_table(["version", "dim", "space", "method", "edges"], rows)

@@ -12,7 +12,7 @@ import pytest
 
 from regraft import cli
 from regraft.client import Client
-from regraft.commands import options
+from regraft.commands import command as commands
 from staging.answers import whole
 from staging.builders import make_image, make_version
 from staging.logged import log_as_before
@@ -38,7 +38,7 @@ class Service:
 @pytest.fixture
 def service(monkeypatch):
     made = Service()
-    monkeypatch.setattr(options, "Client", lambda url, key: Client(url, key, transport=httpx.MockTransport(made)))
+    monkeypatch.setattr(commands, "Client", lambda url, key: Client(url, key, transport=httpx.MockTransport(made)))
     return made
 
 

@@ -11,6 +11,7 @@ import typer
 
 from regraft import cli
 from regraft.commands import answers
+from regraft.commands.command import Commands
 from regraft.models import BackfillInfo
 from staging.answers import filled
 from staging.builders import make_version
@@ -181,7 +182,7 @@ def test_whatever_a_library_prints_stays_off_standard_output(monkeypatch, run):
         answers.out.print("to people")
         answers.answer({"n": np.int64(2), "x": float("nan"), "path": np.float32(0.5)})
 
-    app = answers.Commands()
+    app = Commands()
     app.command("one")(noisy)
     app.command("two")(lambda: None)
     monkeypatch.setattr(cli, "app", app)

@@ -1,0 +1,109 @@
+"""What commands have in common: `--json`, and of each that asks a service where it is, with which key, for how long.
+
+A command that asks one is a function of a `client`, which is made of these options when it runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from index.errors import InvalidArgument, nearest
+from regraft.client import DEFAULT_URL, Client, Problem
+from regraft.commands.answers import OPTION, answer
+from regraft.connection import TIMEOUT
+
+CLIENT = "client"
+"""The parameter of commands that ask a service."""
+Url = Annotated[str, typer.Option("--url", envvar="REGRAFT_URL", help="The service to speak to.")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key", envvar="REGRAFT_API_KEY", help="Needed when the service was given one.", show_default=False
+    ),
+]
+Json = Annotated[bool, typer.Option(OPTION, help="Answer in JSON on standard output.")]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        envvar=TIMEOUT,
+        metavar="SECONDS",
+        help="Wait so long for an answer; default a minute, for changes an hour.",
+        show_default=False,
+    ),
+]
+UNAUTHORIZED = 401
+
+
+class Commands(typer.Typer):
+    """Commands with the options that they have in common."""
+
+    def command(  # type: ignore[override]
+        self, name: str | None = None, **options: Any
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """As typer's."""
+        register = super().command(name, **options)
+
+        def add(command: Callable[..., Any]) -> Callable[..., Any]:
+            register(_with_options(command))
+            return command
+
+        return add
+
+
+def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = dict(inspect.signature(command, eval_str=True).parameters)
+    asks = parameters.pop(CLIENT, None) is not None
+    added = [_option("json_wanted", Json, False)]
+    if asks:
+        added = [_option("url", Url, DEFAULT_URL), _option("api_key", ApiKey, None), *added]
+        added.append(_option("timeout", Timeout, None))
+
+    @wraps(command)
+    def run_command(*, json_wanted: bool, timeout: float | None = None, **options: Any) -> None:
+        if timeout is not None:
+            os.environ[TIMEOUT] = str(timeout)  # every connection of this process reads it
+        with ExitStack() as running:
+            if json_wanted:
+                running.enter_context(answer.asked())
+            if asks:
+                options[CLIENT] = running.enter_context(_connected(options.pop("url"), options.pop("api_key")))
+            command(**options)
+
+    run_command.__signature__ = inspect.Signature([*parameters.values(), *added])  # type: ignore[attr-defined]
+    return run_command
+
+
+def _option(name: str, annotation: Any, default: object) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+@contextmanager
+def _connected(url: str, api_key: str | None) -> Iterator[Client]:
+    """A client for one command. Errors name its options, and where there is no gallery of a name, the names near it."""
+    with Client(url, api_key) as client:
+        try:
+            yield client
+        except Problem as problem:
+            if problem.code != "unknown_gallery":
+                raise _in_options(problem) from problem
+            named = re.search("'(.+)'", problem.detail)
+            near = named and nearest(named[1], [found.name for found in client.galleries()])
+            raise InvalidArgument(f"{problem.detail}{near or '; `regraft gallery list` lists them'}") from problem
+
+
+def _in_options(problem: Problem) -> Problem:
+    """The same, with options where the API has fields and headers."""
+    detail = problem.detail.replace("replace=true", "--replace").replace("`override`", "--override")
+    if problem.status == UNAUTHORIZED:
+        detail = "the service wants its key: --api-key or REGRAFT_API_KEY is missing or wrong"
+    said = {"code": problem.code, "errors": problem.errors, "request_id": problem.request_id}
+    return Problem(problem.status, {**said, "detail": detail})
