@@ -16,12 +16,12 @@ MAX_DIGITS = 400
 """Integers of more digits are beyond float64 anyway, and slow to read."""
 
 
-def read_bounded(path: Path, name: str, limit: int = MAX_JSON_BYTES) -> bytes:
-    """The content of a file of at most `limit` bytes. Raises InvalidVersionFolder when it is larger, OSError."""
+def read_bounded(path: Path, name: str) -> bytes:
+    """The content of a file of at most `MAX_JSON_BYTES`. Raises InvalidVersionFolder when it is larger, OSError."""
     with path.open("rb") as stream:
-        content = stream.read(limit + 1)
-    if len(content) > limit:
-        raise InvalidVersionFolder(f"{name} is larger than {limit} bytes", pointer=f"/{name}")
+        content = stream.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
+        raise InvalidVersionFolder(f"{name} is larger than {MAX_JSON_BYTES} bytes", pointer=f"/{name}")
     return content
 
 

@@ -39,14 +39,14 @@ def match_table(measured: Evaluation, new: str, old: str, data: Data) -> Iterato
     yield "</tbody></table>"
 
 
-def chosen(measured: Evaluation, new: str, old: str, count: int = QUERIES) -> list[int]:
+def chosen(measured: Evaluation, new: str, old: str) -> list[int]:
     """Queries to show: two thirds at most that the upgrade mends, then that it breaks, then the first others."""
     was, now = (measured.cells[pair].retrieval for pair in ((old, old), (new, old)))
     valid = was.valid & now.valid
-    mended = np.flatnonzero(valid & ~was.hits[1] & now.hits[1])[: 2 * count // 3]
-    broken = np.flatnonzero(valid & was.hits[1] & ~now.hits[1])[: count // 3]
+    mended = np.flatnonzero(valid & ~was.hits[1] & now.hits[1])[: 2 * QUERIES // 3]
+    broken = np.flatnonzero(valid & was.hits[1] & ~now.hits[1])[: QUERIES // 3]
     rest = np.flatnonzero(valid & (was.hits[1] == now.hits[1]))
-    return [int(row) for row in np.concatenate([mended, broken, rest])[:count]]
+    return [int(row) for row in np.concatenate([mended, broken, rest])[:QUERIES]]
 
 
 def firsts(compared: Compared, row: int, itself: int, k: int = FIRST) -> NDArray[np.int64]:

@@ -22,6 +22,8 @@ from index.version import EDGE_ARRAYS, EdgeKind
 
 FEW_PAIRS = 4_000
 """Below so many pairs Drift-Adapter (Vejendla 2025, arXiv 2509.23471) sees the recall of the old index fall."""
+ALPHAS = tuple(np.linspace(0, 1, 11))
+"""The weights that slerp chooses from."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -107,10 +109,8 @@ def low_rank(new_SM: Vectors, old_SN: Vectors, *, rank: int = 64, strength: floa
     return _affine(weight_MN @ main_NN[:rank].T @ main_NN[:rank], new, old)
 
 
-def fit_slerp(
-    new_SM: Vectors, old_SN: Vectors, labels_S: Ints, *, alphas: tuple[float, ...] = tuple(np.linspace(0, 1, 11))
-) -> SlerpAdapter:
-    """Procrustes, then the weight that retrieves best on the support set itself (Ricci 2026, arXiv 2609.39836).
+def fit_slerp(new_SM: Vectors, old_SN: Vectors, labels_S: Ints) -> SlerpAdapter:
+    """Procrustes, then of `ALPHAS` the weight that retrieves best on the support set itself (Ricci 2026, arXiv 2609.39836).
 
     The paper chooses by Recall@1 across two modalities, where a query is not itself an item. Within one modality the
     old query is its own item, so each query leaves itself out and an item of its class counts: CMC@1, ties by mAP.
@@ -119,13 +119,12 @@ def fit_slerp(
         new_SM: unit new embeddings of the support set.
         old_SN: unit old embeddings of the same images.
         labels_S: their classes.
-        alphas: the weights to choose from.
     """
     new, old = check_pairs(new_SM, old_SN)
     weight = orthogonal(new, old).astype(np.float32)
     old_SN = np.ascontiguousarray(old, dtype=np.float32)
     aligned_SN = new.astype(np.float32) @ weight
-    best = max(alphas, key=lambda alpha: _support_score(slerp(old_SN, aligned_SN, alpha), old_SN, labels_S))
+    best = max(ALPHAS, key=lambda alpha: _support_score(slerp(old_SN, aligned_SN, alpha), old_SN, labels_S))
     return SlerpAdapter(weight, float(best))
 
 

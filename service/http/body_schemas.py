@@ -18,9 +18,9 @@ FILE_NAME: Schema = {"type": "string", "description": "the file name of a part"}
 EMBEDDING: Schema = {"type": "array", "minItems": 1, "items": {"type": "number"}}
 
 
-def gives(media_type: str, schema: Schema = FILE) -> dict[int | str, dict[str, Any]]:
-    """What a route says of an answer that is not JSON."""
-    return {200: {"content": {media_type: {"schema": schema}}}}
+def gives(media_type: str) -> dict[int | str, dict[str, Any]]:
+    """What a route says of an answer that is a file."""
+    return {200: {"content": {media_type: {"schema": FILE}}}}
 
 
 def reads(*, form: Schema | None = None, json: Schema | None = None, npy: str = "", arrow: str = "") -> dict[str, Any]:

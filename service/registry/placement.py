@@ -51,10 +51,10 @@ class Places:
         return min(held, key=self._rank.__getitem__)
 
 
-def places_of(registry: Registry, current: LoadedVersion | None, graph: Graph | None = None) -> Places:
+def places_of(registry: Registry, current: LoadedVersion | None) -> Places:
     """The rule as it is now; `current` None: no version is."""
-    order = preference(registry, current, graph)
-    reached = (held.id for held in order if current and route_to(registry, current, held, graph) is not None)
+    order = preference(registry, current)
+    reached = (held.id for held in order if current and route_to(registry, current, held) is not None)
     return Places(tuple(held.id for held in order), frozenset(reached))
 
 
