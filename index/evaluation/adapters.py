@@ -110,7 +110,7 @@ def low_rank(new_SM: Vectors, old_SN: Vectors, *, rank: int = 64, strength: floa
 
 
 def fit_slerp(new_SM: Vectors, old_SN: Vectors, labels_S: Ints) -> SlerpAdapter:
-    """Procrustes, then of `ALPHAS` the weight that retrieves best on the support set itself (Ricci 2026, arXiv 2609.39836).
+    """Procrustes, then that of `ALPHAS` which retrieves best on the support set itself (Ricci 2026, 2609.39836).
 
     The paper chooses by Recall@1 across two modalities, where a query is not itself an item. Within one modality the
     old query is its own item, so each query leaves itself out and an item of its class counts: CMC@1, ties by mAP.
