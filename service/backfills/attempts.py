@@ -95,7 +95,9 @@ def to_try_again(connection: Connection, job: BackfillRow, order: Order, after: 
         connection.execute(update(backfill).where(backfill.c.id == job.id).values(skipped))
     connection.execute(update(backfill_failure).where(looked, pause_is_over()).values(next_try=None))
     if given_up := changed & still:
-        _forget(connection, job.id, given_up)
+        # Still known as failed: whoever goes on with this sweep must not find them among what was never planned.
+        again = (mine, backfill_failure.c.item_id.in_(listed(connection, sorted(given_up)).keys))
+        connection.execute(update(backfill_failure).where(*again).values(final=False, attempts=0))
         fewer = {"failed": backfill.c.failed - len(given_up)}
         connection.execute(update(backfill).where(backfill.c.id == job.id).values(fewer))
     return Again([*sorted(due & still), *sorted(given_up)], int(keys[-1]))

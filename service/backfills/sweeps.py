@@ -196,7 +196,7 @@ class _Sweep:
         return True
 
     def _plan_failed(self) -> bool:
-        """Plan what failed and is to be tried again; what is planned so is known as failed, or written since."""
+        """Plan what failed and is to be tried again; what is planned so is known as failed."""
         last: int | None = 0
         while last is not None:
             with self.database.write() as connection:

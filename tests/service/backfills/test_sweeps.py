@@ -20,7 +20,7 @@ from service.store import ranges
 from service.store.repository import delete_items, take_seq
 from service.store.rows import BackfillRow
 from service.store.tables import backfill_chunk
-from staging.plans import ORDER, V2, Planning
+from staging.plans import ORDER, V2, Planning, flat
 
 ITEMS, CHUNK = 11, 2
 RUNNING, PAUSED = BackfillState.RUNNING, BackfillState.PAUSED
@@ -211,6 +211,51 @@ def live(stage: Planning, order: str, happening: list[tuple[str, int]]) -> None:
     assert row.total == row.settled
     moved = set(stage.origins(life.gallery, V2))
     assert moved == {name for name, i in stage.items(life.gallery).items() if i.blob and not i.deleted}
+
+
+@pytest.mark.parametrize(
+    ("order", "what"), [("oldest", "kill"), ("newest", "kill"), ("random", "kill"), ("oldest", "pause")]
+)
+def test_a_sweep_that_ends_after_any_transaction_and_goes_on_plans_what_an_undisturbed_one_does(
+    stage: Planning, short: None, monkeypatch: pytest.MonkeyPatch, order: str, what: str
+) -> None:
+    def planned(lives: int) -> tuple[list[str], BackfillRow]:
+        """By the second sweep, in which items are new, and one that was given up is written anew."""
+        gallery = stage.gallery(1)
+        number = stage.start(gallery, item_order=order, chunk_size=CHUNK)
+        only = stage.claim()
+        stage.commit(only, [], stage.read(only))
+        stage.store(gallery, ["i0", "new0", "new1", "new2", "new3"])
+        with stage.database.write() as connection:
+            job = begin_again(connection, number)
+        real, ahead = stage.database.write, iter(["nothing"] * lives + [what])
+
+        @contextmanager
+        def write() -> Iterator[Any]:
+            with real() as connection:
+                yield connection
+            match next(ahead, "nothing"):
+                case "kill":
+                    raise Killed
+                case "pause":
+                    stage.set_state(number, PAUSED)
+
+        with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+            patch.setattr(stage.database, "write", write)
+            go_on(stage.database, job, ORDER, lambda: NOTHING_TOLD)
+        stage.set_state(number, RUNNING)
+        if (row := BackfillRow(*stage.row(number))).sweep_seq is not None:
+            go_on(stage.database, row, ORDER, lambda: NOTHING_TOLD)
+        planned = flat(stage.planned(number))[1:]
+        return sorted(planned) if order == "random" else planned, BackfillRow(*stage.row(number))
+
+    monkeypatch.setattr(sweeps, "CHUNKS", 1)
+    undisturbed, _ = planned(lives=100)
+    assert sorted(undisturbed) == ["i0", "new0", "new1", "new2", "new3"]
+    for lives in range(5):
+        again, row = planned(lives)
+        assert again == undisturbed
+        assert (row.total, row.failed) == (5, 0)
 
 
 def test_a_backfill_that_was_paused_while_it_is_planned_goes_on_at_once(stage: Planning) -> None:
