@@ -15,7 +15,6 @@ from typing import Any, cast
 from numpy.typing import NDArray
 from starlette.datastructures import UploadFile
 
-from index.decoding import Decoder
 from index.encoder import BATCH
 from index.errors import RegraftError
 from index.image import Pixels
@@ -26,6 +25,7 @@ from service.http.arrow import read_items
 from service.http.forms import Form
 from service.http.ingest_batch import IngestBatch, ItemDraft, read_batch
 from service.http.ingest_store import (
+    Destination,
     Ingested,
     IngestOptions,
     leave_out,
@@ -55,18 +55,18 @@ def ingest_images(service: Runtime, name: str, form: Form, options: IngestOption
         ItemsRefused: no item is good, or the batch is atomic and one is bad.
     """
 
-    def attempt(gallery_id: int, current: LoadedVersion) -> Ingested:
+    def attempt(to: Destination) -> Ingested:
         batch = read_batch(_listed(form), "image", service.settings, "text", either=True)
         files = _files(form, batch)
-        leave_out(service, gallery_id, batch, options)
-        items = _encode(batch, files, current, service.decoder)
-        texts, said = _encode_said(service, batch, current)
+        leave_out(to, batch)
+        images = _encode_images(to, batch, files)
+        texts, text_contents = _encode_texts(to, batch)
         batch.settle(options.atomic)
-        contents = chain((_read(files[draft.content]) for draft, _ in items), said)
-        kinds = chain(repeat("", len(items)), repeat(TEXT))
-        return store_contents(service, gallery_id, current, current, [*items, *texts], contents, kinds, batch, options)
+        contents = chain((_read(files[draft.content]) for draft, _ in images), text_contents)
+        kinds = chain(repeat("", len(images)), repeat(TEXT))
+        return store_contents(to, to.current, [*images, *texts], contents, kinds, batch)
 
-    return while_current_holds(service, name, attempt)
+    return while_current_holds(service, name, options, attempt)
 
 
 def ingest_json(service: Runtime, name: str, raw: bytes, options: IngestOptions) -> Ingested:
@@ -79,13 +79,13 @@ def ingest_json(service: Runtime, name: str, raw: bytes, options: IngestOptions)
         ItemsRefused: no item is good, or the batch is atomic and one is bad.
     """
 
-    def attempt(gallery_id: int, current: LoadedVersion) -> Ingested:
+    def attempt(to: Destination) -> Ingested:
         body = take_object(parse_any_json(raw), {"version", "items"}, "")
         if options.mode is not UpdateMode.UPDATE_ONLY and are_texts(body.get("items")):
-            return ingest_texts(service, gallery_id, current, body, options)
-        return _ingest_embeddings(service, gallery_id, current, body, options)
+            return ingest_texts(to, body)
+        return _ingest_embeddings(to, body)
 
-    return while_current_holds(service, name, attempt)
+    return while_current_holds(service, name, options, attempt)
 
 
 def ingest_array(service: Runtime, name: str, form: Form, options: IngestOptions) -> Ingested:
@@ -112,39 +112,33 @@ def _ingest_rows(
 ) -> Ingested:
     """Items `listed` as JSON has them, without embeddings, and those: `rows` (N, D)."""
 
-    def attempt(gallery_id: int, current: LoadedVersion) -> Ingested:
+    def attempt(to: Destination) -> Ingested:
         body = {"items": listed} if version is None else {"items": listed, "version": version}
-        return _ingest_embeddings(service, gallery_id, current, body, options, rows, pointer)
+        return _ingest_embeddings(to, body, rows, pointer)
 
-    return while_current_holds(service, name, attempt)
+    return while_current_holds(service, name, options, attempt)
 
 
 def _ingest_embeddings(
-    service: Runtime,
-    gallery_id: int,
-    current: LoadedVersion,
-    body: dict[str, Any],
-    options: IngestOptions,
-    rows: NDArray[Any] | None = None,
-    pointer: str = "",
+    to: Destination, body: dict[str, Any], rows: NDArray[Any] | None = None, pointer: str = ""
 ) -> Ingested:
     """Items of `body`, each with its embedding, or those of `rows` (N, D), which `pointer` names."""
-    version = _version(service, body.get("version", current.name))
-    batch = _embedded(body, "embedding" if rows is None else "", service, options)
+    version = _version(to.service, body.get("version", to.current.name))
+    batch = _embedded(to, body, "embedding" if rows is None else "")
     if rows is not None and rows.shape != (batch.size, version.card.dim):
         needed = f"{batch.size} rows, one an item, of {version.card.dim} numbers, as {version.name!r} makes them"
         raise InvalidBody(f"embeddings must be {needed}, not {rows.shape}", pointer=pointer)
-    items = _check_embeddings(batch, version, options.origin, rows)
-    return store_embeddings(service, gallery_id, current, version, items, batch, options)
+    items = _check_embeddings(batch, version, to.options.origin, rows)
+    return store_embeddings(to, version, items, batch)
 
 
-def _embedded(body: dict[str, Any], content: str, service: Runtime, options: IngestOptions) -> IngestBatch:
+def _embedded(to: Destination, body: dict[str, Any], content: str) -> IngestBatch:
     """A batch of embeddings, with what they are of if it is a text. Those to be added to what is there come alone.
 
     The items are taken out of `body`: their lists of numbers go with what is read of them.
     """
-    adds = options.mode is UpdateMode.UPDATE_ONLY
-    batch = read_batch(body.pop("items", None), content, service.settings, "" if adds else "text")
+    adds = to.options.mode is UpdateMode.UPDATE_ONLY
+    batch = read_batch(body.pop("items", None), content, to.service.settings, "" if adds else "text")
     if adds:
         for draft in (draft for draft in batch.drafts if draft.metadata is not None):
             batch.refuse(
@@ -180,41 +174,35 @@ def _files(form: Form, batch: IngestBatch) -> dict[str, UploadFile]:
     return files
 
 
-def _encode(
-    batch: IngestBatch, files: Mapping[str, UploadFile], current: LoadedVersion, decoder: Decoder
+def _encode_images(
+    to: Destination, batch: IngestBatch, files: Mapping[str, UploadFile]
 ) -> list[tuple[ItemDraft, NewItem]]:
     """Decode and embed a few images at a time, so that memory holds encoder inputs of one step only."""
     images = [draft for draft in batch.drafts if draft.text is None]
     blocks = (images[start : start + BATCH] for start in range(0, len(images), BATCH))
-    return [item for block in blocks for item in _encode_block(batch, block, files, current, decoder)]
+    return [item for block in blocks for item in _encode_block(to, batch, block, files)]
 
 
-def _encode_said(
-    service: Runtime, batch: IngestBatch, current: LoadedVersion
-) -> tuple[list[tuple[ItemDraft, NewItem]], list[bytes]]:
+def _encode_texts(to: Destination, batch: IngestBatch) -> tuple[list[tuple[ItemDraft, NewItem]], list[bytes]]:
     """The items of a form that are texts, embedded, and these texts."""
     drafts = [replace(draft, content=draft.text) for draft in batch.drafts if draft.text is not None]
     if not drafts:
         return [], []
-    check_reads_texts(service, current, drafts[0].index)
-    return encode_texts(batch, drafts, current, service.settings.max_text_bytes)
+    check_reads_texts(to, drafts[0].index)
+    return encode_texts(to, batch, drafts)
 
 
 def _encode_block(
-    batch: IngestBatch,
-    block: Sequence[ItemDraft],
-    files: Mapping[str, UploadFile],
-    current: LoadedVersion,
-    decoder: Decoder,
+    to: Destination, batch: IngestBatch, block: Sequence[ItemDraft], files: Mapping[str, UploadFile]
 ) -> list[tuple[ItemDraft, NewItem]]:
-    images = current.images()
+    images = to.current.images()
     spec = images.encoder.spec
     readable: list[tuple[ItemDraft, Pixels]] = []
     for draft in block:
         try:
             with pointing("/image"):
-                note = functools.partial(batch.sight.note, current.name, spec, f"/items/{draft.index}/image")
-                readable.append((draft, read_pixels(files[draft.content].file, spec, decoder, note)))
+                note = functools.partial(batch.sight.note, to.current.name, spec, f"/items/{draft.index}/image")
+                readable.append((draft, read_pixels(files[draft.content].file, spec, to.service.decoder, note)))
         except RegraftError as error:
             batch.refuse(draft.index, draft.id, error)
     if not readable:

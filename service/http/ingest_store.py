@@ -50,16 +50,26 @@ class IngestOptions:
     origin: Origin = Origin.SUPPLIED
 
 
+@dataclass(frozen=True)
+class Destination:
+    """Where a batch goes, and how: a gallery, whose current version has to be this one when the batch is written."""
+
+    service: Runtime
+    gallery_id: int
+    current: LoadedVersion
+    options: IngestOptions
+
+
 class CurrentChanged(Exception):
     """Another version was deployed while this batch was encoded for the one before."""
 
 
-def leave_out(service: Runtime, gallery_id: int, batch: IngestBatch, options: IngestOptions) -> None:
+def leave_out(to: Destination, batch: IngestBatch) -> None:
     """Refuse the items that are there before they are encoded, where they would be in the end."""
-    if options.mode is not UpdateMode.INSERT_ONLY:
+    if to.options.mode is not UpdateMode.INSERT_ONLY:
         return
-    with service.database.read() as connection:
-        rows = rows_of(connection, gallery_id, [draft.id for draft in batch.drafts])
+    with to.service.database.read() as connection:
+        rows = rows_of(connection, to.gallery_id, [draft.id for draft in batch.drafts])
     there = {row.external_id for row in rows if not row.deleted}
     for draft in (draft for draft in batch.drafts if draft.id in there):
         batch.refuse(draft.index, draft.id, ItemExists(pointer="/id"))
@@ -67,21 +77,19 @@ def leave_out(service: Runtime, gallery_id: int, batch: IngestBatch, options: In
 
 
 def store_batch(
-    service: Runtime,
-    gallery_id: int,
-    current: LoadedVersion,
+    to: Destination,
     version: LoadedVersion,
     items: Sequence[tuple[ItemDraft, NewItem]],
     batch: IngestBatch,
-    options: IngestOptions,
     files: Sequence[str] = (),
 ) -> Ingested:
     """Write the items that are good, each with an embedding by `version`; `files` go if that is refused.
 
     Raises:
-        CurrentChanged: `current` is not the gallery's any more; nothing is written.
+        CurrentChanged: another version is the gallery's current one by now; nothing is written.
         ItemsRefused: no item is good, or the batch is atomic and one is bad.
     """
+    service, gallery_id, current = to.service, to.gallery_id, to.current
     with _removed_if_refused(service, files):
         partitions.make(service.database, gallery_id, version.id)
         with service.database.write() as connection:
@@ -91,13 +99,12 @@ def store_batch(
                 raise CurrentChanged
             new = [item for _, item in items]
             with counting(connection, gallery_id, [item.external_id for item in new]):
-                stored = store(
-                    connection, service.registry, gallery_id, current, version, new, first, mode=options.mode
-                )
+                mode = to.options.mode
+                stored = store(connection, service.registry, gallery_id, current, version, new, first, mode=mode)
             for draft, _ in items:
                 if draft.id in stored.refused:
                     batch.refuse(draft.index, draft.id, stored.refused[draft.id])
-            batch.settle(options.atomic)
+            batch.settle(to.options.atomic)
     service.blobs.remove(stored.orphans)
     service.replica.take(gallery_id, stored.added)
     return Ingested(stored, first + stored.count - 1, batch.errors, batch.sight.as_json())
@@ -113,25 +120,21 @@ def _removed_if_refused(service: Runtime, files: Sequence[str]) -> Iterator[None
 
 
 def store_contents(
-    service: Runtime,
-    gallery_id: int,
-    current: LoadedVersion,
+    to: Destination,
     version: LoadedVersion,
     items: Sequence[tuple[ItemDraft, NewItem]],
     contents: Iterable[bytes],
     kinds: Iterable[str],
     batch: IngestBatch,
-    options: IngestOptions,
     others: Sequence[tuple[ItemDraft, NewItem]] = (),
 ) -> Ingested:
     """The same of items that are images or texts, whose files are written first, and of `others` that are neither.
 
     `kinds`: as `Blobs.write` has them.
     """
-    keys = write_contents(service, gallery_id, contents, kinds)
+    keys = write_contents(to.service, to.gallery_id, contents, kinds)
     named = [(draft, item._replace(blob=key)) for (draft, item), key in zip(items, keys, strict=True)]
-    named += others
-    return store_batch(service, gallery_id, current, version, named, batch, options, keys)
+    return store_batch(to, version, [*named, *others], batch, keys)
 
 
 def write_contents(service: Runtime, gallery_id: int, contents: Iterable[bytes], kinds: Iterable[str]) -> list[str]:
@@ -146,11 +149,13 @@ def write_contents(service: Runtime, gallery_id: int, contents: Iterable[bytes],
         raise
 
 
-def while_current_holds(service: Runtime, name: str, attempt: Callable[[int, LoadedVersion], Ingested]) -> Ingested:
-    """Try with the gallery's id and its current version, again as long as another one becomes current meanwhile."""
+def while_current_holds(
+    service: Runtime, name: str, options: IngestOptions, attempt: Callable[[Destination], Ingested]
+) -> Ingested:
+    """Try with the gallery's current version, again as long as another one becomes current meanwhile."""
     while True:
         try:
-            return attempt(*_opened(service, name))
+            return attempt(Destination(service, *_opened(service, name), options))
         except CurrentChanged:
             continue
 

@@ -14,10 +14,9 @@ from index.errors import InvalidText, NoTextEntrance, RegraftError
 from index.text import check_text
 from service.errors import InvalidBody
 from service.http.ingest_batch import IngestBatch, ItemDraft, read_batch
-from service.http.ingest_store import Ingested, IngestOptions, leave_out, store_batch, store_contents
+from service.http.ingest_store import Destination, Ingested, leave_out, store_batch, store_contents
 from service.registry.embedding import pointing
 from service.registry.registry import LoadedVersion
-from service.runtime import Runtime
 from service.store.blob_keys import TEXT
 from service.store.repository import NewItem
 
@@ -30,9 +29,7 @@ def are_texts(listed: object) -> bool:
     return fields == {"text"}
 
 
-def ingest_texts(
-    service: Runtime, gallery_id: int, current: LoadedVersion, body: Mapping[str, Any], options: IngestOptions
-) -> Ingested:
+def ingest_texts(to: Destination, body: Mapping[str, Any]) -> Ingested:
     """Store texts, embedded by the current version as items.
 
     Raises:
@@ -44,22 +41,16 @@ def ingest_texts(
     if "version" in body:
         why = "version names what made embeddings, and there are none: the current version embeds texts"
         raise InvalidBody(why, pointer="/version")
-    check_reads_texts(service, current)
-    batch = read_batch(body.get("items"), "text", service.settings)
-    leave_out(service, gallery_id, batch, options)
-    items, contents = encode_texts(batch, batch.drafts, current, service.settings.max_text_bytes)
-    batch.settle(options.atomic)
-    return store_contents(service, gallery_id, current, current, items, contents, repeat(TEXT), batch, options)
+    check_reads_texts(to)
+    batch = read_batch(body.get("items"), "text", to.service.settings)
+    leave_out(to, batch)
+    items, contents = encode_texts(to, batch, batch.drafts)
+    batch.settle(to.options.atomic)
+    return store_contents(to, to.current, items, contents, repeat(TEXT), batch)
 
 
 def store_embeddings(
-    service: Runtime,
-    gallery_id: int,
-    current: LoadedVersion,
-    version: LoadedVersion,
-    items: Sequence[tuple[ItemDraft, NewItem]],
-    batch: IngestBatch,
-    options: IngestOptions,
+    to: Destination, version: LoadedVersion, items: Sequence[tuple[ItemDraft, NewItem]], batch: IngestBatch
 ) -> Ingested:
     """Store embeddings by `version`, and the texts that some of them are of. Raises as `ingest_texts` does."""
     bare = [one for one in items if one[0].text is None]
@@ -68,21 +59,21 @@ def store_embeddings(
         if draft.text is None:
             continue
         try:
-            contents.append(read_text(draft.text, service.settings.max_text_bytes))
+            contents.append(read_text(draft.text, to.service.settings.max_text_bytes))
             texts.append((draft, item))
         except RegraftError as error:
             batch.refuse(draft.index, draft.id, error)
-    batch.settle(options.atomic)
+    batch.settle(to.options.atomic)
     if not texts:
-        return store_batch(service, gallery_id, current, version, bare, batch, options)
-    return store_contents(service, gallery_id, current, version, texts, contents, repeat(TEXT), batch, options, bare)
+        return store_batch(to, version, bare, batch)
+    return store_contents(to, version, texts, contents, repeat(TEXT), batch, bare)
 
 
-def check_reads_texts(service: Runtime, current: LoadedVersion, number: int = 0) -> None:
+def check_reads_texts(to: Destination, number: int = 0) -> None:
     """Raise NoTextEntrance, at the item of this number, where the current version does not embed texts."""
-    if not current.card.text:
-        legal = ", ".join(sorted(service.registry.text_encoders())) or "none"
-        why = f"version {current.name!r}, the current one, has no text entrance (versions with one: {legal})"
+    if not to.current.card.text:
+        legal = ", ".join(sorted(to.service.registry.text_encoders())) or "none"
+        why = f"version {to.current.name!r}, the current one, has no text entrance (versions with one: {legal})"
         raise NoTextEntrance(why, pointer=f"/items/{number}/text")
 
 
@@ -96,10 +87,10 @@ def read_text(given: object, most: int) -> bytes:
 
 
 def encode_texts(
-    batch: IngestBatch, drafts: Sequence[ItemDraft], current: LoadedVersion, most: int
+    to: Destination, batch: IngestBatch, drafts: Sequence[ItemDraft]
 ) -> tuple[list[tuple[ItemDraft, NewItem]], list[bytes]]:
     """Embed the texts that can be, as many at a time as the entrance takes; they and their contents."""
-    entrance = current.texts()
+    entrance, most = to.current.texts(), to.service.settings.max_text_bytes
     good: list[tuple[ItemDraft, bytes, Any]] = []
     for draft in drafts:
         try:

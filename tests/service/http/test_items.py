@@ -19,12 +19,12 @@ def test_a_batch_encoded_while_another_version_was_deployed_is_encoded_again(
     store = service.http.ingest_store.store_batch
     seen: list[str] = []
 
-    def deploy_first(runtime: Any, gallery_id: int, current: Any, *rest: Any) -> Any:
+    def deploy_first(to: Any, *rest: Any) -> Any:
         if not seen:
             deployed = served.http.post(f"{path}/deployments", json={"version": "v2"})
             assert deployed.status_code == 201, deployed.text
-        seen.append(current.name)
-        return store(runtime, gallery_id, current, *rest)
+        seen.append(to.current.name)
+        return store(to, *rest)
 
     monkeypatch.setattr(service.http.ingest_store, "store_batch", deploy_first)
     count = len(blobs(served))
