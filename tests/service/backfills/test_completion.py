@@ -257,6 +257,29 @@ class TestRetries:
         row = stage.row(started)
         assert (row.total, row.done, row.failed, row.skipped) == (4, 4, 0, 0)
 
+    def test_what_becomes_of_one_that_failed_touches_no_other(self, stage: Planning, clock: Clock) -> None:
+        earlier = stage.start(stage.gallery(4))
+        self.fail(stage, {"i0"}, retry=False)
+        assert stage.finish(earlier) is BackfillState.DONE
+        gallery_id = stage.gallery(8)
+        keys = {row.id: name for name, row in stage.items(gallery_id).items()}
+        started = stage.start(gallery_id)
+        self.fail(stage, {"i0", "i1"}, retry=False)
+        self.fail(stage, {"i4", "i5"})
+        stage.store(gallery_id, ["i0"])
+        with stage.database.write() as connection:
+            delete_items(connection, gallery_id, ["i4"])
+        clock.now += 3
+
+        assert stage.finish(started) is BackfillState.RUNNING
+        given_up = {keys.get(key, "earlier"): row.final for key, row in self.failures(stage).items()}
+        assert given_up == {"earlier": True, "i0": False, "i1": True, "i5": False}
+        assert sorted(self.fail(stage, set())) == ["i0", "i5"]
+        assert stage.finish(started) is BackfillState.DONE
+        assert {keys.get(key, "earlier") for key in self.failures(stage)} == {"earlier", "i1"}
+        row = stage.row(started)
+        assert (row.total, row.done, row.failed, row.skipped) == (8, 6, 1, 1)
+
     def test_the_cap_counts_an_item_once_however_often_it_is_tried(self, stage: Planning, clock: Clock) -> None:
         started = stage.start(stage.gallery(8), item_limit=4)
         self.fail(stage, {"i2"})
