@@ -81,13 +81,13 @@ class Counters:
         for name, amount in amounts.items():
             self.counts[name] += amount  # type: ignore[assignment]  # sums of overlaps are fractions
 
-    def took(self, side: str, seconds: float) -> None:
-        """One answer of the old or new version."""
-        self.latency[side][bucket(seconds * 1000)] += 1
+    def took(self, side: str, seconds: float, queries: int = 1) -> None:
+        """Queries that the old or new version answered together."""
+        self.latency[side][bucket(seconds * 1000)] += queries
 
-    def fail(self, error: Exception) -> None:
-        """One query that the new version could not answer."""
-        self.add(errors=1)
+    def fail(self, error: Exception, queries: int = 1) -> None:
+        """Queries that the new version could not answer."""
+        self.add(errors=queries)
         text = f"{type(error).__name__}: {error}"[:500]
         self.errors = [*self.errors, {"at": time.time(), "error": text}][-ERRORS_KEPT:]
 

@@ -85,7 +85,7 @@ class Asking(NamedTuple):
 
 @dataclass(frozen=True)
 class _Job:
-    """A query that the new version has still to answer."""
+    """Queries that the new version has still to answer."""
 
     live: LoadedGallery
     rollout: Rollout
@@ -143,12 +143,13 @@ class RolloutMonitor(Background):
         for asking, chosen, new, answered in zip(askings, drawn, by_new, answers, strict=True):
             if chosen is None:
                 continue
+            queries = len(answered.keys_QK)
             with self._counters_of(live, rollout) as counters:
-                counters.add(**{"new" if new else "old": 1})
+                counters.add(**{"new" if new else "old": queries})
                 if new and error:
-                    counters.fail(error)
+                    counters.fail(error, queries)
                 else:
-                    counters.took("new" if new else "old", seconds)
+                    counters.took("new" if new else "old", seconds, queries)
             if chosen and rollout.phase == SHADOW:
                 self._shadow(live, rollout, answered, asking)
         return answers
@@ -166,7 +167,7 @@ class RolloutMonitor(Background):
             fits = False
         if not fits:
             with self._counters_of(live, rollout) as counters:
-                counters.add(dropped=1)
+                counters.add(dropped=len(old.keys_QK))
 
     def _hold(self, size: int) -> None:
         with self._counting:
@@ -193,11 +194,12 @@ class RolloutMonitor(Background):
                 due = time.monotonic() + FLUSH_SECONDS
 
     def _compare(self, job: _Job) -> None:
-        """Answer a query by the new version too, and count how far it agrees with the old one on the same items."""
+        """Answer queries by the new version too, and count how far it agrees with the old one on the same items."""
         if job.live.rollout is None or job.live.rollout.deployment != job.rollout.deployment:
             return
         started = time.perf_counter()
         asks, old = [(version, job.ask) for version in (job.rollout.version.name, job.old.version)], job.old
+        queries = len(old.keys_QK)
         try:
             for attempt in attempts():
                 with attempt:
@@ -207,17 +209,17 @@ class RolloutMonitor(Background):
                         new, old = job.live.gallery.answer(asks)
         except Exception as error:
             with self._counters_of(job.live, job.rollout) as counters:
-                counters.add(new=1)
-                counters.fail(error)
+                counters.add(new=queries)
+                counters.fail(error, queries)
             return
         pair = (old.keys_QK[:, : job.k], new.keys_QK[:, : job.k])
         shares, rhos = overlap(*pair), rank_correlation(*pair)
         with self._counters_of(job.live, job.rollout) as counters:
             # Queries that nothing matches, by a filter say, agree and disagree in nothing.
-            counters.add(new=1, compared=int(np.isfinite(shares).sum()), overlap=float(np.nansum(shares)))
+            counters.add(new=queries, compared=int(np.isfinite(shares).sum()), overlap=float(np.nansum(shares)))
             counters.add(correlated=int(np.isfinite(rhos).sum()), rank_correlation=float(np.nansum(rhos)))
             counters.add(flips=first_match_flips(*pair))
-            counters.took("new", seconds)
+            counters.took("new", seconds, queries)
 
     def _flush(self) -> None:
         """Add counts up in the database; what cannot be written waits for the next time."""

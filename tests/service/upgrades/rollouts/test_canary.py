@@ -92,6 +92,19 @@ class TestCanary:
         assert ask(served, filled, pictures[5])["version"] == "v1"
         assert served.http.get(filled).json()["current"] == "v1"
 
+    def test_each_query_of_a_request_counts(
+        self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(served.runtime.registry.named("drifted"), "images", broken)
+        limits = {"share": 1.0, "max_error_rate": 0.5, "min_queries": 3}
+        number = begin(served, filled, "drifted", "canary", canary=limits)
+        files = [("images", (str(n), picture)) for n, picture in enumerate(pictures[:3])]
+        assert served.http.post(f"{filled}/query", data={"k": 5}, files=files).json()["version"] == "v1"
+
+        found = wait_for(served, filled, number, lambda found: found["state"] != "canary")
+
+        assert found["transitions"][-1]["why"] == "error rate 100.0% of 3 queries is above the limit of 50.0%"
+
     def test_a_version_that_breaks_late_passes_a_limit_by_its_newest_answers(self, served: Any, filled: str) -> None:
         """A thousand good answers would hide sixty errors."""
         number = begin(served, filled, "drifted", "canary", canary={"max_error_rate": 0.1, "min_queries": 2})

@@ -60,6 +60,15 @@ class TestShadow:
         assert trial["rank_correlation"] == pytest.approx(np.mean([tau(a, b) for a, b in lists]))
         assert -1 < trial["rank_correlation"] < 1
 
+    def test_each_query_of_a_request_counts(self, served: Any, filled: str, pictures: list[bytes]) -> None:
+        number = begin(served, filled, "twin", "shadow")
+        files = [("images", (str(n), picture)) for n, picture in enumerate(pictures[:3])]
+        assert served.http.post(f"{filled}/query", data={"k": 5}, files=files).status_code == 200
+
+        trial = wait_for(served, filled, number, counted("shadow", "new", 1))["trial"]["shadow"]
+
+        assert (trial["queries"], trial["compared"]) == ({"old": 3, "new": 3}, 3)
+
     def test_the_same_embeddings_agree_in_everything(self, served: Any, filled: str, pictures: list[bytes]) -> None:
         number = begin(served, filled, "twin", "shadow")
         ask(served, filled, pictures[0])
