@@ -66,7 +66,8 @@ class RequestMetrics:
 def _route(scope: Scope) -> str:
     route = getattr(scope.get("route"), "path", None)
     if route is not None:
-        return str(route) if str(route).startswith(("/v1", "/metrics")) else f"/v1{route}"
+        # Of a route that a router brings the framework tells the path without the router's prefix.
+        return "/v1" + str(route).removeprefix("/v1") if scope["path"].startswith("/v1/") else str(route)
     return QUERY if scope["path"].startswith("/v1/galleries/") and scope["path"].endswith("/query") else OTHER
 
 

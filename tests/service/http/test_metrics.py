@@ -67,6 +67,17 @@ def test_requests_items_and_what_backfills_have_still_to_move_are_told(served: A
     assert served.http.get(f"/backfills/{number}").json()["state"] == "done"
 
 
+def test_routes_are_named_as_they_are_asked_for(served: Any) -> None:
+    root = str(served.http.base_url).removesuffix("/v1/")
+    for path in ("/console", "/docs", "/v1/versions", "/nowhere"):
+        served.http.get(root + path)
+
+    told_of = {str(dict(labels).get("route")) for name, labels in told(served) if name == "regraft_requests_total"}
+
+    assert {"/console", "/docs", "/v1/versions", "other"} <= told_of
+    assert not {"/v1/console", "/v1/docs"} & told_of
+
+
 @pytest.mark.usefixtures("alone")
 def test_what_the_process_itself_knows_is_told_while_the_database_is_away(
     served: Any, monkeypatch: pytest.MonkeyPatch
