@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, select
 from sqlalchemy.dialects import postgresql
 
 from service.backfills import chunks
 from service.backfills.chunks import ChunkLost
+from service.backfills.outcome import EmbeddedItems
 from service.backfills.planner import BackfillState, Kind
 from service.errors import UnknownGallery
 from service.store.deletion import delete_gallery, forget_gallery, free_items
 from service.store.repository import delete_items
+from service.store.tables import embedding
 from staging.plans import LEASE, V1, V2, V3, Clock, Planning, flat
 
 
@@ -241,6 +244,28 @@ class TestCommit:
         items = stage.items(gallery_id)
         assert (items["i0"].deleted, items["i1"].deleted) == (False, True)
         assert stage.row(started).skipped == 2
+
+    def test_the_others_of_its_chunk_keep_their_own_numbers(self, stage: Planning) -> None:
+        stage.gallery(3)  # from here on an item's key is no number of the feed
+        gallery_id = stage.gallery(4)
+        stage.start(gallery_id)
+        chunk = stage.claim()
+        assert chunk
+        keys, seqs = zip(*stage.read(chunk), strict=True)
+        stage.store(gallery_id, ["i1"])
+        own = np.array(keys, np.float32)
+        made = EmbeddedItems(keys, seqs, np.stack([own, -own], axis=1), 2 * own[:, None], 3 * own)
+
+        with stage.database.write() as connection:
+            chunks.commit(connection, chunk, [made], [])
+            named = (embedding.c.item_id, embedding.c.vector, embedding.c.side, embedding.c.uncertainty)
+            held = connection.execute(select(*named).where(embedding.c.version_id == V2)).all()
+
+        stored = {
+            key: (*np.frombuffer(vector, "<f4"), *np.frombuffer(side, "<f4"), unsure)
+            for key, vector, side, unsure in held
+        }
+        assert stored == {key: (key, -key, 2 * key, 3 * key) for key in keys if key != stage.items(gallery_id)["i1"].id}
 
     def test_the_failure_of_an_item_written_since_is_not_recorded(self, stage: Planning) -> None:
         gallery_id = stage.gallery(4)
