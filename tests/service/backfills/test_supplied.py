@@ -10,6 +10,7 @@ from sqlalchemy import update
 
 from service.backfills import supplied
 from service.backfills.completion import Planner
+from service.backfills.planner import BackfillState
 from service.doctor.examination import Doctor
 from service.store.embeddings import put_embeddings
 from service.store.repository import gallery_named, rows_of
@@ -99,6 +100,18 @@ def test_how_many_are_missing_is_counted_beside_writes(
     assert counted(served, number) == ("running", 5, 2, 1, 2)
     put(served, path, "e", "f")
     assert counted(served, number) == ("done", 5, 4, 1, 0)
+
+
+def test_of_two_processes_that_count_one_says_how_many_there_are(
+    served: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr(Planner, "plan", lambda _, job: begun.append(job))
+    number = served.backfill(path, kind="supplied")
+
+    assert [supplied.count(served.runtime.database, begun[0]) for _ in range(2)] == [BackfillState.RUNNING, None]
+
+    assert counted(served, number) == ("running", 4, 0, 0, 4)
 
 
 def test_the_last_missing_item_may_be_deleted_and_a_pause_ends_nothing(served: Any, path: str) -> None:
