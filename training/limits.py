@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from index.errors import InvalidArgument
+from index.version import MAX_DIM
 from training.recipes import Recipe
 from training.transforms import find_augmentation
 
@@ -18,8 +19,9 @@ PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 LIMITS: Mapping[str, tuple[float, float]] = {
     "classes": (2, math.inf),
     "split_seed": (0, math.inf),
-    "dim": (1, math.inf),
+    "dim": (1, MAX_DIM),
     "label_smoothing": (0, 1),
+    "side_dim": (0, MAX_DIM),
     "side_epochs": (0, math.inf),
     "rate": (0, math.inf),
     "weight_decay": (0, math.inf),
@@ -33,13 +35,13 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "seed": (0, 2**31 - 1),
 }
 """field -> the least and the greatest number it may be. More is added to a seed, and numpy takes none above 2**32;
-of ten thousands of threads torch dies."""
+of ten thousands of threads torch dies; no card has a dimension above MAX_DIM."""
 
 OPTION_LIMITS: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("weight", "adversarial_weight", "alignment_weight", "independent_weight"), (0, math.inf)),
     **dict.fromkeys(("influence_weight", "old_weight", "scale", "logit_scale"), (0, math.inf)),
     **dict.fromkeys(("sharpness", "margin", "threshold", "fix_from", "hardest"), (0, math.inf)),
-    **dict.fromkeys(("branch", "trunk", "hidden", "extra"), (1, math.inf)),
+    **dict.fromkeys(("branch", "trunk", "hidden", "extra"), (1, MAX_DIM)),
     **dict.fromkeys(("temperature", "zeta", "boundary", "density"), (1e-6, math.inf)),
 }
 """Option of any method -> likewise; what is divided by, or whose logarithm is taken, is above 0."""

@@ -167,8 +167,6 @@ class Alternate(Objective):
 
 
 def _simclr(recipe: Recipe, classes: int) -> Objective:  # noqa: ARG001
-    if recipe.augment == "none":
-        raise InvalidArgument("side=simclr needs two views of an image: set side_augment", pointer="/side_augment")
     return SimClr(dim_of(recipe), recipe.side_temperature, recipe.side_crops)
 
 
@@ -199,12 +197,12 @@ def check_side(recipe: Recipe) -> None:
     """
     if recipe.side not in {NONE, *KINDS}:
         raise InvalidArgument(f"side must be one of {', '.join((NONE, *KINDS))}, not {recipe.side!r}", pointer="/side")
-    if recipe.side_dim < 0:
-        raise InvalidArgument(f"side_dim must be 0 (as dim) or more, not {recipe.side_dim}", pointer="/side_dim")
     if recipe.side_crops < 0 or (recipe.side_crops and recipe.side != "simclr"):
         raise InvalidArgument(
             f"side_crops must be 0, or more with side=simclr, not {recipe.side_crops}", pointer="/side_crops"
         )
+    if recipe.side == "simclr" and (recipe.side_augment or recipe.augment) == "none":
+        raise InvalidArgument("side=simclr needs two views of an image: set side_augment", pointer="/side_augment")
     if not recipe.side_temperature > 0:
         raise InvalidArgument(
             f"side_temperature must be above 0, not {recipe.side_temperature}", pointer="/side_temperature"

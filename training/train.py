@@ -73,12 +73,10 @@ def train(
     with only_here(out):
         data = data or recipe_data(recipe)
         classes = len(data.classes)
-        if planned := planned_old(classes, references):
-            check_sizes(recipe, planned, classes, references)
         old = load_old(recipe, progress, references)
-        check_target(out, None if old is None else old.version)
-        blank = None if old is None else blank_old(classes, old.dim, old.side_dim, old.space)
-        check_sizes(recipe, blank, classes, references)
+        if old is not None:
+            check_target(out, old.version)
+            check_sizes(recipe, blank_old(classes, old.dim, old.side_dim, old.space), classes, references)
         learned_from, validation = validated(recipe, data, old)
         independent = load_reference(recipe, "independent", progress, references)
 
@@ -125,8 +123,10 @@ def check_plan(recipe: Recipe, out: Path, references: References) -> None:
         # Whoever trains it now decides what will be there; one that is there may be of a machine with a GPU.
         if not lock_of(RUNS / reference.name).exists() and not is_there(field, reference):
             check_choices(reference)
+            check_planned(reference, referred_of(reference))
     if recipe.method == TAKES_OVER and "independent" in references:
         check_taken_over(references["independent"], recipe)
+    check_planned(recipe, references)
 
 
 def recipe_data(recipe: Recipe) -> Data:
@@ -185,6 +185,15 @@ def reference_folder(recipe: Recipe, field: str, progress: bool, references: Ref
     return Path(reference)
 
 
+def check_planned(recipe: Recipe, references: References) -> None:
+    """`check_sizes` before anything is read or trained, where a recipe tells the old version's sizes."""
+    classes, old = 2, references.get("old")  # a method that takes two classes takes any number
+    if not recipe.old and not recipe.old_embeddings:
+        check_sizes(recipe, None, classes, references)
+    elif old is not None and not old.old:  # else its method may store another dimension
+        check_sizes(recipe, blank_old(classes, old.dim, dim_of(old), old.space), classes, references)
+
+
 def check_sizes(recipe: Recipe, old: Old | None, classes: int, references: References) -> None:
     """Refuse sizes and options that cannot work before hours go into the versions that the recipe needs.
 
@@ -203,14 +212,6 @@ def check_sizes(recipe: Recipe, old: Old | None, classes: int, references: Refer
     method = build_method(recipe, classes, old, independent_dim, head)
     if independent_dim is not None:
         try_batch(recipe, method, old, independent_dim)
-
-
-def planned_old(classes: int, references: References) -> Old | None:
-    """The old version's sizes before it is trained; None where nothing tells: a method may store another dimension."""
-    recipe = references.get("old")
-    if recipe is None or recipe.old:
-        return None
-    return blank_old(classes, recipe.dim, dim_of(recipe), recipe.space)
 
 
 def planned_dim(recipe: Recipe, references: References) -> int | None:

@@ -29,7 +29,9 @@ from training.trained import blank_old, build_method
         ("side_epochs", -1, "0 or more"),
         ("rate", float("nan"), "0 or more"),
         ("weight_decay", float("inf"), "0 or more"),
-        ("dim", 0, "1 or more"),
+        ("dim", 0, "1 to 65536"),
+        ("dim", 70_000, "1 to 65536"),
+        ("side_dim", -1, "0 to 65536"),
         ("label_smoothing", 2.0, "0 to 1"),
         ("classes", 1, "2 or more"),
         ("seed", 5_000_000_000, "0 to 2147483647"),
@@ -51,8 +53,8 @@ def test_a_number_out_of_range_is_refused_with_the_legal_ones(
 @pytest.mark.parametrize(
     ("name", "option", "value", "legal"),
     [
-        ("digits_advbct", "hidden", 0, "1 or more"),
-        ("digits_fct", "branch", -3, "1 or more"),
+        ("digits_advbct", "hidden", 0, "1 to 65536"),
+        ("digits_fct", "branch", 10**23, "1 to 65536"),
         ("digits_lwf", "temperature", 0.0, "1e-06 or more"),
         ("digits_hoc", "weight", float("nan"), "0 or more"),
         ("digits_hoc", "sharpness", float("inf"), "0 or more"),
@@ -124,9 +126,11 @@ def test_a_reference_that_is_there_may_be_of_a_machine_with_a_gpu(
     [
         ("digits_bct", {"head": "softmix"}, {}, "head 'softmix' is unknown"),
         ("digits_bct", {"space": "l2"}, {}, "needs space=cosine, not l2"),
+        ("digits_fct", {"side": "simclr"}, {}, "side=simclr needs two views"),
         ("digits_bct", {"backbone": "resnet"}, {}, "backbone 'resnet' is unknown"),
         ("digits_oca", {"dim": 16}, {}, "oca's dim is .* above 16, not 16"),
         ("digits_fct", {}, {"dim": 8}, "the independent version's dim is 8, the recipe's 16"),
+        ("digits_bt2", {}, {"backbone": "resnet"}, "backbone 'resnet' is unknown"),
         (
             "digits_fct",
             {"space": "l2", "options": {"objective": "kl"}},
@@ -154,6 +158,14 @@ def test_nothing_is_trained_first_for_a_recipe_that_cannot_be(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_is_trained_first_for_a_sweep_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(path, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(path, "fit", lambda *_, **__: pytest.fail("trained before it was refused"))
+    with pytest.raises(InvalidArgument, match=r"oca's dim is .* above 16, not 16"):
+        sweep(quick("digits_oca", old="digits_v1", dim=16), 1, tmp_path / "v")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
@@ -177,7 +189,7 @@ def test_sizes_that_the_encoder_or_the_method_cannot_take_are_refused_first(
 def test_every_method_takes_the_batch_that_is_tried(method: str) -> None:
     dims = {"oca": 40, "bt2": 32}
     options = {"extra": 8} if method == "bt2" else {}
-    recipe = quick("digits_v1", method=method, options=options, dim=dims.get(method, 16), side="simclr")
+    recipe = quick("digits_v1", method=method, options=options, dim=dims.get(method, 16), side="autoencoder")
     recipe = replace(recipe, space="lorentz", head="lorentz_mlr") if method == "hbct" else recipe
     old = None if method == "independent" else blank_old(5, 16, 3, recipe.space)
     for independent_dim in (16,) if method in {"bt2", "fct"} else (0, 16):

@@ -19,7 +19,6 @@ from training.method import Classifier
 from training.module import Loop
 from training.recipes import Recipe, find_recipe
 from training.side_information import (
-    KINDS,
     NONE,
     Alternate,
     Autoencoder,
@@ -169,17 +168,12 @@ def test_psis_rate_rises_and_falls_at_the_same_shares_of_its_own_training(
     ("changes", "message"),
     [
         ({"side": "magic"}, "side must be one of none, simclr, autoencoder, alternate, alternate_mixup, not 'magic'"),
-        ({"side_dim": -1}, "side_dim must be 0"),
         ({"side_crops": -1}, "side_crops must be 0, or more with side=simclr"),
         ({"side_crops": 2, "side": "autoencoder"}, "side_crops must be 0, or more with side=simclr"),
         ({"side_temperature": 0.0}, "side_temperature must be above 0"),
+        ({"side_augment": ""}, "side=simclr needs two views of an image: set side_augment"),
     ],
 )
 def test_side_information_that_cannot_be_made_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         check_side(sided(**changes))
-
-
-def test_simclr_without_augmentation_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="set side_augment"):
-        KINDS["simclr"](recipe_of_psi(sided(side_augment="")), 5)
