@@ -52,8 +52,9 @@ def deciding_report(
 ) -> GateRow | None:
     """The newest refusal that stands between this version and the current one, else the newest report, if any."""
     mine = (gate_report.c.gallery_id == gallery_id, gate_report.c.version_id == version.id)
-    over = gate_report.c.report["current"].as_string() == current
-    reports = all_of(GateRow, connection.execute(select(gate_report).where(*mine, over).order_by(gate_report.c.id)))
+    rows = all_of(GateRow, connection.execute(select(gate_report).where(*mine).order_by(gate_report.c.id)))
+    # Not by SQL: SQLite refuses to look into reports of earlier releases that hold NaN.
+    reports = [row for row in rows if row.report["current"] == current]
     standing: list[GateRow] = []
     for row in reports:
         if row.verdict == PASS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -55,6 +56,18 @@ class TestRefusal:
             assert refusal(advance(served, path, number, to)) == REFUSED
             assert refusal(advance(served, path, number, to, override="  ")) == REFUSED
         assert served.http.get(path).json()["current"] == "v1"
+
+    def test_it_holds_beside_a_report_of_an_earlier_release_that_holds_nan(
+        self, served: Any, refused: tuple[str, int]
+    ) -> None:
+        path, gate = refused
+        with served.runtime.database.write() as connection:
+            row = connection.execute(select(gate_report).where(gate_report.c.id == gate)).one()
+            earlier = {**row._asdict(), "id": None, "verdict": "warn", "report": {**row.report, "gap_closed": math.nan}}
+            connection.execute(insert(gate_report).values(earlier))
+
+        assert refusal(deploy(served, path)) == REFUSED
+        assert deploy(served, path, override="the labels are wrong").json()["state"] == "current"
 
     def test_a_written_reason_leads_past_it_and_is_evidence(self, served: Any, refused: tuple[str, int]) -> None:
         path, gate = refused
