@@ -156,7 +156,7 @@ class _Size:
 
     def __init__(self, pointer: str) -> None:
         self._pointer = pointer
-        self._conditions = self._values = self._joins = 0
+        self._conditions = self._values = 0
 
     def add(self, read: Condition) -> Condition:
         """Count a condition."""
@@ -166,29 +166,23 @@ class _Size:
         self._check(self._values, MAX_VALUES, "values in its lists")
         return read
 
-    def add_join(self) -> None:
-        """Count an and, or or not."""
-        self._joins += 1
-        self._check(self._joins, MAX_CONDITIONS * MAX_DEPTH, "times and, or and not")
-
     def _check(self, count: int, most: int, what: str) -> None:
         if count > most:
             raise InvalidFilter(f"a filter has at most {most} {what}", pointer=self._pointer)
 
 
 def _parse(value: object, at: str, depth: int, size: _Size) -> Filter:
-    if depth > MAX_DEPTH:
-        raise InvalidFilter(f"and, or and not may be nested {MAX_DEPTH} deep", pointer=at)
     if not isinstance(value, dict):
         raise InvalidFilter(f"a filter is a JSON object, not {_named(value)}; {SHAPE}", pointer=at)
     if "field" in value:
         return size.add(_condition(value, at))
+    if depth > MAX_DEPTH:
+        raise InvalidFilter(f"and, or and not may be nested {MAX_DEPTH} deep", pointer=at)
     if len(value) != 1 or not set(value) <= set(JOINS):
         wrong = next((name for name in value if name not in JOINS), None)
         if wrong is None:
             raise InvalidFilter(f"a filter has one of its names, this one has {len(value)}; {SHAPE}", pointer=at)
         raise InvalidFilter(f"unknown name {wrong!r}; {SHAPE}", pointer=f"{at}/{_escaped(wrong)}")
-    size.add_join()
     ((name, inner),) = value.items()
     if name == "not":
         return Not(_parse(inner, f"{at}/not", depth + 1, size))

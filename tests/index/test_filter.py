@@ -31,9 +31,9 @@ from index.filter import (
 
 
 def nested(depth: int) -> dict[str, Any]:
-    """A condition below `depth - 1` times `not`."""
+    """A condition below `depth` times `not`."""
     value: dict[str, Any] = {"field": "a", "eq": 1}
-    for _ in range(depth - 1):
+    for _ in range(depth):
         value = {"not": value}
     return value
 
