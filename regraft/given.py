@@ -131,6 +131,23 @@ def metadata(given: Mapping[str, Any], name: str) -> dict[str, Any]:
     return plain
 
 
+def patches(given: object, name: str) -> list[dict[str, Any]]:
+    """Items, {id, metadata} each, of which the metadata are as `metadata` has them.
+
+    Raises:
+        InvalidInput: one item where a list is wanted, or something that is no item.
+    """
+    if isinstance(given, Mapping):
+        raise InvalidInput(f"{name} is one item: give a list of {{id, metadata}}")
+    found: list[dict[str, Any]] = []
+    for n, one in enumerate(_listed(given, name)):
+        if not isinstance(one, Mapping):
+            raise InvalidInput(f"{name}[{n}] is of type {type(one).__name__}: give {{id, metadata}}")
+        changed = one.get("metadata")
+        found.append(dict(one) if changed is None else {**one, "metadata": metadata(changed, f"{name}[{n}].metadata")})
+    return found
+
+
 def as_json(given: object, *, ascii_only: bool = True) -> str:
     """JSON; numbers and arrays of numpy become plain ones.
 

@@ -46,6 +46,16 @@ Reason = Annotated[str, Field(max_length=1024, pattern=NO_ZERO)]
 """Words for the audit or a report."""
 FieldPath = Annotated[str, Field(min_length=1, max_length=1024)]
 """A metadata field, as filters name it."""
+PATCHES = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["id", "metadata"],
+        "properties": {"id": ID, "metadata": {"type": "object"}},
+        "additionalProperties": False,
+    },
+}
 MAX_CHUNK = 4096
 """Items of a backfill that a worker takes, and gives back, at once."""
 FILTER = {"type": "object", "description": "docs/filters.md"}
@@ -99,6 +109,20 @@ class DeletionIn(Body):
 
     ids: Annotated[list[str], FailFast()] = Field([], json_schema_extra={"minItems": 1, LIMIT: lists["ids"]})
     filter: Annotated[dict[str, Any] | None, WithJsonSchema(FILTER)] = None
+
+
+class MetadataIn(Body):
+    """Patches of metadata (RFC 7396): of items by their ids, or one for all whose metadata pass a filter."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": ["items"]}, {"required": ["filter", "metadata"]}]}
+    )
+    largest = "max_json_bytes"
+    lists: ClassVar[Mapping[str, str]] = {"items": "max_batch"}
+
+    items: Annotated[list[Any], WithJsonSchema(PATCHES)] = Field([], json_schema_extra={LIMIT: lists["items"]})
+    filter: Annotated[dict[str, Any] | None, WithJsonSchema(FILTER)] = None
+    metadata: dict[str, Any] | None = None
 
 
 def take_object(value: object, legal: set[str], pointer: str) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,13 +12,27 @@ from index.errors import InvalidArgument
 from regraft.client import Client
 from regraft.commands.answers import answer, err, out
 from regraft.commands.command import Commands
-from regraft.commands.options import DryRun, Gallery, Yes, confirm_deleting, print_table, read_filter, would
-from regraft.models import DeleteResult, ItemPage
+from regraft.commands.options import (
+    DryRun,
+    Gallery,
+    Yes,
+    confirm_deleting,
+    print_table,
+    read_filter,
+    read_object,
+    would,
+)
+from regraft.models import DeleteResult, ItemPage, MetadataResult
 
-LARGEST_PAGE, DELETED_AT_ONCE = 1000, 1000
+LARGEST_PAGE, CHANGED_AT_ONCE = 1000, 1000
 
-item = Commands(no_args_is_help=True, help="List, show and delete the items of a gallery.")
+item = Commands(no_args_is_help=True, help="List, show, change and delete the items of a gallery.")
 ItemId = Annotated[str, typer.Argument(metavar="ITEM", help="The item's id.")]
+Keys = Annotated[list[str] | None, typer.Argument(metavar="ITEM", help="Ids of items.", show_default=False)]
+IdsFile = Annotated[
+    Path | None,
+    typer.Option("--ids", help="Ids from a file, a line each.", exists=True, dir_okay=False, show_default=False),
+]
 Filter = Annotated[
     str | None,
     typer.Option("--filter", metavar="JSON", help="Only items whose metadata pass it.", show_default=False),
@@ -77,15 +91,57 @@ def show(
     print_table(["embedding", "origin"], [[held.version, held.origin] for held in found.embeddings])
 
 
+@item.command("update")
+def update(
+    client: Client,
+    name: Gallery,
+    metadata: Annotated[
+        str, typer.Option("--metadata", metavar="JSON", help="What to change: an object; null takes a field away.")
+    ],
+    keys: Keys = None,
+    ids: IdsFile = None,
+    where: Filter = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Change metadata of items that are there, by JSON Merge Patch: what is not named stays, and so do embeddings.
+
+    Example: regraft item update photos cats/1.png --metadata '{"price": 3, "sold": null}'
+
+    Example: regraft item update photos --filter '{"field": "label", "eq": "cats"}' --metadata '{"checked": true}'
+    """
+    change = read_object(metadata, "metadata", {"price": 3, "sold": None})
+    asked = _asked(keys, ids, where)
+    if where is None:
+        done = _update_named(client, name, asked, change, dry_run)
+    else:
+        done = client.update_metadata(name, filter=read_filter(where), metadata=change, dry_run=dry_run)
+    answer(done)
+    for error in done.errors:
+        err.print(f"not changed: {error.id}: {error.detail}")
+    out.print(f"{would(dry_run, 'changed', 'change')} the metadata of {_count(done.updated)} of {name}")
+    if done.failed:
+        raise typer.Exit(1)
+
+
+def _update_named(
+    client: Client, name: str, ids: Sequence[str], change: Mapping[str, Any], dry_run: bool
+) -> MetadataResult:
+    done = MetadataResult(updated=0, failed=0, errors=[])
+    for start in range(0, len(ids), CHANGED_AT_ONCE):
+        items = [{"id": key, "metadata": change} for key in ids[start : start + CHANGED_AT_ONCE]]
+        some = client.update_metadata(name, items, dry_run=dry_run)
+        done = MetadataResult(
+            updated=done.updated + some.updated, failed=done.failed + some.failed, errors=[*done.errors, *some.errors]
+        )
+    return done
+
+
 @item.command("delete")
 def delete(
     client: Client,
     name: Gallery,
-    keys: Annotated[list[str] | None, typer.Argument(metavar="ITEM", help="Ids of items.", show_default=False)] = None,
-    ids: Annotated[
-        Path | None,
-        typer.Option("--ids", help="Ids from a file, a line each.", exists=True, dir_okay=False, show_default=False),
-    ] = None,
+    keys: Keys = None,
+    ids: IdsFile = None,
     where: Filter = None,
     yes: Yes = False,
     dry_run: DryRun = False,
@@ -98,11 +154,7 @@ def delete(
 
     Example: regraft item delete photos --filter '{"field": "label", "eq": "cats"}' --dry-run
     """
-    asked = list(dict.fromkeys([*(keys or []), *([] if ids is None else _read_ids(ids))]))
-    if where is not None and (keys or ids):
-        raise InvalidArgument("give ids of items or --filter, not both", pointer="/filter")
-    if where is None and not asked:
-        raise InvalidArgument("give ids of items, a file of them by --ids, or --filter", pointer="/ids")
+    asked = _asked(keys, ids, where)
     if where is None:
         count = _count(len(asked))
         confirm_deleting(f"{count} of gallery {name}", yes=yes or dry_run)
@@ -120,10 +172,20 @@ def delete(
     out.print(f"{would(dry_run, 'deleted', 'delete')} {done.deleted} of {count} from {name}")
 
 
+def _asked(keys: Sequence[str] | None, ids: Path | None, where: str | None) -> list[str]:
+    """The ids that are given, each once. Raises InvalidArgument where a filter is, too, or neither."""
+    asked = list(dict.fromkeys([*(keys or []), *([] if ids is None else _read_ids(ids))]))
+    if where is not None and (keys or ids):
+        raise InvalidArgument("give ids of items or --filter, not both", pointer="/filter")
+    if where is None and not asked:
+        raise InvalidArgument("give ids of items, a file of them by --ids, or --filter", pointer="/ids")
+    return asked
+
+
 def _delete_named(client: Client, name: str, ids: Sequence[str], dry_run: bool) -> DeleteResult:
     done = DeleteResult(deleted=0, missing=[])
-    for start in range(0, len(ids), DELETED_AT_ONCE):
-        some = client.delete_items(name, ids[start : start + DELETED_AT_ONCE], dry_run=dry_run)
+    for start in range(0, len(ids), CHANGED_AT_ONCE):
+        some = client.delete_items(name, ids[start : start + CHANGED_AT_ONCE], dry_run=dry_run)
         done = DeleteResult(deleted=done.deleted + some.deleted, missing=[*done.missing, *some.missing])
     return done
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -73,14 +73,18 @@ def _check_not_hidden(name: str) -> None:
 
 def read_filter(text: str) -> dict[str, Any]:
     """What `--filter` says. Raises InvalidArgument where it is no JSON object."""
+    return read_object(text, "filter", {"field": "city", "eq": "Bern"})
+
+
+def read_object(text: str, option: str, example: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON object that an option says. Raises InvalidArgument where it is none."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(
-            f'--filter must be JSON, such as {{"field": "city", "eq": "Bern"}}: {error}', pointer="/filter"
-        ) from error
+        told = f"--{option} must be JSON, such as {json.dumps(example)}: {error}"
+        raise InvalidArgument(told, pointer=f"/{option}") from error
     if not isinstance(found, dict):
-        raise InvalidArgument("--filter must be a JSON object", pointer="/filter")
+        raise InvalidArgument(f"--{option} must be a JSON object", pointer=f"/{option}")
     return found
 
 

@@ -56,6 +56,7 @@ from regraft.models.items import (
     ItemError,
     ItemInfo,
     ItemPage,
+    MetadataResult,
     MissingPage,
     StoredEmbedding,
 )
@@ -139,6 +140,7 @@ __all__ = [
     "LoadingGallery",
     "Match",
     "MergeReport",
+    "MetadataResult",
     "MissingPage",
     "NewKey",
     "QueryMatches",

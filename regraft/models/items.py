@@ -121,6 +121,17 @@ class MissingPage(ApiModel):
     next: str | None
 
 
+class MetadataResult(ApiModel):
+    """Of how many items the metadata were changed, and why those of others were not: `errors` names up to 100.
+
+    Where a filter chose the items, the `index` of each is 0.
+    """
+
+    updated: int
+    failed: int
+    errors: list[ItemError]
+
+
 class DeleteResult(ApiModel):
     """How many items were deleted, and which ids were not there."""
 

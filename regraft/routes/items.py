@@ -9,7 +9,7 @@ from typing import Any
 from regraft import given
 from regraft.connection import Connection, Json
 from regraft.given import ArrowTable, InvalidInput
-from regraft.models import DeleteResult, EmbeddingPage, IngestResult, ItemDetail, ItemPage, MissingPage
+from regraft.models import DeleteResult, EmbeddingPage, IngestResult, ItemDetail, ItemPage, MetadataResult, MissingPage
 from regraft.paths import MAX_PARAMS, change_params, flag, path_of
 from regraft.routes.route import route
 
@@ -190,6 +190,30 @@ class ItemRoutes(Connection):
     async def item_image(self, gallery: str, item: str) -> bytes:
         """GET /v1/galleries/{gallery}/items/{item}/image: the bytes as they were ingested."""
         return (await self._send("GET", path_of("galleries", gallery, "items", item, "image"))).content
+
+    @route
+    async def update_metadata(
+        self,
+        gallery: str,
+        items: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - the field's name
+        metadata: Mapping[str, Any] | None = None,
+        atomic: bool = False,
+        dry_run: bool = False,
+    ) -> MetadataResult:
+        """PATCH /v1/galleries/{gallery}/items: {id, metadata} each, or `metadata` for all items that pass `filter`.
+
+        JSON Merge Patch (RFC 7396): null takes a field away, an object changes fields within, what is not named stays,
+        and so do embeddings, images and texts. Items that cannot be changed are listed in `errors`; with `atomic`, one
+        such refuses all. Many that pass go in several transactions: where no answer comes, ask again.
+        """
+        body: Json = {} if items is None else {"items": given.patches(items, "items")}
+        body |= {} if filter is None else {"filter": filter}
+        body |= {} if metadata is None else {"metadata": given.metadata(metadata, "metadata")}
+        params = {"atomic": flag(atomic), **change_params(dry_run)}
+        path = path_of("galleries", gallery, "items")
+        return await self._ask(MetadataResult, "PATCH", path, params=params, json=body)
 
     @route
     async def delete_item(self, gallery: str, item: str) -> None:

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse
 from index.errors import InvalidArgument, InvalidFilter
 from index.filter import parse_filter
 from index.version import Origin
-from regraft.models import DeleteResult, EmbeddingInfo, IngestResult, ItemDetail, ItemInfo, ItemPage
+from regraft.models import DeleteResult, EmbeddingInfo, IngestResult, ItemDetail, ItemInfo, ItemPage, MetadataResult
 from service.errors import InvalidBody, NoImage, UnknownParameter
 from service.http.arrow import ARROW
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives, many, reads
@@ -26,6 +26,7 @@ from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.ingest import ingest_array, ingest_images, ingest_json, ingest_table
 from service.http.ingest_store import Ingested, IngestOptions
 from service.http.item_deletion import delete_named, delete_passing
+from service.http.item_metadata import patch_named, patch_passing
 from service.http.item_texts import text_of
 from service.http.parsing import parse_any_json
 from service.http.request_context import RequestContext
@@ -33,7 +34,7 @@ from service.http.requests import CheckedRoute, Service, read_body
 from service.registry.placement import Places, places_in
 from service.registry.storing import UpdateMode
 from service.runtime import Runtime
-from service.schemas import FILTER, ID, NAME, Body, DeletionIn, ItemId, Name
+from service.schemas import FILTER, ID, NAME, Body, DeletionIn, ItemId, MetadataIn, Name
 from service.store.blob_keys import is_text
 from service.store.embeddings import embeddings_of
 from service.store.filtering import page_of_passing
@@ -236,6 +237,26 @@ def remove_many(name: Name, body: DeletionIn, service: Service, context: Request
     ids = list(dict.fromkeys(body.ids))
     there = delete_named(service, name, ids, dry_run=context.dry_run)
     return DeleteResult(deleted=len(there), missing=[i for i in ids if i not in there])
+
+
+@router.patch("/galleries/{name}/items")
+def change_metadata(
+    name: Name, body: MetadataIn, service: Service, context: RequestContext, atomic: bool = False
+) -> MetadataResult:
+    """Change the metadata of items that are there, by JSON Merge Patch; what else they hold stays."""
+    if body.filter is None:
+        if body.metadata is not None:
+            raise InvalidArgument("metadata beside items are those of a filter: give one", pointer="/metadata")
+        return patch_named(service, name, body.items, context, atomic=atomic)
+    if "items" in body.model_fields_set:
+        raise InvalidArgument("give items or a filter, not both", pointer="/filter")
+    if atomic:
+        raise InvalidArgument(
+            "items that pass a filter are changed a thousand at a time: not atomic", pointer="/atomic"
+        )
+    if body.metadata is None:
+        raise InvalidArgument("metadata is missing: what to change of the items that pass", pointer="/metadata")
+    return patch_passing(service, name, body.filter, body.metadata, context)
 
 
 @router.get(

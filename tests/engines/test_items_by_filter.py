@@ -14,7 +14,7 @@ from hypothesis import settings as drawn
 from hypothesis import strategies as st
 
 from filters import documents, filters, holds
-from service.http import item_deletion
+from service.http import passing_items
 from service.settings import Settings
 from service.store import filtering
 from service.store.sql_arrays import key_range
@@ -162,8 +162,8 @@ def test_what_is_no_filter_is_refused(shop: Served) -> None:
 @pytest.fixture
 def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
     """Deletes three items a transaction, and does something once all that pass are found, before the first goes."""
-    monkeypatch.setattr(item_deletion, "BLOCK", 3)
-    block = item_deletion._delete_block
+    monkeypatch.setattr(passing_items, "BLOCK", 3)
+    block = passing_items._change_block
 
     def planned(act: Callable[[], Any]) -> None:
         todo = [act]
@@ -173,7 +173,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], No
                 todo.pop()()
             return block(*given)
 
-        monkeypatch.setattr(item_deletion, "_delete_block", acting)
+        monkeypatch.setattr(passing_items, "_change_block", acting)
 
     return planned
 

@@ -12,7 +12,7 @@ from typing import Any
 from index import contents
 from index.engines import segment, segments
 from index.gallery import Gallery
-from service.http import app, deployments, item_deletion, versions
+from service.http import app, deployments, item_deletion, passing_items, versions
 from service.replica import indexer, snapshots
 from service.replica.cache import Cache
 from service.settings import Settings
@@ -38,7 +38,7 @@ POINTS: dict[str, list[tuple[Any, str, bool]]] = {
     "loading": [(Gallery, "load", True)],
     "unloading": [(Cache, "make_room", True)],
     "removing": [(item_deletion, "_delete", True)],
-    "removed": [(item_deletion, "_delete_block", True)],
+    "removed": [(passing_items, "_change_block", True)],
     "registering": [(versions, "sync_all", True)],
     "unregistering": [(removal, "sync_all", True)],
     "connecting": [(changes, "sync_all", True)],
@@ -62,7 +62,7 @@ def doom(call: Callable[..., Any], at_end: bool, number: int, calls: Any) -> Cal
 
 if __name__ == "__main__":
     port, point, number = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    reaper.BLOCK = gallery_removal.BLOCK = item_deletion.BLOCK = 10
+    reaper.BLOCK = gallery_removal.BLOCK = passing_items.BLOCK = 10
     memory = {}
     if point in SMALL:
         segments.SEAL_ROWS = segment.MIN_APPROXIMATE = 10

@@ -79,6 +79,11 @@ ROUTES = [
     (lambda c: c.item("g", "a"), "GET /v1/galleries/g/items/a"),
     (lambda c: c.item_image("g", "a"), "GET /v1/galleries/g/items/a/image"),
     (lambda c: c.delete_item("g", "a"), "DELETE /v1/galleries/g/items/a"),
+    (lambda c: c.update_metadata("g", []), "PATCH /v1/galleries/g/items?atomic=false"),
+    (
+        lambda c: c.update_metadata("g", filter={}, metadata={}, dry_run=True),
+        "PATCH /v1/galleries/g/items?atomic=false&dry_run=true",
+    ),
     (lambda c: c.delete_items("g", ["a"]), "POST /v1/galleries/g/items:delete"),
     (lambda c: c.delete_items("g", filter={}, dry_run=True), "POST /v1/galleries/g/items:delete?dry_run=true"),
     (lambda c: c.query("g", [b"x"]), "POST /v1/galleries/g/query"),
@@ -314,6 +319,9 @@ WRONG = [
     ),
     (lambda c: c.ingest_embeddings("g", ["a"]), r"items\[0\] is of type str: give \{id, metadata, embedding\}"),
     (lambda c: c.delete_items("g", "abc"), r"items is one string: give a list, as \['abc'\]"),
+    (lambda c: c.update_metadata("g", {"id": "a", "metadata": {}}), r"items is one item: give a list"),
+    (lambda c: c.update_metadata("g", ["a"]), r"items\[0\] is of type str: give \{id, metadata\}"),
+    (lambda c: c.update_metadata("g", [{"id": "a", "metadata": {"n": NAN}}]), r"items\[0\].metadata cannot be written"),
     (lambda c: c.add_evaluation("g", [{}], images=["a.png"]), r"images\[0\] is a path"),
     (lambda c: c.add_evaluation("g", [{}], embeddings={"v1": [1.0]}), r"embeddings\['v1'\] is one vector"),
     (lambda c: c.add_evaluation("g", [{"label": {1, 2}}], images=[FILE]), "as JSON: a value of type set"),
@@ -361,6 +369,7 @@ def test_numbers_of_numpy_are_taken_wherever_numbers_are():
     client.delete_items("g", filter=where)
     client.add_evaluation("g", [{"label": label} for label in labels], embeddings={"v1": np.eye(2)})
     client.add_evaluation("g", [{"label": labels[0]}], images=[FILE])
+    client.update_metadata("g", [{"id": "a", "metadata": {"n": labels[0]}}], filter=where, metadata={"m": labels})
 
     plain = {"field": "n", "in": [3, 4]}
     bodies = [json.loads(seen[n].content) for n in (0, 3, 4)]
@@ -370,6 +379,8 @@ def test_numbers_of_numpy_are_taken_wherever_numbers_are():
     assert (asked["k"], listed["limit"]) == ("3", "3")
     assert json.loads(asked["filter"]) == json.loads(listed["filter"]) == plain
     assert json.loads(named(seen[5], "entries")[0].get_content()) == [{"label": 3, "image": "0"}]
+    changed = {"items": [{"id": "a", "metadata": {"n": 3}}], "filter": plain, "metadata": {"m": [3, 4]}}
+    assert json.loads(seen[6].content) == changed
 
 
 def test_a_mock_with_the_client_as_its_spec_has_its_methods():

@@ -71,8 +71,29 @@ def test_an_item_is_shown_with_what_it_holds_and_its_image(run, url, gallery, tm
     assert (tmp_path / "b.png").read_bytes() == image_bytes(make_image(1, 1))
 
 
+def test_metadata_are_changed_by_ids_files_of_them_and_filters(run, url, gallery, tmp_path):
+    (tmp_path / "ids").write_text("none\nb.png\n")
+    asked = ("item", "update", gallery, "--url", url, "--metadata")
+
+    code, shown, said = run(*asked, '{"price": 3, "on": {"sale": true}}', "a.png", "--ids", tmp_path / "ids")
+    assert (code, shown) == (1, f"changed the metadata of 2 items of {gallery}\n")
+    assert said == "not changed: none: the gallery holds no item of this id\n"
+    cheap = ("--filter", '{"field": "price", "eq": 3}')
+    assert run(*asked, '{"price": null}', *cheap, "--dry-run")[:2] == (
+        0,
+        f"would change the metadata of 2 items of {gallery}\n",
+    )
+    assert json.loads(run(*asked, '{"price": null}', *cheap, "--json")[1])["updated"] == 2
+    with Client(url) as client:
+        assert [one.metadata for one in client.items(gallery).items] == [{"on": {"sale": True}}] * 2 + [{}]
+    for wrong in ("price=3", "[]"):
+        assert json.loads(run(*asked, wrong, "a.png", "--json")[2])["pointer"] == "/metadata"
+    assert json.loads(run(*asked, "{}", "--json")[2])["pointer"] == "/ids"
+    assert run("item", "update", gallery, "a.png", "--url", url)[0] == 2
+
+
 def test_items_are_deleted_by_ids_and_files_of_them_once_that_is_confirmed(run, url, gallery, tmp_path, monkeypatch):
-    monkeypatch.setattr(items, "DELETED_AT_ONCE", 1)
+    monkeypatch.setattr(items, "CHANGED_AT_ONCE", 1)
     (tmp_path / "ids").write_text("\ufeffc.png\r\nnone\n\na.png\n")  # as Windows' editors begin a file
     asked = ("item", "delete", gallery, "a.png", "--ids", tmp_path / "ids", "--url", url)
 

@@ -124,6 +124,13 @@ class Model:
         self.deleted.discard(name)
         self.written.add(name)
 
+    def patch(self, name: str, change: dict[str, Any]) -> str | None:
+        """Set fields of its metadata; nothing else of it changes."""
+        if name not in self.items:
+            return "unknown_item"
+        self.items[name].metadata = {**self.items[name].metadata, **change}
+        return None
+
     def delete(self, name: str) -> str | None:
         if name not in self.items:
             return "unknown_item"

@@ -66,6 +66,16 @@ COMMANDS = [
         {"GET /v1/galleries/g/items": {"items": [ITEM], "next": H}},
     ),
     ("item show g a", {"GET /v1/galleries/g/items/a": {**ITEM, "embeddings": [{"version": H, "origin": H}]}}),
+    (
+        "item update g a --metadata {{}}",
+        {
+            "PATCH /v1/galleries/g/items": {
+                "updated": 0,
+                "failed": 1,
+                "errors": [dict.fromkeys(("id", "code", "detail", "pointer"), H) | {"index": 0}],
+            }
+        },
+    ),
     ("item delete g a --yes", {"POST /v1/galleries/g/items:delete": {"deleted": 0, "missing": [H]}}),
     ("version list", {"GET /v1/versions": {"versions": [VERSION]}}),
     ("version register {version}", {"POST /v1/versions": VERSION}),

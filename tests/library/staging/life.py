@@ -121,6 +121,20 @@ class Life(Living):
         request = self.post("items", version=version, items=listed)
         self.act(request, lambda model: model.store_embedding(name, version, vector), doom=doom)
 
+    @step(label=st.integers(0, 6), number=st.integers(0, 99), doom=DOOM)
+    def patch_passing(self, label: int, number: int, doom: float | None) -> None:
+        """Metadata of those of one label, by a filter: so few go in one transaction."""
+        names = [name for name, held in self.model.items.items() if held.metadata.get("label") == label]
+
+        def effect(model: Model) -> None:
+            for name in names:
+                model.patch(name, {"number": number})
+
+        path, body = f"/galleries/{self.name}/items", {"filter": {"field": "label", "eq": label}}
+        request = {**body, "metadata": {"number": number}}
+        answer = self.act(lambda http: http.patch(path, json=request), effect, doom=doom)
+        assert answer is None or answer.json() == {"updated": len(names), "failed": 0, "errors": []}
+
     @step(name=NAME, doom=DOOM)
     def delete(self, name: str, doom: float | None) -> None:
         if len(self.model.items) > FEWEST:

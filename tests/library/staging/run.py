@@ -161,6 +161,15 @@ class Run:
         assert (answer.status_code, told["stored"], told["failed"]) == (200, len(names) - len(bad), len(bad))
         return [n for n in range(len(names)) if n not in bad]
 
+    def patch_several(self) -> None:
+        names = list(dict.fromkeys(self.draw.choices(IDS, k=3)))
+        self.pictures += 1
+        listed = [{"id": name, "metadata": {"p": self.pictures}} for name in names]
+        missing = [n for n, name in enumerate(names) if self.model.patch(name, {"p": self.pictures}) is not None]
+        answer = self.http.patch("/galleries/g/items", json={"items": listed})
+        assert [error["index"] for error in answer.json()["errors"]] == missing
+        assert answer.status_code == (422 if len(missing) == len(names) else 200)
+
     def delete_several(self) -> None:
         names = list(dict.fromkeys(self.draw.choices(IDS, k=3)))
         missing = [name for name in names if self.model.delete(name) is not None]
@@ -377,6 +386,7 @@ OPERATIONS: dict[str, int] = {
     "store_embedding": 1,
     "store_pictures": 2,
     "store_embeddings": 2,
+    "patch_several": 1,
     "delete": 2,
     "delete_several": 1,
     "ask_for_best": 2,

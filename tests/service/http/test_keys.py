@@ -29,6 +29,7 @@ OPERATIONS = [
 ITEMS = "/v1/galleries/{name}/items"
 INGEST = {
     ("POST", ITEMS),
+    ("PATCH", ITEMS),
     ("DELETE", f"{ITEMS}/{{item_id}}"),
     ("POST", f"{ITEMS}:delete"),
     ("PUT", f"{ITEMS}:embeddings"),

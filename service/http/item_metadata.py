@@ -1,0 +1,114 @@
+"""Changing the metadata of items that are there, and nothing else of them, by JSON Merge Patch (RFC 7396)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from index.errors import RegraftError
+from regraft.models import ItemError, MetadataResult
+from service.errors import InvalidItem, UnknownItem
+from service.http.ingest_batch import read_batch
+from service.http.passing_items import change_passing
+from service.http.stored_json import why_not_stored
+from service.runtime import Runtime
+from service.store.audit import ChangeContext
+from service.store.repository import gallery_named, overwrite, rows_of, take_seq
+from service.store.rows import ItemRow
+
+Patch = Mapping[str, Any]
+
+MAX_ERRORS = 100
+"""Items named as faulty of those that passed a filter, which may be all there are."""
+
+
+def merge_patch(target: object, patch: Patch) -> dict[str, Any]:
+    """A JSON value, patched (RFC 7396, section 2): null takes a field away, an object changes fields within one."""
+    merged = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge_patch(merged.get(name), value) if isinstance(value, dict) else value
+    return merged
+
+
+def patch_named(
+    service: Runtime, name: str, listed: list[Any], context: ChangeContext, *, atomic: bool
+) -> MetadataResult:
+    """Patch the metadata of items by their ids, each its own way: `listed` has {id, metadata} each.
+
+    Raises:
+        UnknownGallery: there is none of this name.
+        InvalidBody, BodyTooLarge: see `read_batch`.
+        ItemsRefused: no item can be patched, or with `atomic` one cannot.
+    """
+    batch = read_batch(listed, "", service.settings)
+    for draft in batch.drafts:
+        if draft.metadata is None:
+            batch.refuse(draft.index, draft.id, InvalidItem("metadata is missing", pointer="/metadata"))
+    patches = {draft.id: draft.metadata for draft in batch.drafts if draft.metadata is not None}
+    with service.database.write(dry_run=context.dry_run) as connection:
+        gallery_id = gallery_named(connection, name).id
+        take_seq(connection, gallery_id, 0)
+        refused = _patch(connection, gallery_id, patches, service.settings.max_metadata_bytes)
+        for draft in batch.drafts:
+            if draft.id in refused:
+                batch.refuse(draft.index, draft.id, refused[draft.id])
+        batch.settle(atomic)
+    if not context.dry_run:
+        service.replica.refresh(gallery_id)
+    errors = [ItemError(**error) for error in batch.errors]
+    return MetadataResult(updated=batch.size - len(errors), failed=len(errors), errors=errors)
+
+
+def patch_passing(
+    service: Runtime, name: str, given: dict[str, Any], patch: Patch, context: ChangeContext
+) -> MetadataResult:
+    """Patch the metadata of all items that pass a filter, in the same way; a dry run counts those that pass.
+
+    Raises:
+        InvalidItem: no metadata can hold this patch.
+        InvalidFilter, ShuttingDown: see `change_passing`.
+    """
+    most, failed, errors = service.settings.max_metadata_bytes, 0, list[ItemError]()
+    if why := why_not_stored(patch, most):
+        raise InvalidItem(f"metadata {why}", pointer="/metadata")
+
+    def change(connection: Connection, gallery_id: int, ids: list[str]) -> tuple[int, Sequence[str]]:
+        nonlocal failed
+        refused = _patch(connection, gallery_id, dict.fromkeys(ids, patch), most)
+        failed += len(refused)
+        for external_id, error in list(refused.items())[: MAX_ERRORS - len(errors)]:
+            told = {"code": error.code, "detail": error.message, "pointer": error.pointer}
+            errors.append(ItemError(index=0, id=external_id, **told))
+        return len(ids) - len(refused), ()
+
+    updated = change_passing(service, name, given, change, "updated", dry_run=context.dry_run)
+    return MetadataResult(updated=updated, failed=failed, errors=errors)
+
+
+def _patch(connection: Connection, gallery_id: int, patches: Mapping[str, Patch], most: int) -> dict[str, RegraftError]:
+    """Patch the metadata of items by their ids, with the gallery's lock. Returns why others were not, by theirs."""
+    refused: dict[str, RegraftError] = {}
+    rows = {row.external_id: row for row in rows_of(connection, gallery_id, list(patches)) if not row.deleted}
+    merged: list[tuple[ItemRow, dict[str, Any]]] = []
+    for external_id, patch in patches.items():
+        if (row := rows.get(external_id)) is None:
+            refused[external_id] = UnknownItem("the gallery holds no item of this id", pointer="/id")
+        elif why := why_not_stored(after := merge_patch(row.metadata, patch), most):
+            refused[external_id] = InvalidItem(f"metadata {why}", pointer="/metadata")
+        else:
+            merged.append((row, after))
+    first = take_seq(connection, gallery_id, len(merged))
+    if merged:
+        overwrite(
+            connection,
+            [
+                {"key": row.id, "metadata": after, "blob": row.blob, "seq": first + number, "deleted": False}
+                for number, (row, after) in enumerate(merged)
+            ],
+        )
+    return refused
