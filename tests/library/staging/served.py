@@ -13,14 +13,14 @@ from typing import Any
 
 import httpx
 import uvicorn
-from sqlalchemy import update
+from sqlalchemy import Row, select, update
 
 from index.version import Version
 from regraft.connection import certificates
 from service.http.app import create_app
 from service.runtime import Runtime
 from service.settings import Settings
-from service.store.tables import backfill
+from service.store.tables import backfill, embedding, gallery, item
 from staging.builders import make_version, tell_variance, zip_version
 from staging.working import work
 
@@ -93,6 +93,15 @@ class Served:
         work(self.runtime.settings, chunks)
         for live in self.runtime.replica.all():
             self.runtime.replica.refresh(live.id)
+
+    def stored(self, path: str, version: str) -> dict[str, Row[Any]]:
+        """What the items of a gallery hold by a version: id -> origin, vector, side."""
+        columns = (item.c.external_id, embedding.c.origin, embedding.c.vector, embedding.c.side)
+        held = select(*columns).join(item, item.c.id == embedding.c.item_id).join(gallery)
+        of_version = embedding.c.version_id == self.runtime.registry.named(version).id
+        mine = (gallery.c.name == path.rpartition("/")[2], of_version)
+        with self.runtime.database.lookup() as connection:
+            return {row.external_id: row for row in connection.execute(held.where(*mine))}
 
     def cancel_backfills(self) -> None:
         """End what runs, behind the routes' back."""

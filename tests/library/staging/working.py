@@ -1,10 +1,15 @@
-"""The shipped worker, run until nothing is left to do, or a chunk at a time."""
+"""The shipped worker, run until nothing is left to do, or a chunk at a time; and what a remote one sends back."""
 
 from __future__ import annotations
 
+import base64
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from typing import Any
+
+import numpy as np
 
 from service.backfills.chunks import Chunk
 from service.backfills.worker import Worker
@@ -71,3 +76,14 @@ def work(settings: Settings, chunks: int | None = None) -> None:
     """Let a worker do so many chunks, or all there is to do."""
     with closing(SteppedWorker(settings)) as worker:
         worker.drain() if chunks is None else worker.step(chunks)
+
+
+def vector(*numbers: float) -> str:
+    """An embedding as a remote worker sends it."""
+    return base64.b64encode(np.asarray(numbers, "<f4").tobytes()).decode()
+
+
+def sent_back(items: Sequence[Mapping[str, Any]], **changes: Any) -> dict[str, Any]:
+    """What a remote worker sends back of items of a claim, each with a good embedding by `v2`."""
+    good = vector(1, 0, 0, 0, 0, 0)
+    return {"moved": [{"item": one["item"], "seq": one["seq"], "vector": good, **changes} for one in items]}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -23,7 +24,7 @@ from service.backfills.embedder import _embed
 from service.backfills.worker import Worker
 from service.settings import Settings
 from service.store.rows import BackfillRow
-from service.store.tables import backfill_chunk, embedding, gallery, item
+from service.store.tables import backfill_chunk, embedding, item
 from service.store.vector_codec import from_bytes
 from staging.builders import make_image
 from staging.working import SteppedWorker
@@ -64,12 +65,18 @@ def last_backfill(served: Any, path: str) -> dict[str, Any]:
     return served.http.get(f"{path}/backfills").json()["backfills"][-1]
 
 
-def stored(served: Any, path: str, version: str, column: Any = embedding.c.vector) -> dict[str, Any]:
-    registered = served.runtime.registry.named(version)
-    mine = (gallery.c.name == path.rpartition("/")[2], embedding.c.version_id == registered.id)
-    statement = select(item.c.external_id, column).join(item, item.c.id == embedding.c.item_id).join(gallery)
-    with served.runtime.database.lookup() as connection:
-        return dict(tuple(row) for row in connection.execute(statement.where(*mine)))
+@pytest.fixture
+def while_encoding(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has something done with each batch before it is encoded, or with the first one."""
+    encode = Encoder.encode_arrays
+
+    def have(act: Callable[[Any], object], *, once: bool = False) -> None:
+        due = iter([True]) if once else itertools.repeat(True)
+        monkeypatch.setattr(
+            Encoder, "encode_arrays", lambda self, batch: (next(due, False) and act(batch), encode(self, batch))[1]
+        )
+
+    return have
 
 
 def test_reencoded_items_hold_what_the_encoder_gives_and_its_side_information(
@@ -79,11 +86,14 @@ def test_reencoded_items_hold_what_the_encoder_gives_and_its_side_information(
 
     a_worker.drain()
 
-    expected = Encoder(more["sided"]).encode([make_image(n % 5, n) for n in range(20)])
-    for column, width, rows in ((embedding.c.vector, 3, expected.vectors), (embedding.c.side, 4, expected.side)):
-        held = stored(served, path, "sided", column)
+    expected, held = (
+        Encoder(more["sided"]).encode([make_image(n % 5, n) for n in range(20)]),
+        served.stored(path, "sided"),
+    )
+    for column, width, rows in (("vector", 3, expected.vectors), ("side", 4, expected.side)):
         assert rows is not None
-        np.testing.assert_allclose(from_bytes([held[f"i{n}"] for n in range(20)], width), rows, atol=1e-6)
+        given = [getattr(held[f"i{n}"], column) for n in range(20)]
+        np.testing.assert_allclose(from_bytes(given, width), rows, atol=1e-6)
     assert last_backfill(served, path)["state"] == "done"
 
 
@@ -93,32 +103,31 @@ def test_transformed_items_hold_what_the_edge_gives_from_what_was_stored(
 ) -> None:
     path = filled(old, "fct", kind="transform")
     source = {**versions, **more}[old]
-    names = [f"i{n}" for n in range(20)]
-    vectors, sides = stored(served, path, old), stored(served, path, old, embedding.c.side)
+    before = served.stored(path, old)
     edge = next(e for e in more["fct"].edges if e.old == old)
 
     a_worker.drain()
 
-    side = from_bytes([sides[n] for n in names], 4) if source.card.side_dim else None
-    expected = load_transform(edge, more["fct"].card, source.card)(
-        from_bytes([vectors[n] for n in names], source.card.dim), side
-    )
-    held = stored(served, path, "fct")
-    np.testing.assert_allclose(from_bytes([held[n] for n in names], 5), expected, atol=1e-6)
+    side = from_bytes([row.side for row in before.values()], 4) if source.card.side_dim else None
+    vectors = from_bytes([row.vector for row in before.values()], source.card.dim)
+    expected = load_transform(edge, more["fct"].card, source.card)(vectors, side)
+    held = served.stored(path, "fct")
+    np.testing.assert_allclose(from_bytes([held[name].vector for name in before], 5), expected, atol=1e-6)
 
 
 def test_a_transformed_item_holds_the_side_information_that_the_edge_gives(
     served: Any, filled: Any, a_worker: SteppedWorker, more: dict[str, Version]
 ) -> None:
     path = filled("sided", "carrying", kind="transform")
-    vectors, sides = stored(served, path, "sided"), stored(served, path, "sided", embedding.c.side)
+    before = served.stored(path, "sided")
     a_worker.drain()
 
     forward = load_forward(more["carrying"].edges[0], more["carrying"].card, more["sided"].card)
-    expected = forward.carry(from_bytes(list(vectors.values()), 3), from_bytes(list(sides.values()), 4))
-    held = stored(served, path, "carrying", embedding.c.side)
+    given = [row.vector for row in before.values()], [row.side for row in before.values()]
+    expected = forward.carry(from_bytes(given[0], 3), from_bytes(given[1], 4))
+    held = served.stored(path, "carrying")
     assert expected.side_NS is not None
-    np.testing.assert_array_equal(from_bytes([held[name] for name in vectors], 2), expected.side_NS)
+    np.testing.assert_array_equal(from_bytes([held[name].side for name in before], 2), expected.side_NS)
 
 
 def test_an_item_without_the_side_information_its_edge_needs_fails_alone(
@@ -139,18 +148,16 @@ def test_an_item_without_the_side_information_its_edge_needs_fails_alone(
 
 
 def test_an_image_that_the_encoder_refuses_fails_alone(
-    served: Any, filled: Any, a_worker: SteppedWorker, monkeypatch: pytest.MonkeyPatch
+    served: Any, filled: Any, a_worker: SteppedWorker, while_encoding: Any
 ) -> None:
     path = filled(attempts=1)
-    whole = Encoder.encode_arrays
     bad = np.float32(np.asarray(make_image(13 % 5, 13))[0, 0]) / 255
 
-    def picky(self: Encoder, batch: Any) -> Any:
+    def refuse(batch: Any) -> None:
         if np.isclose((batch[:, 0, 0, 0] + 1) / 2, bad).any():
             raise InvalidVersionFolder("encoder.onnx gives numbers that are not finite")
-        return whole(self, batch)
 
-    monkeypatch.setattr(Encoder, "encode_arrays", picky)
+    while_encoding(refuse)
 
     a_worker.drain()
 
@@ -177,22 +184,17 @@ def test_several_workers_share_the_chunks_and_end_in_the_state_of_one(
 
     ended = last_backfill(served, shared)
     assert (ended["state"], ended["done"], ended["skipped"], ended["failed"]) == ("done", 20, 0, 0)
-    assert stored(served, alone, "v2") == stored(served, shared, "v2")
+    assert served.stored(alone, "v2") == served.stored(shared, "v2")
 
 
-def test_a_long_chunk_keeps_its_lease(served: Any, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_chunk_keeps_its_lease(
+    served: Any, filled: Any, while_encoding: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The encoder takes two and a half leases; another worker looks all the time and gets nothing."""
     path = filled(chunk_size=20)
     settings = served.runtime.settings.model_copy(update={"lease_seconds": 1.2})
-    whole = Encoder.encode_arrays
     encoding = threading.Event()
-
-    def slow(self: Encoder, batch: Any) -> Any:
-        encoding.set()
-        time.sleep(3.0)
-        return whole(self, batch)
-
-    monkeypatch.setattr(Encoder, "encode_arrays", slow)
+    while_encoding(lambda batch: (encoding.set(), time.sleep(3.0)))
     monkeypatch.setattr(Encoder, "_run_probe", lambda *_: None)
     holder, other = SteppedWorker(settings), SteppedWorker(settings)
     thread = threading.Thread(target=holder.step, daemon=True)
@@ -257,20 +259,14 @@ def _unreachable(*_: Any) -> bytes:
 
 
 def test_pausing_while_a_chunk_is_computed_writes_nothing_and_frees_the_chunk(
-    served: Any, filled: Any, a_worker: SteppedWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    served: Any, filled: Any, a_worker: SteppedWorker, while_encoding: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     path = filled(chunk_size=20)
     number = last_backfill(served, path)["id"]
-    whole = Encoder.encode_arrays
+    while_encoding(lambda batch: served.http.post(f"/backfills/{number}/pause"), once=True)
 
-    def paused_meanwhile(self: Encoder, batch: Any) -> Any:
-        served.http.post(f"/backfills/{number}/pause")
-        return whole(self, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Encoder, "encode_arrays", paused_meanwhile)
-        a_worker.step()
+    a_worker.step()
 
     assert "action=chunk_lost" in caplog.text
     assert served.http.get(path).json()["mix"] == {"v1": 20}
@@ -283,40 +279,30 @@ def test_pausing_while_a_chunk_is_computed_writes_nothing_and_frees_the_chunk(
 
 
 def test_a_rollback_while_a_chunk_is_computed_wins(
-    served: Any, filled: Any, a_worker: SteppedWorker, monkeypatch: pytest.MonkeyPatch
+    served: Any, filled: Any, a_worker: SteppedWorker, while_encoding: Any
 ) -> None:
     path = filled(chunk_size=20)
-    whole = Encoder.encode_arrays
+    while_encoding(lambda batch: served.http.post(f"{path}/rollback"), once=True)
 
-    def rolled_back_meanwhile(self: Encoder, batch: Any) -> Any:
-        served.http.post(f"{path}/rollback")
-        return whole(self, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Encoder, "encode_arrays", rolled_back_meanwhile)
-        a_worker.step()
     a_worker.drain()
 
     assert last_backfill(served, path)["state"] == "cancelled"
-    assert stored(served, path, "v2") == {}
+    assert served.stored(path, "v2") == {}
     shown = served.http.get(path).json()
     assert (shown["current"], shown["mix"]) == ("v1", {"v1": 20})
 
 
 def test_what_is_deleted_or_replaced_while_its_chunk_is_computed_stays_so(
-    served: Any, filled: Any, a_worker: SteppedWorker, monkeypatch: pytest.MonkeyPatch, pictures: list[bytes]
+    served: Any, filled: Any, a_worker: SteppedWorker, while_encoding: Any
 ) -> None:
     path = filled(chunk_size=20)
-    whole, once = Encoder.encode_arrays, iter([True])
 
-    def changed_meanwhile(self: Encoder, batch: Any) -> Any:
-        if next(once, False):
-            served.http.delete(f"{path}/items/i1")
-            new = {"version": "v1", "items": [{"id": "i2", "metadata": {}, "embedding": [0, 0, 0, 1]}]}
-            assert served.http.post(f"{path}/items?replace=true", json=new).status_code == 200
-        return whole(self, batch)
+    def change(batch: Any) -> None:
+        served.http.delete(f"{path}/items/i1")
+        new = {"version": "v1", "items": [{"id": "i2", "metadata": {}, "embedding": [0, 0, 0, 1]}]}
+        assert served.http.post(f"{path}/items?replace=true", json=new).status_code == 200
 
-    monkeypatch.setattr(Encoder, "encode_arrays", changed_meanwhile)
+    while_encoding(change, once=True)
     a_worker.drain()
 
     ended = last_backfill(served, path)
@@ -327,19 +313,10 @@ def test_what_is_deleted_or_replaced_while_its_chunk_is_computed_stays_so(
     assert served.http.get(path).json()["mix"] == {"v1": 1, "v2": 18}
 
 
-def test_told_to_stop_it_finishes_the_chunk_in_hand_and_no_other(
-    served: Any, filled: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_told_to_stop_it_finishes_the_chunk_in_hand_and_no_other(served: Any, filled: Any, while_encoding: Any) -> None:
     path = filled(chunk_size=5)
     stop = threading.Event()
-    whole = Encoder.encode_arrays
-
-    def stopped_meanwhile(self: Encoder, batch: Any) -> Any:
-        if len(batch) == 5:
-            stop.set()
-        return whole(self, batch)
-
-    monkeypatch.setattr(Encoder, "encode_arrays", stopped_meanwhile)
+    while_encoding(lambda batch: len(batch) == 5 and stop.set())
 
     worker.run(served.runtime.settings, stop)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
 
 from index.errors import InvalidVersionFolder
 from index.folder import card_sha256
@@ -25,7 +24,6 @@ from regraft.remote import RemoteWorker
 from regraft.remote_folders import EDGES, Folders
 from service.registry import edge_archive
 from service.settings import Settings
-from service.store.tables import embedding, gallery, item
 from staging.builders import make_version
 from staging.forked import Forked, environment
 from staging.served import serving
@@ -83,18 +81,9 @@ def send(keyed: Any, archive: bytes) -> dict[str, Any]:
     return dict(added.json())
 
 
-def held(keyed: Any, path: str) -> dict[str, Any]:
-    late = keyed.runtime.registry.named("late")
-    mine = (gallery.c.name == path.rpartition("/")[2], embedding.c.version_id == late.id)
-    columns = (item.c.external_id, embedding.c.origin, embedding.c.vector)
-    statement = select(*columns).join(item, item.c.id == embedding.c.item_id).join(gallery)
-    with keyed.runtime.database.lookup() as connection:
-        return {row[0]: tuple(row[1:]) for row in connection.execute(statement.where(*mine))}
-
-
 def locally(keyed: Any, path: str) -> dict[str, Any]:
     keyed.work()
-    return held(keyed, path)
+    return dict(keyed.stored(path, "late"))
 
 
 @pytest.fixture
@@ -125,12 +114,12 @@ def test_an_edge_added_later_reaches_a_remote_worker_and_so_does_the_one_that_re
     path, number = fill()
     worker = process()
     wait_done(keyed, number, worker)
-    by_the_first = held(keyed, path)
+    by_the_first = keyed.stored(path, "late")
 
     send(keyed, drawn["second"])
     other, number = fill()
     wait_done(keyed, number, worker)
-    by_the_second = held(keyed, other)
+    by_the_second = keyed.stored(other, "late")
     worker.kill()
     worker.wait()
 
@@ -145,7 +134,7 @@ def test_an_edge_added_later_reaches_a_remote_worker_and_so_does_the_one_that_re
 
     assert len(by_the_first) == len(by_the_second) == 20
     assert by_the_first != by_the_second
-    assert held(keyed, again) == by_the_second
+    assert keyed.stored(again, "late") == by_the_second
     local, _ = fill()
     assert locally(keyed, local) == by_the_second
     send(keyed, drawn["first"])
@@ -323,6 +312,6 @@ def test_a_worker_whose_edge_is_replaced_while_it_computes_starts_again_with_the
             worker.join()
 
     assert len(answers) == 2
-    by_the_first = held(keyed, path)
+    by_the_first = keyed.stored(path, "late")
     local, _ = fill()
     assert by_the_first == locally(keyed, local)

@@ -1,14 +1,20 @@
-"""service.http.remote_results: what is given back is looked at as far as a chunk can go."""
+"""service.http.remote_results: what a remote worker sends back is checked, and looked at as far as a chunk can go."""
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from service.http.remote_results import MAX_EDGES
 from service.schemas import MAX_CHUNK
+from service.store.tables import embedding
 from staging.served import problem
+from staging.working import sent_back, vector
+
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 @pytest.mark.parametrize("where", ["moved", "failed"])
@@ -34,3 +40,83 @@ def test_more_edges_than_there_may_be_are_not_looked_at(served: Any) -> None:
     body = {"moved": [], "edges": [1] * MAX_EDGES + [None]}
 
     problem(served.http.post("/work/1?lease=x", json=body), 422, "invalid_request", "/edges")
+
+
+@pytest.fixture
+def task(served: Any, pictures: list[bytes]) -> tuple[str, dict[str, str], list[dict[str, Any]]]:
+    served.backfill(served.filled(pictures, "v1", "v2"), chunk_size=20)
+    found = served.http.post("/work:claim", json={"worker": "w"}).json()
+    place, params = f"/work/{found['chunk']}", {"lease": found["lease"]}
+    return place, params, served.http.get(place, params=params).json()["items"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer", "says"),
+    [
+        ({"vector": vector(1, 0, 0)}, "/moved/0/vector", "this one has 3"),
+        ({"vector": vector(1, 0, 0, 0, 0, float("nan"))}, "/moved/0/vector", "finite"),
+        ({"vector": vector(0, 0, 0, 0, 0, 0)}, "/moved/0/vector", "all-zero"),
+        ({"vector": vector(3, 0, 0, 0, 0, 0)}, "/moved/0/vector", "length is 3"),
+        ({"vector": "?"}, "/moved/0/vector", "base64"),
+        ({"vector": base64.b64encode(b"abc").decode()}, "/moved/0/vector", "3 bytes"),
+        ({"side": vector(1)}, "/moved/0/side", "0 numbers"),
+        ({"uncertainty": -1}, "/moved/0/uncertainty", "greater"),
+        ({"uncertainty": 1e300}, "/moved/0/uncertainty", "less"),
+    ],
+)
+def test_a_wrong_vector_is_refused_and_named(
+    served: Any, task: Any, changes: dict[str, Any], pointer: str, says: str
+) -> None:
+    place, params, items = task
+
+    refused = served.http.post(place, params=params, json=sent_back(items, **changes))
+
+    assert refused.status_code == 422
+    (first, *_) = refused.json()["errors"]
+    assert first["pointer"] == pointer
+    assert says in refused.json()["detail"]
+    assert served.http.post(place, params=params, json=sent_back(items)).json()["done"] == 20
+
+
+def test_the_edge_of_some_items_may_tell_how_unsure_it_is_and_that_of_others_not(served: Any, task: Any) -> None:
+    place, params, items = task
+    given = sent_back(items)
+    given["moved"][1]["uncertainty"] = 0.5
+
+    assert served.http.post(place, params=params, json=given).json()["done"] == 20
+
+    with served.runtime.database.lookup() as connection:
+        mine = embedding.c.item_id.in_([i["item"] for i in items]) & (embedding.c.uncertainty == 0.5)
+        assert list(connection.execute(select(embedding.c.item_id).where(mine)).scalars()) == [items[1]["item"]]
+
+
+def test_items_must_be_those_of_the_chunk_each_once(served: Any, task: Any) -> None:
+    place, params, items = task
+    foreign = {**items[0], "item": 10**9}
+
+    for given, says in (
+        (items[:-1], "1 items of the chunk are missing"),
+        ([*items, items[0]], "named twice"),
+        ([*items, foreign], "is not of this chunk"),
+        ([], "20 items"),
+    ):
+        refused = served.http.post(place, params=params, json=sent_back(given))
+        assert refused.status_code == 422
+        assert says in refused.json()["detail"]
+    assert served.http.post(place, params=params, json=sent_back(items)).json()["done"] == 20
+
+
+def test_an_item_that_changed_meanwhile_is_skipped(served: Any, task: Any) -> None:
+    place, params, items = task
+    changed = [{**items[0], "seq": items[0]["seq"] - 1}, *items[1:]]
+
+    assert served.http.post(place, params=params, json=sent_back(changed)).json()["skipped"] == 1
+
+
+def test_failures_are_noted_with_their_reason(served: Any, task: Any) -> None:
+    place, params, items = task
+    failed = [{"item": items[0]["item"], "seq": items[0]["seq"], "reason": "dark", "retry": True}]
+
+    counts = served.http.post(place, params=params, json={**sent_back(items[1:]), "failed": failed}).json()
+
+    assert counts == {"done": 19, "failed": 0, "retried": 1, "skipped": 0}

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from sqlalchemy import select, update
 
@@ -20,10 +19,11 @@ from regraft.remote import RemoteWorker
 from service.backfills import completion as drained
 from service.http import remote_worker_api
 from service.settings import Settings
-from service.store.tables import backfill_chunk, embedding, item
+from service.store.tables import backfill_chunk
 from staging.builders import make_version
 from staging.served import serving
-from staging.working import SteppedWorker
+from staging.waiting import until
+from staging.working import SteppedWorker, sent_back
 
 pytestmark = pytest.mark.usefixtures("keyed_alone")
 
@@ -62,31 +62,28 @@ def claim(keyed: Any, **body: Any) -> Any:
     return keyed.http.post("/work:claim", json={"worker": "w", **body})
 
 
-def vector(*numbers: float) -> str:
-    return base64.b64encode(np.asarray(numbers, "<f4").tobytes()).decode()
+def claim_with(running: Any, key: str) -> int:
+    headers = {"authorization": f"Bearer {key}"}
+    return int(running.http.post("/work:claim", json={"worker": "w"}, headers=headers).status_code)
 
 
-GOOD = vector(1, 0, 0, 0, 0, 0)
+@pytest.fixture
+def work(keyed: Any, remote: Client, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Runs a remote worker until a backfill is done, and shows it."""
 
+    def work(number: int, **options: Any) -> dict[str, Any]:
+        stop = threading.Event()
+        thread = threading.Thread(target=RemoteWorker(remote, tmp_path, stop, **options).work, daemon=True)
+        thread.start()
+        try:
+            until(lambda: keyed.http.get(f"/backfills/{number}").json()["state"] == "done")
+        finally:
+            stop.set()
+            thread.join(20)
+        assert not thread.is_alive()
+        return dict(keyed.http.get(f"/backfills/{number}").json())
 
-def result(items: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
-    return {"moved": [{"item": i["item"], "seq": i["seq"], "vector": GOOD, **changes} for i in items]}
-
-
-def run_until(worker: RemoteWorker, stop: threading.Event, ended: Callable[[], bool]) -> None:
-    thread = threading.Thread(target=worker.work, daemon=True)
-    thread.start()
-    try:
-        pause = threading.Event()
-        for _ in range(4000):
-            if ended():
-                break
-            pause.wait(0.01)
-        assert ended()
-    finally:
-        stop.set()
-        thread.join(20)
-    assert not thread.is_alive()
+    return work
 
 
 def test_a_remote_worker_loads_neither_a_database_nor_a_web_framework() -> None:
@@ -101,24 +98,18 @@ class TestKeys:
     def test_the_worker_key_opens_work_and_nothing_else(self, keyed: Any) -> None:
         headers = {"authorization": f"Bearer {WORKER_KEY}"}
 
-        assert keyed.http.post("/work:claim", json={"worker": "w"}, headers=headers).status_code == 204
-        for method, path in [
+        for method, path in (
             ("GET", "/galleries"),
             ("GET", "/versions"),
             ("POST", "/workers"),
             ("GET", "/backfills/1"),
-        ]:
+        ):
             assert keyed.http.request(method, path, headers=headers).status_code == 401
-        assert (
-            keyed.http.post("/work:claim", json={"worker": "w"}, headers={"authorization": "Bearer x"}).status_code
-            == 401
-        )
+        assert [claim_with(keyed, key) for key in (WORKER_KEY, "x")] == [204, 401]
 
     def test_without_a_worker_key_only_the_api_key_opens_work(self, tmp_path: Path) -> None:
         with serving(Settings(data=tmp_path, api_key=KEY)) as running:
-            for key, status in ((WORKER_KEY, 401), (KEY, 204)):
-                headers = {"authorization": f"Bearer {key}"}
-                assert running.http.post("/work:claim", json={"worker": "w"}, headers=headers).status_code == status
+            assert [claim_with(running, key) for key in (WORKER_KEY, KEY)] == [401, 204]
 
 
 class TestWorking:
@@ -127,18 +118,15 @@ class TestWorking:
         [("v1", "v2", "reencode", False), ("sided", "fct", "transform", False), ("sided", "fct", "transform", True)],
     )
     def test_a_remote_worker_ends_in_the_state_of_a_local_one(
-        self, keyed: Any, filled: Any, remote: Client, tmp_path: Path, old: str, new: str, kind: str, device: bool
+        self, keyed: Any, filled: Any, work: Any, old: str, new: str, kind: str, device: bool
     ) -> None:
         path, number = filled(old, new, kind=kind)
-        stop = threading.Event()
-        worker = RemoteWorker(remote, tmp_path, stop, originals=(lambda name: b"") if device else None)
-        run_until(worker, stop, lambda: keyed.http.get(f"/backfills/{number}").json()["state"] == "done")
+        shown = work(number, originals=(lambda name: b"") if device else None)
         local, _ = filled(old, new, kind=kind)
         keyed.work()
 
-        shown = keyed.http.get(f"/backfills/{number}").json()
         assert (shown["done"], shown["skipped"], shown["failed"]) == (20, 0, 0)
-        assert held(keyed, path, new) == held(keyed, local, new)
+        assert keyed.stored(path, new) == keyed.stored(local, new)
 
     def test_a_claim_that_finds_nothing_looks_after_drained_backfills_as_a_local_worker_does(
         self, keyed: Any, filled: Any, monkeypatch: pytest.MonkeyPatch
@@ -161,7 +149,7 @@ class TestWorking:
         assert drained.finish_or_replan(runtime.database, runtime.registry, runtime.embedder, threading.Event()) == {}
 
     def test_a_device_that_holds_the_originals_gets_no_images(
-        self, keyed: Any, filled: Any, remote: Client, tmp_path: Path, pictures: list[bytes]
+        self, keyed: Any, filled: Any, work: Any, pictures: list[bytes]
     ) -> None:
         _, number = filled()
         own = {f"i{n}": picture for n, picture in enumerate(pictures) if n != 3}
@@ -172,13 +160,10 @@ class TestWorking:
             except KeyError:
                 raise FileNotFoundError(name) from None
 
-        stop = threading.Event()
-        worker = RemoteWorker(remote, tmp_path, stop, originals=originals)
-        run_until(worker, stop, lambda: keyed.http.get(f"/backfills/{number}").json()["state"] == "done")
+        assert work(number, originals=originals)["done"] == 19
 
         (failure,) = keyed.http.get(f"/backfills/{number}/failures").json()["failures"]
         assert (failure["item"], failure["code"], failure["version"]) == ("i3", "image_missing", "v1")
-        assert keyed.http.get(f"/backfills/{number}").json()["done"] == 19
 
     def test_a_worker_holds_a_few_chunks_and_all_of_them_together_no_more_than_some(
         self, keyed: Any, filled: Any, monkeypatch: pytest.MonkeyPatch
@@ -249,18 +234,16 @@ class TestWorking:
                 assert each["image"] == expected
 
     def test_large_inputs_come_page_by_page(
-        self, keyed: Any, filled: Any, remote: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, filled: Any, work: Any, remote: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(remote_worker_api, "MOST_SENT", 1)
         _, number = filled(chunk_size=20)
-        pages, work, stop = [], remote.work, threading.Event()
-        monkeypatch.setattr(remote, "work", lambda *given, **named: pages.append(work(*given, **named)) or pages[-1])
+        pages, read = [], remote.work
+        monkeypatch.setattr(remote, "work", lambda *given, **named: pages.append(read(*given, **named)) or pages[-1])
 
-        worker = RemoteWorker(remote, tmp_path, stop)
-        run_until(worker, stop, lambda: keyed.http.get(f"/backfills/{number}").json()["state"] == "done")
+        assert work(number)["done"] == 20
 
         assert [len(page.items) for page in pages] == [1] * 20
-        assert keyed.http.get(f"/backfills/{number}").json()["done"] == 20
 
     def test_a_worker_of_an_earlier_release_that_knows_no_pages_gets_all(
         self, keyed: Any, filled: Any, monkeypatch: pytest.MonkeyPatch
@@ -280,17 +263,6 @@ class TestWorking:
         assert claim(keyed, kinds=["reencode"]).json()["kind"] == "reencode"
 
 
-def held(keyed: Any, path: str, version: str) -> dict[str, Any]:
-    from service.store.tables import embedding, gallery
-
-    registered = keyed.runtime.registry.named(version)
-    mine = (gallery.c.name == path.rpartition("/")[2], embedding.c.version_id == registered.id)
-    columns = (item.c.external_id, embedding.c.origin, embedding.c.vector, embedding.c.side)
-    statement = select(*columns).join(item, item.c.id == embedding.c.item_id).join(gallery)
-    with keyed.runtime.database.lookup() as connection:
-        return {row[0]: tuple(row[1:]) for row in connection.execute(statement.where(*mine))}
-
-
 class TestLease:
     @pytest.fixture
     def task(self, keyed: Any, filled: Any) -> dict[str, Any]:
@@ -304,7 +276,7 @@ class TestLease:
         return found
 
     def test_a_chunk_is_taken_once(self, keyed: Any, task: dict[str, Any]) -> None:
-        body, params = result(self.items(keyed, task)), {"lease": task["lease"]}
+        body, params = sent_back(self.items(keyed, task)), {"lease": task["lease"]}
 
         first = keyed.http.post(f"/work/{task['chunk']}", params=params, json=body)
         again = keyed.http.post(f"/work/{task['chunk']}", params=params, json=body)
@@ -314,7 +286,7 @@ class TestLease:
 
     def test_a_foreign_lease_is_none(self, keyed: Any, task: dict[str, Any]) -> None:
         for method, place in (("GET", ""), ("POST", ""), ("POST", "/extend"), ("POST", "/release")):
-            body = {"json": result([])} if (method, place) == ("POST", "") else {}
+            body = {"json": sent_back([])} if (method, place) == ("POST", "") else {}
             answer = keyed.http.request(method, f"/work/{task['chunk']}{place}", params={"lease": "remote:w:1"}, **body)
             assert (answer.status_code, answer.json()["code"]) == (409, "chunk_lost")
 
@@ -349,84 +321,6 @@ class TestLease:
         items = self.items(keyed, task)
         keyed.http.post(f"/backfills/{task['backfill']}/pause")
 
-        answer = keyed.http.post(f"/work/{task['chunk']}", params={"lease": task["lease"]}, json=result(items))
+        answer = keyed.http.post(f"/work/{task['chunk']}", params={"lease": task["lease"]}, json=sent_back(items))
 
         assert (answer.status_code, answer.json()["code"]) == (409, "chunk_lost")
-
-
-class TestChecks:
-    @pytest.fixture
-    def task(self, keyed: Any, filled: Any) -> tuple[str, dict[str, str], list[dict[str, Any]]]:
-        filled(chunk_size=20)
-        found = claim(keyed).json()
-        place, params = f"/work/{found['chunk']}", {"lease": found["lease"]}
-        return place, params, keyed.http.get(place, params=params).json()["items"]
-
-    @pytest.mark.parametrize(
-        ("changes", "pointer", "says"),
-        [
-            ({"vector": vector(1, 0, 0)}, "/moved/0/vector", "this one has 3"),
-            ({"vector": vector(1, 0, 0, 0, 0, float("nan"))}, "/moved/0/vector", "finite"),
-            ({"vector": vector(0, 0, 0, 0, 0, 0)}, "/moved/0/vector", "all-zero"),
-            ({"vector": vector(3, 0, 0, 0, 0, 0)}, "/moved/0/vector", "length is 3"),
-            ({"vector": "?"}, "/moved/0/vector", "base64"),
-            ({"vector": base64.b64encode(b"abc").decode()}, "/moved/0/vector", "3 bytes"),
-            ({"side": vector(1)}, "/moved/0/side", "0 numbers"),
-            ({"uncertainty": -1}, "/moved/0/uncertainty", "greater"),
-            ({"uncertainty": 1e300}, "/moved/0/uncertainty", "less"),
-        ],
-    )
-    def test_a_wrong_vector_is_refused_and_named(
-        self, keyed: Any, task: Any, changes: dict[str, Any], pointer: str, says: str
-    ) -> None:
-        place, params, items = task
-
-        refused = keyed.http.post(place, params=params, json=result(items, **changes))
-
-        assert refused.status_code == 422
-        (first, *_) = refused.json()["errors"]
-        assert first["pointer"] == pointer
-        assert says in refused.json()["detail"]
-        assert keyed.http.post(place, params=params, json=result(items)).json()["done"] == 20
-
-    def test_the_edge_of_some_items_may_tell_how_unsure_it_is_and_that_of_others_not(
-        self, keyed: Any, task: Any
-    ) -> None:
-        place, params, items = task
-        given = result(items)
-        given["moved"][1]["uncertainty"] = 0.5
-
-        assert keyed.http.post(place, params=params, json=given).json()["done"] == 20
-
-        with keyed.runtime.database.lookup() as connection:
-            mine = embedding.c.item_id.in_([i["item"] for i in items]) & (embedding.c.uncertainty == 0.5)
-            assert list(connection.execute(select(embedding.c.item_id).where(mine)).scalars()) == [items[1]["item"]]
-
-    def test_items_must_be_those_of_the_chunk_each_once(self, keyed: Any, task: Any) -> None:
-        place, params, items = task
-        foreign = {**items[0], "item": 10**9}
-
-        for given, says in (
-            (items[:-1], "1 items of the chunk are missing"),
-            ([*items, items[0]], "named twice"),
-            ([*items, foreign], "is not of this chunk"),
-            ([], "20 items"),
-        ):
-            refused = keyed.http.post(place, params=params, json=result(given))
-            assert refused.status_code == 422
-            assert says in refused.json()["detail"]
-        assert keyed.http.post(place, params=params, json=result(items)).json()["done"] == 20
-
-    def test_an_item_that_changed_meanwhile_is_skipped(self, keyed: Any, task: Any) -> None:
-        place, params, items = task
-        changed = [{**items[0], "seq": items[0]["seq"] - 1}, *items[1:]]
-
-        assert keyed.http.post(place, params=params, json=result(changed)).json()["skipped"] == 1
-
-    def test_failures_are_noted_with_their_reason(self, keyed: Any, task: Any) -> None:
-        place, params, items = task
-        failed = [{"item": items[0]["item"], "seq": items[0]["seq"], "reason": "dark", "retry": True}]
-
-        counts = keyed.http.post(place, params=params, json={**result(items[1:]), "failed": failed}).json()
-
-        assert counts == {"done": 19, "failed": 0, "retried": 1, "skipped": 0}
