@@ -151,6 +151,7 @@ GOOD: dict[str, Any] = {"kind": "isotonic", "scores": [1, 2], "probabilities": [
         ({"probabilities": [0.2]}, "/calibration/probabilities", "one for each score"),
         ({"probabilities": [0.2, 1]}, "/calibration/probabilities", "above 0 and below 1"),
         ({"probabilities": [0.2, 0.2]}, "/calibration/probabilities", "rise strictly"),
+        ({"probabilities": [0.0, 0.4]}, "/calibration/probabilities", "above 0 and below 1"),
     ],
 )
 def test_a_map_that_is_none_is_refused_by_field(change: dict[str, Any], pointer: str, message: str) -> None:
@@ -158,6 +159,12 @@ def test_a_map_that_is_none_is_refused_by_field(change: dict[str, Any], pointer:
     with pytest.raises(InvalidArgument, match=message) as refused:
         calibration_from_json(GOOD | change)
     assert refused.value.pointer == pointer
+
+
+@pytest.mark.parametrize("value", [None, 1, "isotonic", list(GOOD)])
+def test_a_map_that_is_no_object_is_refused(value: object) -> None:
+    with pytest.raises(InvalidArgument, match="must hold kind"):
+        calibration_from_json(value)
 
 
 def test_a_whole_number_of_more_than_64_bits_is_a_number() -> None:

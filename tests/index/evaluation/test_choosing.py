@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from index.errors import InvalidArgument
-from index.evaluation.choosing import Search, choose_kind, learning_curve, recommendation, searching
+from index.evaluation.choosing import ChosenKind, Search, choose_kind, learning_curve, recommendation, searching
 from index.evaluation.fitting import FITS, Pairs, fit_adapter, measure, split_pairs
 from index.evaluation.metrics import Retrieval
 from index.space import Cosine
@@ -50,7 +50,19 @@ def test_the_kind_that_suits_is_chosen_and_holds_on_pairs_that_nobody_saw() -> N
         assert hidden[choice.kind].cmc(1) >= max(measured.cmc(1) for measured in hidden.values()) - 0.02
         assert set(choice.reached) == {"procrustes", "ridge", "low_rank"}
         assert "slerp" in choice.left_out
-        assert choice.in_words().startswith(f"{choice.kind} was chosen")
+
+
+def test_kinds_are_fitted_from_the_new_version_to_the_old_one() -> None:
+    new = np.random.default_rng(0).standard_normal((60, 12)).astype(np.float32)
+    fitted: list[tuple[int, int]] = []
+
+    def fit(kind: str, some: Pairs) -> Search:
+        fitted.append((some.new_SM.shape[1], some.old_SN.shape[1]))
+        return searching(fit_adapter(kind, some, replace(NEW, dim=12), OLD, {}), OLD)
+
+    choose_kind(["ridge"], fit, split_pairs(new, new[:, :8], None), OLD)
+
+    assert fitted == [(12, 8)]
 
 
 def test_the_pairs_that_measure_have_no_say_in_the_choice() -> None:
@@ -113,6 +125,18 @@ def ranked(right: float) -> Retrieval:
 
 
 @pytest.mark.parametrize(
+    ("reached", "told"),
+    [
+        ({"ridge": 0.9}, "ridge is the only kind that could be fitted."),
+        ({"low_rank": 0.3, "ridge": 0.9, "slerp": 0.5}, "ridge was chosen, 40.0% of queries ahead of slerp."),
+        ({"ridge": 0.5, "slerp": 0.5}, "ridge was chosen, 0.0% of queries ahead of slerp, which may be chance."),
+    ],
+)
+def test_the_kind_chosen_is_told_beside_the_next_best(reached: dict[str, float], told: str) -> None:
+    assert ChosenKind("ridge", {kind: ranked(right) for kind, right in reached.items()}, {}).in_words() == told
+
+
+@pytest.mark.parametrize(
     ("kind", "new_old", "old_old", "told"),
     [
         ("ridge", 0.9, 0.5, "Worth deploying"),
@@ -123,4 +147,7 @@ def ranked(right: float) -> Retrieval:
     ],
 )
 def test_a_measured_edge_is_judged_in_words(kind: str, new_old: float, old_old: float | None, told: str) -> None:
-    assert told in recommendation(kind, ranked(new_old), None if old_old is None else ranked(old_old))
+    said = recommendation(kind, ranked(new_old), None if old_old is None else ranked(old_old))
+
+    assert told in said
+    assert ("encoded by both" in said) is (kind == "slerp")

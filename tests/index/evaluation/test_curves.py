@@ -199,23 +199,27 @@ def test_without_labels_the_crowded_scores_are_told_apart_too() -> None:
 
 def test_each_query_is_ranked_by_maps_that_never_saw_it(monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, right = two_versions(Cosine(), same=False)
-    fitted: list[np.ndarray] = []
-    monkeypatch.setattr(
-        curves, "fit_maps", lambda shards, match, rows, seed: fitted.append(rows) or fit_maps(shards, match, rows, seed)
-    )
-    used: list[np.ndarray] = []
-    original = curves._Way.costs
+    asked: list[np.ndarray] = []
 
-    def costs(self: curves._Way, rows: slice, *rest: np.ndarray) -> dict[str, np.ndarray]:
-        used.append(self.half_Q[rows])
-        return original(self, rows, *rest)
+    class Fitted:
+        """A map that knows by which queries it was fitted, and their scores."""
 
-    monkeypatch.setattr(curves._Way, "costs", costs)
-    measure_curves(old, new, right, {"random": np.arange(90)}, points=2)
-    half = np.concatenate(used)[: len(right.query_codes)]
-    for number, rows in enumerate(fitted):
-        assert not set(rows) & set(np.flatnonzero(half == number % 2))
+        def __init__(self, side: Compared, rows: np.ndarray) -> None:
+            self.rows, self.score_QN = rows, side.queries @ side.items.T
+
+        def log_odds(self, score_BN: np.ndarray) -> np.ndarray:
+            mine = np.array([np.abs(self.score_QN - one).sum(axis=1).argmin() for one in score_BN])
+            assert not set(mine) & set(self.rows)
+            asked.append(mine)
+            return score_BN
+
+    def fit(shards: Sequence[Compared], _match: object, rows: np.ndarray, _seed: int) -> list[Fitted]:
         assert len(rows) >= 20
+        return [Fitted(shard, rows) for shard in shards]
+
+    monkeypatch.setattr(curves, "fit_maps", fit)
+    measure_curves(old, new, right, {"random": np.arange(90)}, points=2)
+    assert sorted(np.concatenate(asked)) == sorted([*range(41), *range(41)])  # by the maps of each version
 
 
 def test_a_map_fitted_on_a_draw_of_the_items_is_that_of_all_items(monkeypatch: pytest.MonkeyPatch) -> None:
