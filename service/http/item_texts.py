@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -12,19 +12,29 @@ from index.errors import InvalidArgument, InvalidText
 from service.registry.stored_contents import decode_text
 from service.runtime import Runtime
 from service.store.blob_keys import TEXT, is_text
-from service.store.blobs import Blobs, StoreUnreachable
+from service.store.blobs import Blobs
+from service.store.rows import ItemRow
 from service.store.sql_arrays import listed
 from service.store.tables import item
 
 
-def text_of(blobs: Blobs, blob: str | None) -> str | None:
-    """The text under a key; None where it is of no text, or the text is gone or cannot be read."""
-    if blob is None or not is_text(blob):
-        return None
-    try:
-        return decode_text(blobs.read(blob))
-    except (OSError, InvalidText, StoreUnreachable):
-        return None
+def texts_of(blobs: Blobs, rows: Iterable[ItemRow]) -> dict[str | None, str | None]:
+    """Key -> text of the items that are texts. Raises as `_read` does."""
+    keys = [row.blob for row in rows if row.blob is not None and is_text(row.blob)]
+    return dict(zip(keys, _read(blobs, keys), strict=True))
+
+
+def _read(blobs: Blobs, keys: Iterable[str]) -> Iterator[str | None]:
+    """The texts under keys; None where one is gone, or none any more.
+
+    Raises:
+        StoreUnreachable, ImageUnreadable: nothing can be said of one.
+    """
+    for content in blobs.fetch_all(keys):
+        try:
+            yield None if content is None else decode_text(content)
+        except InvalidText:
+            yield None
 
 
 def add_texts(service: Runtime, keys: Iterable[Iterable[int]], rows: Iterable[Sequence[dict[str, Any]]]) -> None:
@@ -32,6 +42,7 @@ def add_texts(service: Runtime, keys: Iterable[Iterable[int]], rows: Iterable[Se
 
     Raises:
         InvalidArgument: the texts are longer than an answer may be.
+        StoreUnreachable, ImageUnreadable: nothing can be said of one.
     """
     pairs = [
         (key, match) for row, matches in zip(keys, rows, strict=True) for key, match in zip(row, matches, strict=True)
@@ -42,9 +53,9 @@ def add_texts(service: Runtime, keys: Iterable[Iterable[int]], rows: Iterable[Se
         found = {row.id: row.blob for row in connection.execute(there)}
     shown, left = Counter(key for key, _ in pairs), service.settings.max_body_bytes
     texts: dict[int, str | None] = {}
-    for key, blob in found.items():
-        texts[key] = text_of(service.blobs, blob)
-        if (left := left - shown[key] * len(texts[key] or "")) < 0:
+    for key, text in zip(found, _read(service.blobs, found.values()), strict=True):
+        texts[key] = text
+        if (left := left - shown[key] * len(text or "")) < 0:
             raise too_long("texts", service.settings.max_body_bytes, "none of their texts")
     for key, match in pairs:
         match["text"] = texts.get(key)

@@ -27,7 +27,7 @@ from service.http.ingest import ingest_array, ingest_images, ingest_json, ingest
 from service.http.ingest_store import Ingested, IngestOptions
 from service.http.item_deletion import delete_named, delete_passing
 from service.http.item_metadata import patch_named, patch_passing
-from service.http.item_texts import text_of
+from service.http.item_texts import texts_of
 from service.http.parsing import parse_any_json
 from service.http.request_context import RequestContext
 from service.http.requests import CheckedRoute, Service, read_body
@@ -198,7 +198,8 @@ def _list(
         held = embeddings_of(connection, gallery.id, [row.id for row in page])
     places = places_in(service.registry, gallery)
     following = None if behind is None else encode_cursor(behind)
-    described = (describe_item(service, places, row, held[row.id], with_text=with_text) for row in page)
+    texts = texts_of(service.blobs, page) if with_text else {}
+    described = (describe_item(service, places, row, held[row.id], texts) for row in page)
     return ItemPage(items=[ItemInfo(**one) for one in described], next=following)
 
 
@@ -286,7 +287,8 @@ def show(name: Name, item_id: ItemId, service: Service) -> ItemDetail:
         row = live_item(connection, gallery.id, item_id)
         held = embeddings_of(connection, gallery.id, [row.id])[row.id]
     embeddings = [EmbeddingInfo(version=service.registry.by_id(v).name, origin=origin) for v, origin in held.items()]
-    described = describe_item(service, places_in(service.registry, gallery), row, held, with_text=True)
+    texts = texts_of(service.blobs, [row])
+    described = describe_item(service, places_in(service.registry, gallery), row, held, texts)
     return ItemDetail(**described, embeddings=embeddings)
 
 
@@ -316,9 +318,12 @@ def _mime(image: bytes) -> str:
 
 
 def describe_item(
-    service: Runtime, places: Places, row: ItemRow, held: Mapping[int, str], *, with_text: bool
+    service: Runtime, places: Places, row: ItemRow, held: Mapping[int, str], texts: Mapping[str | None, str | None]
 ) -> dict[str, Any]:
-    """The fields of `regraft.models.ItemInfo`; `held`: version id -> origin of what the item holds."""
+    """The fields of `regraft.models.ItemInfo`; `held`: version id -> origin of what the item holds.
+
+    `texts`: those that are shown, by key.
+    """
     for version_id in held:
         service.registry.by_id(version_id)  # another process's, perhaps
     return {
@@ -326,7 +331,7 @@ def describe_item(
         "metadata": row.metadata,
         "active": service.registry.by_id(places.best(held)).name if held else None,
         "image": row.blob is not None and not is_text(row.blob),
-        "text": text_of(service.blobs, row.blob) if with_text else None,
+        "text": texts.get(row.blob),
         "seq": row.seq,
         "created": row.created,
     }

@@ -20,6 +20,7 @@ from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import JSON, Form, read_form
 from service.http.ingest import ingest_array
 from service.http.ingest_store import IngestOptions
+from service.http.item_texts import texts_of
 from service.http.items import MAX_PAGE, MadeBy, TableVersion, WithText, describe_item, ingest_body, respond
 from service.http.parsing import parse_any_json
 from service.http.requests import CheckedRoute, Service
@@ -109,11 +110,12 @@ def read(
         stored = vectors_of(connection, gallery.id, [row.id for row in page])
     wanted = {one.id: one for one in named or map(service.registry.by_id, held_ids)}
     places = places_in(service.registry, gallery)
+    texts = texts_of(service.blobs, page) if with_text else {}
     items, damaged = [], []
     for row in page:
         held = _held(stored[row.id], wanted)
         damaged += [{"id": row.external_id, "version": one["version"]} for one in held if one[EMBEDDING] is None]
-        described = describe_item(service, places, row, _origins(stored[row.id]), with_text=with_text)
+        described = describe_item(service, places, row, _origins(stored[row.id]), texts)
         items.append({**described, "embeddings": [one for one in held if one[EMBEDDING] is not None]})
     following = encode_cursor(page[-1].id) if len(rows) > limit else None
     if is_wanted(request.headers.get("accept", "")):

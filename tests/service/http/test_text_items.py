@@ -19,6 +19,7 @@ from index.text import TextEncoder
 from index.version import Version
 from regraft.client import Client, ImageItem, TextItem
 from regraft.remote import RemoteWorker
+from service.store.blobs import StoreUnreachable
 from staging.builders import add_text, make_version
 from staging.served import problem
 
@@ -67,6 +68,13 @@ def post(served: Any, path: str, texts: dict[str, Any], **params: Any) -> Any:
     return served.http.post(f"{path}/items", json={"items": items}, params=params)
 
 
+def raising(error: Exception) -> Callable[[str], bytes]:
+    def fetch(_: str) -> bytes:
+        raise error
+
+    return fetch
+
+
 def vectors(served: Any, path: str, version: str) -> dict[str, list[float]]:
     items = served.http.get(f"{path}/items:embeddings", params={"versions": version}).json()["items"]
     return {one["id"]: one["embeddings"][0]["embedding"] for one in items if one["embeddings"]}
@@ -95,6 +103,29 @@ def test_texts_are_kept_as_given_embedded_and_shown(served: Any, reading: dict[s
     )
     assert {match["id"]: match["text"] for match in told} == TEXTS
     assert [{name: value for name, value in match.items() if name != "text"} for match in told] == bare
+
+
+def test_a_text_of_which_nothing_can_be_said_is_an_error_and_one_that_is_gone_is_none(
+    served: Any, stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"texts": ["north"], "k": 6}
+
+    def answers() -> list[Any]:
+        listed = [f"{stored}/items", f"{stored}/items:embeddings"]
+        pages = [served.http.get(path, params={"with_text": True}) for path in listed]
+        return [*pages, served.http.post(f"{stored}/query", json={**asked, "with_text": True})]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(served.runtime.blobs, "fetch", raising(StoreUnreachable("the store is away")))
+        for answer in (*answers(), served.http.get(f"{stored}/items/one")):
+            problem(answer, 503, "store_unreachable")
+        assert served.http.post(f"{stored}/query", json=asked).status_code == 200
+        assert served.http.get(f"{stored}/items").status_code == 200
+
+    with monkeypatch.context() as patch:
+        patch.setattr(served.runtime.blobs, "fetch", lambda _: None)
+        pages = [answer.json() for answer in answers()]
+        assert {one["text"] for one in pages[0]["items"] + pages[2]["results"][0]["matches"]} == {None}
 
 
 def test_a_text_takes_the_place_of_what_was_there_and_goes_with_its_item(served: Any, stored: str) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,33 @@ def test_what_is_written_can_be_read(blobs: Blobs) -> None:
     assert [blobs.read(key) for key in keys] == images
     assert len(set(keys)) == 4
     assert all(key.startswith("3/") for key in keys)
+
+
+def test_many_are_fetched_in_order_and_one_that_is_gone_is_none(blobs: Blobs) -> None:
+    images = [b"%d" % n for n in range(2 * AT_ONCE)]
+    keys = blobs.write(1, images)
+    blobs.remove([keys[3]])
+
+    assert list(blobs.fetch_all(keys)) == [None if n == 3 else image for n, image in enumerate(images)]
+    assert list(blobs.fetch_all([])) == []
+
+
+def test_a_store_over_the_network_is_asked_for_many_at_once_and_for_no_more_once_it_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs, asked = Blobs(f"memory://{tmp_path}", list), threading.Barrier(AT_ONCE)
+    numbers = itertools.count()
+
+    def away(_: str) -> bytes:
+        next(numbers)
+        asked.wait(30)
+        raise StoreUnreachable("away")
+
+    monkeypatch.setattr(blobs, "fetch", away)
+    with pytest.raises(StoreUnreachable):
+        list(blobs.fetch_all([f"1/{n}" for n in range(10 * AT_ONCE)]))
+
+    assert next(numbers) == AT_ONCE
 
 
 def test_what_is_removed_is_gone_and_the_rest_stays(blobs: Blobs, caplog: pytest.LogCaptureFixture) -> None:
