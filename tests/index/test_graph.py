@@ -56,7 +56,7 @@ def test_of_equally_good_routes_the_shorter_is_taken() -> None:
 
 def test_dual_is_the_last_resort_and_needs_the_old_encoder() -> None:
     dual = Graph().route("v2", "v1", frozenset({"v1"}))
-    assert (dual.encoders, dual.kinds) == (("v1",), ("dual",))
+    assert (dual.encoders, dual.signature) == (("v1",), (("v2", "v1", "dual"),))
     assert Graph().route("v2", "v1", frozenset({"v2", "v3"})) is None
     poor = Graph([edge("v2", "v1", 0.01)]).route("v2", "v1", frozenset({"v1"}))
     assert poor.kinds == ("identity",)
