@@ -118,3 +118,11 @@ def test_a_blend_is_the_mean_in_log_odds_and_can_be_kept() -> None:
         Calibration(np.array([1.0]), np.array([0.5]), -2.0), Calibration(np.array([3.0]), np.array([0.5]), -4.0), 0.5
     )
     np.testing.assert_allclose(calibration_from_json(falling.as_json()).log_odds([0.0, 2.0, 5.0]), [7.0, 1.0, -8.0])
+
+
+def test_steep_maps_that_lie_far_apart_blend_to_one_that_still_orders() -> None:
+    near, far = (Calibration(np.array([knot]), np.array([0.5]), 1e4) for knot in (0.0, 1.0))
+
+    kept = calibration_from_json(blend(near, far, 0.5).as_json())
+
+    assert (np.diff(kept.log_odds(np.linspace(-1, 2, 50))) > 0).all()
