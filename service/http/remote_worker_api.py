@@ -10,7 +10,7 @@ import base64
 import math
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -108,7 +108,8 @@ def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True, cu
         behind = replace(held, item_ids=tuple(key for key in held.item_ids if key > after))
         if held.kind is Kind.TRANSFORM:
             return WorkInputs(items=_with_embeddings(service, connection, behind))
-        return _with_contents(service, connection, behind, inputs, math.inf if cursor is None else MOST_SENT)
+        rows, names = sorted(chunks.read_contents(connection, behind)), _names(connection, behind)
+    return _with_contents(service, rows, names, inputs, math.inf if cursor is None else MOST_SENT)
 
 
 @router.post("/work/{chunk}")
@@ -229,11 +230,12 @@ def _on(service: Runtime, chunk: int, lease: str, change: Callable[[Connection, 
         change(connection, chunks.leased(connection, chunk, lease))
 
 
-def _with_contents(service: Runtime, connection: Connection, chunk: Chunk, inputs: bool, most: float) -> WorkInputs:
-    names = _names(connection, chunk)
+def _with_contents(
+    service: Runtime, rows: Sequence[chunks.ContentRow], names: Mapping[int, str], inputs: bool, most: float
+) -> WorkInputs:
     items: list[WorkItem] = []
     size = 0
-    for row in sorted(chunks.read_contents(connection, chunk)):
+    for row in rows:
         if size >= most:
             return WorkInputs(items=items, next=encode_cursor(items[-1].item))
         content = _content(service.blobs, row.blob) if inputs else {}

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import Connection, select, update
 
 from index.version import Version
 from regraft.client import Client, Problem
@@ -19,6 +20,7 @@ from regraft.remote import RemoteWorker
 from service.backfills import completion as drained
 from service.http import remote_worker_api
 from service.settings import Settings
+from service.store.database import Database
 from service.store.tables import backfill_chunk
 from staging.builders import make_version
 from staging.served import serving
@@ -113,6 +115,32 @@ class TestKeys:
 
 
 class TestWorking:
+    def test_images_that_are_slow_to_come_hold_no_snapshot(
+        self, keyed: Any, filled: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        filled()
+        chunk = claim(keyed).json()
+        holding: set[int] = set()
+        read, snapshot = keyed.runtime.blobs.read, Database.read
+
+        @contextmanager
+        def counted(database: Database) -> Iterator[Connection]:
+            with snapshot(database) as connection:
+                holding.add(threading.get_ident())
+                yield connection
+            holding.discard(threading.get_ident())
+
+        def alone(key: str) -> bytes:
+            assert threading.get_ident() not in holding
+            return bytes(read(key))
+
+        monkeypatch.setattr(Database, "read", counted)
+        monkeypatch.setattr(keyed.runtime.blobs, "read", alone)
+        given = keyed.http.get(f"/work/{chunk['chunk']}", params={"lease": chunk["lease"]})
+
+        assert given.status_code == 200
+        assert all(one["image"] for one in given.json()["items"])
+
     @pytest.mark.parametrize(
         ("old", "new", "kind", "device"),
         [("v1", "v2", "reencode", False), ("sided", "fct", "transform", False), ("sided", "fct", "transform", True)],
