@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import numpy as np
 import pytest
 from sqlalchemy import select
 
@@ -80,14 +81,21 @@ def test_a_wrong_vector_is_refused_and_named(
 
 def test_the_edge_of_some_items_may_tell_how_unsure_it_is_and_that_of_others_not(served: Any, task: Any) -> None:
     place, params, items = task
-    given = sent_back(items)
-    given["moved"][1]["uncertainty"] = 0.5
+    given, wanted = sent_back(items), {}
+    for number, moved in enumerate(given["moved"]):
+        own = [np.float32(np.cos(number)), np.float32(np.sin(number)), 0, 0, 0, 0]
+        unsure = number / 4 if number % 3 == 1 else None
+        moved |= {"vector": vector(*own), "uncertainty": unsure}
+        wanted[moved["item"]] = (np.array(own, "<f4").tobytes(), unsure)
 
     assert served.http.post(place, params=params, json=given).json()["done"] == 20
 
     with served.runtime.database.lookup() as connection:
-        mine = embedding.c.item_id.in_([i["item"] for i in items]) & (embedding.c.uncertainty == 0.5)
-        assert list(connection.execute(select(embedding.c.item_id).where(mine)).scalars()) == [items[1]["item"]]
+        made = (embedding.c.item_id.in_(list(wanted)), embedding.c.version_id == served.runtime.registry.named("v2").id)
+        found = connection.execute(
+            select(embedding.c.item_id, embedding.c.vector, embedding.c.uncertainty).where(*made)
+        )
+        assert {key: (held, unsure) for key, held, unsure in found} == wanted
 
 
 def test_items_must_be_those_of_the_chunk_each_once(served: Any, task: Any) -> None:
