@@ -1,4 +1,4 @@
-"""The gate in front of every route: who may pass, how much they may send, a problem for what nobody expected, a count.
+"""The guard in front of every route: who may pass, how much they may send, a problem for what nobody expected, a count.
 
 Every request passes it, so what it looks at stays as it came: bytes.
 """

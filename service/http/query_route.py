@@ -1,4 +1,4 @@
-"""The short way of a query whose body is JSON or an array: no framework lies between the gate and the search.
+"""The short way of a query whose body is JSON or an array: no framework lies between the guard and the search.
 
 FastAPI describes the route, and answers forms (`service.http.search`). Here a small query is read and answered on the
 event loop itself where that takes less than to hand it to a thread; a larger one is handed on once.
@@ -53,7 +53,7 @@ class QueryRoute:
     """ASGI middleware: answers `POST /v1/galleries/{name}/query` in JSON or an array, and hands on everything else."""
 
     def __init__(self, app: ASGIApp, api: FastAPI, settings: Settings, count: Count) -> None:
-        """`app`: answers everything else, and has a gate of its own; `count` is told of every query here."""
+        """`app`: answers everything else, and has a guard of its own; `count` is told of every query here."""
         self.app = app
         self._api = api
         self._guarded = Guard(self._answer, settings, count)
