@@ -115,14 +115,17 @@ class MetadataIn(Body):
     """Patches of metadata (RFC 7396): of items by their ids, or one for all whose metadata pass a filter."""
 
     model_config = ConfigDict(
-        json_schema_extra={"oneOf": [{"required": ["items"]}, {"required": ["filter", "metadata"]}]}
+        json_schema_extra={
+            "oneOf": [{"required": ["items"]}, {"required": ["filter"]}],
+            "dependentRequired": {"filter": ["metadata"], "metadata": ["filter"]},
+        }
     )
     largest = "max_json_bytes"
     lists: ClassVar[Mapping[str, str]] = {"items": "max_batch"}
 
     items: Annotated[list[Any], WithJsonSchema(PATCHES)] = Field([], json_schema_extra={LIMIT: lists["items"]})
     filter: Annotated[dict[str, Any] | None, WithJsonSchema(FILTER)] = None
-    metadata: dict[str, Any] | None = None
+    metadata: Annotated[dict[str, Any] | None, WithJsonSchema({"type": "object"})] = None
 
 
 def take_object(value: object, legal: set[str], pointer: str) -> dict[str, Any]:

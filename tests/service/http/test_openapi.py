@@ -66,6 +66,7 @@ BODIES = {
     "POST /v1/galleries/{name}/items": {"version": "v1", "items": [{"id": "new", "embedding": [1, 2, 3, 4]}]},
     "PUT /v1/galleries/{name}/items:embeddings": {"version": "v1", "items": [{"id": "new", "embedding": [1, 2, 3, 4]}]},
     "POST /v1/galleries/{name}/items:list": {"filter": {"field": "label", "eq": "a"}},
+    "PATCH /v1/galleries/{name}/items": {"items": [{"id": "new", "metadata": {"seen": True, "label": None}}]},
     "POST /v1/galleries/{name}/items:delete": {"ids": ["new", "unknown"]},
     "POST /v1/galleries/{name}/deployments": {"version": "v1", "until": "registered"},
     "POST /v1/galleries/{name}/deployments/{number}/advance": {"to": "verified"},
