@@ -64,22 +64,15 @@ class KeptItems:
         texts = np.frombuffer(self.memory, np.uint8).copy()
         return rows_S5[:, KEY].copy(), rows_S5[:, SEQ].copy(), texts, rows_S5[:, FIRST:].copy()
 
-    def put(self, slot: int, first: bytes, second: bytes) -> None:
-        """Other texts in a slot."""
-        self._forget(slot)
-        start = len(self.memory)
-        self.memory += first + second
-        self._table()[slot, FIRST:] = start, start + len(first), len(self.memory)
-        self._pack()
-
     def stamp(self, slots: Sequence[int], seqs: Sequence[int]) -> None:
         """The items of these slots were written again."""
         self._table()[slots, SEQ] = seqs
 
     def free(self, slot: int) -> None:
-        """Nobody holds a slot any more."""
-        self._forget(slot)
-        self._table()[slot, KEY] = NOBODY
+        """Nobody holds a slot any more, and it has no texts."""
+        row_5 = self._table()[slot]
+        self._freed += int(row_5[END] - row_5[FIRST])
+        row_5[KEY], row_5[FIRST:] = NOBODY, 0
         self._pack()
 
     def seq(self, slot: int) -> int:
@@ -124,11 +117,6 @@ class KeptItems:
     def _append(self, rows_N5: Numbers) -> None:
         self._looked = None
         self._numbers.frombytes(rows_N5.tobytes())
-
-    def _forget(self, slot: int) -> None:
-        """A slot without texts."""
-        self._freed += int(self._table()[slot, END] - self._table()[slot, FIRST])
-        self._table()[slot, FIRST:] = 0
 
     def _pack(self) -> None:
         """Move the texts together, in their order, where much is freed."""

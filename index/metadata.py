@@ -1,8 +1,8 @@
 """Metadata: what the items of one gallery hold beside their vectors, in memory: shown with a match, and filtered by.
 
 Every item has a slot, a small number; `passing` answers a filter for all slots at once, for less than a scan costs. An
-item whose metadata changes gets another slot, so that columns only grow; retired slots are swept out and used again
-when there are many of them. An item whose metadata did not change is recognised by its JSON, without reading it.
+item whose metadata or id changes gets another slot, so that columns only grow; retired slots are swept out and used
+again when there are many of them. An item whose metadata did not change is recognised by its JSON, without reading it.
 
 Columns are made of the keys that a filter looks at when the first one comes that does: many galleries are never
 filtered, and few by all there is; a start reads no JSON. From then on every write enters what it brings.
@@ -92,18 +92,16 @@ class ItemChanges(NamedTuple):
     """What is known of some items beside what was known before, worked out by `Metadata.compare`.
 
     Attributes:
-        keys: of the items that get another slot, because they are new or their metadata changed (N,).
+        keys: of the items that get another slot, because they are new, or their metadata or id changed (N,).
         texts: the metadata and ids of those.
         seqs: the numbers of their last writes.
         same: slots of items that hold what they held, and the numbers of their last writes.
-        renamed: of those the slots of items that are called otherwise now, with both texts.
     """
 
     keys: Sequence[int]
     texts: JoinedTexts
     seqs: Sequence[int]
     same: tuple[Sequence[int], Sequence[int]]
-    renamed: Sequence[tuple[int, bytes, bytes]]
 
 
 class Metadata:
@@ -138,7 +136,6 @@ class Metadata:
         """
         slots, new = list(map(self._slot_of.get, keys)), []
         same: tuple[list[int], list[int]] = [], []
-        renamed: list[tuple[int, bytes, bytes]] = []
         known = [slot for slot in slots if slot is not None]
         rows_N5 = self._kept.rows(np.array(known, np.int64))
         before = iter(texts_of(rows_N5, self._kept.memory))
@@ -146,26 +143,22 @@ class Metadata:
             if slot is None:
                 new.append((key, item or NOTHING))
                 continue
-            metadata, name = next(before)
+            held = next(before)
             if item is None:
                 continue
-            if item.metadata != metadata:
+            if (item.metadata, item.id) != held:
                 new.append((key, item))
                 continue
             same[0].append(slot)
             same[1].append(item.seq)
-            if item.id != name:
-                renamed.append((slot, metadata.encode(), item.id.encode()))
         texts = joined_texts([item.metadata.encode() for _, item in new], [item.id.encode() for _, item in new])
-        return ItemChanges([key for key, _ in new], texts, [item.seq for _, item in new], same, renamed)
+        return ItemChanges([key for key, _ in new], texts, [item.seq for _, item in new], same)
 
     def take(self, changes: ItemChanges) -> None:
         """Store what was found to have changed."""
         slots, seqs = changes.same
         if slots:
             self._kept.stamp(slots, seqs)
-        for one in changes.renamed:
-            self._kept.put(*one)
         if changes.keys:
             self._store(changes.keys, changes.texts, changes.seqs)
 

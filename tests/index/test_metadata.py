@@ -109,6 +109,15 @@ def test_what_was_found_stays_as_it_was_whatever_is_written_later() -> None:
     assert dict(shown) == before
 
 
+def test_an_item_that_is_called_otherwise_is_shown_so() -> None:
+    metadata = Metadata()
+    metadata.put([1, 2], {1: Item('{"a": 1}', "one", 1)})
+    slots = metadata.put([1, 2], {1: Item('{"a": 1}', "first", 3), 2: Item("{}", "second", 4)})
+
+    assert [metadata.get(key) for key in (1, 2)] == [Item('{"a": 1}', "first", 3), Item("{}", "second", 4)]
+    assert metadata.select(parse_filter({"field": "a", "eq": 1}))[slots].tolist() == [True, False]
+
+
 def test_many_items_of_every_kind() -> None:
     """Enough items for columns to grow, for the vocabulary to shrink, and for both ways to mark slots."""
     generator = np.random.default_rng(0)
