@@ -32,6 +32,7 @@ from service.backfills.outcome import EmbeddedItems, Failed
 from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, BackfillState, Kind, Order, stored_for
 from service.backfills.sweeps import next_number
 from service.store.embeddings import put_embeddings
+from service.store.job_leases import LONGEST_LEASES
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, first_of, one_of
 from service.store.sql_arrays import listed
@@ -42,8 +43,6 @@ BURST_SECONDS = 1.0
 """How much of an unused rate may be made up for at once."""
 PACE_AHEAD = 8
 """Chunks that workers can have claimed of a rated backfill at the same instant."""
-LONGEST_LEASES = 4
-"""A lease that ends further ahead than so many of the claimer's was given before the clock was set back."""
 DIED = "the worker that had it died, or was cut off: of lack of memory, perhaps"
 REMOTE = "remote:"
 """How the owners of chunks begin that remote workers hold; the worker's own name follows."""

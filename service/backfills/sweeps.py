@@ -43,6 +43,7 @@ from service.backfills.attempts import still_waiting, to_try_again
 from service.backfills.planner import BackfillState, Kind, Order, drained, most, served_origin, turn, waiting_items
 from service.backfills.scores import Scored, told
 from service.store.database import Database
+from service.store.job_leases import is_over
 from service.store.leases import Leases
 from service.store.ranges import RANGE, Keys, first, keys_by_age, pieces
 from service.store.repository import take_seq
@@ -58,8 +59,6 @@ PAUSE_SECONDS = 0.25
 """The longest pause between two of them."""
 LEASE_SECONDS = 30.0
 """How long a sweep is left to a process that gives no sign any more."""
-LONGEST_LEASES = 4
-"""A lease that ends further ahead than so many was given before the clock was set back."""
 
 
 def _matches(among: ColumnElement[bool], _order: Order) -> Select[Any]:
@@ -101,9 +100,8 @@ def begin_again(connection: Connection, backfill_id: int) -> BackfillRow | None:
 
 def left_alone(connection: Connection) -> list[BackfillRow]:
     """The running backfills with a sweep that nobody goes on with."""
-    now = time.time()
     until = backfill.c.sweep_until
-    free = or_(until.is_(None), until < now, until > now + LONGEST_LEASES * LEASE_SECONDS)
+    free = or_(until.is_(None), is_over(until, time.time(), LEASE_SECONDS))
     mine = (backfill.c.state == BackfillState.RUNNING, backfill.c.sweep_seq.is_not(None), free)
     return all_of(BackfillRow, connection.execute(select(backfill).where(*mine).order_by(backfill.c.id)))
 

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection
 
+from service.store.ranges import RANGE
 from service.store.sql_arrays import blocks, key_range
 from service.store.tables import item
 
-RANGE = 65_536
-"""Keys that are read at a time."""
 FIRST = 65_536
 """Keys that are drawn in a first pass over all; whoever wants more has twice as many drawn in each one more."""
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Column, Connection, Float, String, Table, insert, or_, select, update
+from sqlalchemy import Column, ColumnElement, Connection, Float, String, Table, insert, or_, select, update
 
 from service.store.tables import metadata
 
@@ -26,6 +26,11 @@ job_lease = Table(
 )
 
 
+def is_over(until: ColumnElement[float], now: float, seconds: float) -> ColumnElement[bool]:
+    """Whether a lease of so many seconds is nobody's any more."""
+    return or_(until < now, until > now + LONGEST_LEASES * seconds)
+
+
 def take_job(connection: Connection, name: str, owner: str, seconds: float) -> bool:
     """Be, or go on being, who does a job; False: another process is."""
     return take_row(connection, job_lease, {"name": name}, owner, seconds)
@@ -40,8 +45,7 @@ def take_row(
     """
     now = time.time()
     mine = [table.c[name] == value for name, value in key.items()]
-    over = or_(table.c.until < now, table.c.until > now + LONGEST_LEASES * seconds)
-    free = or_(table.c.owner == owner, over)
+    free = or_(table.c.owner == owner, is_over(table.c.until, now, seconds))
     taken = connection.execute(update(table).where(*mine, free).values(owner=owner, until=now + seconds))
     if taken.rowcount:
         return True
