@@ -31,6 +31,8 @@ class ArrayLike(Protocol):
     def tolist(self) -> Any: ...
 
 
+NPY = "application/x-npy"
+"""The type of what `npy` gives."""
 EMBEDDED = {"id", "metadata", "embedding", "text"}
 """Fields of an item that comes as an embedding."""
 Vector = Sequence[float] | ArrayLike

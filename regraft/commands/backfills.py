@@ -21,7 +21,7 @@ from regraft.commands.curves import (
     in_short,
     print_curve,
 )
-from regraft.commands.options import DryRun, Gallery, print_table, progress, read_filter, would
+from regraft.commands.options import DryRun, Gallery, print_fields, progress, read_filter, would
 from regraft.commands.plan import print_estimate
 from regraft.models import BackfillInfo
 from regraft.routes.backfills import BackfillOptions
@@ -125,10 +125,8 @@ def estimate(
 @backfill.command("list")
 def list_backfills(client: Client, name: Gallery) -> None:
     """List a gallery's backfills."""
-    columns = ["id", "version", "kind", "state", "total", "done", "skipped", "failed"]
-    found = client.backfills(name)
-    answer(found)
-    print_table(columns, [[getattr(one, column) for column in columns] for one in found])
+    fields = ["id", "version", "kind", "state", "total", "done", "skipped", "failed"]
+    print_fields(client.backfills(name), fields)
 
 
 @backfill.command("show")

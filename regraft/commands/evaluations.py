@@ -18,12 +18,11 @@ from regraft.commands.answers import answer, out
 from regraft.commands.command import Commands
 from regraft.commands.evaluation_files import LINES, read_evaluation, read_lines
 from regraft.commands.item_files import label_of
-from regraft.commands.options import DryRun, Gallery, Yes, confirm_deleting, print_table, would
+from regraft.commands.options import DryRun, Gallery, Yes, confirm_deleting, print_fields, would
 from regraft.connection import Problem
 
 evaluation = Commands(no_args_is_help=True, help="Keep labelled sets for gates to measure on.")
 Number = Annotated[int, typer.Argument(metavar="EVALUATION", help="Number of the evaluation set.")]
-COLUMNS = ["id", "name", "kind", "size", "labelled", "relevant", "versions"]
 
 
 @evaluation.command("add")
@@ -83,9 +82,7 @@ def add(
 @evaluation.command("list")
 def list_evaluations(client: Client, name: Gallery) -> None:
     """List a gallery's evaluation sets."""
-    found = client.evaluations(name)
-    answer(found)
-    print_table(COLUMNS, [[getattr(one, column) for column in COLUMNS] for one in found])
+    print_fields(client.evaluations(name), ["id", "name", "kind", "size", "labelled", "relevant", "versions"])
 
 
 @evaluation.command("delete")

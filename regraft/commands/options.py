@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from regraft.client import Client
 from regraft.commands.answers import answer, err, out
 from regraft.commands.console import Description, visible
 from regraft.models import ImageWarning, ScoreInterval
+from regraft.models.base import ApiModel
 from regraft.own_packages import OWN, check_not_hidden
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
@@ -102,6 +103,12 @@ def print_table(columns: list[str], rows: list[list[Any]]) -> None:
     for row in rows:
         table.add_row(*("" if cell is None else str(cell) for cell in row))
     out.print(table)
+
+
+def print_fields(found: Sequence[ApiModel], fields: list[str]) -> None:
+    """Answer with models of one kind, and print these fields of each as a row."""
+    answer(found)
+    print_table(fields, [[getattr(one, field) for field in fields] for one in found])
 
 
 def would(dry_run: bool, done: str, infinitive: str) -> str:

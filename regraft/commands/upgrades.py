@@ -13,7 +13,7 @@ from index.errors import InvalidArgument
 from regraft.client import Client, Json
 from regraft.commands.answers import answer, err, out
 from regraft.commands.command import Commands
-from regraft.commands.options import DryRun, Gallery, print_table, score, would
+from regraft.commands.options import DryRun, Gallery, print_fields, print_table, score, would
 from regraft.models import DeploymentInfo, GateReport
 
 deployment = Commands(no_args_is_help=True, help="Show deployments, and take them step by step.")
@@ -130,10 +130,8 @@ def deploy(
 @deployment.command("list")
 def list_deployments(client: Client, name: Gallery) -> None:
     """List a gallery's deployments."""
-    columns = ["id", "version", "previous", "state", "gate", "activated", "reason"]
-    found = client.deployments(name)
-    answer(found)
-    print_table(columns, [[getattr(one, column) for column in columns] for one in found])
+    fields = ["id", "version", "previous", "state", "gate", "activated", "reason"]
+    print_fields(client.deployments(name), fields)
 
 
 @deployment.command("show")

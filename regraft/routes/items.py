@@ -8,12 +8,11 @@ from typing import Any
 
 from regraft import given
 from regraft.connection import Connection, Json
-from regraft.given import ArrowTable, InvalidInput
+from regraft.given import NPY, ArrowTable, InvalidInput
 from regraft.models import DeleteResult, EmbeddingPage, IngestResult, ItemDetail, ItemPage, MetadataResult, MissingPage
 from regraft.paths import MAX_PARAMS, change_params, flag, path_of
 from regraft.routes.route import route
 
-NPY = "application/x-npy"
 ARROW = "application/vnd.apache.arrow.stream"
 
 

@@ -7,13 +7,12 @@ from typing import Any, TypedDict, Unpack
 
 from regraft import given
 from regraft.connection import Connection, Json
-from regraft.given import Vectors
+from regraft.given import NPY, Vectors
 from regraft.models import SearchResponse
 from regraft.paths import MAX_PARAMS, path_of
 from regraft.routes.route import route
 
 DEFAULT_K = 10
-NPY = "application/x-npy"
 
 
 class QueryOptions(TypedDict, total=False):
