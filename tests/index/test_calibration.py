@@ -132,6 +132,14 @@ def test_json_holds_the_whole_map() -> None:
         np.testing.assert_array_equal(again.log_odds(at), fitted.log_odds(at))
 
 
+def test_beyond_its_ends_a_map_goes_on_as_it_runs_over_all_of_them() -> None:
+    scores, right = np.repeat([0.0, 1.0, 4.0], 10), np.concatenate([np.arange(10) < n for n in (1, 2, 9)])
+    for sign in (1, -1):
+        fitted = fit_calibration(sign * scores, right, higher_is_better=sign > 0)
+        first, last, beyond = fitted.log_odds(sign * np.array([0.0, 4.0, 8.0]))
+        assert beyond == pytest.approx(last + (last - first))
+
+
 GOOD: dict[str, Any] = {"kind": "isotonic", "scores": [1, 2], "probabilities": [0.2, 0.4], "slope": 1.0}
 
 

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from index.errors import InvalidArgument
-from index.evaluation.choosing import ChosenKind, Search, choose_kind, learning_curve, recommendation, searching
+from index.evaluation.choosing import (
+    ChosenKind,
+    Search,
+    choose_kind,
+    gained,
+    learning_curve,
+    recommendation,
+    searching,
+)
 from index.evaluation.fitting import FITS, Pairs, fit_adapter, measure, split_pairs
 from index.evaluation.metrics import Retrieval
 from index.space import Cosine
@@ -50,6 +58,14 @@ def test_the_kind_that_suits_is_chosen_and_holds_on_pairs_that_nobody_saw() -> N
         assert hidden[choice.kind].cmc(1) >= max(measured.cmc(1) for measured in hidden.values()) - 0.02
         assert set(choice.reached) == {"procrustes", "ridge", "low_rank"}
         assert "slerp" in choice.left_out
+
+
+@pytest.mark.parametrize(("good", "chosen"), [({"low_rank"}, "low_rank"), ({"procrustes", "low_rank"}, "procrustes")])
+def test_the_best_is_chosen_and_of_equals_the_first(good: set[str], chosen: str) -> None:
+    def fit(kind: str, _: Pairs) -> Search:
+        return lambda new_QM, old_QN: old_QN if kind in good else -old_QN
+
+    assert choose_kind(["ridge", "procrustes", "low_rank"], fit, drawn(rotation), OLD).kind == chosen
 
 
 def test_kinds_are_fitted_from_the_new_version_to_the_old_one() -> None:
@@ -117,6 +133,22 @@ def test_a_curve_has_no_point_where_so_few_pairs_determine_no_map(least: int, fi
 
     assert list(curve.scores) == fitted_on
     assert ("Too few pairs" in curve.in_words()) is (fitted_on == [24])
+
+
+def test_a_curve_of_a_kind_that_needs_labels_has_them_at_every_point() -> None:
+    pairs = drawn(rotation, labelled=True)
+    whole = measure(search("slerp", pairs)(pairs.new_QM, pairs.old_QN), pairs, OLD)
+
+    assert len(learning_curve("slerp", search, pairs, OLD, whole).scores) == 3
+
+
+def test_what_was_gained_is_told_of_the_queries_that_both_sides_can_answer() -> None:
+    better, worse = (
+        Retrieval({1: np.array(hit)}, np.array(hit, float), np.array(valid))
+        for hit, valid in (([1, 1, 0, 0], [1, 1, 1, 0]), ([0, 1, 1, 1], [0, 1, 1, 1]))
+    )
+    both = replace(better, valid=better.valid.astype(bool)), replace(worse, valid=worse.valid.astype(bool))
+    assert gained(*both).value == -0.5
 
 
 def ranked(right: float) -> Retrieval:

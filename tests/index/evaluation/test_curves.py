@@ -161,6 +161,7 @@ def test_a_curve_measured_in_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch)
     parts = measure_curves(old, new, right, orders, points=5)
     assert set(whole) == {(order, scale) for order in orders for scale in (RAW, CALIBRATED)}
     for key, curve in whole.items():
+        assert len(curve.curve.values) == 5
         np.testing.assert_allclose(parts[key].curve.values, curve.curve.values)
         assert parts[key].area == curve.area
 
