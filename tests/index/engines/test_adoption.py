@@ -52,6 +52,11 @@ def answer(gallery: Gallery, exact: bool) -> Any:
     return found.keys_QK.tolist()
 
 
+def folders(gallery: Gallery) -> set[Path | None]:
+    """Where the segments lie that it searches."""
+    return {segment.folder for shard in gallery._shards.all() for segment in shard.segments if segment.held()}
+
+
 def build(gallery: Gallery) -> None:
     while gallery.build_index():
         pass
@@ -76,6 +81,7 @@ def test_what_one_builds_the_other_takes_over(galleries: list[Gallery]) -> None:
     follows.adopt_segments()
     assert answer(follows, exact=True) == answer(builds, exact=True)
     assert follows.indexed() == builds.indexed() == sum(follows.items_by_version().values()) == 199
+    assert folders(follows) == folders(builds)
 
 
 def test_each_item_is_found_once_between_two_steps(galleries: list[Gallery], monkeypatch: pytest.MonkeyPatch) -> None:
