@@ -18,6 +18,7 @@ from index.engines import gpu
 from service.backfills.completion import Planner
 from service.backfills.embedder import Embedder
 from service.backfills.traffic import Traffic
+from service.registry.packed_folders import PackedFolders
 from service.registry.registry import Registry
 from service.replica.engine_writer import EngineWriter
 from service.replica.engines import Engines
@@ -72,6 +73,7 @@ class Runtime:
     """Galleries that queries wait for, by name; touched on the event loop only."""
     lookers: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)
     """What looks at a backfill for its watchers, as long as there are some."""
+    packed: PackedFolders = field(default_factory=PackedFolders)
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run blocking work on one of the service's own threads; cheaper than FastAPI's pool."""

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import base64
 import math
-import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 from pydantic import FailFast, Field
 from sqlalchemy import Connection, select
-from starlette.background import BackgroundTask
 from starlette.responses import FileResponse
+from starlette.types import Receive, Scope, Send
 
 from index.archive import pack_version
 from index.errors import RegraftError
@@ -152,7 +153,8 @@ def archive(name: Name, service: Service) -> FileResponse:
     """A version folder as a .zip, for a worker that has to run it."""
     registered = service.registry.named(name)
     registered.check_folder()
-    return _zip(lambda packed: pack_version(registered.version.folder, packed))
+    key = ("version", name, registered.card_sha256)
+    return _Download(service.packed.fetching(key, partial(pack_version, registered.version.folder)))
 
 
 @router.get("/work/edges/{number}", response_class=FileResponse, responses=gives("application/zip"))
@@ -164,7 +166,7 @@ def edge_archive(number: Number, service: Service) -> FileResponse:
         raise UnknownEdge(f"there is no edge number {number} (any more)")
     edge = declared.edge
     with service.registry.opening(edge):
-        return _zip(lambda packed: pack(edge, packed))
+        return _Download(service.packed.fetching(("edge", number, fingerprint(edge)), partial(pack, edge)))
 
 
 def _described(service: Runtime, chunk: Chunk) -> WorkClaim:
@@ -183,15 +185,18 @@ def _described(service: Runtime, chunk: Chunk) -> WorkClaim:
     )
 
 
-def _zip(pack: Callable[[Path], None]) -> FileResponse:
-    scratch = tempfile.TemporaryDirectory()
-    packed = Path(scratch.name) / "folder.zip"
-    try:
-        pack(packed)
-    except BaseException:
-        scratch.cleanup()
-        raise
-    return FileResponse(packed, media_type="application/zip", background=BackgroundTask(scratch.cleanup))
+class _Download(FileResponse):
+    """An archive that is there until it was sent, or whoever fetched it went away."""
+
+    def __init__(self, fetching: AbstractContextManager[Path]) -> None:
+        super().__init__(fetching.__enter__(), media_type="application/zip")
+        self._fetching = fetching
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._fetching.__exit__(None, None, None)
 
 
 def _edges(service: Runtime, target: LoadedVersion) -> list[WorkEdge]:
