@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, time
 from pathlib import Path
@@ -119,7 +119,18 @@ class Wanted:
             raise InvalidArgument(why, pointer="/vector")
         return next(iter(self.vectors.items())) if self.vectors else (default, self.version)
 
-    def named(self, rows: Sequence[Mapping[str, Any]], own: Sequence[Any], *, first: bool) -> Sequence[Any]:
+    def named_vectors(self, there: Collection[str], collection: str) -> Mapping[str, str | None]:
+        """The vectors asked for of a collection with several by name, with their versions; else its first.
+
+        Raises:
+            InvalidArgument: it has none of such a name.
+        """
+        if unknown := [name for name in self.vectors if name not in there]:
+            legal = ", ".join(there) or "none"
+            raise InvalidArgument(f"{collection} has no vector {unknown[0]!r}; it has {legal}", pointer="/vector")
+        return self.vectors or dict.fromkeys(list(there)[:1], self.version)
+
+    def ids_of(self, rows: Sequence[Mapping[str, Any]], own: Sequence[Any], *, first: bool) -> Sequence[Any]:
         """The ids of rows of a database: their field `id`, None where one has none, or without it their `own`.
 
         Raises:
@@ -133,13 +144,13 @@ class Wanted:
             raise InvalidArgument(why, pointer="/id")
         return [row.get(self.id) for row in rows]
 
-    def described(self, row: Mapping[str, Any], *taken: str) -> dict[str, Any] | None:
+    def metadata_of(self, row: Mapping[str, Any], *taken: str) -> dict[str, Any] | None:
         """The metadata of a row, without its text and the columns that are `taken` otherwise; None: it names none."""
         taken = (*taken, self.text) if self.text is not None else taken
         names = [name for name in row if name not in taken] if self.metadata is None else self.metadata
         return {name: as_json(row[name]) for name in names if row.get(name) is not None} if names else None
 
-    def said(self, rows: Sequence[Mapping[str, Any]], *, first: bool) -> list[str | None]:
+    def texts_of(self, rows: Sequence[Mapping[str, Any]], *, first: bool) -> list[str | None]:
         """The texts of rows of a database, none where none are wanted; `first`: they are the source's first.
 
         Raises:
@@ -236,10 +247,10 @@ def batch_of_columns(
         for version, vectors in columns
     ]
     found = [_of_one_length(vectors) for _, vectors in given]
-    said = {n for n, text in enumerate(texts) if text is not None and named[n]}
-    held = sorted(said.union(*(rows for rows, _ in found)))
+    with_text = {n for n, text in enumerate(texts) if text is not None and named[n]}
+    held = sorted(with_text.union(*(rows for rows, _ in found)))
     place = {row: n for n, row in enumerate(held)}
-    bare = (n for n, good in enumerate(named) if good and n not in said)
+    bare = (n for n, good in enumerate(named) if good and n not in with_text)
     missing = sum(all(vectors[n] is None for _, vectors in given) for n in bare)
     odd = sum(one is not None for _, vectors in given for one in vectors) - sum(len(rows) for rows, _ in found)
     counts = ((NO_ID, named.count(False)), ("no vector", missing), ("a vector of another length", odd))
@@ -249,8 +260,8 @@ def batch_of_columns(
         if rows
     ]
     skipped = {why: count for why, count in counts if count}
-    told = [texts[n] for n in held] if texts else []
-    return Batch(len(ids), [as_id(ids[n]) for n in held], [metadata[n] for n in held], made, cursor, skipped, told)
+    kept = [texts[n] for n in held] if texts else []
+    return Batch(len(ids), [as_id(ids[n]) for n in held], [metadata[n] for n in held], made, cursor, skipped, kept)
 
 
 def _of_one_length(vectors: Sequence[Any]) -> tuple[list[int], Vectors]:

@@ -47,11 +47,11 @@ class ChromaCollection:
             if not ids:
                 return
             nothing = [None] * len(ids)
-            documents, told = page["documents"] or nothing, page["metadatas"] or nothing
+            documents, metadatas = page["documents"] or nothing, page["metadatas"] or nothing
             vectors = nothing if page["embeddings"] is None else page["embeddings"]
-            said = [{} if text is None else {"document": text} for text in documents]
-            about = [{**(one or {}), **text} for one, text in zip(told, said, strict=True)]
-            texts = self._wanted.said(about, first=at == 0)
+            named = [{} if text is None else {"document": text} for text in documents]
+            about = [{**(one or {}), **text} for one, text in zip(metadatas, named, strict=True)]
+            texts = self._wanted.texts_of(about, first=at == 0)
             at += len(ids)
-            rows = zip(ids, vectors, map(self._wanted.described, about), strict=True)
+            rows = zip(ids, vectors, map(self._wanted.metadata_of, about), strict=True)
             yield batch_of(list(rows), version, at, texts)

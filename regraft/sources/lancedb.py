@@ -34,7 +34,7 @@ class LanceTable:
         name, version = self._wanted.vector("vector")
         at = int(after or 0)
         while rows := self._table.search().limit(size).offset(at).to_list():
-            texts, ids = self._wanted.said(rows, first=at == 0), self._wanted.named(rows, (), first=at == 0)
+            texts, ids = self._wanted.texts_of(rows, first=at == 0), self._wanted.ids_of(rows, (), first=at == 0)
             at += len(rows)
-            told = [self._wanted.described(row, str(self._wanted.id), name) for row in rows]
-            yield batch_of(list(zip(ids, [row.get(name) for row in rows], told, strict=True)), version, at, texts)
+            metadata = [self._wanted.metadata_of(row, str(self._wanted.id), name) for row in rows]
+            yield batch_of(list(zip(ids, [row.get(name) for row in rows], metadata, strict=True)), version, at, texts)

@@ -58,7 +58,7 @@ class MilvusCollection:
             pages.close()
 
     def _batch(self, rows: Sequence[Mapping[str, Any]], after: Any, *, first: bool) -> Batch:
-        ids = self._wanted.named(rows, [row[self._key] for row in rows], first=first)
-        told = [self._wanted.described(row, self._wanted.id or self._key, self._vector) for row in rows]
-        given = [(key, row.get(self._vector), one) for key, row, one in zip(ids, rows, told, strict=True)]
-        return batch_of(given, self._version, after, self._wanted.said(rows, first=first))
+        ids = self._wanted.ids_of(rows, [row[self._key] for row in rows], first=first)
+        metadata = [self._wanted.metadata_of(row, self._wanted.id or self._key, self._vector) for row in rows]
+        given = [(key, row.get(self._vector), one) for key, row, one in zip(ids, rows, metadata, strict=True)]
+        return batch_of(given, self._version, after, self._wanted.texts_of(rows, first=first))

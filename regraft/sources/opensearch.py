@@ -51,7 +51,7 @@ class OpenSearchIndex:
             found = self._rest.ask("POST", f"{self._path}/_search", json=body | behind)["hits"]["hits"]
             if not found:
                 break
-            texts = self._wanted.said([hit["_source"] for hit in found], first=after is None)
+            texts = self._wanted.texts_of([hit["_source"] for hit in found], first=after is None)
             after = found[-1]["sort"][0]
             yield batch_of([self._row(hit) for hit in found], self._version, after, texts)
         others = {"query": {"bool": {"must_not": self._named}}}
@@ -61,7 +61,7 @@ class OpenSearchIndex:
     def _row(self, hit: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any] | None]:
         source = hit["_source"]
         key = source.get(self._wanted.id) if self._wanted.id else hit[OWN_ID]
-        return key, source.get(self._vector), self._wanted.described(source, self._vector, self._wanted.id or "")
+        return key, source.get(self._vector), self._wanted.metadata_of(source, self._vector, self._wanted.id or "")
 
     def _mapped(self) -> Mapping[str, Any]:
         mappings = self._rest.ask("GET", f"{self._path}/_mapping")

@@ -55,8 +55,8 @@ class PgvectorTable:
         with psycopg.connect(self._address, autocommit=True) as connection:
             while rows := self._page(connection, others, size, after):
                 about = [dict(zip(others, row[2:], strict=True)) for row in rows]
-                given = [(row[0], row[1], self._wanted.described(one)) for row, one in zip(rows, about, strict=True)]
-                texts, after = self._wanted.said(about, first=after is None), rows[-1][0]
+                given = [(row[0], row[1], self._wanted.metadata_of(one)) for row, one in zip(rows, about, strict=True)]
+                texts, after = self._wanted.texts_of(about, first=after is None), rows[-1][0]
                 yield batch_of(given, self._version, after, texts)
             unnamed = sql.SQL("SELECT count(*) FROM {} WHERE {} IS NULL").format(self._name, sql.Identifier(self._id))
             if (found := connection.execute(unnamed).fetchone()) and found[0]:

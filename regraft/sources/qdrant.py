@@ -7,7 +7,6 @@ from typing import Any
 
 from qdrant_client import QdrantClient
 
-from index.errors import InvalidArgument
 from regraft.sources.base import Batch, Wanted, as_json, batch_of_columns, place_of
 
 
@@ -33,8 +32,8 @@ class QdrantCollection:
     @property
     def metrics(self) -> Mapping[str | None, str]:
         there = self._configured if isinstance(self._configured, Mapping) else {"": self._configured}
-        said = {version: getattr(there.get(name), "distance", None) for name, version in self._asked.items()}
-        return {version: str(getattr(word, "value", word)) for version, word in said.items() if word is not None}
+        words = {version: getattr(there.get(name), "distance", None) for name, version in self._asked.items()}
+        return {version: str(getattr(word, "value", word)) for version, word in words.items() if word is not None}
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         while True:
@@ -50,23 +49,19 @@ class QdrantCollection:
 
     def _named_vectors(self) -> Mapping[str, str | None]:
         """Vectors asked for, with their versions, else the collection's first; one without a name is called ""."""
-        named = self._configured
-        if not isinstance(named, Mapping):
+        if not isinstance(self._configured, Mapping):
             return {"": self._wanted.vector("")[1]}
-        if unknown := [name for name in self._wanted.vectors if name not in named]:
-            legal = ", ".join(named) or "none"
-            raise InvalidArgument(f"{self._collection} has no vector {unknown[0]!r}; it has {legal}", pointer="/vector")
-        return self._wanted.vectors or dict.fromkeys(list(named)[:1], self._wanted.version)
+        return self._wanted.named_vectors(self._configured, self._collection)
 
     def _batch(self, points: list[Any], after: Any, *, first: bool) -> Batch:
         about = [point.payload or {} for point in points]
         held = [point.vector if isinstance(point.vector, Mapping) else {"": point.vector} for point in points]
         return batch_of_columns(
-            self._wanted.named(about, [point.id for point in points], first=first),
-            list(map(self._wanted.described, about)),
+            self._wanted.ids_of(about, [point.id for point in points], first=first),
+            list(map(self._wanted.metadata_of, about)),
             [(version, [one.get(name) for one in held]) for name, version in self._asked.items()],
             as_json(after),
-            self._wanted.said(about, first=first),
+            self._wanted.texts_of(about, first=first),
         )
 
 

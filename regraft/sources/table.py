@@ -27,7 +27,7 @@ class TableFile:
 
     def __init__(self, path: Path, wanted: Wanted) -> None:
         self._path, self._wanted = path, wanted
-        with _told(path):
+        with _naming_errors_of(path):
             self._parquet = pq.ParquetFile(path) if path.suffix in (".parquet", ".pq") else None
             self._schema = self._parquet.schema_arrow if self._parquet else _arrow(path).schema
         names = self._schema.names
@@ -54,7 +54,7 @@ class TableFile:
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         done = int(after or 0)
-        with _told(self._path):
+        with _naming_errors_of(self._path):
             for start, table in self._tables(size, done):
                 for at in range(max(done - start, 0), table.num_rows, size):
                     part = table.slice(at, size)
@@ -96,8 +96,8 @@ class TableFile:
         if bare := len(kept) - len(held):
             skipped["no vector"] = bare
         metadata = self._metadata(table)
-        described, said = [metadata[n] for n in kept], [texts[n] for n in kept] if self._text else []
-        return Batch(len(ids), [as_id(ids[n]) for n in kept], described, columns, cursor, skipped, said)
+        described, kept_texts = [metadata[n] for n in kept], [texts[n] for n in kept] if self._text else []
+        return Batch(len(ids), [as_id(ids[n]) for n in kept], described, columns, cursor, skipped, kept_texts)
 
     def _origins(self, table: Any, name: str, count: int) -> Any:
         """Whether each row's vector was made by a transform."""
@@ -116,11 +116,11 @@ class TableFile:
             else self._wanted.metadata
         )
         rows = table.select(names).to_pylist(maps_as_pydicts="lossy")
-        return [self._wanted.described(row, *taken) for row in rows]
+        return [self._wanted.metadata_of(row, *taken) for row in rows]
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _naming_errors_of(path: Path) -> Iterator[None]:
     """Say Arrow's errors about a file that is empty, cut or of another kind as one of the file."""
     try:
         yield

@@ -40,11 +40,11 @@ class WeaviateCollection:
     @property
     def metrics(self) -> Mapping[str | None, str]:
         there = self._schema.get("vectorConfig") or {UNNAMED: self._schema}
-        said = {
+        words = {
             version: (there[name].get("vectorIndexConfig") or {}).get("distance")
             for name, version in self._asked.items()
         }
-        return {version: str(word) for version, word in said.items() if word is not None}
+        return {version: str(word) for version, word in words.items() if word is not None}
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         while True:
@@ -60,18 +60,15 @@ class WeaviateCollection:
         named = self._schema.get("vectorConfig") or {}
         if not named:
             return {UNNAMED: self._wanted.vector(UNNAMED)[1]}
-        if unknown := [name for name in self._wanted.vectors if name not in named]:
-            legal = ", ".join(named)
-            raise InvalidArgument(f"{self._collection} has no vector {unknown[0]!r}; it has {legal}", pointer="/vector")
-        return self._wanted.vectors or dict.fromkeys(list(named)[:1], self._wanted.version)
+        return self._wanted.named_vectors(named, self._collection)
 
     def _batch(self, found: list[Any], after: str, *, first: bool) -> Batch:
         about = [one.get("properties") or {} for one in found]
         held = [{UNNAMED: one.get("vector"), **(one.get("vectors") or {})} for one in found]
         return batch_of_columns(
-            self._wanted.named(about, [one["id"] for one in found], first=first),
-            list(map(self._wanted.described, about)),
+            self._wanted.ids_of(about, [one["id"] for one in found], first=first),
+            list(map(self._wanted.metadata_of, about)),
             [(version, [one.get(name) or None for one in held]) for name, version in self._asked.items()],
             after,
-            self._wanted.said(about, first=first),
+            self._wanted.texts_of(about, first=first),
         )
