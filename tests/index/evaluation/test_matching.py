@@ -1,4 +1,4 @@
-"""index.evaluation.matching: where nobody asks, or nothing is there."""
+"""index.evaluation.matching: what is listed and what classes say is one, and where nobody asks, or nothing is there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from index.errors import InvalidArgument
-from index.evaluation.matching import Matching, fit_evalue_maps, fit_maps
-from index.evaluation.metrics import Compared
+from index.evaluation.matching import Listed, Matching, fit_evalue_maps, fit_maps, retrieval_by
+from index.evaluation.metrics import Compared, retrieval
 from index.space import Cosine
 from naive import units
 
@@ -27,3 +27,28 @@ def test_maps_of_no_query_or_no_item_are_refused(fit: Callable[..., Any], items:
 
 def test_where_nothing_is_there_no_query_has_a_right_item() -> None:
     assert Matching(np.arange(3), NONE, np.full(3, -1)).valid.tolist() == [False] * 3
+
+
+def test_what_is_listed_one_by_one_measures_as_the_classes_it_comes_of() -> None:
+    generator = np.random.default_rng(0)
+    asked, held = generator.integers(1, 7, 20), generator.integers(1, 6, 30)
+    asked[0] = held[0] = 0  # of which only item 0 is right
+    nobody = np.full(20, -1)
+    classes = Matching(asked, held, nobody)
+    right = np.full((20, 30), -1)
+    for row, mine in zip(right, classes.relevant(slice(None)), strict=True):
+        row[: mine.sum()] = np.flatnonzero(mine)
+    listed = Listed(right, 30, nobody)
+    way = Compared(units(20, 4), units(30, 4), Cosine())
+
+    found = [
+        retrieval_by(way, listed),
+        retrieval_by(way, classes),
+        retrieval(way.queries, asked, way.items, held, way.space),
+    ]
+
+    np.testing.assert_array_equal(listed.relevant(np.arange(5)), classes.relevant(np.arange(5)))
+    for one in found:
+        np.testing.assert_array_equal(one.valid, (asked[:, None] == held).any(axis=1))
+        for metric in ("cmc@1", "cmc@5", "mAP@1.0"):
+            np.testing.assert_array_equal(one.per_query(metric), found[0].per_query(metric))

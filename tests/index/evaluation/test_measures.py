@@ -10,7 +10,7 @@ import pytest
 import naive
 from index.errors import InvalidArgument
 from index.evaluation import metrics
-from index.evaluation.measures import PerQuery, first_items, recall, tar
+from index.evaluation.measures import PerQuery, first_items, recall, recall_of, tar
 from index.evaluation.metrics import Compared
 from index.space import space_from_json
 
@@ -90,6 +90,17 @@ def test_recall_against_the_naive_version(k: int) -> None:
     np.testing.assert_allclose(measured.per_query(f"recall@{k}"), expected)
     right = [a[0] in b for a, b in zip(first(old, old), first(new, old), strict=True)]
     np.testing.assert_array_equal(measured.per_query("cmc@1"), right)
+
+
+def test_recall_of_listed_items_is_the_share_of_each_querys_own() -> None:
+    found = np.array([[3, 0, 7], [0, 1, 2], [5, 4, 2], [1, 2, 3]])
+    right = np.array([[0, 9, -1], [0, -1, -1], [0, 1, 2], [-1, -1, -1]])
+
+    measured = recall_of(found, right, 2)
+
+    assert measured.per_query("recall@2").tolist() == [0.5, 1, 0, 0]
+    assert measured.per_query("cmc@1").tolist() == [0, 1, 0, 0]
+    assert measured.valid.tolist() == [True, True, True, False]
 
 
 def test_recall_of_long_lists_takes_memory_for_the_lists_alone() -> None:
