@@ -48,6 +48,7 @@ def test_what_is_listed_one_by_one_measures_as_the_classes_it_comes_of() -> None
     ]
 
     np.testing.assert_array_equal(listed.relevant(np.arange(5)), classes.relevant(np.arange(5)))
+    np.testing.assert_array_equal(listed.valid, classes.valid)
     for one in found:
         np.testing.assert_array_equal(one.valid, (asked[:, None] == held).any(axis=1))
         for metric in ("cmc@1", "cmc@5", "mAP@1.0"):
