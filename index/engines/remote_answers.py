@@ -36,24 +36,24 @@ Question = tuple[RemoteRows, bool, bytes, bool]
 """The table of the rows there, and what they are searched for: exact or not, queries, and whether among some keys."""
 
 
-class Told(NamedTuple):
+class Answer(NamedTuple):
     """An answer, and how many candidates were asked for."""
 
     depth: int
     candidates: Candidates
 
 
-class _Kept(NamedTuple):
+class _KeptAnswer(NamedTuple):
     """An answer to a question: among which keys, if any, and how many times rows had come to lie there before."""
 
-    told: Told
+    answer: Answer
     keys_N: Keys | None
     added: int
 
     def is_for(self, keys_N: Keys | None, least: int) -> bool:
         """Whether it is deep enough, and of all of these keys."""
         among = keys_N is None or self.keys_N is None or bool(np.isin(keys_N, self.keys_N).all())
-        return among and self.told.depth >= least
+        return among and self.answer.depth >= least
 
 
 class Unanswered(Exception):
@@ -68,7 +68,7 @@ class Answers:
     """Those to one request; see the module. Used by one thread, which has `ask` use others."""
 
     def __init__(self) -> None:
-        self._kept: defaultdict[Question, list[_Kept]] = defaultdict(list)
+        self._kept: defaultdict[Question, list[_KeptAnswer]] = defaultdict(list)
         self._away: dict[RemoteRows, EngineUnavailable] = {}
         self._due: dict[tuple[Question, int, bytes | None], Callable[[], None]] = {}
         self._stale = self._rounds = 0
@@ -85,7 +85,7 @@ class Answers:
         least: int,
         keys_N: Keys | None = None,
         exact: bool = False,
-    ) -> Told:
+    ) -> Answer:
         """As `Collection.search`, of the collection whose rows these are; `least`: candidates, c where it is asked now.
 
         Raises:
@@ -98,11 +98,11 @@ class Answers:
         known = [kept for kept in self._kept[question] if kept.is_for(keys_N, least)]
         for kept in reversed(known):
             if kept.added == rows.added:
-                return kept.told
+                return kept.answer
         search = partial(collection.search, queries_QW, c, keys_N=keys_N, exact=exact)
         self._stale += bool(known)
         if self._stale >= MOST_STALE or self._rounds >= MOST_ROUNDS:
-            return Told(c, search())
+            return Answer(c, search())
         keys = None if keys_N is None else keys_N.tobytes()
         self._due[question, c, keys] = partial(self._ask, question, c, keys_N, rows.added, search)
         raise Unanswered(self)
@@ -127,7 +127,7 @@ class Answers:
     ) -> None:
         rows, started = question[0], perf_counter()
         try:
-            self._kept[question].append(_Kept(Told(c, search()), keys_N, added))
+            self._kept[question].append(_KeptAnswer(Answer(c, search()), keys_N, added))
         except EngineUnavailable as error:
             self._away[rows] = error
         self.seconds[rows] += perf_counter() - started

@@ -1,11 +1,11 @@
 """Searching a collection for the rows that count: deeper until enough were found, or among some keys.
 
-A candidate counts if its vector has the digest that its key has in the table. What falls out is made up for by asking
+A candidate is valid if its vector has the digest that its key has in the table. What falls out is made up for by asking
 deeper, and where that is not enough, by having the engine compare every row that may be found. Scores are computed
 here, from the vectors that come with the candidates.
 
 Shape suffixes: Q queries, K results wanted, C candidates, N keys, D dimension, R rows there, S slots, A rows that may
-be found, P a part of them, G candidates that count.
+be found, P a part of them, G valid candidates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from index.engines.base import MISSING, Hits, Keys, Scanned, is_full
 from index.engines.digest import digests
 from index.engines.exact import nearest_rows
 from index.engines.remote import Candidates, Collection, EngineUnavailable
-from index.engines.remote_answers import Answers, Told, Unanswered
+from index.engines.remote_answers import Answer, Answers, Unanswered
 from index.engines.remote_rows import RemoteRows
 from index.scan import Mask, Rows
 from index.space import Lorentz, Space, Vectors
@@ -38,11 +38,11 @@ PATIENCE_SECONDS = 1.0
 faster."""
 
 
-Ask = Callable[..., Told]
+Ask = Callable[..., Answer]
 """`Answers.search`, or what stands for it where the engine is waited for."""
 
 
-class _Wanted(NamedTuple):
+class _Request(NamedTuple):
     """What is to be found there: queries in both forms, how many rows of each, and which rows may be."""
 
     queries_QD: Vectors
@@ -53,8 +53,8 @@ class _Wanted(NamedTuple):
     ask: Ask
 
 
-class _Right(NamedTuple):
-    """The candidates of one query that count: their rows in the table, their vectors (G, W), and whether they do."""
+class _Valid(NamedTuple):
+    """The valid candidates of one query: their rows in the table, their vectors (G, W), and whether they are enough."""
 
     at_G: Rows
     rows_GW: Vectors
@@ -90,32 +90,32 @@ class RemoteSearch:
             return Hits(scores_QK, slots_QK, is_full(slots_QK), Scanned(), k)
         queries_QW = np.ascontiguousarray(self._space.queries(queries_QD), np.float32)
         ask = self._wait if answers is None else partial(answers.search, self._collection, self._rows)
-        asked = _Wanted(queries_QD, queries_QW, wanted, live_R, exact, ask)
+        asked = _Request(queries_QD, queries_QW, wanted, live_R, exact, ask)
         few = among <= self._collection.capabilities.max_keys and among <= RESTRICTED * self._rows.held()
         depth = self._depth(wanted, among)
         found = {} if few else dict(enumerate(self._deepened(asked, np.arange(len(queries_QD)), wanted, depth)))
         left_Q = np.array([n for n in range(len(queries_QD)) if n not in found or not found[n].enough], np.int64)
         if len(left_Q):
             found |= zip(left_Q.tolist(), self._by_keys(asked, left_Q), strict=True)
-        for query, right in found.items():
-            scores_1K, best_1K = self._nearest(asked, query, right)
+        for query, valid in found.items():
+            scores_1K, best_1K = self._nearest(asked, query, valid)
             scores_QK[query, : scores_1K.shape[1]] = scores_1K[0]
-            slots_QK[query, : scores_1K.shape[1]] = self._rows.slots_R[right.at_G[best_1K[0]]]
+            slots_QK[query, : scores_1K.shape[1]] = self._rows.slots_R[valid.at_G[best_1K[0]]]
         how = Scanned(among) if few or exact else Scanned(0, among, depth)
         return Hits(scores_QK, slots_QK, is_full(slots_QK), how, k)
 
-    def _wait(self, queries_QW: Vectors, c: int, *, least: int, **how: Any) -> Told:
-        return Told(c, self._collection.search(queries_QW, c, **how))
+    def _wait(self, queries_QW: Vectors, c: int, *, least: int, **how: Any) -> Answer:
+        return Answer(c, self._collection.search(queries_QW, c, **how))
 
     def _depth(self, wanted: int, among: int) -> int:
         """The candidates to ask for first, where any row is found as soon as any other."""
         needed = math.ceil(SLACK * wanted * self._rows.held() / among) + EXTRA
         return min(self._collection.capabilities.max_k, needed)
 
-    def _by_keys(self, asked: _Wanted, left_Q: Rows) -> list[_Right]:
-        """Of some queries what is right, where the engine compares every row that may be found, so many at a time."""
+    def _by_keys(self, asked: _Request, left_Q: Rows) -> list[_Valid]:
+        """The valid candidates of some queries, where the engine compares every row that may be found, in parts."""
         keys_A, most = self._rows.keys_R[asked.live_R], self._collection.capabilities.max_keys
-        gathered: list[list[_Right]] = [[] for _ in left_Q]
+        gathered: list[list[_Valid]] = [[] for _ in left_Q]
         unanswered: Unanswered | None = None
         for start in range(0, len(keys_A), most):
             keys_P = keys_A[start : start + most]
@@ -125,51 +125,51 @@ class RemoteSearch:
             except Unanswered as error:  # the other parts are asked for at once
                 unanswered = error
                 continue
-            for parts, right in zip(gathered, found, strict=True):
-                if not right.enough:
-                    self._disagree(f"{least - len(right.at_G)} rows or more are not found in it")
-                parts.append(right)
+            for parts, valid in zip(gathered, found, strict=True):
+                if not valid.enough:
+                    self._disagree(f"{least - len(valid.at_G)} rows or more are not found in it")
+                parts.append(valid)
         if unanswered is not None:
             raise unanswered
         columns = (zip(*parts, strict=True) for parts in gathered)
-        return [_Right(np.concatenate(at), np.concatenate(rows), True) for at, rows, _ in columns]
+        return [_Valid(np.concatenate(at), np.concatenate(rows), True) for at, rows, _ in columns]
 
     def _deepened(
-        self, asked: _Wanted, queries_P: Rows, least: int, depth: int, keys_N: Keys | None = None
-    ) -> list[_Right]:
-        """What is right of some queries' candidates: asked for more of them until enough are, or there are no more."""
-        found: dict[int, _Right] = {}
+        self, asked: _Request, queries_P: Rows, least: int, depth: int, keys_N: Keys | None = None
+    ) -> list[_Valid]:
+        """What is valid of some queries' candidates: more are asked for until enough are, or there are no more."""
+        found: dict[int, _Valid] = {}
         left_Q, most = queries_P, self._collection.capabilities.max_k
         depth, deep = min(depth, most), min(least, most)
         while len(left_Q):
-            told = asked.ask(asked.queries_QW[left_Q], depth, least=deep, keys_N=keys_N, exact=asked.exact)
-            candidates, again = told.candidates, []
+            answer = asked.ask(asked.queries_QW[left_Q], depth, least=deep, keys_N=keys_N, exact=asked.exact)
+            candidates, again = answer.candidates, []
             for query, ended, (at_G, rows_GW) in zip(
-                left_Q.tolist(), _ended(candidates, told.depth), self._right(candidates, asked.live_R), strict=True
+                left_Q.tolist(), _ended(candidates, answer.depth), self._valid(candidates, asked.live_R), strict=True
             ):
-                right = found[query] = _Right(at_G, rows_GW, True)
-                if len(at_G) < least or not (ended or self._is_sure(asked, query, right)):
-                    found[query] = _Right(at_G, rows_GW, False)
-                    again += [] if ended or told.depth == most else [query]
-            left_Q, depth = np.array(again, np.int64), min(GROWS * told.depth, most)
+                valid = found[query] = _Valid(at_G, rows_GW, True)
+                if len(at_G) < least or not (ended or self._is_sure(asked, query, valid)):
+                    found[query] = _Valid(at_G, rows_GW, False)
+                    again += [] if ended or answer.depth == most else [query]
+            left_Q, depth = np.array(again, np.int64), min(GROWS * answer.depth, most)
             deep = depth
         return [found[query] for query in queries_P.tolist()]
 
-    def _is_sure(self, asked: _Wanted, query: int, right: _Right) -> bool:
+    def _is_sure(self, asked: _Request, query: int, valid: _Valid) -> bool:
         """Whether no other row can be nearer; it may be where the engine's order is rounded."""
         if not isinstance(self._space, Lorentz):
             return True
-        scores_1K, _ = self._nearest(asked, query, right)
-        last = float((right.rows_GW @ asked.queries_QW[query]).min())
+        scores_1K, _ = self._nearest(asked, query, valid)
+        last = float((valid.rows_GW @ asked.queries_QW[query]).min())
         return bool(self._space.nearest(asked.queries_QD[query], last) >= scores_1K[0, -1])
 
-    def _nearest(self, asked: _Wanted, query: int, right: _Right) -> tuple[Vectors, Rows]:
+    def _nearest(self, asked: _Request, query: int, valid: _Valid) -> tuple[Vectors, Rows]:
         """Scores of the best of a query's candidates (1, K or fewer), and which they are."""
-        found = min(asked.k, len(right.at_G))
-        return nearest_rows(self._space, asked.queries_QD[query : query + 1], right.rows_GW, None, found)
+        found = min(asked.k, len(valid.at_G))
+        return nearest_rows(self._space, asked.queries_QD[query : query + 1], valid.rows_GW, None, found)
 
-    def _right(self, found: Candidates, live_R: Mask) -> list[tuple[Rows, Vectors]]:
-        """Of each query's candidates those that count, once each: their rows in the table, and their vectors."""
+    def _valid(self, found: Candidates, live_R: Mask) -> list[tuple[Rows, Vectors]]:
+        """Of each query's candidates those that are valid, once each: their rows in the table, and their vectors."""
         at_QC = self._rows.find(found.keys_QC.ravel()).reshape(found.keys_QC.shape)
         known_QC = at_QC != MISSING
         same_QC = np.zeros(at_QC.shape, np.bool_)
@@ -178,11 +178,11 @@ class RemoteSearch:
         if newer_QC.any():
             self._disagree("it holds newer rows than the database tells of")
         good_QC = same_QC & live_R[at_QC]
-        right = []
+        valid = []
         for good_C, at_C, rows_CW in zip(good_QC, at_QC, found.rows_QCW, strict=True):
             at_G, first_G = np.unique(at_C[good_C], return_index=True)
-            right.append((at_G, np.ascontiguousarray(rows_CW[good_C][first_G])))
-        return right
+            valid.append((at_G, np.ascontiguousarray(rows_CW[good_C][first_G])))
+        return valid
 
     def _disagree(self, how: str) -> None:
         """It tells of other rows than those known here: as a rule writes that are about to arrive by the feed."""
