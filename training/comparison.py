@@ -30,6 +30,7 @@ from training.evaluate import compare, embed_both, measure
 from training.fitting import checkpoint_of
 from training.origins import card_sha, made_of, read_note, write_note, write_whole
 from training.overrides import with_overrides
+from training.processes import require_one
 from training.recipes import FAMILIES, Recipe, digits
 from training.recipes.family import FIRSTS, HOW, Family
 from training.train import recipe_data, train
@@ -183,7 +184,11 @@ def compare_methods(
         parts: what follows the family's name in the names of its recipes, references first.
         after_each: called when another part has been measured.
         say: told of each training and what came of it.
+
+    Raises:
+        InvalidArgument: there are several processes.
     """
+    require_one("a comparison of methods")
     sets = Sets({})
     failed: set[Part] = set()
     for run in runs:

@@ -9,6 +9,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from index.errors import InvalidArgument
+
 PATIENCE = timedelta(days=7)
 """How long the others wait for the first process, which measures and exports."""
 
@@ -31,6 +33,16 @@ def on_this_machine() -> int:
 def leads() -> bool:
     """Whether this process is the one that measures and writes."""
     return rank() == 0
+
+
+def require_one(what: str) -> None:
+    """Refuse several processes, each of which would write all that one does.
+
+    Raises:
+        InvalidArgument: there are several.
+    """
+    if world() > 1:
+        raise InvalidArgument(f"{what} runs in one process; of several `regraft train` alone makes one training")
 
 
 @contextmanager

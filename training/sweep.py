@@ -22,6 +22,7 @@ from training.data import Data
 from training.divergence import Diverged
 from training.methods import method_options
 from training.origins import made_of, read_note, write_note
+from training.processes import require_one
 from training.recipes import Recipe
 from training.references import FIELDS, References
 from training.train import check_plan, recipe_data, reference_folder, referred_of, train
@@ -76,8 +77,9 @@ def sweep(
         The trials, the best one first.
 
     Raises:
-        InvalidArgument: the recipe has nothing to choose, or cannot be trained.
+        InvalidArgument: the recipe has nothing to choose, or cannot be trained, or there are several processes.
     """
+    require_one("a sweep")
     if trials < 1:
         raise InvalidArgument(f"trials must be 1 or more, not {trials}", pointer="/trials")
     if not recipe.old or not weights_of(recipe):

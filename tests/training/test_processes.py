@@ -14,8 +14,11 @@ import pytest
 import torch
 
 from index.encoder import verify_version
+from index.errors import InvalidArgument
 from training import train as path
+from training.comparison import COMPARED, compare_methods, runs_of
 from training.recipes import find_recipe
+from training.sweep import sweep
 from training.trained import WEIGHTS, Trained
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +112,16 @@ def run_two(code: str, *arguments: str) -> None:
     for process in running:
         _, stderr = process.communicate(timeout=200)
         assert process.returncode == 0, stderr.decode()
+
+
+def test_what_each_of_several_processes_would_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InvalidArgument, match="a sweep runs in one process"):
+        sweep(find_recipe("digits_l2"), 2, tmp_path)
+    with pytest.raises(InvalidArgument, match="a comparison of methods runs in one process"):
+        compare_methods(runs_of(COMPARED["digits"], tmp_path, 1, []), ["v1"], lambda: None)
+
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
