@@ -52,13 +52,10 @@ class Space(Protocol):
         """The `space` field of a card."""
 
 
-@dataclass(frozen=True)
-class Cosine:
-    """Unit vectors, inner product; score in [-1, 1], higher is better."""
+class _StoredAsTheyAre:
+    """What spaces share whose vectors are themselves the rows that are stored and scanned with."""
 
-    kind = "cosine"
-    higher_is_better = True
-    inner_product = True
+    kind: str
 
     def width(self, dim: int) -> int:
         return dim
@@ -68,6 +65,18 @@ class Cosine:
 
     def queries(self, x_ND: Vectors) -> Vectors:
         return x_ND
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+
+@dataclass(frozen=True)
+class Cosine(_StoredAsTheyAre):
+    """Unit vectors, inner product; score in [-1, 1], higher is better."""
+
+    kind = "cosine"
+    higher_is_better = True
+    inner_product = True
 
     def normalise(self, x_ND: Vectors) -> Vectors:
         norm_N1 = np.linalg.norm(x_ND.astype(np.float64), axis=1, keepdims=True)
@@ -76,26 +85,14 @@ class Cosine:
     def score(self, scanned: Vectors) -> Vectors:
         return scanned
 
-    def as_json(self) -> dict[str, Any]:
-        return {"kind": self.kind}
-
 
 @dataclass(frozen=True)
-class Euclidean:
+class Euclidean(_StoredAsTheyAre):
     """Euclidean distance; score in [0, inf), lower is better."""
 
     kind = "l2"
     higher_is_better = False
     inner_product = False
-
-    def width(self, dim: int) -> int:
-        return dim
-
-    def items(self, x_ND: Vectors) -> Vectors:
-        return x_ND
-
-    def queries(self, x_ND: Vectors) -> Vectors:
-        return x_ND
 
     def normalise(self, x_ND: Vectors) -> Vectors:
         return x_ND
@@ -103,9 +100,6 @@ class Euclidean:
     def score(self, scanned: Vectors) -> Vectors:
         # The scan's |q|^2 - 2qx + |x|^2 can round below zero for near-identical vectors.
         return np.sqrt(np.maximum(scanned, 0.0))
-
-    def as_json(self) -> dict[str, Any]:
-        return {"kind": self.kind}
 
 
 MIN_CURVATURE, MAX_CURVATURE = 1e-12, 1e12

@@ -82,16 +82,16 @@ def train(
 
         lightning.seed_everything(recipe.seed, verbose=False)
         described = None if old is None else describe(old, learned_from)
-        facts = (0, None) if independent is None else (independent.dim, independent.head)
-        method = build_method(recipe, classes, described, *facts)
+        new_dim, new_head = (0, None) if independent is None else (independent.dim, independent.head)
+        method = build_method(recipe, classes, described, new_dim, new_head)
         backbone = new_backbone(recipe) if method.trains_encoder else reuse_backbone(independent, recipe)
         psi = train_psi(recipe, learned_from, out, progress)
         module = build_module(recipe, backbone, method, old, independent, psi)
         fit(module, learned_from, validation, out=out, progress=progress)
 
         head = method.head_weights() if method.trains_encoder or independent is None else independent.head
-        old_dims = (0, 0) if old is None else (old.dim, old.side_dim)
-        trained = Trained(recipe, backbone, method, data.classes, old_dims[0], head, psi, old_dims[1])
+        old_dim, old_side_dim = (0, 0) if old is None else (old.dim, old.side_dim)
+        trained = Trained(recipe, backbone, method, data.classes, old_dim, head, psi, old_side_dim)
         with processes.meeting():
             if processes.leads():
                 finish(trained, old, data, out, progress)
