@@ -147,6 +147,12 @@ def test_a_gallery_in_an_engine_lives_as_one_in_memory(served: Served, kind: str
     alike()
     until(lambda: lies(served, paths[0]) == {("v1", "supplied"): (0, COUNT - 1)})
     alike()
+    for path in paths:
+        patches = [{"id": f"i{n}", "metadata": {"even": n % 3 == 0}} for n in range(20, 50)]
+        assert served.http.patch(f"{path}/items", json={"items": patches}).json()["updated"] == len(patches)
+    alike()
+    until(lambda: lies(served, paths[0]) == {("v1", "supplied"): (0, COUNT - 1)})
+    alike()
 
     for path in paths:
         served.deploy(path, "v2")
