@@ -258,6 +258,38 @@ def test_a_sweep_that_ends_after_any_transaction_and_goes_on_plans_what_an_undis
         assert (row.total, row.failed) == (5, 0)
 
 
+@pytest.mark.parametrize(
+    ("written", "fields", "left"),
+    [
+        ({}, {}, True),
+        ({"blob": None}, {}, False),
+        ({}, {"item_limit": 2}, False),
+        ({}, {"filter": {"field": "a", "eq": 1}}, False),
+        ({"metadata": {"a": 1}}, {"filter": {"field": "a", "eq": 1}}, True),
+    ],
+)
+def test_what_is_written_while_a_sweep_finds_nothing_is_left_to_another_one(
+    stage: Planning, written: dict[str, Any], fields: dict[str, Any], left: bool
+) -> None:
+    gallery = stage.gallery(2, metadata={"a": 1})
+    number = stage.start(gallery, **fields)
+    first = stage.claim()
+    stage.commit(first, stage.read(first))
+    with stage.database.write() as connection:
+        job = begin_again(connection, number)
+    stage.store(gallery, ["new"], **written)
+
+    ended = go_on(stage.database, job, ORDER, lambda: NOTHING_TOLD)
+
+    assert ended is (None if left else BackfillState.DONE)
+    with stage.database.lookup() as connection:
+        waiting = sweeps.left_alone(connection)
+    assert [row.id for row in waiting] == [number] * left
+    for row in waiting:
+        assert go_on(stage.database, row, ORDER, lambda: NOTHING_TOLD) is RUNNING
+        assert stage.planned(number)[-1] == ["new"]
+
+
 def test_a_backfill_that_was_paused_while_it_is_planned_goes_on_at_once(stage: Planning) -> None:
     number = stage.start(stage.gallery(ITEMS), planned=False)
     with stage.database.write() as connection:
