@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,16 @@ class Process:
         self.replica = Replica(self.database, self.registry, world.settings.indexes, poll_seconds)
         self.replica.start()
 
-    def store(self, *names: str, number: float = 1, metadata: dict[str, Any] | None = None) -> None:
-        new = [NewItem(name, metadata, "supplied", np.array([number, n], np.float32)) for n, name in enumerate(names)]
+    def store(
+        self,
+        *names: str,
+        number: float = 1,
+        metadata: dict[str, Any] | None = None,
+        origins: Sequence[str] = ("supplied",),
+    ) -> None:
+        """Items of these origins in turn."""
+        vectors = [np.array([number, n], np.float32) for n in range(len(names))]
+        new = [NewItem(*each) for each in zip(names, repeat(metadata), cycle(origins), vectors, strict=False)]
         with self.database.write() as connection:
             first = take_seq(connection, 1, len(new))
             v1 = self.registry.by_id(1)
@@ -88,6 +97,12 @@ def test_new_items_are_not_read_back_and_are_what_the_database_says(
     process.store("b", "f", number=2)  # one is
     world.create("h")
     process.store("i")
+
+    assert told(process.replica) == told(world.new_replica())
+
+
+def test_new_items_of_several_origins_are_what_the_database_says(world: ReplicatedWorld, process: Process) -> None:
+    process.store("a", "b", "c", "d", origins=("supplied", "encoded"))
 
     assert told(process.replica) == told(world.new_replica())
 
