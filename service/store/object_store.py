@@ -21,10 +21,15 @@ VECTOR_FILES = "vectors/"
 
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 3, 10, 3
 """Of a request to S3."""
+CONNECTIONS = 64
+"""To S3, of a process at most: who finds none free waits, however long others take."""
 S3 = {
     # Another process removes what this one has listed.
     "use_listings_cache": False,
+    # Else each image would be asked for its size before it is read.
+    "max_concurrency": 1,
     "config_kwargs": {
+        "max_pool_connections": CONNECTIONS,
         "connect_timeout": CONNECT_SECONDS,
         "read_timeout": READ_SECONDS,
         "retries": {"mode": "standard", "total_max_attempts": ATTEMPTS},

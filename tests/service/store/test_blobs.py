@@ -5,15 +5,18 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from s3fs import S3FileSystem
 
 from index.errors import RegraftError
 from service.store.blobs import AT_ONCE, MARKER, Blobs, StoreUnreachable
-from staging.s3 import ObjectStore, object_store
+from staging.s3 import KEYS, ObjectStore, object_store
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,53 @@ def test_a_store_over_the_network_is_asked_for_many_at_once_and_for_no_more_once
         list(blobs.fetch_all([f"1/{n}" for n in range(10 * AT_ONCE)]))
 
     assert next(numbers) == AT_ONCE
+
+
+class Together(BaseHTTPRequestHandler):
+    """Answers so many requests once all of them are under way."""
+
+    protocol_version = "HTTP/1.1"
+    asked: list[str]
+    under_way: threading.Barrier
+
+    def do_GET(self) -> None:
+        self.asked.append(self.command)
+        self.under_way.wait(20)
+        self.send_response(200)
+        self.send_header("content-length", "1")
+        self.end_headers()
+        self.wfile.write(b"x")
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+
+def test_images_of_s3_take_one_request_each_and_many_are_under_way_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    readers = 2
+    Together.asked, Together.under_way = [], threading.Barrier(readers * AT_ONCE)
+    server = Server(("127.0.0.1", 0), Together)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    S3FileSystem.clear_instance_cache()
+    for name, value in {**KEYS, "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{server.server_address[1]}"}.items():
+        monkeypatch.setenv(name, value)
+    try:
+        blobs, keys = Blobs("s3://bucket/images", list), [f"1/{n}" for n in range(AT_ONCE)]
+        with ThreadPoolExecutor(readers) as pool:
+            read = list(pool.map(lambda _: list(blobs.fetch_all(keys)), range(readers)))
+    finally:
+        server.shutdown()
+        server.server_close()
+        S3FileSystem.clear_instance_cache()
+
+    assert read == [[b"x"] * AT_ONCE] * readers
+    assert Together.asked == ["GET"] * readers * AT_ONCE
 
 
 def test_what_is_removed_is_gone_and_the_rest_stays(blobs: Blobs, caplog: pytest.LogCaptureFixture) -> None:
