@@ -90,7 +90,7 @@ class Worker:
             if chunk := self._patiently(self._claim):
                 self._leases.hold(chunk)
                 return chunk
-            self._registry.rest()
+            self._registry.drop_idle()
             if self._patiently(self._look_after):
                 continue
             self._stop.wait(idle)

@@ -128,8 +128,8 @@ class LoadedVersion:
         """Which of its encoders are in memory: `images`, `texts`."""
         return [name for name, lazy in self._lazy.items() if lazy.loaded]
 
-    def rest(self, needed: bool, idle_seconds: float) -> None:
-        """Forget the encoders if nobody has needed or used them for so long."""
+    def drop_idle(self, needed: bool, idle_seconds: float) -> None:
+        """Drop the encoders that nobody has needed or used for so long."""
         for lazy in self._lazy.values():
             if needed:
                 lazy.touch()
@@ -321,10 +321,10 @@ class Registry:
         """Names of the versions that can encode texts."""
         return frozenset(r.name for r in self.all() if r.card.text and r.opens("texts"))
 
-    def rest(self, needed: Collection[str] = ()) -> None:
-        """Forget the encoders that have been idle for long; those of versions in `needed` are not."""
+    def drop_idle(self, needed: Collection[str] = ()) -> None:
+        """Drop the encoders that have been idle for long; those of versions in `needed` are not."""
         for registered in self.all():
-            registered.rest(registered.name in needed, self._settings.encoder_idle_seconds)
+            registered.drop_idle(registered.name in needed, self._settings.encoder_idle_seconds)
 
     def edges(self) -> tuple[EdgeRecord, ...]:
         """All declared edges, in the order in which they were; those with a `problem` are in no graph.

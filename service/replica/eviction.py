@@ -26,7 +26,7 @@ class EncoderEvictor(Background):
     """A thread that looks now and then which encoders are needed."""
 
     def __init__(self, registry: Registry, replica: Replica, idle_seconds: float) -> None:
-        super().__init__("rester")
+        super().__init__("evictor")
         self._registry = registry
         self._replica = replica
         self._pause = min(idle_seconds / LOOKS_PER_IDLE, MOST_SECONDS)
@@ -35,9 +35,9 @@ class EncoderEvictor(Background):
         while not self._stop.wait(self._pause):
             try:
                 self._registry.retry_unreached()
-                self._registry.rest(needed(self._registry, self._replica.all()))
+                self._registry.drop_idle(needed(self._registry, self._replica.all()))
             except Exception:  # a look that fails unloads nothing; the next one may succeed
-                logger.exception(Event("rest_failed"))
+                logger.exception(Event("encoders_not_dropped"))
 
 
 def needed(registry: Registry, lives: list[LoadedGallery]) -> set[str]:

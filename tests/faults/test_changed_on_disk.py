@@ -58,7 +58,7 @@ class TestWorkerThatLoadsItLater:
             worker.step()
             moved = 6
             for registered in worker._registry.all():
-                registered.rest(needed=False, idle_seconds=0.0)
+                registered.drop_idle(needed=False, idle_seconds=0.0)
         put_back = changed(site.settings.versions / "v2" / file)
 
         assert not worker.step()
