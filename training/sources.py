@@ -169,7 +169,7 @@ def cifar100(root: Path) -> Data:
     """CIFAR-100's own python format (Krizhevsky 2009): the pickled files `train`, `meta`, and `test` for both sides."""
     train, test, meta = (_unpickle(root / part) for part in ("train", "test", "meta"))
     try:
-        names = [name.decode() for name in meta[b"fine_label_names"]]
+        names = [name.decode() if isinstance(name, bytes) else name for name in meta[b"fine_label_names"]]
         test_set = _cifar_set(test)
         return Data(_cifar_set(train), test_set, test_set, same=True, names=names)
     except (KeyError, ValueError, AttributeError, TypeError) as error:
@@ -213,7 +213,8 @@ def _unpickle(path: Path) -> Mapping[bytes, Any]:
         raise InvalidArgument(f"{path} cannot be read as a CIFAR-100 file: {error}", pointer="/root") from error
     if not isinstance(held, dict):
         raise InvalidArgument(f"{path} holds no dictionary, so it is no CIFAR-100 file", pointer="/root")
-    return held
+    # Python 3 writes again as text what it read as text.
+    return {key.encode() if isinstance(key, str) else key: value for key, value in held.items()}
 
 
 def _cifar_set(held: Mapping[bytes, Any]) -> ImageSet:
