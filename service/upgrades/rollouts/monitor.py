@@ -195,7 +195,8 @@ class RolloutMonitor(Background):
 
     def _compare(self, job: _Job) -> None:
         """Answer queries by the new version too, and count how far it agrees with the old one on the same items."""
-        if job.live.rollout is None or job.live.rollout.deployment != job.rollout.deployment:
+        now = job.live.rollout  # once: it may end between two looks
+        if now is None or now.deployment != job.rollout.deployment:
             return
         started = time.perf_counter()
         asks, old = [(version, job.ask) for version in (job.rollout.version.name, job.old.version)], job.old

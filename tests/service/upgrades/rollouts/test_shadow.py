@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import queue
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,25 @@ class TestShadow:
 
         assert (trial["compared"], trial["errors"]) == (3, 0)
         assert (trial["overlap"], trial["rank_correlation"], trial["first_match_flips"]) == (1.0, 1.0, 0)
+
+    def test_a_trial_that_ends_between_two_looks_at_it_ends_no_other(
+        self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Ending:
+            def __init__(self, live: Any) -> None:
+                self.live, self.looks = live, iter([live.rollout])
+
+            def __getattr__(self, name: str) -> Any:
+                return next(self.looks, None) if name == "rollout" else getattr(self.live, name)
+
+        compare = RolloutMonitor._compare
+        ending = lambda monitor, job: compare(monitor, replace(job, live=Ending(job.live)))  # noqa: E731
+        monkeypatch.setattr(RolloutMonitor, "_compare", ending)
+        number = begin(served, filled, "twin", "shadow")
+        for picture in pictures[:2]:
+            ask(served, filled, picture)
+
+        assert wait_for(served, filled, number, counted("shadow", "new", 2))["trial"]["shadow"]["compared"] == 2
 
     def test_a_new_version_that_fails_is_counted_and_nobody_notices(
         self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
