@@ -317,11 +317,14 @@ def test_cka_equals_its_definition_by_gram_matrices() -> None:
 
 
 def test_a_chain_fills_the_lower_half_of_the_matrix() -> None:
-    known = {("v1", "v1"): 0.5, ("v2", "v1"): 0.6, ("v2", "v2"): 0.8, ("v3", "v2"): 0.7, ("v3", "v3"): 0.9}
-    matrix = compatibility_matrix(["v1", "v2", "v3"], lambda new, old: known.get((new, old)))
+    known = {("v1", "v1"): 0.5, ("v2", "v1"): 0.6, ("v2", "v2"): 0.8, ("v3", "v2"): 0.85, ("v3", "v3"): 0.9}
+    known |= {("v4", "v1"): 0.5, ("v4", "v2"): 0.7, ("v4", "v3"): 0.95, ("v4", "v4"): 0.9, ("v1", "v2"): 0.9}
+    matrix = compatibility_matrix(["v1", "v2", "v3", "v4"], lambda new, old: known.get((new, old)))
     nan = np.nan
-    np.testing.assert_array_equal(matrix.values, [[0.5, nan, nan], [0.6, 0.8, nan], [nan, 0.7, 0.9]])
-    assert matrix.average_compatibility == pytest.approx(1 / 3)  # v2/v1 holds, v3/v2 falls below, v3/v1 is unknown
+    rows = [[0.5, nan, nan, nan], [0.6, 0.8, nan, nan], [nan, 0.85, 0.9, nan], [0.5, 0.7, 0.95, 0.9]]
+    np.testing.assert_array_equal(matrix.values, rows)
+    # v2/v1, v3/v2 and v4/v3 hold, v4/v1 is no better, v4/v2 falls below, v3/v1 is unknown.
+    assert matrix.average_compatibility == pytest.approx(1 / 2)
 
 
 def test_memory_depends_on_the_block_and_not_on_the_number_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
