@@ -20,7 +20,7 @@ from service.doctor.findings import Context, Finding
 from service.registry.registry import Registry
 from service.replica.engine_writer import write_block
 from service.replica.engines import Engines, name_of
-from service.replica.feed import sort
+from service.replica.feed import gather_changes
 from service.store.contents import contents
 from service.store.repository import feed_of, index_of
 from service.store.rows import GalleryRow
@@ -118,7 +118,7 @@ class _Examined:
             mine = np.array(sorted({row[0] for row in block}))
             found = collection.entries(mine)  # of the same number, so that they would stay
             collection.delete(found.keys_N, found.numbers_N)
-            write_block(collection, place, space, block, sort(self._registry, [block]))
+            write_block(collection, place, space, block, gather_changes(self._registry, [block]))
 
 
 def _lost(collection: Collection, keys: Keys, digests: Keys, numbers: Keys) -> Keys:

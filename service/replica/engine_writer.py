@@ -27,7 +27,7 @@ from service.background import Background
 from service.logs import RecurringErrors
 from service.registry.registry import Registry
 from service.replica.engines import ALL, Engines
-from service.replica.feed import Sorted, sort
+from service.replica.feed import FeedChanges, gather_changes
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.database import Database
@@ -102,7 +102,7 @@ class EngineWriter(Background):
             upto = block[-1][6] if block else row.next_seq - 1
             self._replica.refresh(live.id)  # so that there is a shard of each place that the block tells of
             shards = _going_to(kind, live)
-            found = sort(self._registry, [block] if block else [])
+            found = gather_changes(self._registry, [block] if block else [])
             for place, shard in shards.items():
                 if covers.get(place, after) < upto:
                     write_block(shard.collection, place, shard.space, block, found)
@@ -156,7 +156,9 @@ def _going_to(kind: IndexKind, live: LoadedGallery) -> dict[ShardKey, RemoteShar
     return {place: shard for place, shard in shards if shard.kind is kind and not shard.leaving}
 
 
-def write_block(collection: Collection, place: ShardKey, space: Space, block: Sequence[FeedRow], found: Sorted) -> None:
+def write_block(
+    collection: Collection, place: ShardKey, space: Space, block: Sequence[FeedRow], found: FeedChanges
+) -> None:
     """What a block of the feed says of one collection."""
     seqs = {row[0]: row[6] for row in block}
     keys, vectors = found.placed.get(place, ((), np.empty((0, 0), np.float32)))

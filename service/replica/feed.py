@@ -1,4 +1,4 @@
-"""The change feed, sorted: which vectors items hold, which items leave, and which cannot be placed, and why.
+"""The change feed, gathered: which vectors items hold, which items leave, and which cannot be placed, and why.
 
 Shapes: N items, D the dimension of their version.
 """
@@ -31,7 +31,7 @@ Usable = tuple[Sequence[int], Vectors, Sequence[int]]
 
 
 @dataclass
-class Sorted:
+class FeedChanges:
     """Changes as `Gallery.apply` takes them.
 
     Attributes:
@@ -82,9 +82,9 @@ def ahead(made: Iterator[T]) -> Iterator[T]:
             yield one
 
 
-def sort(registry: Registry, blocks: Iterable[Sequence[FeedRow]]) -> Sorted:
-    """Say of each changed item what it holds."""
-    made = Sorted()
+def gather_changes(registry: Registry, blocks: Iterable[Sequence[FeedRow]]) -> FeedChanges:
+    """What blocks of the feed say of each item: what it holds."""
+    made = FeedChanges()
     found: dict[tuple[int, str], tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
     for block in blocks:
         # A column at a time: there may be a million rows.

@@ -30,7 +30,7 @@ from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import Rollout
 from service.registry.storing import AddedItems
 from service.replica.engines import name_of
-from service.replica.feed import Sorted
+from service.replica.feed import FeedChanges
 from service.store.repository import FeedRow, index_of
 from service.store.rows import GalleryRow
 from service.store.vector_codec import is_place, places_from_bytes, to_bytes
@@ -89,7 +89,7 @@ class LoadedGallery:
 
     def apply(
         self,
-        found: Sorted,
+        found: FeedChanges,
         seq: int | None = None,
         current: LoadedVersion | None = None,
         fitted: tuple[Maps, Mapping[str, Mode]] | None = None,
@@ -114,7 +114,7 @@ class LoadedGallery:
         with self.applying:
             if self.seq != first - 1 or self.current is not added.current:
                 return False
-            self.apply(Sorted({added.place: ([*added.items], added.vectors)}, items=added.items), last)
+            self.apply(FeedChanges({added.place: ([*added.items], added.vectors)}, items=added.items), last)
             self.bytes = self.gallery.bytes()
         return True
 

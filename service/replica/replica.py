@@ -29,7 +29,7 @@ from service.registry.rollout_records import deployed
 from service.registry.storing import AddedItems
 from service.replica.cache import Cache
 from service.replica.engines import no_engines
-from service.replica.feed import Sorted, ahead, sort
+from service.replica.feed import FeedChanges, ahead, gather_changes
 from service.replica.load_progress import LoadProgress
 from service.replica.loaded import LoadedGallery
 from service.replica.snapshots import has_segments, keep_if_due, newest
@@ -284,7 +284,7 @@ class Replica:
                 blocks = (
                     list(changes(connection, live.id, live.seq, live.at_hand)) if live.seq or building is None else []
                 )
-            live.apply(sort(self._registry, blocks), row.next_seq - 1, current, fitted)
+            live.apply(gather_changes(self._registry, blocks), row.next_seq - 1, current, fitted)
             live.rollout, live.gates, live.seen_edges = rollout, gates, edges
             live.gallery.configure(index_of(row))
             live.bytes = live.gallery.bytes()
@@ -301,7 +301,7 @@ class Replica:
         # Where no vector lies elsewhere, every one is read: at once, then, with what is known of the items.
         if not (has_segments(live.folder) or live.gallery.config.kind.elsewhere):
             progress.total = live_items(connection, live.id)
-            for block in ahead(sort(self._registry, [rows]) for rows in changes(connection, live.id, 0)):
+            for block in ahead(gather_changes(self._registry, [rows]) for rows in changes(connection, live.id, 0)):
                 live.apply(block)
                 progress.add(len(block.items) + len(block.missing))
             return
@@ -319,8 +319,8 @@ class Replica:
             left += without
             progress.add(len(some.keys_N) - len(without))
         for rows in feed_of(connection, live.id, left):
-            live.apply(some_left := sort(self._registry, [rows]))
+            live.apply(some_left := gather_changes(self._registry, [rows]))
             progress.add(len(some_left.items) + len(some_left.missing))
         if found is not None:
-            live.apply(Sorted(), found[1])
+            live.apply(FeedChanges(), found[1])
             live.snapshot_seq, live.snapshot_unsealed = found[1], len(left)

@@ -12,7 +12,7 @@ from sqlalchemy import delete, insert, select, update
 
 from service.errors import NoCurrentVersion, UnknownGallery
 from service.replica import replica
-from service.replica.feed import Sorted
+from service.replica.feed import FeedChanges
 from service.replica.loaded import LoadedGallery
 from service.store.deletion import delete_gallery
 from service.store.repository import take_seq
@@ -114,8 +114,8 @@ def test_refresh_sees_everything_committed_before_it(world: World) -> None:
 def test_python_looks_for_no_circles_among_rows_that_are_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would look through all rows again and again: two thirds of the time that loading a million items takes."""
     collecting: list[bool] = []
-    sort = replica.sort
-    monkeypatch.setattr(replica, "sort", lambda *changes: collecting.append(gc.isenabled()) or sort(*changes))
+    gather = replica.gather_changes
+    monkeypatch.setattr(replica, "gather_changes", lambda *given: collecting.append(gc.isenabled()) or gather(*given))
     g = world.create("g")
     world.store(g, 1, a=[1, 0])
 
@@ -318,7 +318,7 @@ def test_a_rebuild_reads_in_blocks(world: World, monkeypatch: pytest.MonkeyPatch
     sizes: list[int] = []
     apply = LoadedGallery.apply
 
-    def counting(live: LoadedGallery, found: Sorted, *seq: int) -> None:
+    def counting(live: LoadedGallery, found: FeedChanges, *seq: int) -> None:
         sizes.append(len(found.items))
         apply(live, found, *seq)
 
