@@ -40,7 +40,7 @@ class UpdateMode(StrEnum):
 
 
 @dataclass(frozen=True)
-class There:
+class KnownItem:
     """A live item that is there: its row, and version id -> (origin, vector if it was asked for) of what it holds."""
 
     row: ItemRow
@@ -103,7 +103,7 @@ def store(
     one that is not there is.
     """
     rows = {row.external_id: row for row in rows_of(connection, gallery_id, [i.external_id for i in items])}
-    there = items_there(connection, gallery_id, rows.values(), version.id)
+    there = known_items(connection, gallery_id, rows.values(), version.id)
     if there or version is not current:
         registry.sync_edges()  # nobody removes one meanwhile: that takes the lock of every gallery
     for version_id in {held for known in there.values() for held in known.held}:
@@ -150,7 +150,9 @@ def _added(
     return AddedItems((version.name, new[0].origin), stacked([one.vector for one in new]), items, seqs, current)
 
 
-def items_there(connection: Connection, gallery_id: int, known: Iterable[ItemRow], version_id: int) -> dict[str, There]:
+def known_items(
+    connection: Connection, gallery_id: int, known: Iterable[ItemRow], version_id: int
+) -> dict[str, KnownItem]:
     """Those of the items of a gallery that are live, by their ids, with the vectors they hold of one version."""
     rows = {row.id: row for row in known if not row.deleted}
     if not rows:
@@ -161,7 +163,7 @@ def items_there(connection: Connection, gallery_id: int, known: Iterable[ItemRow
     columns = (embedding.c.item_id, embedding.c.version_id, embedding.c.origin, vector)
     for key, held_id, origin, stored in connection.execute(select(*columns).where(*mine)):
         held[key][held_id] = origin, stored
-    return {row.external_id: There(row, held[key]) for key, row in rows.items()}
+    return {row.external_id: KnownItem(row, held[key]) for key, row in rows.items()}
 
 
 def _is_whole(new: NewItem, mode: UpdateMode) -> bool:
@@ -169,7 +171,7 @@ def _is_whole(new: NewItem, mode: UpdateMode) -> bool:
     return mode is UpdateMode.REPLACE or new.blob is not None
 
 
-def _after(known: There, new: NewItem, version_id: int, mode: UpdateMode) -> set[int]:
+def _after(known: KnownItem, new: NewItem, version_id: int, mode: UpdateMode) -> set[int]:
     """The versions the item will hold embeddings of."""
     if _is_whole(new, mode):
         return {version_id}
@@ -179,7 +181,7 @@ def _after(known: There, new: NewItem, version_id: int, mode: UpdateMode) -> set
     return {version_id, *(key for key, (origin, _) in known.held.items() if origin != Origin.TRANSFORMED)}
 
 
-def _is_same(known: There, new: NewItem, version_id: int) -> bool:
+def _is_same(known: KnownItem, new: NewItem, version_id: int) -> bool:
     """Whether the item holds this very vector of the version, and as a transform only if it comes as one."""
     origin, vector = known.held.get(version_id, ("", None))
     made_alike = (origin == Origin.TRANSFORMED) == (new.origin == Origin.TRANSFORMED)
@@ -190,7 +192,7 @@ def _add(
     connection: Connection,
     gallery_id: int,
     version_id: int,
-    updated: Sequence[tuple[There, NewItem]],
+    updated: Sequence[tuple[KnownItem, NewItem]],
     first_seq: int,
 ) -> None:
     """Put embeddings, all of one origin, beside those the items hold, in the place of one by the same version."""
