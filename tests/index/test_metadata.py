@@ -213,6 +213,22 @@ def test_slots_and_words_are_used_again() -> None:
     assert 3 * len(words._ordered) + len(words._waiting) == len(words._code_of) < 10
 
 
+@pytest.mark.usefixtures("sweeps")
+def test_words_are_found_by_their_order_whatever_becomes_of_others() -> None:
+    generator = np.random.default_rng(0)
+    metadata, slots, held = Metadata(), dict[int, int](), dict[int, Any]()
+    for _ in range(6):
+        changed = {key: {"a": f"w{generator.integers(1000):03d}"} for key in generator.integers(0, 40, 30).tolist()}
+        put(metadata, slots, changed)
+        held.update(changed)
+        some = next(iter(changed.values()))["a"]
+        tests: list[Any] = [{"eq": some}, {"in": [some, "w"]}, *({"prefix": p} for p in ("w2", "", "\U0010ffff"))]
+        tests += [{"range": {end: bound}} for end in ("lt", "lte", "gt", "gte") for bound in (some, "w250", "w5")]
+        for test in tests:
+            asked = {"field": "a", **test}
+            assert found(metadata, slots, asked) == {key for key, item in held.items() if holds(asked, item)}, asked
+
+
 def test_metadata_nested_deeper_than_python_may_call() -> None:
     depth = 900
     text = '{"a": ' * depth + "1" + "}" * depth
