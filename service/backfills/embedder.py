@@ -32,11 +32,11 @@ class VersionSource(Protocol):
 
     def by_id(self, version_id: int) -> Embeds: ...
     def sync_edges(self) -> None: ...
-    def edge(self, key: EdgeKey) -> Numbered | None: ...
+    def edge(self, key: EdgeKey) -> NumberedEdge | None: ...
     def opening(self, edge: Edge) -> AbstractContextManager[None]: ...
 
 
-class Numbered(Protocol):
+class NumberedEdge(Protocol):
     """An edge, with a number that changes when it is replaced; `check` raises when it cannot be used."""
 
     @property
@@ -46,7 +46,7 @@ class Numbered(Protocol):
     def check(self) -> None: ...
 
 
-class Read(Protocol):
+class ReadItem(Protocol):
     """An item as it was read."""
 
     @property
@@ -55,14 +55,14 @@ class Read(Protocol):
     def seq(self) -> int: ...
 
 
-class WithContent(Read, Protocol):
+class WithContent(ReadItem, Protocol):
     """A row of `chunks.read_contents`."""
 
     @property
     def blob(self) -> str: ...
 
 
-class HeldEmbedding(Read, Protocol):
+class HeldEmbedding(ReadItem, Protocol):
     """A row of `chunks.read_embeddings`."""
 
     @property
@@ -179,11 +179,13 @@ def collect(outcome: Outcome, more: Outcome) -> Outcome:
     return outcome
 
 
-def _with(failed: list[Failed], inputs: Sequence[tuple[Read, X]], embed: Callable[[Sequence[X]], Carried]) -> Outcome:
+def _with(
+    failed: list[Failed], inputs: Sequence[tuple[ReadItem, X]], embed: Callable[[Sequence[X]], Carried]
+) -> Outcome:
     return collect(([], list(failed)), _embed(inputs, embed))
 
 
-def _embed(inputs: Sequence[tuple[Read, X]], embed: Callable[[Sequence[X]], Carried]) -> Outcome:
+def _embed(inputs: Sequence[tuple[ReadItem, X]], embed: Callable[[Sequence[X]], Carried]) -> Outcome:
     """Embed all inputs at once; where that is refused, each half by itself, down to the one at fault."""
     if not inputs:
         return [], []
