@@ -15,6 +15,8 @@ from index.space import space_from_json
 from index.transform import load_transform
 from index.version import Version
 from service.http import gates as routes
+from service.store.embeddings import put_embeddings
+from service.store.repository import gallery_named
 from service.store.tables import item
 from service.upgrades.gates import sides
 from staging import steps
@@ -105,6 +107,25 @@ class TestReport:
         assert report["new_old"]["value"] == pytest.approx(expected)
         assert report["new_old"]["value"] > report["old_old"]["value"]
         assert report["verdict"] == "pass"
+
+    def test_what_an_edge_made_counts_only_where_there_is_no_image(self, served: Any, labelled: Any) -> None:
+        path = labelled()
+        encoded = gate(served, path, "v2").json()
+        v1 = served.runtime.registry.named("v1").id
+        with served.runtime.database.write() as connection:
+            gallery_id = gallery_named(connection, path.rpartition("/")[2]).id
+            keys = list(connection.execute(select(item.c.id).where(item.c.gallery_id == gallery_id)).scalars())
+            alike = np.tile(np.eye(4, dtype=np.float32)[0], (20, 1))
+            put_embeddings(connection, gallery_id, v1, "transformed", keys, alike)
+
+        again = gate(served, path, "v2").json()
+        with served.runtime.database.write() as connection:
+            connection.execute(update(item).where(item.c.id.in_(keys[10:])).values(blob=None))
+        bare = gate(served, path, "v2").json()
+
+        assert [again[side] for side in ("old_old", "new_old")] == [encoded[side] for side in ("old_old", "new_old")]
+        assert (bare["items"], bare["queries"]) == (20, 10)
+        assert bare["old_old"]["value"] < again["old_old"]["value"]
 
     def test_slerp_is_measured_with_the_queries_of_both_encoders(
         self, served: Any, labelled: Any, versions: dict[str, Version], tmp_path: Path
