@@ -17,8 +17,10 @@ import pytest
 
 from index.engines.remote import Engine
 from service.settings import Settings
+from staging.builders import make_version
 from staging.milvus import MilvusTestServer
 from staging.postgres import NoServer, Server
+from staging.served import Served, serving
 from staging.shortcuts import short_starts
 
 
@@ -114,3 +116,12 @@ def unmigrated(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> S
     """As `settings`, but of a database without any table."""
     url = {} if engine == "sqlite" else {"database_url": request.getfixturevalue("empty_database")}
     return Settings(data=tmp_path / "data", lease_seconds=1.0, **url)
+
+
+@pytest.fixture
+def shop(settings: Settings, tmp_path: Path) -> Iterator[Served]:
+    """A server with the version `plain`, which takes vectors of two numbers made elsewhere."""
+    version = make_version(tmp_path / "plain", "plain", 2, space={"kind": "l2"}, encoder=False)
+    with serving(settings) as served:
+        assert served.register(version).status_code == 201
+        yield served

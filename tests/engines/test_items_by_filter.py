@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,39 +14,18 @@ from hypothesis import strategies as st
 
 from filters import documents, filters, holds
 from service.http import passing_items
-from service.settings import Settings
 from service.store import filtering
 from service.store.sql_arrays import key_range
-from staging.builders import make_version
-from staging.served import Served, problem, serving
+from staging.served import JSON, Served, problem
 
 EVEN = {"field": "even", "eq": True}
 EVERYTHING = {"or": [{"field": "n", "exists": there} for there in (True, False)]}
 
 
-@pytest.fixture
-def shop(settings: Settings, tmp_path: Path) -> Iterator[Served]:
-    version = make_version(tmp_path / "plain", "plain", 2, space={"kind": "l2"}, encoder=False)
-    with serving(settings) as served:
-        assert served.register(version).status_code == 201
-        yield served
-
-
-def store(served: Served, path: str, about: dict[str, Any]) -> None:
-    items = [
-        {"id": name, "metadata": metadata, "embedding": [n, 0]} for n, (name, metadata) in enumerate(about.items())
-    ]
-    answer = served.http.post(f"{path}/items", content=json.dumps({"items": items}), headers=JSON)
-    assert answer.json()["failed"] == 0, answer.text
-
-
-JSON = {"content-type": "application/json"}
-
-
 def numbered(served: Served, count: int) -> str:
     """A gallery of i0, i1, ..., every other one of which is even."""
     path = served.gallery("plain")
-    store(served, path, {f"i{n}": {"n": n, "even": n % 2 == 0} for n in range(count)})
+    served.store(path, {f"i{n}": {"n": n, "even": n % 2 == 0} for n in range(count)})
     return path
 
 
@@ -83,7 +61,7 @@ def test_what_is_listed_and_deleted_is_what_a_query_would_find(
     shop: Served, about: list[Any], asked: list[Any]
 ) -> None:
     path = shop.gallery("plain")
-    store(shop, path, {f"i{n}": metadata for n, metadata in enumerate(about)})
+    shop.store(path, {f"i{n}": metadata for n, metadata in enumerate(about)})
     for where in asked:
         body = {"version": "plain", "embeddings": [[0, 0]], "k": len(about), "filter": where}
         query = shop.http.post(f"{path}/query", content=json.dumps(body), headers=JSON)
@@ -120,9 +98,9 @@ def test_what_passes_all_the_time_is_listed_once_whatever_is_written_between_pag
     path = numbered(shop, 12)
 
     first, cursor = page(shop, path, EVEN, 2)
-    store(shop, path, {"i0": {"even": True}, "i1": {"even": True}, "i6": {"even": False}, "i7": {"even": True}})
+    shop.store(path, {"i0": {"even": True}, "i1": {"even": True}, "i6": {"even": False}, "i7": {"even": True}})
     shop.http.post(f"{path}/items:delete", json={"ids": ["i2", "i4"]})
-    store(shop, path, {"new": {"even": True}})
+    shop.store(path, {"new": {"even": True}})
     pages = [first]
     while cursor is not None:
         found, cursor = page(shop, path, EVEN, 2, cursor)
@@ -181,7 +159,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], No
 def test_an_item_that_passes_no_longer_when_its_turn_comes_stays(shop: Served, between: Any) -> None:
     path = numbered(shop, 20)
     rewritten = {"i2": {"even": False}, "i18": {"even": False}, "i16": {"even": True, "again": True}}
-    between(lambda: store(shop, path, {**rewritten, "i3": {"even": True}, "new": {"even": True}}))
+    between(lambda: shop.store(path, {**rewritten, "i3": {"even": True}, "new": {"even": True}}))
 
     assert delete(shop, path, EVEN) == 8
 

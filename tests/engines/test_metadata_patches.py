@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,28 +17,10 @@ from filters import documents, filters, holds
 from service.http import passing_items
 from service.http.item_metadata import merge_patch
 from service.settings import Settings
-from staging.builders import make_version
-from staging.served import Served, problem, serving
+from staging.served import JSON, Served, problem, serving
 
-JSON = {"content-type": "application/json"}
 EVEN = {"field": "even", "eq": True}
 EVERYTHING = {"or": [{"field": "n", "exists": there} for there in (True, False)]}
-
-
-@pytest.fixture
-def shop(settings: Settings, tmp_path: Path) -> Iterator[Served]:
-    version = make_version(tmp_path / "plain", "plain", 2, space={"kind": "l2"}, encoder=False)
-    with serving(settings) as served:
-        assert served.register(version).status_code == 201
-        yield served
-
-
-def store(served: Served, path: str, about: dict[str, Any]) -> None:
-    items = [
-        {"id": name, "metadata": metadata, "embedding": [n, 0]} for n, (name, metadata) in enumerate(about.items())
-    ]
-    answer = served.http.post(f"{path}/items", content=json.dumps({"items": items}), headers=JSON)
-    assert answer.json()["failed"] == 0, answer.text
 
 
 def patch(served: Served, path: str, body: Any, **params: Any) -> Any:
@@ -83,7 +64,7 @@ def test_what_passes_is_patched_and_queries_see_it_at_once(
     shop: Served, about: list[Any], changes: list[Any], asked: list[Any]
 ) -> None:
     path, now = shop.gallery("plain"), {f"i{n}": metadata for n, metadata in enumerate(about)}
-    store(shop, path, now)
+    shop.store(path, now)
     for where, change in changes:
         passing = [name for name, metadata in now.items() if holds(where, metadata)]
         for dry_run in ("true", "false"):
@@ -100,7 +81,7 @@ def test_what_passes_is_patched_and_queries_see_it_at_once(
 
 def test_items_are_patched_each_its_own_way_and_nothing_else_of_them_changes(shop: Served, settings: Settings) -> None:
     path = shop.gallery("plain")
-    store(shop, path, {"a": {"price": 3, "tags": ["x"]}, "b": {"price": 4}, "gone": {}})
+    shop.store(path, {"a": {"price": 3, "tags": ["x"]}, "b": {"price": 4}, "gone": {}})
     shop.http.delete(f"{path}/items/gone")
     before = {one["id"]: one for one in shop.http.get(f"{path}/items:embeddings").json()["items"]}
     items = [
@@ -136,7 +117,7 @@ def test_items_are_patched_each_its_own_way_and_nothing_else_of_them_changes(sho
 
 def test_an_atomic_batch_and_a_dry_run_change_nothing(shop: Served) -> None:
     path = shop.gallery("plain")
-    store(shop, path, {"a": {"n": 1}, "b": {"n": 2}})
+    shop.store(path, {"a": {"n": 1}, "b": {"n": 2}})
     good = [{"id": name, "metadata": {"n": None, "m": 1}} for name in ("a", "b")]
 
     refused = patch(shop, path, {"items": [*good, {"id": "c", "metadata": {}}]}, atomic="true")
@@ -154,7 +135,7 @@ def test_an_item_that_would_hold_too_much_is_named_and_the_others_are_patched(
     monkeypatch.setattr(passing_items, "BLOCK", 3)
     path, most = shop.gallery("plain"), shop.runtime.settings.max_metadata_bytes
     about = {f"i{n}": {"even": n % 2 == 0} for n in range(20)}
-    store(shop, path, about | {"i4": {"even": True, "long": "x" * (most - 100)}})
+    shop.store(path, about | {"i4": {"even": True, "long": "x" * (most - 100)}})
     note = {"note": "y" * 200}
 
     told = patch(shop, path, {"filter": EVEN, "metadata": note}).json()
@@ -169,7 +150,7 @@ def test_an_item_that_would_hold_too_much_is_named_and_the_others_are_patched(
 def test_a_patch_moves_nothing_and_ends_no_backfill(shop: Served, tmp_path: Path) -> None:
     shop.add("later", 3, edges=[("plain", "truncate")], encoder=False, space={"kind": "l2"})
     path = shop.gallery("plain")
-    store(shop, path, {"a": {}, "b": {}})
+    shop.store(path, {"a": {}, "b": {}})
     shop.deploy(path, "later")
     number = shop.backfill(path, kind="supplied")
 
@@ -207,7 +188,7 @@ BAD: list[tuple[Any, str, str]] = [
 
 def test_what_is_no_patch_is_refused_and_changes_nothing(shop: Served) -> None:
     path = shop.gallery("plain")
-    store(shop, path, {"a": {"even": True}})
+    shop.store(path, {"a": {"even": True}})
 
     for (body, code, pointer), dry_run in product(BAD, ("true", "false")):
         problem(patch(shop, path, body, dry_run=dry_run), 422, code, pointer)

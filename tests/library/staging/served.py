@@ -25,6 +25,8 @@ from staging.builders import make_version, tell_variance, zip_version
 from staging.working import work
 
 Edges = Sequence[tuple[Any, ...]]
+JSON = {"content-type": "application/json"}
+"""Of bodies that are written here, as strict libraries refuse some of them."""
 
 names = (f"g{number}" for number in itertools.count())
 
@@ -112,6 +114,12 @@ class Served:
         """Store images by id."""
         items = [{"id": i, "metadata": metadata, "image": f"{n}.png"} for n, i in enumerate(images)]
         return self.post_items(path, items, [(f"{n}.png", image) for n, image in enumerate(images.values())])
+
+    def store(self, path: str, about: dict[str, Any]) -> None:
+        """Store items with these metadata by id, and vectors of two numbers."""
+        items = [{"id": key, "metadata": one, "embedding": [n, 0]} for n, (key, one) in enumerate(about.items())]
+        answer = self.http.post(f"{path}/items", content=json.dumps({"items": items}), headers=JSON)
+        assert answer.json()["failed"] == 0, answer.text
 
     def post_items(self, path: str, items: Any, files: Sequence[tuple[str, bytes]], **params: Any) -> httpx.Response:
         """A multipart ingest, word by word."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,18 +13,13 @@ from sqlalchemy.exc import OperationalError
 
 from index.version import Version
 from service.settings import Settings
+from staging.operations import WITH_KEY
 from staging.served import Served, problem, serving
 from staging.streams import events
 from staging.waiting import until
 
 KEY = "correct horse battery"
 ROOT = {"authorization": f"Bearer {KEY}"}
-OPERATIONS = [
-    (method.upper(), path)
-    for path, operations in json.loads((Path(__file__).parents[3] / "docs/openapi.json").read_text())["paths"].items()
-    for method in operations
-    if path != "/v1/health"  # which wants none
-]
 ITEMS = "/v1/galleries/{name}/items"
 INGEST = {
     ("POST", ITEMS),
@@ -68,7 +62,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-@pytest.mark.parametrize(("method", "path"), OPERATIONS, ids=[f"{m} {p}" for m, p in OPERATIONS])
+@pytest.mark.parametrize(("method", "path"), WITH_KEY, ids=[f"{m} {p}" for m, p in WITH_KEY])
 def test_a_key_opens_what_its_scope_says(
     locked: Served, keys: dict[str, dict[str, str]], method: str, path: str
 ) -> None:
@@ -86,7 +80,7 @@ def test_a_key_opens_what_its_scope_says(
 def test_the_openapi_document_names_the_scopes(locked: Served) -> None:
     described = locked.http.get("/../openapi.json").json()["paths"]
 
-    for method, path in OPERATIONS:
+    for method, path in WITH_KEY:
         assert described[path][method.lower()]["security"] == [{"bearer": [least(method, path)]}]
 
 
