@@ -17,7 +17,7 @@ from staging.sealed_run import KINDS, OTHER, SEALING, SealedRun
 from staging.small_segments import make_small
 from staging.world import World
 
-STEPS = 70
+STEPS = 80
 NEVER = 3600.0
 
 
@@ -63,7 +63,7 @@ def live(run: SealedRun, steps: int) -> None:
 
 
 def test_any_life_of_a_gallery_is_as_the_model_says(lives: Callable[[int], SealedRun]) -> None:
-    run = lives(7)
+    run = lives(21)
 
     live(run, STEPS)
 
