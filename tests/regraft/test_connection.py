@@ -243,20 +243,20 @@ def test_only_a_read_that_reached_nobody_is_sent_again_up_to_three_times(no_paus
 )
 def test_changes_are_waited_for_longer_than_reads_unless_a_timeout_is_given(monkeypatch, ask, call, seconds):
     seen, handler = failing(httpx.ReadTimeout, 99)
-    waited: list[float] = []
+    waited: list[tuple[float, float]] = []
 
     def slow(request: httpx.Request) -> httpx.Response:
-        waited.append(request.extensions["timeout"]["read"])
+        waited.append((request.extensions["timeout"]["connect"], request.extensions["timeout"]["read"]))
         return handler(request)
 
-    for options, told in (({}, seconds), ({"timeout": 5}, 5)):
+    for options, told in (({}, seconds), ({"timeout": 0.5}, 0.5)):
         with pytest.raises(TimedOut, match=rf"within {told:g} s, and may still be working.*REGRAFT_TIMEOUT"):
             ask(slow, call, **options)
     monkeypatch.setenv("REGRAFT_TIMEOUT", "7.5")
     with pytest.raises(TimedOut, match=r"within 7\.5 s"):
         ask(slow, call)
 
-    assert (waited, len(seen)) == ([seconds, 5, 7.5], 3)
+    assert (waited, len(seen)) == ([(connection.QUICK_SECONDS, seconds), (0.5, 0.5), (7.5, 7.5)], 3)
     assert issubclass(TimedOut, Unreachable)
 
 
@@ -267,6 +267,18 @@ def test_a_timeout_that_no_socket_can_wait_is_refused(monkeypatch, timeout):
     monkeypatch.setenv("REGRAFT_TIMEOUT", "a minute")
     with pytest.raises(InvalidArgument, match="'a minute'"):
         Client()
+
+
+def test_a_stream_that_is_refused_is_a_problem():
+    async def watched(client):
+        return [progress async for progress in client.watch_backfill(3)]
+
+    _, handler = answering({"code": "unknown_backfill", "detail": "there is no backfill 3"}, 404)
+
+    with pytest.raises(Problem, match="no backfill 3"):
+        list(connected(handler).watch_backfill(3))
+    with pytest.raises(Problem, match="no backfill 3"):
+        awaiting(handler, watched)
 
 
 def test_leaving_the_context_closes_the_connections():
