@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import fsspec
@@ -49,7 +50,8 @@ def open_store(url: str) -> tuple[Any, str]:
     """A file system of fsspec and the path in it. Raises UnusableStore."""
     protocol = url.partition("://")[0]
     try:
-        store, root = fsspec.core.url_to_fs(url, **OPTIONS.get(protocol, {}))
+        options = {**OPTIONS[protocol], "session": _session()} if protocol in OPTIONS else {}
+        store, root = fsspec.core.url_to_fs(url, **options)
     except (ImportError, ValueError) as error:
         how = ": pip install 'regraft[s3]'" if protocol in OPTIONS else ""
         raise UnusableStore(f"REGRAFT_BLOBS_URL cannot be opened ({error}){how}") from error
@@ -58,6 +60,21 @@ def open_store(url: str) -> tuple[Any, str]:
             raise UnusableStore(f"REGRAFT_BLOBS_URL is {url!r}: it needs a bucket, such as s3://bucket/prefix")
         store.retries = 1  # botocore tries again already: both together would multiply
     return store, str(root).rstrip("/")
+
+
+@cache
+def _session() -> Any:
+    """One that sends at once what is to be stored.
+
+    To ask before whether it will be taken, as botocore does, is to wait without end for an S3 that hangs: what it waits
+    for then is bound by none of the times above.
+    """
+    from aiobotocore.session import AioSession
+    from botocore.handlers import add_expect_header
+
+    session = AioSession()
+    session.unregister("before-call.s3", add_expect_header)
+    return session
 
 
 def is_far(url: str) -> bool:

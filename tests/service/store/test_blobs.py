@@ -16,6 +16,7 @@ from s3fs import S3FileSystem
 
 from index.errors import RegraftError
 from service.store.blobs import AT_ONCE, MARKER, Blobs, StoreUnreachable
+from service.store.object_store import S3
 from staging.s3 import KEYS, ObjectStore, object_store
 
 
@@ -71,16 +72,30 @@ def test_a_store_over_the_network_is_asked_for_many_at_once_and_for_no_more_once
     assert next(numbers) == AT_ONCE
 
 
-class Together(BaseHTTPRequestHandler):
-    """Answers so many requests once all of them are under way."""
+class Server(ThreadingHTTPServer):
+    """An S3 that answers once so many requests are under way, and no PUT before it is told to."""
 
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Asked)
+        self.asked: list[str] = []
+        self.under_way = threading.Barrier(1)
+        self.takes = threading.Event()
+
+
+class Asked(BaseHTTPRequestHandler):
+    server: Server
     protocol_version = "HTTP/1.1"
-    asked: list[str]
-    under_way: threading.Barrier
+
+    def handle_expect_100(self) -> bool:
+        self.server.takes.wait(30)
+        return super().handle_expect_100()
 
     def do_GET(self) -> None:
-        self.asked.append(self.command)
-        self.under_way.wait(20)
+        self.server.asked.append(self.command)
+        self.server.under_way.wait(20)
         self.send_response(200)
         self.send_header("content-length", "1")
         self.end_headers()
@@ -88,34 +103,54 @@ class Together(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815
 
+    def do_PUT(self) -> None:
+        self.server.takes.wait(30)
+        self.close_connection = True
+
     def log_message(self, *_: Any) -> None:
         """Nothing."""
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-
-
-def test_images_of_s3_take_one_request_each_and_many_are_under_way_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    readers = 2
-    Together.asked, Together.under_way = [], threading.Barrier(readers * AT_ONCE)
-    server = Server(("127.0.0.1", 0), Together)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    server = Server()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     S3FileSystem.clear_instance_cache()
     for name, value in {**KEYS, "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{server.server_address[1]}"}.items():
         monkeypatch.setenv(name, value)
-    try:
-        blobs, keys = Blobs("s3://bucket/images", list), [f"1/{n}" for n in range(AT_ONCE)]
-        with ThreadPoolExecutor(readers) as pool:
-            read = list(pool.map(lambda _: list(blobs.fetch_all(keys)), range(readers)))
-    finally:
-        server.shutdown()
-        server.server_close()
-        S3FileSystem.clear_instance_cache()
+    yield server
+    server.takes.set()
+    server.shutdown()
+    server.server_close()
+    S3FileSystem.clear_instance_cache()
+
+
+def test_images_of_s3_take_one_request_each_and_many_are_under_way_at_once(stub: Server) -> None:
+    readers = 2
+    stub.under_way = threading.Barrier(readers * AT_ONCE)
+    blobs, keys = Blobs("s3://bucket/images", list), [f"1/{n}" for n in range(AT_ONCE)]
+
+    with ThreadPoolExecutor(readers) as pool:
+        read = list(pool.map(lambda _: list(blobs.fetch_all(keys)), range(readers)))
 
     assert read == [[b"x"] * AT_ONCE] * readers
-    assert Together.asked == ["GET"] * readers * AT_ONCE
+    assert stub.asked == ["GET"] * readers * AT_ONCE
+
+
+def test_an_s3_that_hangs_while_it_is_written_to_is_away_soon(stub: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = {"read_timeout": 0.2, "retries": {"total_max_attempts": 1}}
+    monkeypatch.setitem(S3, "config_kwargs", {**S3["config_kwargs"], **quick})
+    blobs = Blobs("s3://bucket/images", list)
+
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(blobs.write, 1, [b"image"])
+        try:
+            error = written.exception(20)
+        finally:
+            stub.takes.set()
+
+    assert isinstance(error, StoreUnreachable)
+    assert "Read timeout" in str(error)
 
 
 def test_what_is_removed_is_gone_and_the_rest_stays(blobs: Blobs, caplog: pytest.LogCaptureFixture) -> None:
