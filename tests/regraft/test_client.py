@@ -6,10 +6,6 @@ import asyncio
 import io
 import json
 import zipfile
-from email.message import Message
-from email.parser import BytesParser
-from email.policy import HTTP
-from pathlib import Path
 from unittest.mock import create_autospec
 
 import httpx
@@ -22,18 +18,8 @@ from index.errors import InvalidArgument
 from index.search_params import SearchParams
 from regraft.cli import app
 from regraft.client import DEFAULT_K, AsyncClient, Client, ImageItem, Problem, QueryOptions
-from staging.answers import GALLERY, answering, awaiting, connected
+from staging.answers import GALLERY, answering, awaiting, connected, named
 from staging.builders import make_version
-
-
-def parts(request: httpx.Request) -> list[Message]:
-    head = f"Content-Type: {request.headers['content-type']}\r\n\r\n".encode()
-    return list(BytesParser(policy=HTTP).parsebytes(head + request.content).iter_parts())
-
-
-def named(request: httpx.Request, name: str) -> list[Message]:
-    return [p for p in parts(request) if p.get_param("name", header="content-disposition") == name]
-
 
 ROUTES = [
     (lambda c: c.health(), "GET /v1/health"),
@@ -287,100 +273,6 @@ def test_the_package_offers_the_client_without_importing_it_first():
 
     with pytest.raises(AttributeError, match="Manager"):
         _ = regraft.Manager
-
-
-NAN = float("nan")
-FILE = b"an image file"
-WRONG = [
-    (lambda c: c.query("g", "cat.png"), r"images is a path: give a list of files' bytes"),
-    (lambda c: c.query("g", [Path("cat.png")]), r"images\[0\] is a path: give the file's bytes, as Path\('cat.png'\)"),
-    (lambda c: c.query("g", FILE), r"images is one image: give a list"),
-    (lambda c: c.query("g", [np.zeros((8, 8))]), r"images\[0\] is of type ndarray: give the bytes of an image file"),
-    (lambda c: c.query("g", [b""]), r"images\[0\] is empty"),
-    (lambda c: c.query("g"), "the query is empty: give at least one of images, texts, items"),
-    (lambda c: c.query("g", texts="boot"), r"texts is one string: give a list, as \['boot'\]"),
-    (lambda c: c.query("g", items=[7]), r"items\[0\] is of type int, not a string"),
-    (lambda c: c.query_embeddings("g", [], "v1"), "the query is empty: give at least one of embeddings"),
-    (lambda c: c.query_embeddings("g", [1.0, 2.0], "v1"), "embeddings is one vector: give a list of vectors"),
-    (lambda c: c.query_embeddings("g", np.ones(2), "v1"), "embeddings is one vector: give a list of vectors"),
-    (lambda c: c.query_embeddings("g", np.ones((1, 2, 2)), "v1"), r"embeddings\[0\] must be one vector"),
-    (lambda c: c.query_embeddings("g", [[1.0, NAN]], "v1"), r"embeddings\[0\]\[1\] is nan"),
-    (lambda c: c.query_embeddings("g", np.array([[np.inf]]), "v1"), r"embeddings\[0\]\[0\] is inf"),
-    (lambda c: c.query_embeddings("g", [[1.0], [1.0, 2.0]], "v1"), r"embeddings\[1\] has 2 numbers, .*\[0\] has 1"),
-    (lambda c: c.query_embeddings("g", [["a"]], "v1"), r"embeddings\[0\] must be one vector"),
-    (lambda c: c.query_embeddings("g", [[]], "v1"), r"embeddings\[0\] is empty"),
-    (lambda c: c.ingest("g", [ImageItem("a", FILE), ImageItem("b", "b.png")]), r"items\[1\].image is a path"),
-    (lambda c: c.ingest("g", [("a", FILE)]), r"items\[0\] is of type tuple: give an ImageItem or a TextItem"),
-    (lambda c: c.ingest("g", [ImageItem("a", FILE, {"n": NAN})]), r"items\[0\].metadata cannot be written as JSON"),
-    (lambda c: c.ingest_embeddings("g", [{"id": "a", "embedding": [NAN]}]), r"items\[0\].embedding\[0\] is nan"),
-    (
-        lambda c: c.ingest_embeddings("g", [{"id": "a", "embedding": np.ones((1, 2))}]),
-        r"items\[0\].embedding must be one",
-    ),
-    (lambda c: c.ingest_embeddings("g", ["a"]), r"items\[0\] is of type str: give \{id, metadata, embedding\}"),
-    (lambda c: c.delete_items("g", "abc"), r"items is one string: give a list, as \['abc'\]"),
-    (lambda c: c.update_metadata("g", {"id": "a", "metadata": {}}), r"items is one item: give a list"),
-    (lambda c: c.update_metadata("g", ["a"]), r"items\[0\] is of type str: give \{id, metadata\}"),
-    (lambda c: c.update_metadata("g", [{"id": "a", "metadata": {"n": NAN}}]), r"items\[0\].metadata cannot be written"),
-    (lambda c: c.add_evaluation("g", [{}], images=["a.png"]), r"images\[0\] is a path"),
-    (lambda c: c.add_evaluation("g", [{}], embeddings={"v1": [1.0]}), r"embeddings\['v1'\] is one vector"),
-    (lambda c: c.add_evaluation("g", [{"label": {1, 2}}], images=[FILE]), "as JSON: a value of type set"),
-    (lambda c: c.items("g", filter={"field": "n", "eq": NAN}), "cannot be sent as JSON"),
-    (lambda c: c.query("g", texts=["a"], filter={"field": "n", "eq": FILE}), "as JSON: a value of type bytes"),
-]
-
-
-@pytest.mark.parametrize(("call", "said"), WRONG, ids=[said for _, said in WRONG])
-def test_what_cannot_be_sent_is_told_before_any_request(call, said):
-    seen, handler = answering({})
-
-    with pytest.raises(regraft.InvalidInput, match=said):
-        call(connected(handler))
-
-    assert seen == []
-
-
-def test_arrays_are_taken_wherever_lists_are():
-    seen, handler = answering({})
-    client = connected(handler)
-    item = {"id": "a", "embedding": np.float32([0.5, 2]), "metadata": {"n": np.int64(3), "xs": np.arange(2)}}
-
-    client.query_embeddings("g", np.float32([[1, 2]]), "v1")
-    client.query_embeddings("g", [np.float32([1, 2])], "v1")
-    client.query_embeddings("g", [(np.float32(1), 2)], "v1")
-    client.ingest_embeddings("g", [item])
-    client.ingest("g", [ImageItem("a", bytearray(FILE), {"n": np.float32(0.5)})])
-
-    assert np.load(io.BytesIO(seen[0].content)).tolist() == [[1.0, 2.0]]
-    assert [json.loads(request.content)["embeddings"] for request in seen[1:3]] == [[[1.0, 2.0]]] * 2
-    described = json.loads(named(seen[3], "items")[0].get_content())
-    assert described == [{"id": "a", "metadata": {"n": 3, "xs": [0, 1]}}]
-    assert json.loads(named(seen[4], "items")[0].get_content())[0]["metadata"] == {"n": 0.5}
-
-
-def test_numbers_of_numpy_are_taken_wherever_numbers_are():
-    seen, handler = answering({})
-    client, labels = connected(handler), np.arange(3, 5)
-    where = {"field": "n", "in": labels}
-
-    client.query("g", texts=["a"], k=labels[0], threshold=np.float32(0.5), filter=where)
-    client.query_embeddings("g", np.ones((1, 2)), "v1", labels[0], filter=where)
-    client.items("g", limit=labels[0], filter=where)
-    client.delete_items("g", filter=where)
-    client.add_evaluation("g", [{"label": label} for label in labels], embeddings={"v1": np.eye(2)})
-    client.add_evaluation("g", [{"label": labels[0]}], images=[FILE])
-    client.update_metadata("g", [{"id": "a", "metadata": {"n": labels[0]}}], filter=where, metadata={"m": labels})
-
-    plain = {"field": "n", "in": [3, 4]}
-    bodies = [json.loads(seen[n].content) for n in (0, 3, 4)]
-    assert bodies[:2] == [{"texts": ["a"], "k": 3, "threshold": 0.5, "filter": plain}, {"filter": plain}]
-    assert bodies[2]["entries"] == [{"label": 3}, {"label": 4}]
-    asked, listed = (seen[n].url.params for n in (1, 2))
-    assert (asked["k"], listed["limit"]) == ("3", "3")
-    assert json.loads(asked["filter"]) == json.loads(listed["filter"]) == plain
-    assert json.loads(named(seen[5], "entries")[0].get_content()) == [{"label": 3, "image": "0"}]
-    changed = {"items": [{"id": "a", "metadata": {"n": 3}}], "filter": plain, "metadata": {"m": [3, 4]}}
-    assert json.loads(seen[6].content) == changed
 
 
 def test_a_mock_with_the_client_as_its_spec_has_its_methods():

@@ -6,6 +6,9 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from email.message import Message
+from email.parser import BytesParser
+from email.policy import HTTP
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -82,3 +85,10 @@ def answering(body: object, status: int = 200) -> tuple[list[httpx.Request], Han
         return httpx.Response(status, json=whole(request, body) if status < 400 else body)
 
     return seen, handler
+
+
+def named(request: httpx.Request, name: str) -> list[Message]:
+    """The parts of this name of a form that was sent."""
+    head = f"Content-Type: {request.headers['content-type']}\r\n\r\n".encode()
+    parts = BytesParser(policy=HTTP).parsebytes(head + request.content).iter_parts()
+    return [part for part in parts if part.get_param("name", header="content-disposition") == name]

@@ -9,7 +9,7 @@ import json
 import random
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,11 @@ class Run:
         data.mkdir()
         self.stack = stack
         self.flaky: list[Flaky] = []
-        self.database = stack.enter_context(_closing(Database(self.settings.database_url)))
-        self.worker = stack.enter_context(_closing(self._worker(3600.0)))
+        self.database = stack.enter_context(closing(Database(self.settings.database_url)))
+        self.worker = stack.enter_context(closing(self._worker(3600.0)))
         self.http: Any = None
         # The lease of one runs out as soon as it has it, that of the other never: no clock decides what happens.
-        self.others = [stack.enter_context(_closing(self._worker(lease))) for lease in (1e-9, 3600.0)]
+        self.others = [stack.enter_context(closing(self._worker(lease))) for lease in (1e-9, 3600.0)]
         self.choices = 0
         self.late: list[tuple[Worker, Any, Any]] = []
         self.done: list[str] = []
@@ -367,18 +367,6 @@ class Run:
             self.worker.drain()
         self.check()
         assert self.model.backfill == "done"
-
-
-class _closing(ExitStack):  # noqa: N801
-    """`contextlib.closing` with the thing typed as it is."""
-
-    def __init__(self, thing: Any) -> None:
-        super().__init__()
-        self.thing = thing
-        self.callback(thing.close)
-
-    def __enter__(self) -> Any:
-        return self.thing
 
 
 OPERATIONS: dict[str, int] = {
