@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,25 @@ def test_what_is_out_of_reach_already_is_not_lost_again(served: Any, upgraded: S
     served.http.delete(f"{path}/items/i100")
     assert post(served, f"{path}/rollback").json()["out_of_reach"] == {}
     assert ready(served, path) == ("ready", [])
+
+
+def test_what_neither_version_reaches_is_not_lost_by_going_back(served: Any, tmp_path: Path) -> None:
+    first, stray = (make_version(tmp_path / name, name, 4, encoder=False) for name in ("old-first", "old-stray"))
+    reached = [(first, "identity"), (stray, "identity")]
+    later = make_version(tmp_path / "old-later", "old-later", 4, encoder=False, edges=reached)
+    for version in (first, stray, later):
+        assert served.register(version).status_code == 201
+    path = served.gallery("old-first")
+    send(served, path, "old-first", range(3))
+    assert post(served, f"{path}/deployments", version="old-later").status_code == 201
+    assert send(served, path, "old-stray", [3]).json()["new"] == 1
+    served.remove("/edges/old-later/old-stray/identity", force=True, reason="a test")
+    assert ready(served, path)[0] == "degraded"
+
+    back = post(served, f"{path}/rollback")
+
+    assert (back.status_code, back.json()["out_of_reach"]) == (201, {})
+    assert mix(served, path) == {"old-first": 3, "old-stray": 1}
 
 
 def test_ending_a_trial_needs_no_force(served: Any, upgraded: Sequence[str]) -> None:
