@@ -69,7 +69,7 @@ def scatter(query: ShardQuery, answers: Answers | None = None) -> Gathered:
     for version, origin, shard, items, part, route, calibration in plan.shards:
         started = perf_counter()
         try:
-            hits = _search(query, shard, vectors[version], answers, part)
+            hits = _search_of(query, shard, answers)(vectors[version], part=part)
         except Unanswered:  # the others may have something to ask, too
             continue
         except EngineUnavailable as error:
@@ -94,12 +94,12 @@ def scatter(query: ShardQuery, answers: Answers | None = None) -> Gathered:
     return Gathered(merged, tuple(traces), merge_seconds, tuple(degraded))
 
 
-def _search(query: ShardQuery, shard: Shard, queries_QD: Vectors, answers: Answers | None, part: float = 1.0) -> Hits:
-    """What a shard gives these queries; one that lies elsewhere by what engines have answered."""
+def _search_of(query: ShardQuery, shard: Shard, answers: Answers | None) -> Callable[..., Hits]:
+    """How a shard is searched; one that lies elsewhere by what engines have answered."""
     search: Callable[..., Hits] = shard.search
     if answers is not None and isinstance(shard, RemoteShard):
-        search = partial(search, answers=answers)
-    return search(queries_QD, query.k, query.allowed_S, exact=query.exact, recall=query.recall, part=part)
+        search = partial(shard.search, answers=answers)
+    return partial(search, k=query.k, allowed_S=query.allowed_S, exact=query.exact, recall=query.recall)
 
 
 def _waited(shard: Shard, answers: Answers) -> float:
@@ -112,7 +112,7 @@ def _whole(
 ) -> tuple[Hits, ShardTrace]:
     """What a shard gave, with some of the queries searched for the whole list."""
     started = perf_counter()
-    whole = _search(query, query.plan.shards[number].shard, query.vectors[trace.version][rows], answers)
+    whole = _search_of(query, query.plan.shards[number].shard, answers)(query.vectors[trace.version][rows])
     hits = with_whole(hits, rows, whole)
     seconds = trace.scan_seconds + perf_counter() - started
     return hits, trace._replace(scan_seconds=seconds, scanned=hits.how)
