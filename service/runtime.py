@@ -63,10 +63,11 @@ class Runtime:
     keys: ApiKeys
     space: DiskSpace
     threads: ThreadPoolExecutor
+    """For what may wait: for an encoder, the database or a gallery that is loaded."""
     changers: ThreadPoolExecutor
     """As many, for what changes something: it may wait long for others, or for the store of images."""
     searchers: ThreadPoolExecutor
-    """Those of `settings.search_threads`: more than there are cores would only take turns."""
+    """Few, for what computes and waits for nobody: more than there are cores would only take turns."""
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the server is asked to stop: answers that never end by themselves end then."""
     loading: dict[str, asyncio.Task[object]] = field(default_factory=dict)
@@ -83,6 +84,10 @@ class Runtime:
         """The same on threads of their own for what changes something, so that no query waits behind it."""
         return await _run(self.changers, partial(work, *args, **kwargs))
 
+    async def in_searcher(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same on the few threads for what computes and waits for nobody."""
+        return await _run(self.searchers, partial(work, *args, **kwargs))
+
     async def loaded(self, name: str) -> None:
         """Have a gallery in memory. Those who ask for it while it is loaded wait for one thread, and take none.
 
@@ -94,16 +99,12 @@ class Runtime:
         if (task := self.loading.get(name)) is None:
             task = self.loading[name] = asyncio.create_task(self.in_thread(self.replica.find, name))
             task.add_done_callback(partial(self._was_loaded, name))
-        await asyncio.shield(task)  # of who goes away only the wait is cancelled
+        await asyncio.shield(task)  # a client that goes away ends its own wait, not the loading
 
     def _was_loaded(self, name: str, task: asyncio.Task[object]) -> None:
         del self.loading[name]
         if not task.cancelled():
-            task.exception()  # whoever still waits is told; where nobody does it is no news
-
-    async def in_searcher(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same on the few threads for what computes and waits for nobody."""
-        return await _run(self.searchers, partial(work, *args, **kwargs))
+            task.exception()  # whoever waits raises it; asyncio would log it where nobody does any more
 
 
 async def _run(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
@@ -128,8 +129,9 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
         shared = settings.processes > 1 or not is_sqlite(settings.database_url)
         memory = settings.memory // settings.processes
         engines = Engines(settings)
-        started_with = (database, registry, settings.indexes, settings.poll_seconds, memory)
-        replica = Replica(*started_with, shared=shared, elsewhere=engines.of)
+        replica = Replica(
+            database, registry, settings.indexes, settings.poll_seconds, memory, shared=shared, elsewhere=engines.of
+        )
         rollouts = RolloutMonitor(database, registry, replica)
         blobs = open_blobs(database, settings.blobs_url)
         with suppress(StoreUnreachable):  # told in the log and by readiness; queries need no image

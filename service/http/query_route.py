@@ -25,28 +25,30 @@ from service.http.forms import JSON, type_of
 from service.http.npy import NPY
 from service.http.requests import check_parameters
 from service.http.rounds import Rounds
-from service.http.search import QUERY_KEY, WriteAnswer, as_json, as_table, respond
+from service.http.search import QUERY_KEY, ReadRequest, WriteAnswer, as_json, as_table, respond
 from service.http.search_request import OPTIONS, fields_of, fields_of_arrow, fields_of_npy, from_fields
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
 from service.settings import Settings
 
 PATH = re.compile(r"/v1/galleries/([^/]+)/query")
-READ_BYTES = 1 << 16
-"""A body of so many bytes is read on the event loop, in a tenth of a millisecond or two."""
-COMPARED_NUMBERS = 1 << 21
-"""So many numbers are compared on it: 16,384 items of 128, in as long."""
-ReadFields = Callable[[bytes], Mapping[str, Any]]
-ARRAY_OPTIONS = sorted({*OPTIONS, "version"})
-"""Query parameters of a body that is an array."""
 KINDS = {JSON, NPY, ARROW}
 KEY_HEADER = QUERY_KEY.lower().encode()
+ARRAY_OPTIONS = sorted({*OPTIONS, "version"})
+"""Query parameters of a body that is an array."""
+
+# What the event loop does itself, the most of each; it takes a tenth of a millisecond or two.
+READ_BYTES = 1 << 16
+COMPARED_NUMBERS = 1 << 21  # of 16,384 items of 128, say
+SHOWN_MATCHES = 256
+
 SLOW = {"texts", "items", "with_text"}
-"""What waits for an encoder, or the database."""
+"""Fields that wait for an encoder, or the database."""
 SLOW_WORDS = tuple(b'"%s"' % name.encode() for name in sorted(SLOW))
 SEARCHED_ALONE = {*SLOW, "filter", "cursor", "explain"}
-SHOWN = 256
-"""So many matches are written on it."""
+"""Fields of queries that are in no round with others."""
+
+ReadFields = Callable[[bytes], Mapping[str, Any]]
 
 
 class QueryRoute:
@@ -134,15 +136,19 @@ async def _body(receive: Receive) -> bytes:
 
 async def _response(service: Runtime, rounds: Rounds, asked: RawQuery) -> Response:
     name, read, raw, key, write = asked
+
+    async def respond_on_thread(slow: bool, read_request: ReadRequest) -> Response:
+        """On one of many threads if it may wait for long, otherwise on one of the few that only compute."""
+        in_thread = service.in_thread if slow else service.in_searcher
+        return await in_thread(respond, service, name, read_request, key, write)
+
     if (live := rounds.known(service, name)) is None:
         await service.loaded(name)
         live = service.replica.known(name)
     if live is None or len(raw) > READ_BYTES or not live.is_declared():
-        # One that was unloaded in between keeps a thread for seconds, and not one of the few; so do those that
-        # wait for an encoder, or the database.
+        # A gallery that was unloaded in between takes seconds.
         slow = any(word in raw for word in SLOW_WORDS) or not service.replica.is_loaded(name)
-        work = partial(respond, service, name, lambda live: from_fields(service, live, read(raw)), key, write)
-        return await (service.in_thread(work) if slow else service.in_searcher(work))
+        return await respond_on_thread(slow, lambda live: from_fields(service, live, read(raw)))
     body = read(raw)
     if _is_small(live, body):
         response = await rounds.answer(service, live, from_fields(service, live, body), write)
@@ -150,10 +156,9 @@ async def _response(service: Runtime, rounds: Rounds, asked: RawQuery) -> Respon
             return response
     where = None if body.get("filter") is None else parse_filter(body["filter"])
     checked = body if where is None else {**body, "filter": where}
-    work = partial(respond, service, name, lambda live: from_fields(service, live, checked), key, write)
     # The first filter by its keys looks at every item.
     slow = not SLOW.isdisjoint(body) or (where is not None and not live.gallery.filterable(where))
-    return await (service.in_thread(work) if slow else service.in_searcher(work))
+    return await respond_on_thread(slow, lambda live: from_fields(service, live, checked))
 
 
 def _is_small(live: LoadedGallery, body: Mapping[str, Any]) -> bool:
@@ -163,7 +168,7 @@ def _is_small(live: LoadedGallery, body: Mapping[str, Any]) -> bool:
         return False
     if not (isinstance(version, str) and isinstance(embeddings, (list, np.ndarray)) and isinstance(k, int)):
         return True
-    if len(embeddings) * k > SHOWN:
+    if len(embeddings) * k > SHOWN_MATCHES:
         return False
     width = len(embeddings[0]) if len(embeddings) and isinstance(embeddings[0], (list, np.ndarray)) else 1
     return len(embeddings) * width * live.gallery.rows_scanned(version) <= COMPARED_NUMBERS

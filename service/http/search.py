@@ -120,13 +120,14 @@ def respond(
     started = time.perf_counter()
     for attempt in attempts():
         with attempt:
-            live = live if live is not None and not attempt.again else service.replica.find(name)
+            if live is None or attempt.again:
+                live = service.replica.find(name)
             if attempt.again:
                 service.replica.refresh(live.id)
             live.declare()
             asked = read(live)
             answers = service.rollouts.answer(live, [_asking(asked, part, key) for part in asked.parts])
-    pages = [page_of(service, asked, *one) for one in zip(asked.parts, answers, strict=True)]
+    pages = [page_of(service, asked, part, found) for part, found in zip(asked.parts, answers, strict=True)]
     return write(asked, pages, time.perf_counter() - started)
 
 
