@@ -1,0 +1,44 @@
+"""service.store.job_leases: a job is one process's at a time, and goes to another once its lease has run out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection
+
+from service.settings import Settings
+from service.store import job_leases
+from service.store.database import Database, upgrade
+from service.store.job_leases import take_job
+from staging.plans import Clock
+
+LEASE = 10.0
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> Iterator[Connection]:
+    settings = Settings(data=tmp_path)
+    upgrade(settings)
+    database = Database(settings.database_url)
+    with database.write() as connection:
+        yield connection
+    database.close()
+
+
+def test_a_job_is_one_processs_for_as_long_as_it_goes_on(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(job_leases, "time", clock)
+
+    def taken(by: str, after: float = 0.0, job: str = "a job") -> bool:
+        clock.now += after
+        return take_job(connection, job, by, LEASE)
+
+    assert [taken("one"), taken("two"), taken("two", job="another")] == [True, False, True]
+    for _ in range(3):
+        assert [taken("one", after=LEASE - 1), taken("two")] == [True, False]
+    assert [taken("two", after=LEASE + 1), taken("one", after=1), taken("one", after=LEASE - 2)] == [True, False, False]
+    assert taken("one", after=2)
