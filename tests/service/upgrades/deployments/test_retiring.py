@@ -47,17 +47,27 @@ def test_it_frees_embeddings_and_shards(served: Any, filled: str, pictures: list
         assert connection.execute(select(deployment.c.to_free).where(deployment.c.to_free.is_not(None))).all() == []
 
 
-def test_what_is_written_after_every_item_was_looked_at_is_looked_at_too(served: Any, filled: str) -> None:
+@pytest.mark.parametrize(("meanwhile", "depending"), [("written", 1), ("deployed", 20)])
+def test_what_comes_to_depend_on_it_after_every_item_was_looked_at_is_found(
+    served: Any, filled: str, meanwhile: str, depending: int
+) -> None:
     deploy(served, filled)
     reencode(served, filled)
     runtime, name = served.runtime, filled.rpartition("/")[2]
     version, gallery_id = runtime.registry.named("v1"), runtime.replica.find(name).id
     counted = retiring.count(runtime.database, runtime.registry, name, version, None)
-    late = {"items": [{"id": "late", "embedding": [1, 0, 0, 0]}], "version": "v1"}
-    assert served.http.post(f"{filled}/items", json=late).status_code == 200
+    if meanwhile == "written":
+        late = {"items": [{"id": "late", "embedding": [1, 0, 0, 0]}], "version": "v1"}
+        assert served.http.post(f"{filled}/items", json=late).status_code == 200
+    else:
+        served.add("beside", 4, edges=[("v1", "identity")])  # it reaches what v1 embedded, and nothing of v2
+        assert deploy(served, filled, "beside").status_code == 201
     request = TransitionRequest("me", runtime.replica)
 
-    with runtime.database.write() as connection, pytest.raises(retiring.VersionInUse, match="1 items depend"):
+    with (
+        runtime.database.write() as connection,
+        pytest.raises(retiring.VersionInUse, match=f"{depending} items depend"),
+    ):
         retiring.retire(connection, runtime.registry, gallery_id, version, request, counted)
 
 
