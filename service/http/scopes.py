@@ -49,4 +49,4 @@ def _reaches(key: ApiKeyRow, method: str, path: str) -> bool:
 
 def beyond(key: ApiKeyRow) -> Forbidden:
     """What a key of some galleries is told that asks for more."""
-    return Forbidden(f"the key {key.name!r} opens nothing but the galleries {', '.join(key.galleries or ())}")
+    return Forbidden(f"the key {key.name!r} is for these galleries alone: {', '.join(key.galleries or ())}")
