@@ -40,6 +40,15 @@ def test_the_interval_of_the_difference_decides(old: int, new: int, expected: Ga
     assert (verdict.difference.high < 0) is (expected is GateVerdict.REFUSE)
 
 
+def test_only_queries_that_both_can_answer_are_compared() -> None:
+    old = answers(np.arange(200) < 100, valid=np.arange(200) >= 50)
+    new = answers(np.arange(200) < 100, valid=np.arange(200) < 150)
+
+    verdict = gate(old, new)
+
+    assert (verdict.queries, verdict.old_old.value, verdict.new_old.value) == (100, 0.5, 0.5)
+
+
 def test_the_same_answers_are_a_warning_with_no_width() -> None:
     """A dual route: M(new/old) is M(old/old) itself."""
     verdict = gate(first_right(100), first_right(100))

@@ -12,6 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from index.version import Version
 from service.settings import Settings
+from service.store.rows import EMPTIED
 from service.store.tables import deployment, embedding, gallery, item
 from service.upgrades.deployments import reaper as freeing
 from staging.served import serving
@@ -47,6 +48,20 @@ def left(served: Any, path: str) -> tuple[int, list[int | None]]:
     rest = select(deployment.c.to_free).select_from(joined).where(mine).order_by(deployment.c.id)
     with served.runtime.database.lookup() as connection:
         return connection.execute(held).scalar_one(), list(connection.execute(rest).scalars())
+
+
+def test_what_another_gallery_freed_at_once_says_nothing_of_this_one(served: Any, moved: str) -> None:
+    """As on PostgreSQL, where a retirement may empty its partition and leave it to the reaper to tell replicas."""
+    other = served.gallery("v1").rpartition("/")[2]
+    its = deployment.c.gallery_id == select(gallery.c.id).where(gallery.c.name == other).scalar_subquery()
+    with served.runtime.database.write() as connection:
+        connection.execute(update(deployment).where(its).values(to_free=EMPTIED))
+
+    assert retire(served, moved).json()["embeddings"] == 20
+
+    assert left(served, moved) == (0, [None, None])
+    with served.runtime.database.write() as connection:
+        connection.execute(update(deployment).where(its).values(to_free=None))
 
 
 def locked(*_: Any, **__: Any) -> Any:
