@@ -348,7 +348,7 @@ def test_any_snapshot_and_the_feed_are_a_rebuild(
 def test_a_load_that_fails_leaves_nothing_and_the_next_one_is_right(
     sealed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for step in ("feed_of", "newest", "sort"):
+    for step in ("feed_of", "newest", "gather_changes"):
         sealed.start()
         with monkeypatch.context() as patch:
             patch.setattr(f"service.replica.replica.{step}", _killed)
