@@ -27,7 +27,7 @@ from index.events import Event
 from service.errors import StorageFull
 from service.store.blob_keys import is_content, is_folder, is_vector_file
 from service.store.faults import is_full
-from service.store.object_store import FOLDERS, VECTOR_FILES, one_kind_of_error, open_store
+from service.store.object_store import FOLDERS, VECTOR_FILES, is_silence, one_kind_of_error, open_store
 
 logger = logging.getLogger(__name__)
 
@@ -135,8 +135,8 @@ class Blobs:
         """
         try:
             image = self._read(key)
-        except OSError:
-            self.check()
+        except OSError as error:
+            self._look_after(error)
         else:
             self._away = None
             return image
@@ -151,8 +151,8 @@ class Blobs:
         """
         try:
             return self._read(key, start, end)
-        except OSError:
-            self.check()
+        except OSError as error:
+            self._look_after(error)
         try:  # the store answers, but it may have come back only since
             return self._read(key, start, end)
         except FileNotFoundError:
@@ -191,11 +191,20 @@ class Blobs:
             except FileNotFoundError:
                 self._mark()
         except OSError as error:
-            before, self._away = self._away, f"the image store {self._where} is out of reach: {error}"
-            if before is None:
-                logger.error(Event("store_lost", reason=self._away))  # noqa: TRY400 - the message says it all
-            raise StoreUnreachable(self._away) from error
+            raise self._lost(error) from error
         self._away = None
+
+    def _look_after(self, error: OSError) -> None:
+        """Raise StoreUnreachable unless the store answers, though it just raised this."""
+        if is_silence(error):
+            raise self._lost(error) from error
+        self.check()
+
+    def _lost(self, error: OSError) -> StoreUnreachable:
+        before, self._away = self._away, f"the image store {self._where} is out of reach: {error}"
+        if before is None:
+            logger.error(Event("store_lost", reason=self._away))
+        return StoreUnreachable(self._away)
 
     def _mark(self) -> None:
         named = self._named()

@@ -38,6 +38,8 @@ S3 = {
 }
 OPTIONS: dict[str, dict[str, Any]] = {"s3": S3, "s3a": S3}
 """By protocol."""
+TIMEOUTS = {"ConnectTimeoutError", "ReadTimeoutError"}
+"""What botocore raises."""
 
 
 class UnusableStore(RegraftError):
@@ -80,6 +82,11 @@ def _session() -> Any:
 def is_far(url: str) -> bool:
     """Whether a store is over the network, not a folder of this machine."""
     return "file" not in fsspec.core.get_filesystem_class(url.partition("://")[0] if "://" in url else "file").protocol
+
+
+def is_silence(error: OSError) -> bool:
+    """Whether a store did not answer in time: to ask it anything else would take as long."""
+    return type(error).__name__ in TIMEOUTS
 
 
 @contextmanager

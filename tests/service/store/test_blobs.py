@@ -137,9 +137,30 @@ def test_images_of_s3_take_one_request_each_and_many_are_under_way_at_once(stub:
     assert stub.asked == ["GET"] * readers * AT_ONCE
 
 
-def test_an_s3_that_hangs_while_it_is_written_to_is_away_soon(stub: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = {"read_timeout": 0.2, "retries": {"total_max_attempts": 1}}
-    monkeypatch.setitem(S3, "config_kwargs", {**S3["config_kwargs"], **quick})
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3 is given up soon."""
+    given = {"read_timeout": 0.2, "retries": {"total_max_attempts": 1}}
+    monkeypatch.setitem(S3, "config_kwargs", {**S3["config_kwargs"], **given})
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_s3_that_hangs_is_asked_once_and_away(stub: Server) -> None:
+    stub.under_way = threading.Barrier(2)
+    blobs = Blobs("s3://bucket/images", list)
+
+    for read in (blobs.read, blobs.fetch, lambda key: blobs.read_part(key, 0, 1)):
+        stub.asked.clear()
+        with pytest.raises(StoreUnreachable, match="Read timeout"):
+            read("1/a")
+        assert stub.asked == ["GET"]
+        stub.under_way.abort()
+        stub.under_way = threading.Barrier(2)
+    assert "Read timeout" in (blobs.problem or "")
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_s3_that_hangs_while_it_is_written_to_is_away_soon(stub: Server) -> None:
     blobs = Blobs("s3://bucket/images", list)
 
     with ThreadPoolExecutor(1) as pool:
