@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -214,18 +215,27 @@ def test_slots_and_words_are_used_again() -> None:
 
 
 @pytest.mark.usefixtures("sweeps")
-def test_words_are_found_by_their_order_whatever_becomes_of_others() -> None:
+@pytest.mark.parametrize(
+    ("path", "document"),
+    [
+        ("a", lambda w: {"a": w}),
+        ("a.b", lambda w: {"a": {"b": w}}),
+        ("a.b.c", lambda w: {"a": [{"b": {"c": [w, "x"]}}]}),
+    ],
+)
+def test_words_are_found_by_their_order_whatever_becomes_of_others(path: str, document: Callable[[str], Any]) -> None:
     generator = np.random.default_rng(0)
     metadata, slots, held = Metadata(), dict[int, int](), dict[int, Any]()
     for _ in range(6):
-        changed = {key: {"a": f"w{generator.integers(1000):03d}"} for key in generator.integers(0, 40, 30).tolist()}
+        words = {key: f"w{generator.integers(1000):03d}" for key in generator.integers(0, 40, 30).tolist()}
+        changed = {key: document(word) for key, word in words.items()}
         put(metadata, slots, changed)
         held.update(changed)
-        some = next(iter(changed.values()))["a"]
+        some = next(iter(words.values()))
         tests: list[Any] = [{"eq": some}, {"in": [some, "w"]}, *({"prefix": p} for p in ("w2", "", "\U0010ffff"))]
         tests += [{"range": {end: bound}} for end in ("lt", "lte", "gt", "gte") for bound in (some, "w250", "w5")]
         for test in tests:
-            asked = {"field": "a", **test}
+            asked = {"field": path, **test}
             assert found(metadata, slots, asked) == {key for key, item in held.items() if holds(asked, item)}, asked
 
 
