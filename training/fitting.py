@@ -72,7 +72,7 @@ def fit(module: Loop, data: Data, validation: Validation | None = None, *, out: 
         cached["old"] = torch.from_numpy(images.stored)
     blind = not module.looks_at_images(cached)
     loader = training_batches(images, recipe, cached, rank, world, done, module.views, blind=blind)
-    with quiet(), cpu_threads(recipe.threads), interruptible():
+    with quiet(), interruptible():
         trainer = lightning.Trainer(
             max_epochs=recipe.epochs,
             precision=recipe.precision,  # type: ignore[arg-type]  # see `training.limits.check_choices`

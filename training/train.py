@@ -20,7 +20,7 @@ from training.data import Data
 from training.evaluate import measure, run_over
 from training.export import write_version
 from training.first_batch import try_batch
-from training.fitting import checkpoint_of, fit
+from training.fitting import checkpoint_of, cpu_threads, fit
 from training.heads import linear_weight
 from training.limits import check_choices, check_numbers
 from training.losses import UNKNOWN, class_means, class_radii
@@ -80,18 +80,19 @@ def train(
         learned_from, validation = validated(recipe, data, old)
         independent = load_reference(recipe, "independent", progress, references)
 
-        lightning.seed_everything(recipe.seed, verbose=False)
-        described = None if old is None else describe(old, learned_from)
-        new_dim, new_head = (0, None) if independent is None else (independent.dim, independent.head)
-        method = build_method(recipe, classes, described, new_dim, new_head)
-        backbone = new_backbone(recipe) if method.trains_encoder else reuse_backbone(independent, recipe)
-        psi = train_psi(recipe, learned_from, out, progress)
-        module = build_module(recipe, backbone, method, old, independent, psi)
-        fit(module, learned_from, validation, out=out, progress=progress)
+        with cpu_threads(recipe.threads):
+            lightning.seed_everything(recipe.seed, verbose=False)
+            described = None if old is None else describe(old, learned_from)
+            new_dim, new_head = (0, None) if independent is None else (independent.dim, independent.head)
+            method = build_method(recipe, classes, described, new_dim, new_head)
+            backbone = new_backbone(recipe) if method.trains_encoder else reuse_backbone(independent, recipe)
+            psi = train_psi(recipe, learned_from, out, progress)
+            module = build_module(recipe, backbone, method, old, independent, psi)
+            fit(module, learned_from, validation, out=out, progress=progress)
 
-        head = method.head_weights() if method.trains_encoder or independent is None else independent.head
-        old_dim, old_side_dim = (0, 0) if old is None else (old.dim, old.side_dim)
-        trained = Trained(recipe, backbone, method, data.classes, old_dim, head, psi, old_side_dim)
+            head = method.head_weights() if method.trains_encoder or independent is None else independent.head
+            old_dim, old_side_dim = (0, 0) if old is None else (old.dim, old.side_dim)
+            trained = Trained(recipe, backbone, method, data.classes, old_dim, head, psi, old_side_dim)
         with processes.meeting():
             if processes.leads():
                 finish(trained, old, data, out, progress)

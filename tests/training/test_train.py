@@ -15,6 +15,7 @@ from index.folder import load_version, write_card
 from index.version import Card
 from staging.recipes import quick
 from training import train as path
+from training.fitting import cpu_threads
 from training.module import Training
 from training.recipes import RECIPES
 from training.references import with_settings
@@ -28,6 +29,20 @@ def test_the_same_seed_gives_the_same_weights_bit_by_bit_and_another_seed_others
 
     assert again.card.files[WEIGHTS] == load_version(v1).card.files[WEIGHTS] != other.card.files[WEIGHTS]
     assert again.card.metrics == load_version(v1).card.metrics
+
+
+def test_weights_do_not_hang_on_how_many_cores_a_machine_has(
+    v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(path, "finish", lambda trained, *_: trained.save(tmp_path))
+    made = []
+    for threads in (1, 3):
+        with cpu_threads(threads):
+            # The head that OCA leaves is a product of matrices.
+            path.train(quick("digits_oca", old=str(v1), threads=1), tmp_path / f"by-{threads}", progress=False)
+        made.append((tmp_path / WEIGHTS).read_bytes())
+
+    assert made[0] == made[1]
 
 
 @pytest.mark.usefixtures("weights_only")
