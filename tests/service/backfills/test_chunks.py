@@ -217,6 +217,18 @@ class TestCommit:
         assert len(stage.origins(gallery_id, V1)) == 4
         assert (stage.row(started).done, stage.row(started).total) == (4, 4)
 
+    def test_it_is_counted_by_its_own_backfill_alone(self, stage: Planning) -> None:
+        started = [stage.start(stage.gallery(4)) for _ in range(2)]
+        chunk = stage.claim()
+        assert chunk
+        seen = stage.read(chunk)
+
+        stage.commit(chunk, seen[:2], failed=seen[2:3])
+
+        rows = {number: stage.row(number) for number in started}
+        counted = {number: (row.done, row.failed, row.skipped) for number, row in rows.items()}
+        assert counted == {number: (2, 1, 1) if number == chunk.backfill_id else (0, 0, 0) for number in started}
+
     def test_a_transformed_embedding_says_so_and_a_reencode_replaces_it(self, stage: Planning) -> None:
         gallery_id = stage.gallery(4)
         for kind, origin in ((Kind.TRANSFORM, "transformed"), (Kind.REENCODE, "encoded")):
