@@ -84,6 +84,9 @@ class Server(ThreadingHTTPServer):
         self.under_way = threading.Barrier(1)
         self.takes = threading.Event()
 
+    def handle_error(self, *_: Any) -> None:
+        """Nothing: clients give up."""
+
 
 class Asked(BaseHTTPRequestHandler):
     server: Server
