@@ -280,6 +280,56 @@ class TestRetries:
         row = stage.row(started)
         assert (row.total, row.done, row.failed, row.skipped) == (8, 6, 1, 1)
 
+    def test_a_backfill_beside_it_is_left_as_it_is(self, stage: Planning, clock: Clock) -> None:
+        galleries = [stage.gallery(8) for _ in range(2)]
+        beside, mine = (stage.start(gallery_id) for gallery_id in galleries)
+        for retry in (False, True):
+            for _ in galleries:
+                self.fail(stage, {"i0", "i1", "i4", "i5"}, retry)
+        for gallery_id in galleries:
+            stage.store(gallery_id, ["i0"])
+            with stage.database.write() as connection:
+                delete_items(connection, gallery_id, ["i1", "i5"])
+        clock.now += 3
+
+        def of_beside() -> tuple[Any, list[Any]]:
+            return stage.row(beside), [row for row in self.failures(stage).values() if row.backfill_id == beside]
+
+        before = of_beside()
+        assert (before[0].done, before[0].failed, len(before[1])) == (4, 2, 4)
+        assert stage.finish(mine) is BackfillState.RUNNING
+        assert of_beside() == before
+        assert sorted(self.fail(stage, set())) == ["i0", "i4"]
+        assert of_beside() == before
+        assert (stage.row(mine).done, stage.row(mine).failed, stage.row(mine).skipped) == (6, 1, 1)
+        assert stage.finish(beside) is BackfillState.RUNNING
+        assert sorted(self.fail(stage, set())) == ["i0", "i4"]
+
+    def test_attempts_of_an_earlier_backfill_do_not_count(self, stage: Planning, clock: Clock) -> None:
+        gallery_id = stage.gallery(4)
+        earlier = stage.start(gallery_id, attempts=2)
+        self.fail(stage, {"i2"})
+        stage.set_state(earlier, BackfillState.CANCELLED)
+        started = stage.start(gallery_id, attempts=2)
+        self.fail(stage, {"i2"})
+
+        assert stage.row(started).failed == 0
+
+    def test_what_an_earlier_backfill_gave_up_is_planned_once(self, stage: Planning, clock: Clock) -> None:
+        gallery_id = stage.gallery(4)
+        earlier = stage.start(gallery_id)
+        self.fail(stage, {"i2"}, retry=False)
+        assert stage.finish(earlier) is BackfillState.DONE
+        stage.store(gallery_id, ["i2", "new"])
+        started = stage.start(gallery_id)
+        self.fail(stage, {"new"})
+        stage.store(gallery_id, ["i2"])
+        clock.now += 3
+
+        assert stage.finish(started) is BackfillState.RUNNING
+        assert stage.planned(started)[1:] == [["i2"], ["new"]]
+        assert (stage.row(started).total, stage.row(started).failed) == (3, 0)
+
     def test_the_cap_counts_an_item_once_however_often_it_is_tried(self, stage: Planning, clock: Clock) -> None:
         started = stage.start(stage.gallery(8), item_limit=4)
         self.fail(stage, {"i2"})
