@@ -42,7 +42,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Runtime:
     """The parts of a running service."""
 
@@ -166,25 +166,24 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
             ):
                 part.start()
                 started.callback(part.stop)
-            space = DiskSpace(settings.data, settings.min_free_bytes)
             yield Runtime(
-                settings,
-                database,
-                blobs,
-                decoder,
-                registry,
-                embedder,
-                replica,
-                engines,
-                preload,
-                traffic,
-                rollouts,
-                curves,
-                planner,
-                reaper,
-                keys,
-                space,
-                threads,
-                changers,
-                searchers,
+                settings=settings,
+                database=database,
+                blobs=blobs,
+                decoder=decoder,
+                registry=registry,
+                embedder=embedder,
+                replica=replica,
+                engines=engines,
+                preload=preload,
+                traffic=traffic,
+                rollouts=rollouts,
+                curves=curves,
+                planner=planner,
+                reaper=reaper,
+                keys=keys,
+                space=DiskSpace(settings.data, settings.min_free_bytes),
+                threads=threads,
+                changers=changers,
+                searchers=searchers,
             )
