@@ -151,8 +151,10 @@ class ItemLabels:
             return np.array([self._vocabulary.get(label, UNKNOWN) for label in labels[rows]], np.int64)
 
         def others(rows: slice) -> Codes:
-            itself = [key in self._code_of for key in keys[rows]]
-            return np.array([self._counts[code] for code in codes(rows).tolist()], np.int64) - itself
+            wanted = codes(rows).tolist()
+            live = [self._counts[code] for code in wanted]
+            itself = [self._code_of.get(key) == code for key, code in zip(keys[rows], wanted, strict=True)]
+            return np.array(live, np.int64) - np.array(itself, np.int64)
 
         return Judge(others, lambda rows, found: self.of_items(found) == codes(rows)[:, None])
 

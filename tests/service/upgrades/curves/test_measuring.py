@@ -14,14 +14,20 @@ import pytest
 from sqlalchemy import event, func, select, update
 
 from service.store.leases import Leases
+from service.store.repository import rows_of
 from service.store.tables import backfill_point
 from service.upgrades.curves import measure as curves
 from service.upgrades.curves import points
+from service.upgrades.curves.probes import Probes
+from service.upgrades.curves.scoring import ItemLabels
+from service.upgrades.gates.samples import Entry
 from staging.curves import WAIT, Loops, curve_of, deploy, ended, evaluation, group, start, turn, wait_for
 from staging.served import problem, serving
 from staging.streams import events
 
 pytestmark = pytest.mark.usefixtures("alone")
+
+IDS = [f"i{n}" for n in range(20)]
 
 
 def points_are(count: int) -> Callable[[dict[str, Any]], bool]:
@@ -366,3 +372,26 @@ class TestEvents:
 
         assert json.loads(seen[-2][2])["curve"]["state"] == "complete"
         assert json.loads([data for name, _, data in seen if name == "point"][-1])["share"] == 1.0
+
+
+def test_an_item_that_asks_and_got_another_label_is_no_longer_among_those_of_its_old_one(
+    served: Any, filled: str
+) -> None:
+    gallery = served.runtime.replica.find(filled.rpartition("/")[2])
+    labels = ItemLabels(gallery.id, "group")
+    with served.runtime.database.read() as connection:
+        labels.follow(connection)
+        entries = [
+            Entry(row.id, None, str(row.metadata["group"]), None) for row in rows_of(connection, gallery.id, IDS)
+        ]
+    changed = [{"id": IDS[n], "metadata": {"group": change}} for n, change in ((0, 9), (1, None), (2, 9))]
+    assert served.http.patch(f"{filled}/items", json={"items": changed}).json()["updated"] == 3
+    with served.runtime.database.read() as connection:
+        labels.catch_up(connection)
+        now = {row.id: row.metadata.get("group") for row in rows_of(connection, gallery.id, IDS)}
+
+    counted = labels.judge(Probes(entries, {}, stored=True)).others(slice(None))
+
+    assert counted.tolist() == [
+        sum(str(group) == asks.label and key != asks.number for key, group in now.items()) for asks in entries
+    ]
