@@ -15,7 +15,7 @@ from service.http.passing_items import change_passing
 from service.http.stored_json import why_not_stored
 from service.runtime import Runtime
 from service.store.audit import ChangeContext
-from service.store.repository import gallery_named, overwrite, rows_of, take_seq
+from service.store.repository import gallery_named, rows_of, set_metadata, take_seq
 from service.store.rows import ItemRow
 
 Patch = Mapping[str, Any]
@@ -102,13 +102,5 @@ def _patch(connection: Connection, gallery_id: int, patches: Mapping[str, Patch]
             refused[external_id] = InvalidItem(f"metadata {why}", pointer="/metadata")
         else:
             merged.append((row, after))
-    first = take_seq(connection, gallery_id, len(merged))
-    if merged:
-        overwrite(
-            connection,
-            [
-                {"key": row.id, "metadata": after, "blob": row.blob, "seq": first + number, "deleted": False}
-                for number, (row, after) in enumerate(merged)
-            ],
-        )
+    set_metadata(connection, merged, take_seq(connection, gallery_id, len(merged)))
     return refused

@@ -23,7 +23,7 @@ from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.embeddings import put_embeddings
 from service.store.partitioned import in_gallery
-from service.store.repository import NewItem, alike_of, items_called, overwrite, rows_of, stacked, store_items
+from service.store.repository import NewItem, alike_of, items_called, rows_of, set_metadata, stacked, store_items
 from service.store.rows import ItemRow
 from service.store.sql_arrays import listed
 from service.store.tables import embedding
@@ -209,17 +209,8 @@ def _add(
     if changed:
         keys, vectors = [known.row.id for known, _ in changed], stacked([new.vector for _, new in changed])
         put_embeddings(connection, gallery_id, version_id, changed[0][1].origin, keys, vectors)
-    rows = [
-        {
-            "key": known.row.id,
-            "metadata": known.row.metadata if new.metadata is None else dict(new.metadata),
-            "blob": known.row.blob,
-            "seq": first_seq + number,
-            "deleted": False,
-        }
-        for number, (known, new) in enumerate(updated)
-    ]
-    overwrite(connection, rows)
+    named = ((known.row, known.row.metadata if new.metadata is None else new.metadata) for known, new in updated)
+    set_metadata(connection, named, first_seq)
 
 
 def _unreachable(current: LoadedVersion, version: LoadedVersion) -> NoRoute:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -353,6 +353,16 @@ def rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str]
         ids = [external_id for external_id in ids if is_writable(external_id)]
     mine = (item.c.gallery_id == gallery_id, item.c.external_id.in_(texts(connection, ids)))
     return all_of(ItemRow, connection.execute(select(item).where(*mine)))
+
+
+def set_metadata(connection: Connection, rows: Iterable[tuple[ItemRow, Mapping[str, Any]]], first_seq: int) -> None:
+    """Write the metadata of live items, which takes a number of the feed each, from `first_seq` on; all else stays."""
+    changed = [
+        {"key": row.id, "metadata": dict(metadata), "blob": row.blob, "seq": first_seq + number, "deleted": False}
+        for number, (row, metadata) in enumerate(rows)
+    ]
+    if changed:
+        overwrite(connection, changed)
 
 
 def overwrite(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
