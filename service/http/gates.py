@@ -140,7 +140,7 @@ def take(
     """What to measure on, embedded by both versions, and by others whose items need a calibration too.
 
     Raises:
-        UnknownEvaluation: the gallery has no such evaluation set.
+        UnknownEvaluation: the gallery has no such evaluation set, or none any more.
         InvalidArgument: fewer than two entries can be used, none has the slice's field, or embeddings are missing.
         NoEncoder: one of the two versions takes embeddings only.
     """
@@ -170,6 +170,9 @@ def take(
     if sample is None:
         able = [version for version in helping if used[0].blob is not None and embeds(version.card, used[0].blob)]
         sample = embed(service.blobs, service.decoder, used, [old, new, *able])
+        if sample.unreadable:
+            with service.database.read() as connection:  # deleted meanwhile, with its images
+                evaluation_row(connection, gallery_id, held.id)
     if len(sample) < 2:
         raise InvalidArgument("fewer than two images of the sample can be read", pointer="/label")
     if relevant:

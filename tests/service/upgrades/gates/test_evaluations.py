@@ -12,6 +12,7 @@ from sqlalchemy import func, select
 from index.encoder import Encoder
 from index.version import Version
 from service.store.tables import calibration, evaluation_entry, gate_report
+from service.upgrades.gates import samples
 from staging.builders import make_image
 from staging.steps import gate, refusal
 
@@ -114,6 +115,21 @@ class TestSets:
         expected = gate(served, path, label="digit", metric="mAP@1.0").json()
         assert (report["label"], report["evaluation"]) == ("of.digit", made.json()["id"])
         assert report["old_old"]["value"] == pytest.approx(expected["old_old"]["value"])
+
+    def test_one_that_is_deleted_while_a_gate_reads_it_gets_no_report_on_what_was_left(
+        self, served: Any, path: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        number, whole = upload(served, path, labelled(20), pictures).json()["id"], samples.embed_inputs
+
+        def slow(*given: Any) -> Any:
+            served.remove(f"{path}/evaluations/{number}")
+            return whole(*given)
+
+        monkeypatch.setattr(samples, "BATCH", 10)
+        monkeypatch.setattr(samples, "embed_inputs", slow)
+
+        assert refusal(gate(served, path, evaluation=number)) == (404, "unknown_evaluation", [])
+        assert served.http.get(f"{path}/gates").json() == {"gates": []}
 
     def test_a_rehearsal_stores_nothing(self, served: Any, path: str, pictures: list[bytes]) -> None:
         before = [rows(served, table) for table in (evaluation_entry, gate_report, calibration)]
