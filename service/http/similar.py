@@ -84,7 +84,8 @@ def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator
         if not held and first.blob is None:
             why = f"what item {external_id!r} holds is damaged: `regraft doctor` names it"
             raise DamagedEmbedding(why, pointer=f"/items/{number}")
-        active = service.registry.by_id(places.best([row.version_id for row in rows])).name
+        serving = [version.id for version in versions if version.name in held] or [version.id for version in versions]
+        active = service.registry.by_id(places.best(serving)).name
         yield QueryItem(f"/items/{number}", first.id, first.seq, first.blob, active, held)
 
 

@@ -103,6 +103,26 @@ def test_one_that_asks_is_asked_by_its_image_or_named(settings: Settings) -> Non
         assert "'i1'" in problem(like("i1"), 503, "embedding_damaged", "/items/0")["detail"]
 
 
+def test_one_that_asks_does_so_by_what_is_whole_of_it(settings: Settings) -> None:
+    with serving(settings) as served:
+
+        def like() -> list[str]:
+            (found,) = served.http.post("/galleries/g/query", json={"items": ["i9"], "k": 4}).json()["results"]
+            return [match["id"] for match in found["matches"]]
+
+        by_v1 = like()
+        served.deploy("/galleries/g", "v2")
+        newer = [{"id": "i9", "embedding": np.eye(6)[0].tolist()}]
+        assert served.http.put("/galleries/g/items:embeddings", json={"items": newer}).status_code == 200
+        with served.runtime.database.write() as connection:
+            mine = embedding.c.version_id == served.runtime.registry.named("v2").id
+            connection.execute(update(embedding).where(mine).values(vector=to_bytes(np.ones(3, np.float32))))
+            connection.execute(update(item).where(item.c.external_id == "i9").values(blob=None))
+
+        assert len(by_v1) == 4
+        assert like() == by_v1
+
+
 def test_a_reencode_to_another_version_moves_them_like_any_item(settings: Settings) -> None:
     with serving(settings) as served:
         served.http.post("/galleries/g/deployments", json={"version": "v2"})
