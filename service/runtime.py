@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from contextvars import copy_context
@@ -18,6 +18,7 @@ from index.engines import gpu
 from service.backfills.completion import Planner
 from service.backfills.embedder import Embedder
 from service.backfills.traffic import Traffic
+from service.background import Background
 from service.registry.packed_folders import PackedFolders
 from service.registry.registry import Registry
 from service.replica.engine_writer import EngineWriter
@@ -62,128 +63,140 @@ class Runtime:
     reaper: Reaper
     keys: ApiKeys
     space: DiskSpace
-    threads: ThreadPoolExecutor
-    """For what may wait: for an encoder, the database or a gallery that is loaded."""
-    changers: ThreadPoolExecutor
-    """As many, for what changes something: it may wait long for others, or for the store of images."""
-    searchers: ThreadPoolExecutor
-    """Few, for what computes and waits for nobody: more than there are cores would only take turns."""
+    blocking_threads: ThreadPoolExecutor
+    """For work that may wait: for an encoder, the database or the load of a gallery."""
+    write_threads: ThreadPoolExecutor
+    """As many, for writes: they may wait long for one another, or for the store of images."""
+    search_threads: ThreadPoolExecutor
+    """Few, for work that computes and never waits: more than there are cores would only take turns."""
     stopping: threading.Event = field(default_factory=threading.Event)
-    """Set when the server is asked to stop: answers that never end by themselves end then."""
+    """Set when the server is asked to stop: responses that never end by themselves end then."""
     loading: dict[str, asyncio.Task[object]] = field(default_factory=dict)
-    """Galleries that queries wait for, by name; touched on the event loop only."""
-    lookers: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)
-    """What looks at a backfill for its watchers, as long as there are some."""
+    """The load of each gallery that queries wait for, by name; touched on the event loop only."""
+    progress_pollers: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)
+    """The `ProgressPoller` of each backfill that is watched, by the backfill's number."""
     packed: PackedFolders = field(default_factory=PackedFolders)
 
-    async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run_blocking(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run blocking work on one of the service's own threads; cheaper than FastAPI's pool."""
-        return await _run(self.threads, partial(work, *args, **kwargs))
+        return await _run(self.blocking_threads, partial(work, *args, **kwargs))
 
-    async def in_changer(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same on threads of their own for what changes something, so that no query waits behind it."""
-        return await _run(self.changers, partial(work, *args, **kwargs))
+    async def run_write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a write on a thread that only writes use, so that no query waits behind it."""
+        return await _run(self.write_threads, partial(work, *args, **kwargs))
 
-    async def in_searcher(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same on the few threads for what computes and waits for nobody."""
-        return await _run(self.searchers, partial(work, *args, **kwargs))
+    async def run_search(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run work that computes and never waits on one of the few search threads."""
+        return await _run(self.search_threads, partial(work, *args, **kwargs))
 
-    async def loaded(self, name: str) -> None:
-        """Have a gallery in memory. Those who ask for it while it is loaded wait for one thread, and take none.
+    async def ensure_loaded(self, name: str) -> None:
+        """Load a gallery into memory unless it is there. Requests that need it meanwhile share one load and one thread.
 
         Raises:
-            UnknownGallery: there is none.
+            UnknownGallery: there is no gallery of this name.
         """
         if self.replica.is_loaded(name):
             return
         if (task := self.loading.get(name)) is None:
-            task = self.loading[name] = asyncio.create_task(self.in_thread(self.replica.find, name))
-            task.add_done_callback(partial(self._was_loaded, name))
-        await asyncio.shield(task)  # a client that goes away ends its own wait, not the loading
+            task = self.loading[name] = asyncio.create_task(self.run_blocking(self.replica.find, name))
+            task.add_done_callback(partial(self._load_ended, name))
+        await asyncio.shield(task)  # a client that goes away ends its own wait, not the load
 
-    def _was_loaded(self, name: str, task: asyncio.Task[object]) -> None:
+    def _load_ended(self, name: str, task: asyncio.Task[object]) -> None:
         del self.loading[name]
         if not task.cancelled():
-            task.exception()  # whoever waits raises it; asyncio would log it where nobody does any more
+            task.exception()  # requests that wait raise it; asyncio would log it where none waits any more
 
 
 async def _run(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-    """What it gives on one of these threads, with the context of who asked."""
+    """The result of `work` on one of these threads, in the context of the caller."""
     return await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, work)
 
 
 @contextmanager
 def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
-    """Migrate, if that was not done just before, and follow the feed of what is asked for; stop in reverse order."""
+    """Migrate the database unless `migrated`, then start the parts of the service; stop them in reverse order."""
     gpu.use(settings.index_device)
     if not migrated:
         upgrade(settings)
     with (
         closing(Database(settings.database_url, settings.connections)) as database,
-        ThreadPoolExecutor(settings.threads, "query") as threads,
-        ThreadPoolExecutor(settings.threads, "change") as changers,
-        ThreadPoolExecutor(settings.search_threads, "search") as searchers,
+        ThreadPoolExecutor(settings.threads, "query") as blocking_threads,
+        ThreadPoolExecutor(settings.threads, "change") as write_threads,
+        ThreadPoolExecutor(settings.search_threads, "search") as search_threads,
     ):
-        registry = Registry(database, settings)
-        # On a server others may write whom this one knows nothing of: what they acknowledged is shown here as well.
-        shared = settings.processes > 1 or not is_sqlite(settings.database_url)
-        memory = settings.memory // settings.processes
-        engines = Engines(settings)
-        replica = Replica(
-            database, registry, settings.indexes, settings.poll_seconds, memory, shared=shared, elsewhere=engines.of
-        )
-        rollouts = RolloutMonitor(database, registry, replica)
-        blobs = open_blobs(database, settings.blobs_url)
-        with suppress(StoreUnreachable):  # told in the log and by readiness; queries need no image
-            blobs.check()
-        decoder = Decoder(settings.max_image_pixels, settings.max_decoded_bytes)
-        embedder = Embedder(registry, blobs, decoder)
-        evictor = EncoderEvictor(registry, replica, settings.encoder_idle_seconds)
-        indexer, writer = Indexer(replica), EngineWriter(database, registry, replica, engines)
-        preload = Preload(database, replica, settings.preloaded)
-        traffic = Traffic(database)
-        curves = Curves(database, registry, replica, blobs, decoder)
-        planner = Planner(database, registry, embedder)
-        reaper = Reaper(database, registry, blobs)
-        offloader, checkpoints = Offloader(database, blobs, settings.vectors), Checkpoints(database)
-        keys = ApiKeys(database)
+        runtime = _assemble(settings, database, blocking_threads, write_threads, search_threads)
         with ExitStack() as started:
-            started.callback(engines.close)
-            for part in (
-                replica,
-                preload,
-                evictor,
-                indexer,
-                writer,
-                rollouts,
-                traffic,
-                curves,
-                planner,
-                reaper,
-                offloader,
-                checkpoints,
-                keys,
-            ):
+            started.callback(runtime.engines.close)
+            for part in _background_parts(runtime):
                 part.start()
                 started.callback(part.stop)
-            yield Runtime(
-                settings=settings,
-                database=database,
-                blobs=blobs,
-                decoder=decoder,
-                registry=registry,
-                embedder=embedder,
-                replica=replica,
-                engines=engines,
-                preload=preload,
-                traffic=traffic,
-                rollouts=rollouts,
-                curves=curves,
-                planner=planner,
-                reaper=reaper,
-                keys=keys,
-                space=DiskSpace(settings.data, settings.min_free_bytes),
-                threads=threads,
-                changers=changers,
-                searchers=searchers,
-            )
+            yield runtime
+
+
+def _assemble(
+    settings: Settings,
+    database: Database,
+    blocking_threads: ThreadPoolExecutor,
+    write_threads: ThreadPoolExecutor,
+    search_threads: ThreadPoolExecutor,
+) -> Runtime:
+    """The parts of a service, connected with one another; none of their threads runs yet."""
+    registry = Registry(database, settings)
+    engines = Engines(settings)
+    replica = _replica(settings, database, registry, engines)
+    blobs = open_blobs(database, settings.blobs_url)
+    with suppress(StoreUnreachable):  # the log and readiness tell of it; queries need no image
+        blobs.check()
+    decoder = Decoder(settings.max_image_pixels, settings.max_decoded_bytes)
+    embedder = Embedder(registry, blobs, decoder)
+    return Runtime(
+        settings=settings,
+        database=database,
+        blobs=blobs,
+        decoder=decoder,
+        registry=registry,
+        embedder=embedder,
+        replica=replica,
+        engines=engines,
+        preload=Preload(database, replica, settings.preloaded),
+        traffic=Traffic(database),
+        rollouts=RolloutMonitor(database, registry, replica),
+        curves=Curves(database, registry, replica, blobs, decoder),
+        planner=Planner(database, registry, embedder),
+        reaper=Reaper(database, registry, blobs),
+        keys=ApiKeys(database),
+        space=DiskSpace(settings.data, settings.min_free_bytes),
+        blocking_threads=blocking_threads,
+        write_threads=write_threads,
+        search_threads=search_threads,
+    )
+
+
+def _replica(settings: Settings, database: Database, registry: Registry, engines: Engines) -> Replica:
+    # Other processes may write to a server's database unknown to this one: it has to show what they acknowledged.
+    shared = settings.processes > 1 or not is_sqlite(settings.database_url)
+    memory = settings.memory // settings.processes
+    return Replica(
+        database, registry, settings.indexes, settings.poll_seconds, memory, shared=shared, elsewhere=engines.of
+    )
+
+
+def _background_parts(runtime: Runtime) -> Sequence[Background | Replica]:
+    """The parts with a thread of their own, in the order they start; those that no route uses are made here."""
+    settings, database, registry, replica = runtime.settings, runtime.database, runtime.registry, runtime.replica
+    return (
+        replica,
+        runtime.preload,
+        EncoderEvictor(registry, replica, settings.encoder_idle_seconds),
+        Indexer(replica),
+        EngineWriter(database, registry, replica, runtime.engines),
+        runtime.rollouts,
+        runtime.traffic,
+        runtime.curves,
+        runtime.planner,
+        runtime.reaper,
+        Offloader(database, runtime.blobs, settings.vectors),
+        Checkpoints(database),
+        runtime.keys,
+    )

@@ -34,8 +34,8 @@ from service.upgrades.curves.points import Curve, CurveState, curve_of
 
 router = APIRouter(route_class=CheckedRoute, tags=["backfills"])
 
-LOOK_SECONDS = 0.25
-"""How often a watched backfill is looked at."""
+POLL_SECONDS = 0.25
+"""How often a watched backfill is read."""
 EVENTS = "text/event-stream"
 EVENT: dict[str, Any] = {
     "type": "object",
@@ -47,16 +47,16 @@ EVENT: dict[str, Any] = {
     },
 }
 NOTHING = -1
-"""The id of the last event of somebody who has seen none."""
+"""The last event's id of a watcher that has seen none."""
 ID_DIGITS = 19
 """No id is longer; Python refuses to read a number of thousands."""
 
 
-async def looker_of(number: Number, service: Service) -> Looker:
-    """Who looks at the backfill for all its watchers. Raises UnknownBackfill, before the stream begins."""
-    looker: Looker = service.lookers.setdefault(number, Looker(service, number))
-    await looker.look(anew=True)
-    return looker
+async def poller_of(number: Number, service: Service) -> ProgressPoller:
+    """The poller that all watchers of the backfill share. Raises UnknownBackfill, before the stream begins."""
+    poller: ProgressPoller = service.progress_pollers.setdefault(number, ProgressPoller(service, number))
+    await poller.poll(fresh=True)
+    return poller
 
 
 @router.get(
@@ -68,7 +68,7 @@ async def looker_of(number: Number, service: Service) -> Looker:
 async def events(
     request: Request,
     service: Service,
-    looker: Annotated[Looker, Depends(looker_of)],
+    poller: Annotated[ProgressPoller, Depends(poller_of)],
     last_event_id: Annotated[str, Header()] = "",
 ) -> AsyncIterator[ServerSentEvent]:
     """The backfill whenever it changes, as server-sent events `progress`, and each new `point` of its curve.
@@ -77,34 +77,34 @@ async def events(
     asked for it is deleted. While the database is away it says nothing.
     """
     key: ApiKeyRow | None = request.state.key
-    # Whoever goes away ends this where it waits; it holds nothing meanwhile, and FastAPI keeps the stream alive.
+    # A client that goes away ends this where it waits; it holds nothing meanwhile, and FastAPI keeps the stream alive.
     seen = _number(last_event_id)
     while not service.stopping.is_set() and (key is None or service.keys.holds(key)):
         try:
-            now = await looker.look()
+            now = await poller.poll()
         except UnknownBackfill:
             yield ServerSentEvent(event="gone", data={})
             return
         except (OperationalError, PoolTimeout):
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             continue
-        for event in now.behind(seen):
+        for event in now.events_after(seen):
             yield event
         seen = now.revision
         if now.over:
             yield ServerSentEvent(event="end", data={})
             return
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def _number(last: str) -> int:
-    """The id of the last event; what is none counts as nothing seen, as an id from elsewhere does."""
+    """The id of the last event; a header that is no id counts as nothing seen, as an id from elsewhere does."""
     return int(last) if last.isascii() and last.isdigit() and len(last) <= ID_DIGITS else NOTHING
 
 
 @dataclass(frozen=True)
-class Look:
-    """A backfill at one moment: its revision, what a user sees of it, and the ids of its points' events."""
+class Snapshot:
+    """A backfill at one moment: its revision, its public description, and the ids of its points' events."""
 
     revision: int
     shown: BackfillInfo
@@ -116,8 +116,8 @@ class Look:
         curve = self.shown.curve
         return self.shown.state not in ACTIVE and (curve is None or curve.state != CurveState.MEASURING)
 
-    def behind(self, seen: int) -> Iterator[ServerSentEvent]:
-        """The events that a watcher who has seen this id has not; one from elsewhere has seen nothing."""
+    def events_after(self, seen: int) -> Iterator[ServerSentEvent]:
+        """The events after the id that a watcher saw last; an id from elsewhere counts as nothing seen."""
         seen = NOTHING if seen > self.revision else seen
         for event, point in zip(self.points, self.shown.curve.points if self.shown.curve else (), strict=True):
             if event > seen:
@@ -126,51 +126,51 @@ class Look:
             yield _event(self.revision, "progress", self.shown)
 
 
-class Looker:
-    """Looks at one backfill for all who watch it: they share each look."""
+class ProgressPoller:
+    """Reads one backfill for all its watchers, who share each read."""
 
     def __init__(self, service: Runtime, number: int) -> None:
         self._service = service
         self._number = number
-        self._looking = asyncio.Lock()
-        self._seen: Look | None = None
+        self._lock = asyncio.Lock()
+        self._latest: Snapshot | None = None
         self._due = 0.0
 
-    async def look(self, *, anew: bool = False) -> Look:
-        """What there is to see, as of less than `LOOK_SECONDS` ago, or now: for whoever comes. Raises UnknownBackfill.
+    async def poll(self, *, fresh: bool = False) -> Snapshot:
+        """The backfill as of less than `POLL_SECONDS` ago, or with `fresh` as it is now. Raises UnknownBackfill.
 
-        Somebody who comes back may have seen more through another process than was seen here.
+        `fresh`: for a watcher that begins; it may have seen more through another process than was read here.
         """
-        async with self._looking:
-            if anew or self._seen is None or time.monotonic() >= self._due:
-                self._due = time.monotonic() + LOOK_SECONDS
-                self._seen = None
-                self._seen = await run_in_threadpool(look, self._service, self._number)
-            return self._seen
+        async with self._lock:
+            if fresh or self._latest is None or time.monotonic() >= self._due:
+                self._due = time.monotonic() + POLL_SECONDS
+                self._latest = None
+                self._latest = await run_in_threadpool(snapshot, self._service, self._number)
+            return self._latest
 
 
 def _event(number: int, name: str, data: BaseModel) -> ServerSentEvent:
     return ServerSentEvent(id=str(number), event=name, raw_data=data.model_dump_json())
 
 
-def look(service: Runtime, number: int) -> Look:
-    """What there is to see of a backfill now. Raises UnknownBackfill."""
+def snapshot(service: Runtime, number: int) -> Snapshot:
+    """The backfill as it is now. Raises UnknownBackfill."""
     with service.database.read() as connection:
         row = backfill_row(connection, number)
         gallery = gallery_row(connection, row.gallery_id)
         assert gallery is not None
         curve = curve_of(connection, number)
     shown = describe(service.registry, gallery.name, row, curve)
-    return Look(row.revision, shown, curve.events if curve else ())
+    return Snapshot(row.revision, shown, curve.events if curve else ())
 
 
 def describe(registry: Registry, gallery_name: str, row: RetryingBackfill, curve: Curve | None) -> BackfillInfo:
-    """What a user sees of a backfill and its curve."""
+    """The public description of a backfill and its curve."""
     remaining = max(row.total - row.settled, 0)  # some may come before all are counted
     active = _active_seconds(row)
     planning = row.sweep_seq is not None and row.state in ACTIVE
     speed = row.settled / active if row.settled and active > 0 else None
-    # What a rate lets through at once at the start says nothing of how it goes on.
+    # The burst that a rate lets through at the start says nothing of how it goes on.
     lasting = speed if speed is None or row.rate is None else min(speed, row.rate)
     return BackfillInfo(
         id=row.id,

@@ -21,7 +21,7 @@ from service.backfills.planner import ACTIVE, BackfillState, Kind, forward_from,
 from service.backfills.records import UnknownBackfill, backfill_row, backfill_rows
 from service.backfills.supplied import SUPPLIED, end_if_all_came
 from service.backfills.sweeps import fresh
-from service.http.backfill_progress import describe, look
+from service.http.backfill_progress import describe, snapshot
 from service.http.request_context import RequestContext
 from service.http.requests import OF_ITS_GALLERIES, CheckedRoute, Service
 from service.registry.registry import LoadedVersion, Registry
@@ -109,7 +109,7 @@ def create(
         service.curves.keep(row.id, begun)
     service.planner.plan(row)
     response.headers["Location"] = f"/v1/backfills/{row.id}"
-    return look(service, row.id).shown
+    return snapshot(service, row.id).shown
 
 
 @router.get("/galleries/{name}/backfills")
@@ -125,7 +125,7 @@ def list_all(name: Name, service: Service) -> BackfillList:
 @router.get("/backfills/{number}", dependencies=[OF_ITS_GALLERIES])
 def show(number: Number, service: Service) -> BackfillInfo:
     """State and progress of a backfill."""
-    return look(service, number).shown
+    return snapshot(service, number).shown
 
 
 @router.post("/backfills/{number}/pause", dependencies=[OF_ITS_GALLERIES])

@@ -53,10 +53,10 @@ async def create_fit(request: Request, response: Response, service: Service, con
     response.status_code = context.status(201)
     if media_type(request, JSON, FORM) == JSON:
         raw = await read_body(request, service.settings.max_model_bytes)
-        return await service.in_changer(fit_items, service, raw, context)
+        return await service.run_write(fit_items, service, raw, context)
     most = service.settings.max_model_bytes
     async with read_form(request, files="pairs", fields={*OF_A_FILE}, max_files=1, max_field_bytes=most) as form:
-        return await service.in_changer(fit_file, service, form, context)
+        return await service.run_write(fit_file, service, form, context)
 
 
 QUERIES = {**FILE, "description": "queries by `new`, a matrix in NumPy's format (.npy), a row each"}
@@ -76,11 +76,11 @@ async def check_domain(request: Request, service: Service) -> DomainCheck:
     most = service.settings.max_model_bytes
     if media_type(request, JSON, FORM) == JSON:
         raw = await read_body(request, most)
-        return await service.in_thread(lambda: _shown(service, parse_json(raw), None))
+        return await service.run_blocking(lambda: _shown(service, parse_json(raw), None))
     async with read_form(request, files="vectors", fields=TEXTS, max_files=1, max_field_bytes=most) as form:
         if not form.files:
             raise InvalidBody("the form needs one file in the field 'vectors', an .npy", pointer="/vectors")
-        return await service.in_thread(lambda: _shown(service, dict(form.fields), form.files[0].file))
+        return await service.run_blocking(lambda: _shown(service, dict(form.fields), form.files[0].file))
 
 
 def _shown(service: Runtime, value: object, stream: BinaryIO | None) -> DomainCheck:

@@ -96,10 +96,10 @@ async def add(request: Request, response: Response, service: Service, context: R
     response.status_code = context.status(201)
     if media_type(request, JSON, FORM) == JSON:
         raw = await read_body(request, service.settings.max_model_bytes)
-        return describe(await service.in_changer(add_plain, service, raw, context))
+        return describe(await service.run_write(add_plain, service, raw, context))
     names = {"new", "old", "replace"}
     async with read_form(request, files="archive", fields=names, max_files=1, max_field_bytes=1024) as form:
-        return describe(await service.in_changer(add_archive, service, form, context))
+        return describe(await service.run_write(add_archive, service, form, context))
 
 
 @router.delete("/edges/{new}/{old}/{kind}", dependencies=[CONFIRMED])

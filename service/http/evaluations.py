@@ -104,7 +104,7 @@ async def create(
     response.status_code = context.status(201)
     if media_type(request, JSON, FORM) == JSON:
         raw = await read_body(request, settings.max_json_bytes)
-        return await service.in_changer(lambda: _store(service, name, by_json(service, raw), context))
+        return await service.run_write(lambda: _store(service, name, by_json(service, raw), context))
     async with read_form(
         request,
         files="images",
@@ -112,7 +112,7 @@ async def create(
         max_files=settings.max_batch,
         max_field_bytes=settings.max_json_bytes,
     ) as form:
-        return await service.in_changer(lambda: _store(service, name, by_images(service, form), context))
+        return await service.run_write(lambda: _store(service, name, by_images(service, form), context))
 
 
 @router.get("/galleries/{name}/evaluations")

@@ -59,7 +59,7 @@ def list_all(request: Request, service: Service) -> GalleryList:
 
 async def _load_unless_loading(name: Name, service: Service) -> None:
     if service.replica.progress(name) is None:
-        await service.loaded(name)
+        await service.ensure_loaded(name)
 
 
 @router.get("/galleries/{name}", dependencies=[Depends(_load_unless_loading)])

@@ -141,7 +141,7 @@ async def ingest(
         if form.array is None and origin != "supplied":
             raise InvalidArgument("origin is of embeddings, and these are images", pointer="/origin")
         stored = ingest_images if form.array is None else ingest_array
-        return await service.in_changer(lambda: respond(stored(service, name, form, options)))
+        return await service.run_write(lambda: respond(stored(service, name, form, options)))
 
 
 async def ingest_body(
@@ -160,7 +160,7 @@ async def ingest_body(
         stored = partial(ingest_table, service, name, raw, version, options)
     else:
         stored = partial(ingest_json, service, name, raw, options)
-    return await service.in_changer(lambda: respond(stored()))
+    return await service.run_write(lambda: respond(stored()))
 
 
 def respond(done: Ingested) -> Response:

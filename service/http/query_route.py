@@ -138,12 +138,12 @@ async def _response(service: Runtime, rounds: Rounds, asked: RawQuery) -> Respon
     name, read, raw, key, write = asked
 
     async def respond_on_thread(slow: bool, read_request: ReadRequest) -> Response:
-        """On one of many threads if it may wait for long, otherwise on one of the few that only compute."""
-        in_thread = service.in_thread if slow else service.in_searcher
-        return await in_thread(respond, service, name, read_request, key, write)
+        """On one of the many threads if it is `slow` (it may wait long), else on one of the few for searches."""
+        run = service.run_blocking if slow else service.run_search
+        return await run(respond, service, name, read_request, key, write)
 
     if (live := rounds.known(service, name)) is None:
-        await service.loaded(name)
+        await service.ensure_loaded(name)
         live = service.replica.known(name)
     if live is None or len(raw) > READ_BYTES or not live.is_declared():
         # A gallery that was unloaded in between takes seconds.

@@ -34,7 +34,7 @@ Service = Annotated[Runtime, Depends(runtime_of)]
 
 
 async def _load(request: Request, service: Service) -> None:
-    await service.loaded(request.path_params["name"])
+    await service.ensure_loaded(request.path_params["name"])
 
 
 LOADED = Depends(_load)
@@ -44,7 +44,7 @@ LOADED = Depends(_load)
 async def _own(request: Request, number: Number, service: Service) -> None:
     key: ApiKeyRow | None = request.state.key
     if key is not None and key.galleries is not None:
-        await service.in_thread(_check_own, service, key, number)
+        await service.run_blocking(_check_own, service, key, number)
 
 
 def _check_own(service: Runtime, key: ApiKeyRow, number: int) -> None:
@@ -90,7 +90,7 @@ class _Parsed(Request):
         runtime = await runtime_of(request)
         if raw := await read_body(parsed, getattr(runtime.settings, model.largest)):
             media_type(parsed, JSON)
-            parsed.value = await runtime.in_thread(parse_json, raw)
+            parsed.value = await runtime.run_blocking(parse_json, raw)
             # FastAPI checks what is in a list on the event loop.
             _check_lists(parsed.value, model, runtime.settings)
         return parsed

@@ -74,8 +74,8 @@ async def query(name: Name, request: Request, service: Service, key: QueryKey = 
         max_files=service.settings.max_batch,
         max_field_bytes=MAX_FIELD_BYTES,
     ) as form:
-        await service.loaded(name)
-        return await service.in_thread(
+        await service.ensure_loaded(name)
+        return await service.run_blocking(
             respond, service, name, lambda live: from_form(service, live, form), key, as_json
         )
 

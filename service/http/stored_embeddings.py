@@ -84,7 +84,7 @@ async def put(
         if not form.files:
             raise InvalidBody("the form needs a file in NumPy's format (.npy)", pointer="/embeddings")
         array = Form(form.fields, (), form.files[0])
-        return await service.in_changer(lambda: respond(ingest_array(service, name, array, options)))
+        return await service.run_write(lambda: respond(ingest_array(service, name, array, options)))
 
 
 @router.get("/galleries/{name}/items:embeddings", response_model=EmbeddingPage, responses=gives(ARROW))

@@ -48,7 +48,7 @@ async def register(request: Request, response: Response, service: Service, conte
     async with read_form(request, files="archive", fields=set(), max_files=1, max_field_bytes=1024) as form:
         if not form.files:
             raise InvalidBody("the form needs one file in the field 'archive'", pointer="/archive")
-        described, is_new = await service.in_changer(register_archive, service, form.files[0].file, context)
+        described, is_new = await service.run_write(register_archive, service, form.files[0].file, context)
     response.status_code = context.status(201 if is_new else 200)
     return described
 

@@ -220,7 +220,7 @@ started = draining.Server.startup
 async def startup(self, sockets=None):
     await started(self, sockets)
     runtime = self._app.state.runtime
-    runtime.threads.submit(stuck)
+    runtime.blocking_threads.submit(stuck)
 draining.Server.startup = startup
 upgrade(Settings())
 app.serve(Settings(port=0))

@@ -74,7 +74,7 @@ def test_the_least_free_space(limited: Any) -> None:
 
 
 def test_the_number_of_threads(limited: Any) -> None:
-    together, threads = threading.Barrier(3), limited.runtime.threads
+    together, threads = threading.Barrier(3), limited.runtime.blocking_threads
     waiting = [threads.submit(together.wait, 0.2) for _ in range(3)]
     assert all(isinstance(each.exception(), threading.BrokenBarrierError) for each in wait(waiting).done)
     two = threading.Barrier(2)

@@ -25,7 +25,7 @@ WAIT = 20.0
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -68,16 +68,16 @@ def turn(served: Any, number: int, action: str) -> None:
     assert served.http.post(f"/backfills/{number}/{action}").status_code == 200
 
 
-def test_watchers_share_their_looks(served: Any, started: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "LOOK_SECONDS", 0.1)
-    looks, look = [], progress.look
-    monkeypatch.setattr(progress, "look", lambda *about: looks.append(1) or look(*about))
+def test_watchers_share_their_reads(served: Any, started: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "POLL_SECONDS", 0.1)
+    reads, snapshot = [], progress.snapshot
+    monkeypatch.setattr(progress, "snapshot", lambda *about: reads.append(1) or snapshot(*about))
     with contextlib.ExitStack() as watching:
         told = [events(watching.enter_context(stream(served, started)).iter_lines()) for _ in range(6)]
         assert {next(found)[0] for found in told} == {"progress"}
-        looks.clear()
+        reads.clear()
         time.sleep(0.5)
-        assert 1 <= len(looks) <= 8
+        assert 1 <= len(reads) <= 8
 
 
 def test_whoever_comes_back_is_told_nothing_twice(served: Any, started: int) -> None:
@@ -106,22 +106,22 @@ def test_silence_is_broken_by_a_sign_of_life(served: Any, started: int, monkeypa
 
 
 def test_a_watcher_who_leaves_leaves_nothing_behind(served: Any, started: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = []
-    look = progress.Looker.look
+    polls = []
+    poll = progress.ProgressPoller.poll
 
     async def noted(*args: Any, **options: Any) -> Any:
-        looks.append(args)
-        return await look(*args, **options)
+        polls.append(args)
+        return await poll(*args, **options)
 
-    monkeypatch.setattr(progress.Looker, "look", noted)
-    monkeypatch.setattr(progress, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(progress.ProgressPoller, "poll", noted)
+    monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
     with stream(served, started) as response:
         next(events(response.iter_lines()))
     time.sleep(0.1)
-    seen = len(looks)
+    seen = len(polls)
     time.sleep(0.2)
 
-    assert 0 < len(looks) == seen
+    assert 0 < len(polls) == seen
 
 
 def test_an_ended_one_says_so_and_ends(served: Any, started: int) -> None:
@@ -139,7 +139,7 @@ def test_a_look_reads_the_curve_once(served: Any, started: int) -> None:
 
     engine = served.runtime.database._reader
     event.listen(engine, "before_cursor_execute", note)
-    progress.look(served.runtime, started)
+    progress.snapshot(served.runtime, started)
     event.remove(engine, "before_cursor_execute", note)
 
     assert sum(read) == 1
@@ -167,7 +167,7 @@ def test_a_stream_goes_on_when_the_database_is_back(
         found = events(response.iter_lines())
         next(found)
         with monkeypatch.context() as patch:
-            patch.setattr(progress, "look", away)
+            patch.setattr(progress, "snapshot", away)
             for _ in range(2):
                 assert tried.acquire(timeout=WAIT)
         served.work()

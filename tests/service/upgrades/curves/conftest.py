@@ -15,7 +15,7 @@ from staging.curves import deploy, group
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(curves, "PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(progress, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
 
 
 @pytest.fixture(scope="module", autouse=True)
