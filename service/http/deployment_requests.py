@@ -10,7 +10,7 @@ from service.registry.placement import PlacedItems
 from service.registry.rollout_records import CanaryIn, ShadowIn
 from service.schemas import Body, Name, Number, Reason
 from service.upgrades.deployments.history import DeploymentState
-from service.upgrades.deployments.lifecycle import TransitionRequest
+from service.upgrades.deployments.transition import TransitionRequest
 
 OPTIONS: dict[str, set[DeploymentState]] = {
     "gate": {DeploymentState.GATED},

@@ -29,9 +29,10 @@ from service.store.audit import ChangeContext
 from service.store.repository import gallery_named
 from service.store.rows import DeploymentRow
 from service.upgrades.deployments.history import DeploymentState, deployment_row, etag, history, transitions
-from service.upgrades.deployments.lifecycle import TransitionContext, TransitionRequest, begin, lock, move, roll_back
+from service.upgrades.deployments.lifecycle import begin, lock, move, roll_back
 from service.upgrades.deployments.notes import notes
 from service.upgrades.deployments.retiring import count, retire
+from service.upgrades.deployments.transition import TransitionContext, TransitionRequest
 
 router = APIRouter(route_class=CheckedRoute, tags=["deployments"])
 

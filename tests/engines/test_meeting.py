@@ -25,8 +25,8 @@ from service.store.database import Database
 from service.store.deletion import delete_gallery, free_items
 from service.store.rows import BackfillRow
 from service.store.tables import item_traffic
-from service.upgrades.deployments.lifecycle import TransitionRequest
 from service.upgrades.deployments.retiring import VersionInUse, count, retire
+from service.upgrades.deployments.transition import TransitionRequest
 from staging.builders import image_bytes, make_image
 from staging.plans import ORDER, Planning
 from staging.served import Served, problem, serving

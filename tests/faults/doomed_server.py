@@ -18,13 +18,14 @@ from service.replica.cache import Cache
 from service.settings import Settings
 from service.store.database import upgrade
 from service.upgrades import gallery_removal, removal
-from service.upgrades.deployments import lifecycle, reaper, retiring
+from service.upgrades.deployments import reaper
+from service.upgrades.deployments.transition import TransitionContext
 from service.upgrades.edges import changes
 from service.upgrades.rollouts import monitor as watching
 
 POINTS: dict[str, list[tuple[Any, str, bool]]] = {
     # point: (where, which function, at its end instead of its beginning); every name it is called by
-    "stepped": [(deployments, "move", True), (lifecycle, "move", True), (retiring, "move", True)],
+    "stepped": [(TransitionContext, "enter", True)],
     "committed": [(deployments, "_answer", False)],
     "retired": [(reaper, "free", False)],
     "freeing": [(reaper, "_free_block", True)],

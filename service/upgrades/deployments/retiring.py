@@ -23,13 +23,8 @@ from service.store.repository import gallery_named
 from service.store.rows import EMPTIED, BackfillRow, DeploymentRow, GalleryRow, all_of
 from service.store.tables import backfill, backfill_failure, deployment, embedding, item
 from service.upgrades.deployments.history import DeploymentState, check_unchanged, on_its_way
-from service.upgrades.deployments.lifecycle import (
-    TransitionContext,
-    TransitionRequest,
-    begin_retired,
-    lock,
-    move,
-)
+from service.upgrades.deployments.lifecycle import begin_retired, lock, move
+from service.upgrades.deployments.transition import TransitionContext, TransitionRequest
 
 ENDED = (DeploymentState.SUPERSEDED, DeploymentState.ROLLED_BACK)
 

@@ -34,7 +34,8 @@ from service.replica.replica import Replica
 from service.store.database import Database
 from service.store.repository import take_seq
 from service.upgrades.deployments.history import DeploymentState, on_its_way
-from service.upgrades.deployments.lifecycle import TransitionRequest, roll_back
+from service.upgrades.deployments.lifecycle import roll_back
+from service.upgrades.deployments.transition import TransitionRequest
 
 logger = logging.getLogger(__name__)
 

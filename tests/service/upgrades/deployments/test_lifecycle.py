@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from service.upgrades.deployments.history import ON_ITS_WAY, DeploymentState
-from service.upgrades.deployments.lifecycle import BEGINNINGS, TRANSITIONS
+from service.upgrades.deployments.steps import BEGINNINGS, TRANSITIONS
 from staging.steps import WAY, advance, at, deploy, detail, gate_id, reencode, rollback, state_of
 
 

@@ -12,7 +12,7 @@ from service.store.embeddings import put_embeddings
 from service.store.repository import take_seq
 from service.store.tables import deployment, gallery, item
 from service.upgrades.deployments import retiring
-from service.upgrades.deployments.lifecycle import TransitionRequest
+from service.upgrades.deployments.transition import TransitionRequest
 from staging.steps import at, deploy, detail, held, reencode, rollback
 
 

@@ -1,0 +1,187 @@
+"""The steps of deployments: every legal transition, and the function that makes its changes.
+
+Each runs in the transaction of its `TransitionContext`; `service.upgrades.deployments.lifecycle` runs and records it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from sqlalchemy import delete, select, update
+
+from index.errors import InvalidArgument, NoEncoder, RegraftError
+from service.backfills.planner import cancel_backfills
+from service.errors import NoCurrentVersion
+from service.registry.placement import check_kept, check_reachable
+from service.registry.rollout_records import CanaryIn, ShadowIn, summary
+from service.registry.version_records import registered_sha256
+from service.store.rows import DeploymentRow, GateRow, first_of
+from service.store.tables import deployment, gallery, trial_report
+from service.upgrades.deployments.history import DeploymentState
+from service.upgrades.deployments.transition import Evidence, TransitionContext
+from service.upgrades.deployments.verdicts import REFUSE, deciding_report, named_report, weigh
+
+
+class AlreadyCurrent(RegraftError):
+    """The version is the gallery's current one already."""
+
+    status = 409
+    code = "already_current"
+
+
+def register(transition: TransitionContext) -> Evidence:
+    """Nothing changes yet."""
+    return {"card_sha256": registered_sha256(transition.connection, transition.version.name)}
+
+
+def verify(transition: TransitionContext) -> Evidence:
+    """The folder is the registered one, and queries of the version will reach every live item."""
+    gallery_id, request = transition.gallery.id, transition.request
+    check_reachable(transition.connection, transition.registry, gallery_id, transition.version, request.placed)
+    return request.checked
+
+
+def pass_gate(transition: TransitionContext) -> Evidence:
+    """A gate compared this version with the current one and does not refuse it, or `override` says why to go on."""
+    number = transition.request.gate
+    if number is None:
+        raise InvalidArgument("gate: this step needs the number of a gate report", pointer="/gate")
+    row = named_report(transition.connection, transition.gallery.id, transition.version, transition.current, number)
+    return _rest_on(transition, row)
+
+
+def shadow(transition: TransitionContext) -> Evidence:
+    """Queries are answered by the version as well from now on; no answer changes, so a refused version may be tried."""
+    return _try_out(transition, DeploymentState.SHADOW, ShadowIn(**transition.request.settings))
+
+
+def canary(transition: TransitionContext) -> Evidence:
+    """A share of queries is answered by the version from now on; a canary that is changed keeps settings not named."""
+    kept = transition.row.settings or {} if transition.row.state == DeploymentState.CANARY else {}
+    verdict = _verdict(transition)
+    return {
+        **verdict,
+        **_try_out(transition, DeploymentState.CANARY, CanaryIn(**{**kept, **transition.request.settings})),
+    }
+
+
+def become_current(transition: TransitionContext) -> Evidence:
+    """Queries go through the version at once, and an embedding it prefers serves each item: no item is written."""
+    connection, registry, now = transition.connection, transition.registry, time.time()
+    if transition.gallery.current_id == transition.row.version_id:
+        raise AlreadyCurrent(f"version {transition.version.name!r} is current already", pointer="/version")
+    transition.version.check()
+    # A rollback returns to what was current before: it needs no verdict.
+    verdict = _verdict(transition) if transition.row.undoes_id is None else {}
+    _end_current(transition)
+    this_gallery = update(gallery).where(gallery.c.id == transition.gallery.id)
+    connection.execute(this_gallery.values(current_id=transition.row.version_id))
+    stopped = cancel_backfills(connection, transition.gallery.id, transition.row.version_id)
+    # A removal of an edge locks every gallery first: the edges known now stay until this commit.
+    registry.sync_edges()
+    lost, placed = {}, transition.request.placed
+    if transition.row.undoes_id is not None:
+        forced = transition.request.force
+        lost = check_kept(connection, registry, transition.gallery, transition.version, placed, forced)
+    moved = placed.moving(transition.gallery.id, transition.version)
+    transition.change(since=now, previous_id=transition.gallery.current_id, activated=moved)
+    if transition.row.undoes_id is None:
+        check_reachable(connection, registry, transition.gallery.id, transition.version, placed)
+    return {**verdict, "activated": moved, "backfills_cancelled": stopped, **lost, **_measured(transition)}
+
+
+def end_current(transition: TransitionContext) -> Evidence:
+    """Another version takes its place, in the same transaction."""
+    return {"since": transition.row.since}
+
+
+def abandon(transition: TransitionContext) -> Evidence:
+    """The gallery stays as it is; what the trial has shown is kept."""
+    return _measured(transition)
+
+
+def retire(transition: TransitionContext) -> Evidence:
+    """Its embeddings are freed after this transaction, block by block; see `service.upgrades.deployments.reaper`."""
+    return transition.request.checked
+
+
+def _end_current(transition: TransitionContext) -> None:
+    """End the deployment that is current, if there is one: superseded, or rolled back by `transition`."""
+    condition = (deployment.c.gallery_id == transition.gallery.id, deployment.c.state == DeploymentState.CURRENT.value)
+    after = DeploymentState.SUPERSEDED if transition.row.undoes_id is None else DeploymentState.ROLLED_BACK
+    row = first_of(DeploymentRow, transition.connection.execute(select(deployment).where(*condition)))
+    if row is not None:
+        current = replace(transition, row=row)
+        current.enter(after, end_current(current), before=DeploymentState.CURRENT)
+
+
+def _rest_on(transition: TransitionContext, report: GateRow) -> Evidence:
+    """Weigh a report and name it in the deployment's row, with the reason to go on if it refuses."""
+    verdict = weigh(transition.connection, transition.row.id, transition.version, report, transition.request.override)
+    transition.change(gate_id=report.id, reason=verdict["override"] or transition.row.reason)
+    return verdict
+
+
+def _verdict(transition: TransitionContext) -> Evidence:
+    """The verdict of gates on a version that is about to answer queries; empty where no gate measured it."""
+    report = deciding_report(transition.connection, transition.gallery.id, transition.version, transition.current)
+    if report is None:
+        return {}
+    if report.verdict == REFUSE:
+        return _rest_on(transition, report)
+    return weigh(transition.connection, transition.row.id, transition.version, report, transition.request.override)
+
+
+def _try_out(transition: TransitionContext, phase: DeploymentState, settings: ShadowIn | CanaryIn) -> Evidence:
+    """Begin a trial, counting from zero; what the one before it counted is kept with this step."""
+    if transition.gallery.current_id is None:
+        raise NoCurrentVersion("there is no current version to compare with: deploy without shadow and canary")
+    if not (transition.version.card.encoder or transition.version.card.text):
+        raise NoEncoder(f"version {transition.version.name!r} has no encoder: no query can be tried out on it")
+    transition.version.check()
+    # The deployment's row first, the order in which `rollout_records.add_counters` locks, too.
+    transition.change(settings=settings.model_dump())
+    measured = _measured(transition)
+    condition = (trial_report.c.deployment_id == transition.row.id, trial_report.c.phase == phase.value)
+    transition.connection.execute(delete(trial_report).where(*condition))
+    return {"settings": transition.row.settings, **measured}
+
+
+def _measured(transition: TransitionContext) -> Evidence:
+    """What the trial that ends has measured, by its phase."""
+    condition = (trial_report.c.deployment_id == transition.row.id, trial_report.c.phase == transition.row.state)
+    reports = transition.connection.execute(select(trial_report).where(*condition))
+    return {row.phase: summary(row.report) for row in reports}
+
+
+Transition = Callable[[TransitionContext], Evidence]
+"""A step: it makes the changes of its transition, and returns the evidence that it rests on."""
+
+BEGINNINGS: dict[DeploymentState, Transition] = {
+    DeploymentState.REGISTERED: register,
+    DeploymentState.CURRENT: become_current,
+    DeploymentState.RETIRED: retire,
+}
+"""A deployment begins as registered; a rollback as current; a record of freeing what items brought as retired."""
+
+_ENDS: dict[DeploymentState, Transition] = {
+    DeploymentState.CURRENT: become_current,
+    DeploymentState.ROLLED_BACK: abandon,
+}
+_TRIALS: dict[DeploymentState, Transition] = {DeploymentState.SHADOW: shadow, DeploymentState.CANARY: canary}
+
+TRANSITIONS: dict[DeploymentState, dict[DeploymentState, Transition]] = {
+    DeploymentState.REGISTERED: {DeploymentState.VERIFIED: verify, DeploymentState.ROLLED_BACK: abandon},
+    DeploymentState.VERIFIED: {DeploymentState.GATED: pass_gate, **_TRIALS, **_ENDS},
+    DeploymentState.GATED: {**_TRIALS, **_ENDS},
+    DeploymentState.SHADOW: {DeploymentState.CANARY: canary, **_ENDS},
+    # To itself: with another share, or other limits.
+    DeploymentState.CANARY: {DeploymentState.CANARY: canary, **_ENDS},
+    DeploymentState.CURRENT: {DeploymentState.SUPERSEDED: end_current, DeploymentState.ROLLED_BACK: end_current},
+    DeploymentState.SUPERSEDED: {DeploymentState.RETIRED: retire},
+    DeploymentState.ROLLED_BACK: {DeploymentState.RETIRED: retire},
+    DeploymentState.RETIRED: {},
+}
+"""Every legal transition and the step that makes it."""
