@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from index.attempts import GalleryChanged
 from index.errors import InvalidArgument, NoRoute
 from index.graph import follow
 from index.metadata import Metadata
 from index.query_plan import Ask, EmbeddedQueries, Plan
+from index.retry import GalleryChanged
 from index.scatter import Gathered, ShardQuery
 from index.search_result import SearchResult
 from index.space import Vectors

@@ -115,7 +115,7 @@ class NoTextEntrance(RegraftError):
     code = "no_text_entrance"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """How an error goes on after an unknown name: the known names most like it, "" where none is."""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the known names most like it, "" if there are none."""
     near = difflib.get_close_matches(name, list(known), n=4, cutoff=0.5)
     return f"; near it: {', '.join(near)}" if near else ""

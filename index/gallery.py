@@ -24,7 +24,6 @@ from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
 from index.answering import embed, prepared, result
-from index.attempts import GalleryChanged, attempts
 from index.contents import Contents, of_slots
 from index.edge_maps import Maps
 from index.engines.base import Keys
@@ -37,6 +36,7 @@ from index.merge import Mode
 from index.metadata import Item, Metadata
 from index.query_plan import Ask, Encode, ShardKey
 from index.remote_part import RemotePart
+from index.retry import GalleryChanged, attempts
 from index.scan import Mask
 from index.scatter import scatter
 from index.search_params import DEFAULTS
@@ -99,7 +99,7 @@ class Gallery:
         Version None: the current one, of which there must be one.
 
         Raises:
-            GalleryChanged: the gallery did not stand still meanwhile, see `index.attempts`.
+            GalleryChanged: the gallery did not stand still meanwhile, see `index.retry`.
             InvalidArgument: the depth is below 1, or there is no such mode.
             NoRoute: strict, and a shard cannot be reached; or none can.
             ModeUnavailable: the shards cannot be merged in this mode.

@@ -1,7 +1,7 @@
-"""Folders on their way in: filled beside the accepted ones, so that the last step is a rename; remains are swept.
+"""Incoming folders: filled beside the accepted ones and renamed at the end; abandoned ones are removed.
 
-Whoever fills a folder holds a lock on it (flock), which the system takes back when the process ends, however it ends.
-So several services may share the accepted folders: what somebody is filling is never taken for remains.
+The process that fills a folder holds a lock on it (flock), which the system releases when that process ends in any way.
+So several services may share the accepted folders: one that is being filled is never taken for abandoned.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 from index.paths import paths_in
 
 INCOMING = ".incoming-"
-"""How their names begin; no version and no edge may be named so."""
+"""Prefix of their names; no version and no edge may be named so."""
 
 
 @contextmanager
 def incoming_folder(accepted: Path) -> Iterator[Path]:
-    """An empty folder inside `accepted`; what is still there at the end was not accepted, and goes."""
+    """An empty folder inside `accepted`; removed at the end unless it was renamed."""
     with ExitStack() as after:
         place, lock = _make(accepted)
         after.callback(os.close, lock)
@@ -31,8 +31,8 @@ def incoming_folder(accepted: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def alone_in(accepted: Path) -> Iterator[None]:
-    """Wait until nobody else is alone in `accepted`, and be so; where the file system has no locks, everyone is."""
+def exclusive_access(accepted: Path) -> Iterator[None]:
+    """Hold the lock on `accepted` alone, waiting for it; on a file system without locks nobody waits."""
     accepted.mkdir(parents=True, exist_ok=True)
     lock = os.open(accepted, os.O_RDONLY)
     try:
@@ -43,15 +43,15 @@ def alone_in(accepted: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def remains(accepted: Path) -> Iterator[Path]:
-    """The folders that were on their way when whoever filled them was killed; nobody else sweeps one meanwhile."""
+def abandoned_folders(accepted: Path) -> Iterator[Path]:
+    """The incoming folders whose process was killed, each locked while it is looked at."""
     for left in paths_in(accepted, f"{INCOMING}*"):
         try:
             lock = os.open(left, os.O_RDONLY)
-        except OSError:  # it has arrived, or somebody else swept it
+        except OSError:  # it was renamed, or another process removed it
             continue
         try:
-            # A file system without locks tells nothing of its folders: they stay.
+            # Without locks nothing is known of the folders: they stay.
             with suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield left
@@ -60,8 +60,8 @@ def remains(accepted: Path) -> Iterator[Path]:
 
 
 def sweep(accepted: Path) -> None:
-    """Remove what was left by those who were killed."""
-    for left in remains(accepted):
+    """Remove the abandoned folders."""
+    for left in abandoned_folders(accepted):
         shutil.rmtree(left, ignore_errors=True)
 
 
@@ -70,7 +70,7 @@ def _make(accepted: Path) -> tuple[Path, int]:
     while True:
         place = accepted / f"{INCOMING}{uuid.uuid4().hex}"
         place.mkdir(parents=True)
-        # Between being made and being locked it looks abandoned: one that was swept then is made anew.
+        # Between creation and lock it looks abandoned: one that was removed then is created again.
         with suppress(FileNotFoundError):
             lock = os.open(place, os.O_RDONLY)
             with suppress(OSError):

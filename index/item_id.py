@@ -1,4 +1,4 @@
-r"""The id of an item: which texts are legal, said once for the service, the client and the docs.
+r"""The id of an item: which strings are legal, defined once for the service, the client and the docs.
 
 An id becomes a part of a path. Clients and proxies decode and shorten paths before a service sees them: `..` takes the
 part before it away (RFC 3986, section 5.2.4), and the URL standard also takes `\` for `/` and `%2e` for `.`. An id with
@@ -24,32 +24,32 @@ LEGAL_ID = (
 _UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 # What ends a part of a path, or the path itself.
 _ENDS = re.compile(r"[/\\?#;]")
-_CLIMBING = re.compile(r"(?:^|[/\\?#;])\s*\.\.?\s*(?:$|[/\\?#;])")
+_DOT_SEGMENT = re.compile(r"(?:^|[/\\?#;])\s*\.\.?\s*(?:$|[/\\?#;])")
 
 
 def is_item_id(value: object) -> TypeGuard[str]:
     """Whether an item may be stored under this id."""
-    return isinstance(value, str) and 1 <= len(value) <= MAX_ID and is_writable(value) and not climbs(value)
+    return isinstance(value, str) and 1 <= len(value) <= MAX_ID and is_writable(value) and not has_dot_segments(value)
 
 
 def are_plain_ids(values: Sequence[object]) -> bool:
-    """Whether all surely may be ids, told of all at once; False: look at each."""
+    """Whether all are legal ids, checked together; False: check each by `is_item_id`."""
     if set(map(type, values)) != {str}:
         return False
     texts = cast("Sequence[str]", values)
     lengths = set(map(len, texts))
     joined = "/".join(texts)
     plain = joined.isprintable() and "%" not in joined  # what is printable is writable
-    return plain and min(lengths) >= 1 and max(lengths) <= MAX_ID and _CLIMBING.search(joined) is None
+    return plain and min(lengths) >= 1 and max(lengths) <= MAX_ID and _DOT_SEGMENT.search(joined) is None
 
 
 def is_writable(text: str) -> bool:
-    """Whether it holds nothing that a database or a terminal could stumble over; no other id was ever stored."""
+    """Whether it holds no control characters or surrogates; no other id was ever stored."""
     return _UNWRITABLE.search(text) is None
 
 
-def climbs(text: str) -> bool:
-    """Whether a part of it is `.` or `..`, in plain or percent-encoded however often: it would change its path."""
+def has_dot_segments(text: str) -> bool:
+    """Whether a part is `.` or `..` (RFC 3986), plain or percent-encoded however often: it would change a path."""
     while (decoded := unquote(text)) != text:
         text = decoded
     return any(part.strip() in {".", ".."} for part in _ENDS.split(text))

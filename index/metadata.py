@@ -22,11 +22,11 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from index.collector import collector_paused
 from index.columns import Mask
 from index.contents import Contents
 from index.fields import Field, deepest_first, enter
 from index.filter import And, Condition, Exists, Filter, Not, Or, Test, keys_of
+from index.garbage_collection import gc_paused
 from index.kept_items import KEY, NOBODY, JoinedTexts, KeptItems, joined_texts, texts_of
 
 Slots = NDArray[np.int64]
@@ -246,7 +246,7 @@ class Metadata:
             asked = keys_of(where) - self._entered
             self._entering, self._place = asked & self._keys if self._read else asked, 0
         start, self._place = self._place, min(self._place + ENTERED_TOGETHER, self._kept.slots())
-        with collector_paused():
+        with gc_paused():
             self._enter(range(start, self._place), self._entering)
         if self._place == self._kept.slots():
             self._entered, self._entering, self._read = self._entered | self._entering, frozenset(), True

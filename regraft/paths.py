@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from index.errors import InvalidArgument
-from index.item_id import climbs, is_writable
+from index.item_id import has_dot_segments, is_writable
 
 MAX_PARAMS = 4096
 """Characters of options that travel in an address; longer filters travel in a body."""
@@ -36,7 +36,7 @@ def delete_params(name: object, dry_run: bool) -> dict[str, str]:
 
 
 def _segment(part: str) -> str:
-    if not part or not is_writable(part) or climbs(part):
+    if not part or not is_writable(part) or has_dot_segments(part):
         raise InvalidArgument(
             f"{part!r} names nothing: a name is not empty, and holds no control characters and no part that is . or .."
         )

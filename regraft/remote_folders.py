@@ -14,7 +14,7 @@ from index.encoder import Encoder
 from index.errors import InvalidVersionFolder, NoRoute
 from index.execution import Execution
 from index.folder import load_version
-from index.incoming import alone_in, incoming_folder, sweep
+from index.incoming import exclusive_access, incoming_folder, sweep
 from index.isolated import Limits, verify_isolated
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from regraft.client import Client
@@ -144,7 +144,7 @@ class Folders:
         """What lies here; fetched where it does not, or changed since. Of workers that share the folder one fetches."""
         with suppress(InvalidVersionFolder, OSError):
             return load()
-        with alone_in(self._folder):
+        with exclusive_access(self._folder):
             with suppress(InvalidVersionFolder):  # whoever was alone before may have fetched it
                 return load()
             fetch()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from index.errors import InvalidArgument, nearest
+from index.errors import InvalidArgument, did_you_mean
 from index.folder import load_version
 from index.new_folder import check_target
 from index.version import CARD, EdgeKind
@@ -179,7 +179,7 @@ def reference_folder(recipe: Recipe, field: str, progress: bool, references: Ref
         return run_of(field, references[field], progress)
     if not (Path(reference) / CARD).is_file():
         raise InvalidArgument(
-            f"{field}={reference} is neither a version folder nor a recipe{nearest(reference, RECIPES)}; "
+            f"{field}={reference} is neither a version folder nor a recipe{did_you_mean(reference, RECIPES)}; "
             f"train it first, or set {field}=FOLDER",
             pointer=f"/{field}",
         )

@@ -16,7 +16,7 @@ import grpc
 from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from index.engines.guard import Breaker
+from index.engines.circuit_breaker import CircuitBreaker
 from index.engines.remote import EngineUnavailable
 
 Found = TypeVar("Found")
@@ -46,7 +46,7 @@ class MilvusServer:
     def __init__(self, uri: str, token: str, seconds: float) -> None:
         """`seconds`: the time limit of each call."""
         self.seconds = seconds
-        self._uri, self._token, self._breaker = uri, token, Breaker()
+        self._uri, self._token, self._breaker = uri, token, CircuitBreaker()
         self.making = threading.Lock()
         """Held by whoever creates collections: Milvus refuses a second one of a name."""
         self._lock = threading.Lock()

@@ -18,7 +18,7 @@ from psycopg.adapt import Buffer, Dumper
 from psycopg.pq import Format
 from psycopg.types import TypeInfo
 
-from index.engines.guard import Breaker
+from index.engines.circuit_breaker import CircuitBreaker
 from index.engines.remote import EngineUnavailable
 
 MOST_IDLE = 32
@@ -63,7 +63,7 @@ class PgConnections:
     def __init__(self, url: str, seconds: float) -> None:
         self._seconds, self._url = seconds, libpq_url(url)
         self._idle: deque[Timed] = deque(maxlen=MOST_IDLE)
-        self._breaker = Breaker()
+        self._breaker = CircuitBreaker()
 
     @contextmanager
     def take(self, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[Timed]:

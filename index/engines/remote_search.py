@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from index.attempts import GalleryChanged, is_patient
 from index.engines.base import MISSING, Hits, Keys, Scanned, is_full
 from index.engines.digest import digests
 from index.engines.exact import nearest_rows
 from index.engines.remote import Candidates, Collection, EngineUnavailable
 from index.engines.remote_answers import Answer, Answers, Unanswered
 from index.engines.remote_rows import RemoteRows
+from index.retry import GalleryChanged, may_retry_within
 from index.scan import Mask, Rows
 from index.space import Lorentz, Space, Vectors
 
@@ -186,7 +186,7 @@ class RemoteSearch:
 
     def _disagree(self, how: str) -> None:
         """It tells of other rows than those known here: as a rule writes that are about to arrive by the feed."""
-        if is_patient(PATIENCE_SECONDS):
+        if may_retry_within(PATIENCE_SECONDS):
             raise GalleryChanged
         raise EngineUnavailable(f"the engine and the database disagree, {how}: `regraft doctor --fix` mends it")
 

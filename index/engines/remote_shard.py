@@ -19,7 +19,6 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from index.attempts import GalleryChanged
 from index.contents import HeldBySlot
 from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.config import IndexConfig
@@ -33,6 +32,7 @@ from index.engines.remote_search import RemoteSearch
 from index.engines.segments import Job, SegmentedShard
 from index.engines.snapshot import remove
 from index.events import Event
+from index.retry import GalleryChanged
 from index.scan import Mask
 from index.space import Space, Vectors
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from index.errors import InvalidArgument, nearest
+from index.errors import InvalidArgument, did_you_mean
 from regraft.client import DEFAULT_URL, Client, Problem
 from regraft.commands.answers import OPTION, answer
 from regraft.connection import TIMEOUT
@@ -96,7 +96,7 @@ def _connected(url: str, api_key: str | None) -> Iterator[Client]:
             if problem.code != "unknown_gallery":
                 raise _in_options(problem) from problem
             named = re.search("'(.+)'", problem.detail)
-            near = named and nearest(named[1], [found.name for found in client.galleries()])
+            near = named and did_you_mean(named[1], [found.name for found in client.galleries()])
             raise InvalidArgument(f"{problem.detail}{near or '; `regraft gallery list` lists them'}") from problem
 
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from index.collector import collector_paused
 from index.errors import RegraftError
 from index.events import Event
+from index.garbage_collection import gc_paused
 from regraft.commands.answers import answer, out
 from regraft.commands.options import needs
 from regraft.commands.settings import FOLLOW_PARENT, Data, checked_settings, settle, usable_database
@@ -56,7 +56,7 @@ def serve(
 ) -> None:
     """Run the service, with its workers."""
     settle({"host": host, "port": port, "data": data, "processes": processes})
-    with needs("serve"), collector_paused():
+    with needs("serve"), gc_paused():
         from index.engines.gpu import check_device
         from service.http.app import serve as run_service
         from service.http.auth import check_exposure

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from index.errors import InvalidArgument, nearest
+from index.errors import InvalidArgument, did_you_mean
 from regraft.commands.answers import answer, out
 from regraft.commands.options import needs, print_table
 
@@ -40,7 +40,7 @@ def recipes(
         answer({"name": name, "fields": vars(RECIPES[name]()), "meanings": meanings()})
         _print_fields(RECIPES[name](), meanings())
     else:
-        near = nearest(name, [*GROUPS, *RECIPES])
+        near = did_you_mean(name, [*GROUPS, *RECIPES])
         raise InvalidArgument(f"no family or recipe is called {name!r}{near}; families: {', '.join(GROUPS)}")
 
 

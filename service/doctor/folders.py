@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from index.incoming import remains
+from index.incoming import abandoned_folders
 from service.doctor.findings import Context, Finding
 
 
@@ -43,7 +43,7 @@ def _edges(context: Context) -> Finding:
 def _left(context: Context, fix: bool) -> Finding:
     left = Finding("upload_left", "info", "remains of uploads that were killed", "removed at start", fixable=True)
     for accepted in (context.settings.versions, context.settings.edges):
-        for folder in remains(accepted):
+        for folder in abandoned_folders(accepted):
             left.add(folder.name)
             if fix:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
-from index.collector import collector_paused
+from index.garbage_collection import gc_paused
 from index.incoming import sweep
 from service.http import (
     audit,
@@ -45,9 +45,9 @@ from service.http import backfill_progress as progress
 from service.http import remote_worker_api as work
 from service.http.auth import Guard, check_exposure
 from service.http.draining import Server
+from service.http.http_protocol import HttpProtocol
 from service.http.metrics import RequestMetrics
 from service.http.query_route import QueryRoute
-from service.http.whole_answers import WholeAnswers
 from service.logs import configure
 from service.runtime import running
 from service.settings import Settings
@@ -74,18 +74,18 @@ ROUTERS = (
 )
 
 SWITCH_SECONDS = 0.001
-"""How long a thread may go on when another wants to."""
+"""How long a thread may hold the interpreter when another wants it."""
 FULL_COLLECTION = 100
-"""Collections of the middle generation before one of all objects; Python's own figure is 10."""
+"""Collections of the middle generation before one of all objects; Python's default is 10."""
 IDLE_SECONDS = 75
-"""So long a connection may rest between two requests. Whoever asks at the moment it is closed gets no answer, so it is
+"""How long a connection may be idle between two requests. A request sent as it is closed gets no answer, so this is
 longer than clients and proxies keep one: 5 seconds httpx, 60 most balancers."""
 NOT_STARTED = 3
 """Exit code when the address could not be listened on."""
 
 
 class Application(FastAPI):
-    """FastAPI, and the short way of queries before it and all that it wraps around routes."""
+    """FastAPI, behind the fast path of queries, which skips all that the framework wraps around routes."""
 
     def __init__(self, settings: Settings, **options: Any) -> None:
         """`options`: FastAPI's own."""
@@ -104,7 +104,7 @@ def create_app(settings: Settings, *, migrated: bool = False) -> FastAPI:
     async def life(app: FastAPI) -> AsyncIterator[None]:
         sweep(settings.versions)
         sweep(settings.edges)
-        _work_out_routes(app)
+        _compile_routes(app)
         process = running(settings, migrated=migrated)
         app.state.runtime = await run_in_threadpool(process.__enter__)
         try:
@@ -141,7 +141,7 @@ def serve(
 ) -> None:
     """Serve from a database that is `upgrade`d until SIGTERM or SIGINT, then let running requests end.
 
-    `listener`: a socket shared with other processes. `listening` is told the port once it is listened on.
+    `listener`: a socket shared with other processes. `listening` is called with the port once it is open.
 
     Raises:
         ExposedWithoutKey: the address is reachable from elsewhere and no key is set.
@@ -150,11 +150,11 @@ def serve(
     configure(settings.log_format, settings.log_level)
     signal.signal(signal.SIGTERM, _ended)
     app = create_app(settings, migrated=True)
-    _let_others_run()
+    _share_interpreter()
     _open_many_files()
-    # Nothing here asks where a request came from or by which scheme, so that nobody need believe a proxy.
+    # Nothing here depends on the address or scheme of a request, so no header of a proxy has to be trusted.
     options: dict[str, Any] = {"access_log": False, "log_config": None, "proxy_headers": False}
-    options |= {"http": WholeAnswers, "timeout_keep_alive": IDLE_SECONDS}
+    options |= {"http": HttpProtocol, "timeout_keep_alive": IDLE_SECONDS}
     config = uvicorn.Config(app, host=settings.host, port=settings.port, **options)
     server = Server(config, app, shared=listener is not None, listening=listening)
     with suppress(KeyboardInterrupt):
@@ -163,19 +163,19 @@ def serve(
         sys.exit(NOT_STARTED)
 
 
-def _work_out_routes(app: FastAPI) -> None:
-    """FastAPI works routers out when a request first comes by, a tenth of a second in which nobody else is answered."""
-    with collector_paused():
+def _compile_routes(app: FastAPI) -> None:
+    """Compile the routes now: FastAPI does it at the first request, a tenth of a second in which no other is answered."""
+    with gc_paused():
         for route in app.routes:
             route.matches({"type": "http", "method": "GET", "path": "/nowhere", "headers": [], "root_path": ""})
 
 
-def _let_others_run() -> None:
+def _share_interpreter() -> None:
     """Have no thread hold the interpreter for long: queries wait while another request is computed in Python.
 
-    A full collection of garbage holds it for as long as there are objects to look at. What was imported stays for good
-    and is looked at no more, not even once: that takes a thirtieth of a start, and finds twenty objects. The rest is so
-    seldom that a request of a million numbers meets hardly one.
+    A full garbage collection holds it in proportion to the objects it visits. Imported objects stay for good and are
+    never visited: even once would take a thirtieth of a start, and find twenty objects. Full collections of the rest are
+    so rare that a request of a million numbers hardly meets one.
     """
     gc.freeze()
     young, middle, _ = gc.get_threshold()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import orjson
 from fastapi import APIRouter, Header, Request, Response
 
-from index.attempts import attempts
+from index.retry import attempts
 from index.query_plan import Ask
 from index.search_params import SearchParams
 from index.text import MAX_CHARACTERS
@@ -120,9 +120,9 @@ def respond(
     started = time.perf_counter()
     for attempt in attempts():
         with attempt:
-            if live is None or attempt.again:
+            if live is None or attempt.is_retry:
                 live = service.replica.find(name)
-            if attempt.again:
+            if attempt.is_retry:
                 service.replica.refresh(live.id)
             live.declare()
             asked = read(live)

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from index.collector import collector_paused
 from index.contents import Contents
 from index.engines.remote import Elsewhere
 from index.events import Event
+from index.garbage_collection import gc_paused
 from service.errors import UnknownGallery
 from service.registry.calibrations import maps_of
 from service.registry.edge_records import EdgeRecord
@@ -250,7 +250,7 @@ class Replica:
             progress = LoadProgress(row.name)
             self._progress[gallery_id] = progress
             try:
-                with collector_paused():
+                with gc_paused():
                     whole = self._catch_up(live, progress)
             finally:
                 del self._progress[gallery_id]
@@ -265,7 +265,7 @@ class Replica:
         False: the gallery is gone, or the database an older one since, as after a failover that lost the last writes.
         """
         # Rows become arrays: a look at them for garbage holds up queries, and finds none.
-        with live.applying, collector_paused():
+        with live.applying, gc_paused():
             edges = self._registry.edges()  # before what was fitted along them
             with self._database.read() as connection:
                 row = gallery_row(connection, live.id)

@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("pymilvus", reason="pymilvus is not installed")
 
 from index.contents import Place
-from index.engines import guard
+from index.engines import circuit_breaker
 from index.engines import milvus as module
 from index.engines.digest import digests
 from index.engines.milvus import MilvusCollection, MilvusEngine
@@ -53,7 +53,7 @@ def client(milvus_server: MilvusTestServer) -> Iterator[Any]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard.Breaker.__init__, "__defaults__", (0.1,))
+    monkeypatch.setattr(circuit_breaker.CircuitBreaker.__init__, "__defaults__", (0.1,))
 
 
 def rows(count: int, seed: int = 0) -> np.ndarray:

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index.attempts import GalleryChanged
 from index.engines import segments
 from index.engines.base import MISSING
 from index.engines.config import IndexConfig, IndexKind
@@ -23,6 +22,7 @@ from index.gallery import Gallery
 from index.merge import Mode
 from index.metadata import Item, Metadata
 from index.query_plan import Ask
+from index.retry import GalleryChanged
 from index.search_result import Missing
 from index.space import Vectors
 from index.version import Version

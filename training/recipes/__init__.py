@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from index.errors import InvalidArgument, nearest
+from index.errors import InvalidArgument, did_you_mean
 from training.recipes import cifar100, digits, folders, omniglot, photos
 from training.recipes.family import Family
 from training.recipes.recipe import Option, Recipe, meanings, recipe_from_json
@@ -65,6 +65,6 @@ def find_recipe(name: str) -> Recipe:
             f"{name!r} is a family of recipes, such as {some}; `regraft recipes {name}` lists them", pointer="/recipe"
         )
     if name not in RECIPES:
-        near = nearest(name, RECIPES)
+        near = did_you_mean(name, RECIPES)
         raise InvalidArgument(f"recipe {name!r} is unknown{near}; `regraft recipes` lists them", pointer="/recipe")
     return RECIPES[name]()

@@ -22,8 +22,8 @@ from typing import Any
 import httpx
 import numpy as np
 
-from index.attempts import attempts
 from index.errors import InvalidText, InvalidVector, RegraftError
+from index.retry import attempts
 from index.space import Vectors, check_vectors, space_from_json
 from index.text import check_text, read_text_probe
 from index.version import TEXT_PROBE, EmbeddingApi, Version

@@ -20,10 +20,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from index.attempts import GalleryChanged, attempts
 from index.evaluation.ranking_overlap import first_match_flips, overlap, rank_correlation
 from index.events import Event
 from index.query_plan import Ask, Encode
+from index.retry import GalleryChanged, attempts
 from index.search_result import SearchResult
 from service.background import Background
 from service.logs import RecurringErrors

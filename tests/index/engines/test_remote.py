@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from index.attempts import GalleryChanged
 from index.engines import remote_search
 from index.engines.base import MISSING, Scanned
+from index.engines.circuit_breaker import CircuitBreaker
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import digests
 from index.engines.flat import FlatShard
-from index.engines.guard import Breaker
 from index.engines.remote import Capabilities, EngineUnavailable, Entries, Metric
 from index.engines.remote_check import RecallCheck
 from index.engines.remote_rows import RemoteRows
 from index.engines.remote_search import RemoteSearch
 from index.engines.remote_shard import RemoteShard
+from index.retry import GalleryChanged
 from index.space import Cosine, Euclidean, Lorentz, Space
 from staging.engine import FakeCollection
 
@@ -289,7 +289,7 @@ def test_items_that_came_and_went_leave_nothing_and_no_search_is_deeper_for_them
 def test_nobody_waits_for_an_engine_that_has_just_failed_and_one_sees_when_it_is_back(monkeypatch: Any) -> None:
     now, made = [100.0], [0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    breaker = Breaker(rest_seconds=5.0)
+    breaker = CircuitBreaker(rest_seconds=5.0)
 
     def call(works: bool) -> None:
         with breaker.call():
