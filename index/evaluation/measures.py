@@ -40,9 +40,10 @@ def first_items(shard: Compared, k: int, remove_self: ArrayLike) -> NDArray[np.i
         InvalidArgument: k is not 1 to the number of items that are not the query itself.
     """
     queries, items = comparable(shard)
-    if not 1 <= k < len(items):
-        raise InvalidArgument(f"k must be 1 to {len(items) - 1}, not {k}", pointer="/k")
     self_Q = np.asarray(remove_self, np.int64)
+    most = len(items) - int((self_Q >= 0).any())
+    if not 1 <= k <= most:
+        raise InvalidArgument(f"k must be 1 to {most}, not {k}", pointer="/k")
     costed = (_cost_block(queries, items, shard, rows, self_Q) for rows in blocks(len(queries), len(items)))
     return np.concatenate([_first(cost_BN, k) for cost_BN in costed])
 

@@ -51,7 +51,7 @@ def measure(
         raise _nothing_right(sample)
     # By `dual` the old encoder embeds the query: the same ranking, never worse and never better.
     after = before if kinds == (EdgeKind.DUAL.value,) else by(new_old)
-    own = by(new_new) if sample.asking is None or _can_rank(new_new, asked) else None
+    own = by(new_new) if sample.asking is None or _can_rank(new_new, sample, asked) else None
     if own is not None and not own.valid.any():
         own = None
     verdict = gate(before, after, own, metric, seed=asked["seed"], slice_of=sample.slices)
@@ -153,7 +153,7 @@ def _by_relevance(sample: Sample, asked: Mapping[str, Any]) -> tuple[str, Callab
         raise InvalidArgument(f"{why}{RECALL}", pointer="/metric")
     if metric != RECALL:
         return metric, lambda pair: retrieval_by(pair, sample.right(len(pair.items))), right
-    k = min(asked["k"], len(sample) - 1)
+    k = min(asked["k"], len(sample))
 
     def recalled(pair: Compared) -> Measured:
         listed = sample.right(len(pair.items))
@@ -163,9 +163,9 @@ def _by_relevance(sample: Sample, asked: Mapping[str, Any]) -> tuple[str, Callab
     return f"{RECALL.partition('@')[0]}@{k}", recalled, right
 
 
-def _can_rank(pair: Compared, asked: Mapping[str, Any]) -> bool:
+def _can_rank(pair: Compared, sample: Sample, asked: Mapping[str, Any]) -> bool:
     """Whether there are items enough to measure on."""
-    return len(pair.items) > (asked["k"] if asked["metric"] == RECALL else 1)
+    return len(pair.items) >= (min(asked["k"], len(sample)) if asked["metric"] == RECALL else 2)
 
 
 def _nothing_right(sample: Sample) -> InvalidArgument:

@@ -124,6 +124,8 @@ def test_equal_items_come_in_the_order_of_their_numbers() -> None:
     for k in (1, 10, 59):
         found = first_items(Compared(x, x, L2), k, np.arange(60))
         np.testing.assert_array_equal(found, np.argsort(far, axis=1, kind="stable")[:, :k])
+    others = first_items(Compared(x, x, L2), 60, np.full(60, -1))
+    np.testing.assert_array_equal(others, np.argsort(np.abs(x - x.T), axis=1, kind="stable"))
 
 
 @pytest.mark.parametrize("far", [0.001, 0.3, 0.999])

@@ -64,6 +64,7 @@ def naive(queries: Any, items: Any, metric: str, named: Any = RIGHT) -> float:
         ("cmc@5", {"metric": "cmc@5"}),
         ("mAP@1.0", {"metric": "mAP@1.0"}),
         ("recall@3", {"metric": "recall@k", "k": 3}),
+        ("recall@20", {"metric": "recall@k", "k": 21}),
     ],
 )
 @pytest.mark.parametrize("kind", ["images", "embeddings"])
