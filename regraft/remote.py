@@ -11,8 +11,9 @@ import logging
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,10 @@ class _Sent:
         self._items: Mapping[str, WorkItem] = {_key(item): item for item in items}
         self._originals = originals
 
-    def read(self, key: str) -> bytes:
+    def read_all(self, keys: Iterable[str]) -> Iterator[Callable[[], bytes]]:
+        return (partial(self._read, key) for key in keys)
+
+    def _read(self, key: str) -> bytes:
         item = self._items[key]
         if self._originals is not None:
             return self._originals(item.id)
@@ -209,9 +213,6 @@ class _Sent:
         if content is None:
             raise FileNotFoundError(key)
         return base64.b64decode(content)
-
-    def check(self) -> None:
-        """The service looked whether its store answers, and a device knows what it holds."""
 
 
 def _key(item: WorkItem) -> str:

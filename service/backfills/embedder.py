@@ -6,10 +6,10 @@ item that cannot be moved never holds up the others: it becomes a `Failed` with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Protocol, TypeVar
 
 from index.decoding import Decoder
@@ -103,8 +103,9 @@ class Embedder:
 
         images, texts = ([row for row in rows if is_text(row.blob) is kind] for kind in (False, True))
         for some, size in ((images, BATCH), (texts, target.text_encoder().batch if texts else BATCH)):
-            for start in range(0, len(some), size):
-                readable, failed = self._read_all(target, some[start : start + size])
+            contents = zip(some, self._contents.read_all(row.blob for row in some), strict=True)
+            while block := list(islice(contents, size)):
+                readable, failed = self._inputs(target, block)
                 yield partial(_with, failed, readable, encode)
 
     def transform(self, target: Embeds, rows: Sequence[HeldEmbedding]) -> Iterator[Compute]:
@@ -125,16 +126,15 @@ class Embedder:
                 self._transforms[declared.id] = load_forward(declared.edge, new.card, old.card)
         return self._transforms[declared.id]
 
-    def _read_all(
-        self, target: Embeds, rows: Sequence[WithContent]
+    def _inputs(
+        self, target: Embeds, contents: Iterable[tuple[WithContent, Callable[[], bytes]]]
     ) -> tuple[list[tuple[WithContent, Input]], list[Failed]]:
         readable: list[tuple[WithContent, Input]] = []
         failed: list[Failed] = []
-        for row in rows:
+        for row, read in contents:
             kind = "text" if is_text(row.blob) else "image"
             try:
-                content = self._contents.read(row.blob)
-                readable.append((row, make_input(target, row.blob, content, self._decoder)))
+                readable.append((row, make_input(target, row.blob, read(), self._decoder)))
             except FileNotFoundError:
                 failed.append(Failed(row.id, row.seq, f"the stored {kind} is missing", f"{kind}_missing"))
             except (InvalidImage, InvalidText) as error:

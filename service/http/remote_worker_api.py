@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,8 +43,7 @@ from service.runtime import Runtime
 from service.schemas import NO_ZERO, Body, Name, Number
 from service.store import partitions
 from service.store.blob_keys import is_text
-from service.store.blobs import Blobs
-from service.store.sql_arrays import listed
+from service.store.sql_arrays import blocks, listed
 from service.store.tables import item
 from service.upgrades.edges.changes import UnknownEdge
 
@@ -60,6 +60,9 @@ MOST_REMOTE = 512
 """Chunks all of them together may hold, so that workers that hang leave some to the others."""
 MOST_SENT = 32 << 20
 """Characters of images and texts, in base64, behind which a page ends: it is held in memory about three times over."""
+
+READ_AT_ONCE = 4
+"""Images and texts that a page may hold beyond `MOST_SENT`, less one: they are read side by side."""
 
 
 class TooManyChunks(RegraftError):
@@ -240,18 +243,20 @@ def _with_contents(
 ) -> WorkInputs:
     items: list[WorkItem] = []
     size = 0
-    for row in rows:
+    for block in blocks(rows, READ_AT_ONCE):
         if size >= most:
             return WorkInputs(items=items, next=encode_cursor(items[-1].item))
-        content = _content(service.blobs, row.blob) if inputs else {}
-        size += sum(map(len, content.values()))
-        items.append(WorkItem(item=row.id, seq=row.seq, id=names[row.id], is_text=is_text(row.blob), **content))
+        reads = service.blobs.read_all(row.blob for row in block) if inputs else repeat(None)
+        for row, read in zip(block, reads, strict=False):
+            content = {} if read is None else _content(row.blob, read)
+            size += sum(map(len, content.values()))
+            items.append(WorkItem(item=row.id, seq=row.seq, id=names[row.id], is_text=is_text(row.blob), **content))
     return WorkInputs(items=items)
 
 
-def _content(blobs: Blobs, key: str) -> dict[str, str]:
+def _content(key: str, read: Callable[[], bytes]) -> dict[str, str]:
     try:
-        return {"text" if is_text(key) else "image": base64.b64encode(blobs.read(key)).decode()}
+        return {"text" if is_text(key) else "image": base64.b64encode(read()).decode()}
     except FileNotFoundError:
         return {}
     except OSError as error:

@@ -7,7 +7,7 @@ version has for items. Vectors are (N, D), side-information (N, S).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -26,10 +26,10 @@ from service.store.blob_keys import is_text
 class ContentSource(Protocol):
     """Where images and texts are read from."""
 
-    def read(self, key: str) -> bytes:
-        """What lies under a key.
+    def read_all(self, keys: Iterable[str]) -> Iterator[Callable[[], bytes]]:
+        """For each key, in order, a call that returns what is stored under it.
 
-        Raises:
+        The call raises:
             FileNotFoundError: it is gone.
             OSError: it is there and cannot be read.
             RegraftError: the store itself is out of reach, which is no fault of the item.
@@ -75,6 +75,15 @@ Inputs = Mapping[str, Input]
 """By the name of a version."""
 
 
+@dataclass(frozen=True)
+class InputRequest:
+    """A stored content, by its key if there is one, and the versions that take it; `side`: whose prompt a text gets."""
+
+    blob: str | None
+    versions: Sequence[Embeds]
+    side: str = "item"
+
+
 def decode_text(content: bytes) -> str:
     """A stored text. Raises InvalidText."""
     try:
@@ -95,24 +104,27 @@ def make_input(version: Embeds, blob: str, content: bytes, decoder: Decoder) -> 
     return Input(decoder.pixels(content, version.encoder().spec), text=False)
 
 
-def read_inputs(
-    blobs: ContentSource, decoder: Decoder, blob: str | None, versions: Sequence[Embeds], side: str = "item"
-) -> Inputs | None:
-    """A stored content as the input of each version; None where it is gone or cannot be read.
-
-    `side`: which prompt a text gets, `item` or `query`.
+def read_inputs(contents: ContentSource, decoder: Decoder, requests: Sequence[InputRequest]) -> Iterator[Inputs | None]:
+    """The inputs of each request, in order; None where the content is gone or cannot be read.
 
     Raises:
         StoreUnreachable: it cannot be told.
         NoEncoder, NoTextEntrance: a version does not embed what it is.
     """
+    reads = contents.read_all(request.blob for request in requests if request.blob)
+    for request in requests:
+        yield _read_inputs(next(reads), decoder, request) if request.blob else None
+
+
+def _read_inputs(read: Callable[[], bytes], decoder: Decoder, request: InputRequest) -> Inputs | None:
     try:
-        if is_text(blob or ""):
-            text = decode_text(blobs.read(blob or ""))
-            entrances = {version.name: version.text_encoder() for version in versions}
-            return {name: _timed(partial(one.prepare, text, side), text=True) for name, one in entrances.items()}
-        specs = {version.name: version.encoder().spec for version in versions}
-        with decoder.decoded(blobs.read(blob or "")) as image:
+        if is_text(request.blob or ""):
+            text = decode_text(read())
+            entrances = {version.name: version.text_encoder() for version in request.versions}
+            prepared = {name: partial(one.prepare, text, request.side) for name, one in entrances.items()}
+            return {name: _timed(prepare, text=True) for name, prepare in prepared.items()}
+        specs = {version.name: version.encoder().spec for version in request.versions}
+        with decoder.decoded(read()) as image:
             return {name: _timed(partial(preprocess, image, spec), text=False) for name, spec in specs.items()}
     except (OSError, InvalidImage, InvalidText):
         return None

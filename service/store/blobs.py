@@ -14,12 +14,13 @@ import os
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from index.durable import sync_all
 from index.errors import RegraftError
@@ -30,6 +31,8 @@ from service.store.faults import is_full
 from service.store.object_store import FOLDERS, VECTOR_FILES, is_silence, one_kind_of_error, open_store
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MARKER = ".regraft-store"
 IMAGES = repeat("")
@@ -169,19 +172,28 @@ class Blobs:
         except OSError as error:
             raise ImageUnreadable(f"the image store {self._where} does not give image {key!r}: {error}") from error
 
+    def read_all(self, keys: Iterable[str]) -> Iterator[Callable[[], bytes]]:
+        """For each key, in order, a call that returns or raises what `read` does; see `_ahead`."""
+        return self._ahead(self.read, keys)
+
     def fetch_all(self, keys: Iterable[str]) -> Iterator[bytes | None]:
         """`fetch` of each, in order; the first that raises ends it."""
+        with closing(self._ahead(self.fetch, keys)) as results:
+            yield from (result() for result in results)
+
+    def _ahead(self, read: Callable[[str], T], keys: Iterable[str]) -> Generator[Callable[[], T]]:
+        """The results of reading keys; over a network the next ones are on their way while one is used."""
         if self._local:
-            yield from map(self.fetch, keys)
+            yield from (partial(read, key) for key in keys)
             return
-        under_way: deque[Future[bytes | None]] = deque()
+        under_way: deque[Future[T]] = deque()
         with ThreadPoolExecutor(AT_ONCE, "blobs") as pool:
             for key in keys:
                 if len(under_way) == AT_ONCE:
-                    yield under_way.popleft().result()
-                under_way.append(pool.submit(self.fetch, key))
+                    yield under_way.popleft().result
+                under_way.append(pool.submit(read, key))
             while under_way:
-                yield under_way.popleft().result()
+                yield under_way.popleft().result
 
     def check(self) -> None:
         """Raise StoreUnreachable unless the store answers. A place that is to become the store is given its marker."""

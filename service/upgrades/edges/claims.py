@@ -23,7 +23,7 @@ from index.space import Space, Vectors
 from index.version import PROBE, Score
 from service.registry.paired_embeddings import PicturedRow, draw_held, pictured
 from service.registry.registry import LoadedVersion
-from service.registry.stored_contents import Inputs, embed, embeds, read_inputs
+from service.registry.stored_contents import InputRequest, Inputs, embed, embeds, read_inputs
 from service.schemas import Body, Name, Seed
 from service.store.blobs import Blobs
 from service.store.database import Database
@@ -171,5 +171,6 @@ def _readable(
     """Names and encoder inputs in batches; images that cannot be read are left out."""
     for start in range(0, len(rows), BATCH):
         block = [row for row in rows[start : start + BATCH] if all(embeds(v.card, row.blob) for v in versions)]
-        read = ((row.external_id, read_inputs(blobs, decoder, row.blob, versions)) for row in block)
-        yield [(name, inputs) for name, inputs in read if inputs is not None]
+        read = read_inputs(blobs, decoder, [InputRequest(row.blob, versions) for row in block])
+        named = zip((row.external_id for row in block), read, strict=True)
+        yield [(name, inputs) for name, inputs in named if inputs is not None]

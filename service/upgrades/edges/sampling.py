@@ -14,7 +14,7 @@ from index.space import Vectors
 from service.backfills.planner import embeddable
 from service.registry.paired_embeddings import OWN, PairedEmbeddings, label_text
 from service.registry.registry import LoadedVersion
-from service.registry.stored_contents import embed, read_inputs
+from service.registry.stored_contents import InputRequest, embed, read_inputs
 from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.drawing import Drawing
@@ -118,7 +118,8 @@ def _embedded(
 ) -> dict[str, dict[int, Vectors]]:
     """What is held and, where it is not, what the versions make of images and texts."""
     missing = {key: [v for v in versions if key not in held[v.name]] for key, *_ in rows}
-    inputs = {key: read_inputs(blobs, decoder, blob, missing[key]) for key, _, blob, _ in rows if blob and missing[key]}
+    requests = {key: InputRequest(blob, missing[key]) for key, _, blob, _ in rows if blob and missing[key]}
+    inputs = dict(zip(requests, read_inputs(blobs, decoder, list(requests.values())), strict=True))
     for version in versions:
         mine = [(key, found[version.name]) for key, found in inputs.items() if found and version.name in found]
         vectors = embed(version, [one for _, one in mine]).vectors

@@ -23,8 +23,8 @@ from index.filter import value_at, value_text
 from index.space import Vectors
 from service.backfills.planner import embeddable
 from service.registry.registry import LoadedVersion, Registry
+from service.registry.stored_contents import InputRequest, read_inputs, time_each
 from service.registry.stored_contents import embed as embed_inputs
-from service.registry.stored_contents import read_inputs, time_each
 from service.store.blobs import Blobs
 from service.store.drawing import Drawing
 from service.store.rows import EvaluationRow, all_of, first_of
@@ -226,11 +226,8 @@ def embed(
     kept: list[Entry] = []
     seconds: dict[str, list[float]] = {version.name: [] for version in versions}
     for block in blocks(entries, BATCH):
-        sides = ["query" if entry.relevant else "item" for entry in block]
-        read = [
-            (read_inputs(blobs, decoder, entry.blob, versions, side), entry)
-            for entry, side in zip(block, sides, strict=True)
-        ]
+        requests = [InputRequest(entry.blob, versions, "query" if entry.relevant else "item") for entry in block]
+        read = list(zip(read_inputs(blobs, decoder, requests), block, strict=True))
         readable = [inputs for inputs, _ in read if inputs is not None]
         for version in versions:
             inputs = [each[version.name] for each in readable]

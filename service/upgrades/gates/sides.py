@@ -22,7 +22,7 @@ from index.errors import InvalidArgument
 from index.space import Vectors
 from index.version import Origin
 from service.registry.registry import LoadedVersion
-from service.registry.stored_contents import Input, Inputs, embed, embeds, read_inputs, time_each
+from service.registry.stored_contents import Input, InputRequest, Inputs, embed, embeds, read_inputs, time_each
 from service.store.blobs import Blobs
 from service.store.drawing import Drawing
 from service.store.partitioned import in_gallery
@@ -154,11 +154,12 @@ def embed_sides(
     for block in blocks(drawn.entries, BATCH):
         missing = {entry.number: _missing(entry, drawn, known, old, new, helping) for entry in block}
         timed = [version for version in (old, new) if _is_timed(version, seconds[version.name])]
-        images = {
-            entry.number: read_inputs(blobs, decoder, entry.blob, _once(needed, timed, entry.blob))
+        requests = {
+            entry.number: InputRequest(entry.blob, _once(needed, timed, entry.blob))
             for entry in block
             if (needed := missing[entry.number])
         }
+        images = dict(zip(requests, read_inputs(blobs, decoder, list(requests.values())), strict=True))
         for version in {v.name: v for needed in missing.values() for v in needed}.values():
             found = {n: images[n] for n, needed in missing.items() if version in needed}
             _encode(version, {n: inputs[version.name] for n, inputs in found.items() if inputs is not None}, known)

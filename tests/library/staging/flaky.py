@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
@@ -11,12 +12,15 @@ class Flaky:
     def __init__(self, contents: Any) -> None:
         self.contents, self.reads, self.failures = contents, 0, 0
 
-    def read(self, key: str) -> bytes:
-        self.reads += 1
-        if self.reads % 6 == 0:
-            self.failures += 1
-            raise TimeoutError("the store did not answer")
-        return bytes(self.contents.read(key))
+    def read_all(self, keys: Iterable[str]) -> Iterator[Callable[[], bytes]]:
+        for read in self.contents.read_all(keys):
+            self.reads += 1
+            if self.reads % 6 == 0:
+                self.failures += 1
+                yield _no_answer
+            else:
+                yield read
 
-    def check(self) -> None:
-        self.contents.check()
+
+def _no_answer() -> bytes:
+    raise TimeoutError("the store did not answer")

@@ -271,7 +271,7 @@ class TestWorking:
 
         assert work(number)["done"] == 20
 
-        assert [len(page.items) for page in pages] == [1] * 20
+        assert [len(page.items) for page in pages] == [remote_worker_api.READ_AT_ONCE] * 5
 
     def test_a_worker_of_an_earlier_release_that_knows_no_pages_gets_all(
         self, keyed: Any, filled: Any, monkeypatch: pytest.MonkeyPatch

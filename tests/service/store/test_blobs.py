@@ -52,6 +52,10 @@ def test_many_are_fetched_in_order_and_one_that_is_gone_is_none(blobs: Blobs) ->
 
     assert list(blobs.fetch_all(keys)) == [None if n == 3 else image for n, image in enumerate(images)]
     assert list(blobs.fetch_all([])) == []
+    reads = list(blobs.read_all(keys))
+    assert [read() for n, read in enumerate(reads) if n != 3] == [*images[:3], *images[4:]]
+    with pytest.raises(FileNotFoundError):
+        reads[3]()
 
 
 def test_a_store_over_the_network_is_asked_for_many_at_once_and_for_no_more_once_it_is_away(
@@ -134,7 +138,7 @@ def test_images_of_s3_take_one_request_each_and_many_are_under_way_at_once(stub:
     blobs, keys = Blobs("s3://bucket/images", list), [f"1/{n}" for n in range(AT_ONCE)]
 
     with ThreadPoolExecutor(readers) as pool:
-        read = list(pool.map(lambda _: list(blobs.fetch_all(keys)), range(readers)))
+        read = list(pool.map(lambda _: [read() for read in blobs.read_all(keys)], range(readers)))
 
     assert read == [[b"x"] * AT_ONCE] * readers
     assert stub.asked == ["GET"] * readers * AT_ONCE
