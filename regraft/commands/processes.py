@@ -265,9 +265,10 @@ class Servers(Workers):
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        from service.http.draining import drop_new
+        from service.http.draining import drop_new_connections
 
-        drop_new(self._listener.fileno())  # all of them end; one of them alone must not keep others from accepting
+        # All of them end; one of them alone must not keep others from accepting.
+        drop_new_connections(self._listener.fileno())
         super().__exit__(kind, value, trace)
 
     def _start(self) -> subprocess.Popen[bytes]:

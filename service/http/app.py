@@ -164,7 +164,7 @@ def serve(
 
 
 def _compile_routes(app: FastAPI) -> None:
-    """Compile the routes now: FastAPI does it at the first request, a tenth of a second in which no other is answered."""
+    """Compile the routes now: FastAPI does it at the first request, which holds up all others for 0.1 s."""
     with gc_paused():
         for route in app.routes:
             route.matches({"type": "http", "method": "GET", "path": "/nowhere", "headers": [], "root_path": ""})
@@ -174,8 +174,8 @@ def _share_interpreter() -> None:
     """Have no thread hold the interpreter for long: queries wait while another request is computed in Python.
 
     A full garbage collection holds it in proportion to the objects it visits. Imported objects stay for good and are
-    never visited: even once would take a thirtieth of a start, and find twenty objects. Full collections of the rest are
-    so rare that a request of a million numbers hardly meets one.
+    never visited: even once would take a thirtieth of a start, and find twenty objects. Full collections of the rest
+    are so rare that a request of a million numbers hardly meets one.
     """
     gc.freeze()
     young, middle, _ = gc.get_threshold()

@@ -1,6 +1,6 @@
-"""The guard in front of every route: who may pass, how much they may send, a problem for what nobody expected, a count.
+"""The guard in front of every route: authentication, body limits, a problem for unexpected errors, request counts.
 
-Every request passes it, so what it looks at stays as it came: bytes.
+Every request passes it, so headers stay bytes: decoding them would cost each request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from service.errors import (
 )
 from service.http import console
 from service.http.problems import UNCHANGED, problem, problem_of
-from service.http.scopes import check_opens
+from service.http.scopes import check_allowed
 from service.runtime import Runtime
 from service.settings import Settings
 from service.store.api_keys import PREFIX, ApiKeyRow
@@ -42,25 +42,25 @@ from service.store.database import FATE, Fate
 
 logger = logging.getLogger(__name__)
 
-OPEN = {"/v1/health", *console.PATHS}
+PUBLIC_PATHS = {"/v1/health", *console.PATHS}
 """Answered without a key: a load balancer needs none, and a browser opens the console before one is entered there."""
 BEARER = b"Bearer "
-NAMED = BEARER + PREFIX.encode()
-WORK = "/v1/work"
+NAMED_KEY = BEARER + PREFIX.encode()
+WORK_PATH = "/v1/work"
 """Where the worker key is enough."""
-UPLOADS = {"/v1/versions"}
+UPLOAD_PATHS = {"/v1/versions"}
 """Where a body may be as large as a version archive."""
 
 
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
-"""Of every answer: nothing that was stored becomes a page or a script by its content."""
+"""Header of every answer: no stored content is interpreted as a page or a script."""
 FORWARDED = b"x-forwarded-"
 PROXIES = {b"forwarded", b"via", b"x-real-ip"}
 """Headers that a request has only when a proxy forwards it."""
 OWN_PAGES = {b"none", b"same-origin"}
 """`Sec-Fetch-Site` of what a user typed in, and of this service's own pages."""
 Count = Callable[[Scope, int, float], None]
-"""Is told of a request, the status of its answer (0: there was none), and the seconds it took."""
+"""Counts a request: its scope, the status of its answer (0: there was none), and the seconds it took."""
 
 
 class ShuttingDown(RegraftError):
@@ -89,14 +89,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-async def _named_key(service: Runtime, given: bytes) -> ApiKeyRow | None:
-    """The key that was made for the header `Authorization`, if any was."""
-    if not given.startswith(NAMED):
+async def _named_key(service: Runtime, authorization: bytes) -> ApiKeyRow | None:
+    """The stored API key that the header `Authorization` holds, if there is one."""
+    if not authorization.startswith(NAMED_KEY):
         return None
-    key = given.removeprefix(BEARER)
+    key = authorization.removeprefix(BEARER)
     if service.keys.known(key) is None:
         try:
-            # Others wait for the same read: of who goes away only the wait is cancelled.
+            # Other requests wait for the same read: when a client leaves, only its own wait is cancelled.
             await asyncio.shield(asyncio.wrap_future(service.keys.next_read()))
         except SQLAlchemyError as error:
             raise DatabaseUnavailable(UNCHANGED) from error
@@ -112,8 +112,8 @@ def _without_port(host: bytes) -> str:
 
 
 @lru_cache(maxsize=256)
-def _of_proxy(names: tuple[bytes, ...]) -> bytes | None:
-    """The first of these headers that only a proxy adds; a client sends the same ones again and again."""
+def _proxy_header(names: tuple[bytes, ...]) -> bytes | None:
+    """The first of these headers that only a proxy adds; cached, for a client repeats its headers."""
     return next((name for name in names if name.startswith(FORWARDED) or name in PROXIES), None)
 
 
@@ -147,7 +147,7 @@ class Guard:
         except RegraftError as error:
             await problem_of(error, exchange.request_id)(scope, receive, exchange.send)
         except asyncio.CancelledError:
-            # The server stops and waits no longer. What the request began in a thread is still brought to its end.
+            # The server stops and waits no longer. Work of the request on a thread still runs to its end.
             if not exchange.started:
                 await problem_of(ShuttingDown(), exchange.request_id)(scope, receive, exchange.send)
             raise
@@ -169,56 +169,56 @@ class Guard:
             self._count(scope, exchange.status, perf_counter() - began)
 
     async def _who(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
-        """Who asks: the name of the key; that of the settings is called `api_key`.
+        """The name of the key that the request carries; the key of the settings is called `api_key`.
 
         Raises:
-            Unauthorized, Forbidden: by no key, or by one that does not open this.
+            Unauthorized, Forbidden: there is no valid key, or it does not allow this.
             ForeignOrigin: see `_check_local`.
         """
-        path, given = scope["path"], headers.get(b"authorization", b"")
-        if given[: len(BEARER)].lower() == BEARER.lower():  # the name of a scheme has no case (RFC 9110, 11.1)
-            given = BEARER + given[len(BEARER) :]
+        path, authorization = scope["path"], headers.get(b"authorization", b"")
+        if authorization[: len(BEARER)].lower() == BEARER.lower():  # the name of a scheme has no case (RFC 9110, 11.1)
+            authorization = BEARER + authorization[len(BEARER) :]
         if self._expected is None:
             self._check_local(headers)
             return "local"
-        if path in OPEN or hmac.compare_digest(given, self._expected):
+        if path in PUBLIC_PATHS or hmac.compare_digest(authorization, self._expected):
             return "api_key"
-        if self._is_worker(path, given):
+        if self._is_worker(path, authorization):
             return "worker"
-        if (key := await _named_key(scope["app"].state.runtime, given)) is None:
+        if (key := await _named_key(scope["app"].state.runtime, authorization)) is None:
             raise Unauthorized
-        check_opens(key, scope["method"], path)
+        check_allowed(key, scope["method"], path)
         scope["state"]["key"] = key
         return key.name
 
-    def _is_worker(self, path: str, given: bytes) -> bool:
-        """A remote worker may do its work and nothing else."""
-        work = path == f"{WORK}:claim" or path.startswith(f"{WORK}/")
-        return work and self._worker is not None and hmac.compare_digest(given, self._worker)
+    def _is_worker(self, path: str, authorization: bytes) -> bool:
+        """Whether this is the worker key on a route of remote work, all that it opens."""
+        work = path == f"{WORK_PATH}:claim" or path.startswith(f"{WORK_PATH}/")
+        return work and self._worker is not None and hmac.compare_digest(authorization, self._worker)
 
-    def _check_local(self, given: Mapping[bytes, bytes]) -> None:
-        """Without a key, keep out web pages that speak to this machine through a user's browser, and other machines.
+    def _check_local(self, headers: Mapping[bytes, bytes]) -> None:
+        """Where no key is set, refuse web pages that call through a user's browser, and other machines.
 
         A foreign Host means DNS rebinding; an Origin that is not this very service, or a fetch from another site (the
         browser says so), a page of somebody else's, be it one that another program of this machine serves. What a proxy
-        forwards was asked by whoever can reach the proxy.
+        forwards may come from anyone who can reach the proxy.
         """
-        host, origin = given.get(b"host", b""), given.get(b"origin")
+        host, origin = headers.get(b"host", b""), headers.get(b"origin")
         if not is_loopback(named := _without_port(host)) and named != self.settings.host:
             raise ForeignOrigin(f"{_text(host)!r} is not this machine; {ForeignOrigin.__doc__}")
         if origin is not None and origin.lower() not in (b"http://" + host.lower(), b"https://" + host.lower()):
             raise ForeignOrigin(f"a page of {_text(origin)!r} is not this service's own; {ForeignOrigin.__doc__}")
-        if (site := given.get(b"sec-fetch-site", b"none")) not in OWN_PAGES:
+        if (site := headers.get(b"sec-fetch-site", b"none")) not in OWN_PAGES:
             raise ForeignOrigin(f"this is a {_text(site)} request; {ForeignOrigin.__doc__}")
-        if (name := _of_proxy(tuple(given))) is not None:
+        if (name := _proxy_header(tuple(headers))) is not None:
             raise ForeignOrigin(f"a proxy forwarded this (header {_text(name)!r}); {ForeignOrigin.__doc__}")
 
     def _limit(self, path: str) -> int:
-        return self.settings.max_archive_bytes if path in UPLOADS else self.settings.max_body_bytes
+        return self.settings.max_archive_bytes if path in UPLOAD_PATHS else self.settings.max_body_bytes
 
 
 class Exchange:
-    """Counts what comes in and tags what goes out."""
+    """One request and its answer: limits the bytes received, and adds headers to the answer."""
 
     def __init__(self, receive: Receive, send: Send, headers: Mapping[bytes, bytes], limit: int) -> None:
         """`headers`: the first of each name."""
@@ -232,11 +232,11 @@ class Exchange:
 
     @property
     def started(self) -> bool:
-        """Whether something of the answer was sent."""
+        """Whether a part of the answer was sent."""
         return self.status > 0
 
     def bound(self, limit: int) -> None:
-        """Let no more than `limit` bytes come in. Raises BodyTooLarge when more are announced."""
+        """Accept at most `limit` bytes of body. Raises BodyTooLarge when more are announced."""
         self.limit = min(limit, self.limit)
         length = self.headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self.limit:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from regraft.models import FailurePage, ItemFailure
 from service.backfills.records import FailureRow, backfill_row, failures_after
 from service.http.cursors import decode_cursor, encode_cursor
-from service.http.requests import OF_ITS_GALLERIES, CheckedRoute, Service
+from service.http.requests import KEY_OPENS_BACKFILL, CheckedRoute, Service
 from service.registry.placement import places_in
 from service.registry.registry import Registry
 from service.schemas import Number
@@ -18,7 +18,7 @@ from service.store.repository import gallery_row
 router = APIRouter(route_class=CheckedRoute, tags=["backfills"])
 
 
-@router.get("/backfills/{number}/failures", dependencies=[OF_ITS_GALLERIES])
+@router.get("/backfills/{number}/failures", dependencies=[KEY_OPENS_BACKFILL])
 def failures(
     number: Number,
     service: Service,

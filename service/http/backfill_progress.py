@@ -23,7 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from regraft.models import BackfillInfo
 from service.backfills.planner import ACTIVE, BackfillState
 from service.backfills.records import RetryingBackfill, UnknownBackfill, backfill_row
-from service.http.requests import OF_ITS_GALLERIES, CheckedRoute, Service
+from service.http.requests import KEY_OPENS_BACKFILL, CheckedRoute, Service
 from service.registry.registry import Registry
 from service.runtime import Runtime
 from service.schemas import Number
@@ -61,7 +61,7 @@ async def poller_of(number: Number, service: Service) -> ProgressPoller:
 
 @router.get(
     "/backfills/{number}/events",
-    dependencies=[OF_ITS_GALLERIES],
+    dependencies=[KEY_OPENS_BACKFILL],
     response_class=EventSourceResponse,
     responses={200: {"content": {EVENTS: {"itemSchema": EVENT}}}},
 )

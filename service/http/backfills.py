@@ -23,7 +23,7 @@ from service.backfills.supplied import SUPPLIED, end_if_all_came
 from service.backfills.sweeps import fresh
 from service.http.backfill_progress import describe, snapshot
 from service.http.request_context import RequestContext
-from service.http.requests import OF_ITS_GALLERIES, CheckedRoute, Service
+from service.http.requests import KEY_OPENS_BACKFILL, CheckedRoute, Service
 from service.registry.registry import LoadedVersion, Registry
 from service.runtime import Runtime
 from service.schemas import MAX_CHUNK, Body, Name, Number
@@ -122,25 +122,25 @@ def list_all(name: Name, service: Service) -> BackfillList:
         )
 
 
-@router.get("/backfills/{number}", dependencies=[OF_ITS_GALLERIES])
+@router.get("/backfills/{number}", dependencies=[KEY_OPENS_BACKFILL])
 def show(number: Number, service: Service) -> BackfillInfo:
     """State and progress of a backfill."""
     return snapshot(service, number).shown
 
 
-@router.post("/backfills/{number}/pause", dependencies=[OF_ITS_GALLERIES])
+@router.post("/backfills/{number}/pause", dependencies=[KEY_OPENS_BACKFILL])
 def pause(number: Number, service: Service, context: RequestContext) -> BackfillInfo:
     """Let no chunk be claimed or committed until it is resumed."""
     return _turn(service, number, (BackfillState.RUNNING,), BackfillState.PAUSED, context)
 
 
-@router.post("/backfills/{number}/resume", dependencies=[OF_ITS_GALLERIES])
+@router.post("/backfills/{number}/resume", dependencies=[KEY_OPENS_BACKFILL])
 def resume(number: Number, service: Service, context: RequestContext) -> BackfillInfo:
     """Go on with a paused backfill."""
     return _turn(service, number, (BackfillState.PAUSED,), BackfillState.RUNNING, context)
 
 
-@router.post("/backfills/{number}/cancel", dependencies=[OF_ITS_GALLERIES])
+@router.post("/backfills/{number}/cancel", dependencies=[KEY_OPENS_BACKFILL])
 def cancel(number: Number, service: Service, context: RequestContext) -> BackfillInfo:
     """End a backfill; what it moved stays moved."""
     return _turn(service, number, ACTIVE, BackfillState.CANCELLED, context)

@@ -1,8 +1,8 @@
-"""The end of a server that cuts off nobody: first it tells its clients, then it stops listening, then it ends.
+"""Graceful shutdown that loses no request: the server tells its clients, then stops listening, then ends.
 
-A connection is lost when the server closes it while a request is on its way. So for a moment every answer closes its
+A request is lost when the server closes its connection while it is on its way. So for a moment every answer closes its
 connection (`Connection: close`), and clients open another one, or go elsewhere, since readiness says `draining`; only
-then is nothing more accepted. What is idle all that time is closed last.
+then are no more connections accepted. Connections that are idle all that time are closed last.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ GRACE_SECONDS = 10
 DRAIN_SECONDS = 2.0
 """How long new connections are accepted while they come."""
 QUIET_SECONDS = 0.2
-"""Nobody asked anything for so long: nobody is there to be told."""
+"""Without a request for so long, no client is left to be told."""
 LAST_SECONDS = 1.0
-"""How long those who connected last may take to ask."""
-LOOK_SECONDS = 0.02
+"""How long the newest connections may take to send their request."""
+CHECK_SECONDS = 0.02
 STUCK_SECONDS = 20.0
-"""After how long it ends all the same, whatever is still running."""
+"""After how long the process ends all the same, whatever is still running."""
 STUCK = 4
-"""Exit code then; nothing that was acknowledged is lost."""
+"""Exit code of that; nothing that was acknowledged is lost."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Server(uvicorn.Server):
         shared: bool = False,
         listening: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`shared`: other processes accept from the same socket, and may go on; `listening` is told the port once."""
+        """`shared`: other processes accept from the same socket, and may go on; `listening` is called with the port."""
         super().__init__(config)
         self._app, self._shared = app, shared
         self._listening = listening
@@ -70,25 +70,25 @@ class Server(uvicorn.Server):
             self._listening(self.servers[0].sockets[0].getsockname()[1])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        last = threading.Timer(STUCK_SECONDS, _end)
+        last = threading.Timer(STUCK_SECONDS, _exit_now)
         last.daemon = True
         last.start()
-        # Streams end, and readiness tells whoever sends requests here.
+        # Streams end, and readiness answers `draining`.
         if (runtime := getattr(self._app.state, "runtime", None)) is not None:
             runtime.stopping.set()
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         began = time.monotonic()
-        self._say_close()
+        self._announce_close()
         await self._until_quiet()
         await self._stop_listening()
         left = GRACE_SECONDS - (time.monotonic() - began)
         self.config.timeout_graceful_shutdown = max(1, math.ceil(left))
         await super().shutdown(sockets)
 
-    def _say_close(self) -> None:
-        """From now on each answer is the last of its connection."""
+    def _announce_close(self) -> None:
+        """Make each answer the last of its connection from now on."""
         # Uvicorn puts these into every answer, and closes after one that says `close`.
         state = self.server_state
         state.default_headers = [*state.default_headers, (b"connection", b"close")]
@@ -97,45 +97,47 @@ class Server(uvicorn.Server):
                 connection.shutdown()
 
     async def _until_quiet(self) -> None:
-        def seen() -> tuple[int, frozenset[Protocols]]:
+        def activity() -> tuple[int, frozenset[Protocols]]:
             return self.server_state.total_requests, frozenset(self.server_state.connections)
 
-        last, since = seen(), time.monotonic()
+        last, since = activity(), time.monotonic()
 
         def is_quiet() -> bool:
             nonlocal last, since
-            if (now := seen()) != last:
+            if (now := activity()) != last:
                 last, since = now, time.monotonic()
             return time.monotonic() - since > QUIET_SECONDS
 
         await self._wait(is_quiet, DRAIN_SECONDS)
 
     async def _stop_listening(self) -> None:
-        """Close the listening sockets when nobody waits in them, and let those who came last ask."""
+        """Close the listening sockets when no connection waits in them, and let the newest ones send a request."""
         listening = [listener.fileno() for server in self.servers for listener in server.sockets]
         if not self._shared:
             waiting = select.poll()  # not `select`, which knows no more than 1,024 descriptors
-            for number in listening:
-                drop_new(number)
-                waiting.register(number, select.POLLIN)
+            for descriptor in listening:
+                drop_new_connections(descriptor)
+                waiting.register(descriptor, select.POLLIN)
             await self._wait(lambda: not waiting.poll(0), LAST_SECONDS)
         for server in self.servers:
             server.close()
-        await self._wait(lambda: all(_has_asked(one) for one in self.server_state.connections), LAST_SECONDS)
+        await self._wait(
+            lambda: all(_has_request(connection) for connection in self.server_state.connections), LAST_SECONDS
+        )
 
     async def _wait(self, holds: Callable[[], bool], seconds: float) -> None:
-        """Until it holds twice in a row, or the time is over, or the user insists."""
+        """Wait until it holds twice in a row, or the time is over, or the user insists."""
         until, before = time.monotonic() + seconds, False
         while not self.force_exit and time.monotonic() < until:
             now = holds()
             if now and before:
                 return
             before = now
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
 
 
-def _end() -> None:
-    """End this process whatever its threads are doing: a run of onnxruntime cannot be interrupted."""
+def _exit_now() -> None:
+    """End this process whatever its threads do: a run of onnxruntime cannot be interrupted."""
     logger.error(Event("ended_without_waiting", seconds=STUCK_SECONDS))
     os._exit(STUCK)
 
@@ -145,7 +147,7 @@ def _is_answering(connection: Protocols) -> bool:
     return cycle is not None and not cycle.response_complete
 
 
-def _has_asked(connection: Protocols) -> bool:
+def _has_request(connection: Protocols) -> bool:
     return getattr(connection, "cycle", None) is not None
 
 
@@ -159,16 +161,16 @@ DROP_SYN = (
 """A program of the classic packet filter, see socket(7) and <linux/filter.h>."""
 
 
-def drop_new(number: int) -> None:
+def drop_new_connections(number: int) -> None:
     """Have the kernel begin no new connection on a listening socket, where it can.
 
-    Closing the socket resets whoever connected since the last look. A client whose first packet is dropped sends it
+    Closing the socket resets connections made since the last check. A client whose first packet is dropped sends it
     again after a second, and is refused then.
     """
     if sys.platform != "linux":
         return
     program = b"".join(struct.pack("HBBI", *step) for step in DROP_SYN)
     steps = ctypes.create_string_buffer(program)
-    given = struct.pack("HP", len(DROP_SYN), ctypes.addressof(steps))
+    option = struct.pack("HP", len(DROP_SYN), ctypes.addressof(steps))
     with socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as listener, suppress(OSError):
-        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, given)
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, option)

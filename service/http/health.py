@@ -1,4 +1,4 @@
-"""Health: alive, ready to answer, and what cannot be answered."""
+"""Health: whether the process is alive, whether it is ready, and what is damaged or out of reach."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def ready(service: Service) -> Readiness:
 
     Degraded is ready too: what is not damaged is served.
     """
-    # The threads of other requests may all wait for a store of images that is slow, and queries go on.
+    # Not on the threads of requests: all may wait for a slow store of images while queries go on.
     return await asyncio.to_thread(_readiness, service)
 
 
@@ -78,12 +78,12 @@ def _readiness(service: Runtime) -> Readiness:
 
 
 def describe_load(progress: LoadProgress) -> LoadingGallery:
-    """What a user sees of a load."""
+    """The public description of a load."""
     return LoadingGallery(gallery=progress.gallery, done=progress.done, total=progress.total)
 
 
 def problems(service: Runtime) -> Iterator[str]:
-    """What is damaged or out of reach and therefore not used, a sentence each."""
+    """A sentence for each thing that is damaged or out of reach and therefore not used."""
     for registered in service.registry.all():
         if registered.problem:
             yield f"version {registered.name} is quarantined: {registered.problem}"
@@ -96,10 +96,10 @@ def problems(service: Runtime) -> Iterator[str]:
             yield f"gallery {live.name}: {missing} items are left out, by missing or damaged embeddings"
         if live.current is not None:
             yield from _out_of_reach(service.registry, live.name, live.current, live.gallery.items_by_version())
-    yield from _of_disks(service)
+    yield from _disk_problems(service)
 
 
-def _of_disks(service: Runtime) -> Iterator[str]:
+def _disk_problems(service: Runtime) -> Iterator[str]:
     if service.blobs.problem:
         yield service.blobs.problem
     if full := service.space.problem():

@@ -1,7 +1,7 @@
-"""What a monitoring system asks for, as Prometheus reads it: requests as they end, the rest when it is asked for.
+"""Metrics for Prometheus: requests are counted as they end, gauges are read when metrics are scraped.
 
-One process counts its own requests. Where several accept from one port, whichever answers tells of itself alone: give
-each process a port of its own where it is to be monitored (docs/deployment.md).
+A process counts its own requests. Where several accept from one port, a scrape reaches any one of them: give each a
+port of its own where it is to be monitored (docs/deployment.md).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ router = APIRouter()
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 QUERY = "/v1/galleries/{name}/query"
-"""The route that a query takes past the framework, which then names none."""
+"""The route of queries, which bypass the framework, so that none is in their scope."""
 OTHER = "other"
 
 
@@ -50,15 +50,15 @@ class RequestMetrics:
             buckets=SECONDS,
             registry=self.registry,
         )
-        # By method, route and status; the library makes out anew for each request what its labels are.
-        self._of: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        # By method, route and status: the library would look its labels up anew for each request.
+        self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     def count(self, scope: Scope, status: int, seconds: float) -> None:
         """Count one request, the status of its answer, and the seconds it took."""
         labels = scope["method"], _route(scope), status
-        if (counted := self._of.get(labels)) is None:
-            counted = self._of[labels] = self._ended.labels(*labels), self._seconds.labels(labels[1])
-        ended, took = counted
+        if (children := self._children.get(labels)) is None:
+            children = self._children[labels] = self._ended.labels(*labels), self._seconds.labels(labels[1])
+        ended, took = children
         ended.inc()
         took.observe(seconds)
 
@@ -66,13 +66,13 @@ class RequestMetrics:
 def _route(scope: Scope) -> str:
     route = getattr(scope.get("route"), "path", None)
     if route is not None:
-        # Of a route that a router brings the framework tells the path without the router's prefix.
+        # The framework tells the path of a router's route without the router's prefix.
         return "/v1" + str(route).removeprefix("/v1") if scope["path"].startswith("/v1/") else str(route)
     return QUERY if scope["path"].startswith("/v1/galleries/") and scope["path"].endswith("/query") else OTHER
 
 
 class Gauges(Collector):
-    """What a service holds and waits for at the moment it is asked."""
+    """What a service holds and waits for at the moment of a scrape."""
 
     def __init__(self, service: Runtime) -> None:
         self._service = service
@@ -80,14 +80,14 @@ class Gauges(Collector):
     def collect(self) -> Iterator[Metric]:
         replica = self._service.replica
         lives = replica.all()
-        now, waiting = self._asked([live.id for live in lives])
+        now, waiting = self._read([live.id for live in lives])
         followed = waiting is not None and replica.failure is None
         yield _gauge("regraft_ready", "1: the database answers, the change feed is followed.", float(followed))
-        counted = float(len(list(problems(self._service))))
-        yield _gauge("regraft_problems", "What readiness lists as damaged or out of reach.", counted)
+        problem_count = float(len(list(problems(self._service))))
+        yield _gauge("regraft_problems", "What readiness lists as damaged or out of reach.", problem_count)
         yield _gauge("regraft_galleries_bytes", "Memory of the loaded galleries.", replica.cache.bytes())
-        served = "Items by the version that serves them."
-        items = GaugeMetricFamily("regraft_items", served, labels=("gallery", "version"))
+        help_text = "Items by the version that serves them."
+        items = GaugeMetricFamily("regraft_items", help_text, labels=("gallery", "version"))
         lag = GaugeMetricFamily(
             "regraft_feed_lag", "Numbers of the change feed not in memory yet.", labels=("gallery",)
         )
@@ -106,8 +106,8 @@ class Gauges(Collector):
         if waiting is not None:
             yield _gauge("regraft_backfill_items_waiting", "Items that running backfills have still to move.", waiting)
 
-    def _asked(self, gallery_ids: Sequence[int]) -> tuple[Mapping[int, tuple[int, int | None]], int | None]:
-        """Where these galleries' feeds are, and the `backlog`; nothing and None where the database does not answer."""
+    def _read(self, gallery_ids: Sequence[int]) -> tuple[Mapping[int, tuple[int, int | None]], int | None]:
+        """These galleries' `galleries_now`, and the `backlog`; empty and None where the database does not answer."""
         try:
             with self._service.database.lookup() as connection:
                 return galleries_now(connection, gallery_ids) if gallery_ids else {}, backlog(connection)
@@ -122,19 +122,19 @@ def backlog(connection: Connection) -> int:
     return int(connection.execute(counted.where(backfill.c.state == BackfillState.RUNNING)).scalar_one())
 
 
-def _gauge(name: str, told: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, told, value=value)
+def _gauge(name: str, help_text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, help_text, value=value)
 
 
 @router.get("/metrics", include_in_schema=False)
 async def metrics(request: Request, service: Service) -> Response:
     """Everything, in text. Needs the API key like every route but `/v1/health`."""
-    # Told of a service whose requests all wait, too: not on their threads.
-    text = await asyncio.to_thread(_told, request.app.metrics, service)
+    # Not on the threads of requests: a service whose requests all wait has metrics, too.
+    text = await asyncio.to_thread(_exposition, request.app.metrics, service)
     return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def _told(counted: RequestMetrics, service: Runtime) -> bytes:
+def _exposition(requests: RequestMetrics, service: Runtime) -> bytes:
     gauges = CollectorRegistry()
     gauges.register(Gauges(service))
-    return generate_latest(counted.registry) + generate_latest(gauges)
+    return generate_latest(requests.registry) + generate_latest(gauges)

@@ -16,10 +16,10 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
 from index.errors import RegraftError
-from service.http.auth import OPEN
+from service.http.auth import PUBLIC_PATHS
 from service.http.body_schemas import FILTER
 from service.http.problems import CODES, PROBLEM, ProblemDetails
-from service.http.scopes import wanted
+from service.http.scopes import required_scope
 from service.schemas import LIMIT
 from service.settings import Settings
 
@@ -75,11 +75,11 @@ def describe(app: FastAPI, settings: Settings) -> Document:
         components["securitySchemes"] = {"bearer": BEARER.model_dump(by_alias=True, exclude_none=True, mode="json")}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            if path in OPEN:
+            if path in PUBLIC_PATHS:
                 operation["security"] = []
             elif settings.api_key is not None:
                 # A role name, as OpenAPI 3.1 has it for schemes that are not OAuth's.
-                operation["security"] = [{"bearer": [wanted(method.upper(), path)]}]
+                operation["security"] = [{"bearer": [required_scope(method.upper(), path)]}]
             _add_dry_run(operation)
             _add_problems(method, operation)
     _fill_limits(document, settings)

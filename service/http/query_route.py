@@ -1,7 +1,7 @@
-"""The short way of a query whose body is JSON or an array: no framework lies between the guard and the search.
+"""The fast path of a query whose body is JSON or an array: no framework lies between the guard and the search.
 
-FastAPI describes the route, and answers forms (`service.http.search`). Here a small query is read and answered on the
-event loop itself where that takes less than to hand it to a thread; a larger one is handed on once.
+FastAPI describes the route, and answers forms (`service.http.search`). A small query is read and answered on the event
+loop itself where that takes less time than handing it to a thread; a larger one is handed over once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from service.http.arrow import ARROW, is_wanted, pyarrow
 from service.http.auth import Count, Exchange, Guard
 from service.http.forms import JSON, type_of
 from service.http.npy import NPY
+from service.http.query_batcher import QueryBatcher
 from service.http.requests import check_parameters
-from service.http.rounds import Rounds
 from service.http.search import QUERY_KEY, ReadRequest, WriteAnswer, as_json, as_table, respond
 from service.http.search_request import OPTIONS, fields_of, fields_of_arrow, fields_of_npy, from_fields
 from service.replica.loaded import LoadedGallery
@@ -37,16 +37,16 @@ KEY_HEADER = QUERY_KEY.lower().encode()
 ARRAY_OPTIONS = sorted({*OPTIONS, "version"})
 """Query parameters of a body that is an array."""
 
-# What the event loop does itself, the most of each; it takes a tenth of a millisecond or two.
+# The most that the event loop does itself, a tenth of a millisecond or two.
 READ_BYTES = 1 << 16
 COMPARED_NUMBERS = 1 << 21  # of 16,384 items of 128, say
 SHOWN_MATCHES = 256
 
 SLOW = {"texts", "items", "with_text"}
-"""Fields that wait for an encoder, or the database."""
+"""Fields whose queries wait for an encoder, or the database."""
 SLOW_WORDS = tuple(b'"%s"' % name.encode() for name in sorted(SLOW))
 SEARCHED_ALONE = {*SLOW, "filter", "cursor", "explain"}
-"""Fields of queries that are in no round with others."""
+"""Fields of queries that are not batched with others."""
 
 ReadFields = Callable[[bytes], Mapping[str, Any]]
 
@@ -55,16 +55,16 @@ class QueryRoute:
     """ASGI middleware: answers `POST /v1/galleries/{name}/query` in JSON or an array, and hands on everything else."""
 
     def __init__(self, app: ASGIApp, api: FastAPI, settings: Settings, count: Count) -> None:
-        """`app`: answers everything else, and has a guard of its own; `count` is told of every query here."""
+        """`app`: answers everything else, and has a guard of its own; `count` counts every query here."""
         self.app = app
         self._api = api
         self._guarded = Guard(self._answer, settings, count)
-        self._rounds = Rounds()
+        self._batcher = QueryBatcher()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        asked = scope["type"] == "http" and scope["method"] == "POST" and PATH.fullmatch(scope["path"])
-        if asked and _media_type(scope) in KINDS:
+        is_query = scope["type"] == "http" and scope["method"] == "POST" and PATH.fullmatch(scope["path"])
+        if is_query and _media_type(scope) in KINDS:
             scope["app"] = self._api
             await self._guarded(scope, receive, send)
         else:
@@ -72,7 +72,7 @@ class QueryRoute:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response = await _answered(self._api.state.runtime, self._rounds, scope, receive)
+            response = await _answered(self._api.state.runtime, self._batcher, scope, receive)
         except Exception as error:
             handlers = dict(self._api.exception_handlers)
             await ExceptionMiddleware(_raising(error), handlers=handlers)(scope, receive, send)
@@ -88,7 +88,7 @@ def _raising(error: Exception) -> ASGIApp:
 
 
 class RawQuery(NamedTuple):
-    """A query as it came: how its body is read, what keeps its client on one version, how the answer is written."""
+    """A query before it is read: how to read its body, the key that keeps its client on one version, how to write."""
 
     name: str
     read: ReadFields
@@ -97,7 +97,7 @@ class RawQuery(NamedTuple):
     write: WriteAnswer
 
 
-async def _answered(service: Runtime, rounds: Rounds, scope: Scope, receive: Receive) -> Response:
+async def _answered(service: Runtime, batcher: QueryBatcher, scope: Scope, receive: Receive) -> Response:
     exchange: Exchange = scope["state"]["exchange"]
     headers = exchange.headers
     kind = type_of(headers[b"content-type"].decode("latin-1"))
@@ -108,12 +108,12 @@ async def _answered(service: Runtime, rounds: Rounds, scope: Scope, receive: Rec
     name = scope["path"].split("/")[3]
     write = as_table if is_wanted(headers.get(b"accept", b"").decode("latin-1")) else as_json
     key = headers.get(KEY_HEADER)
-    asked = RawQuery(name, read, await _body(receive), None if key is None else key.decode("latin-1"), write)
-    return await _response(service, rounds, asked)
+    query = RawQuery(name, read, await _body(receive), None if key is None else key.decode("latin-1"), write)
+    return await _response(service, batcher, query)
 
 
 def _reading(service: Runtime, request: Request, kind: str) -> ReadFields:
-    """How a body is read whose options may be query parameters."""
+    """The reader of a body whose options may be query parameters."""
     check_parameters(request, [] if kind == JSON else ARRAY_OPTIONS)
     if kind == NPY:
         return partial(fields_of_npy, dict(request.query_params))
@@ -134,35 +134,35 @@ async def _body(receive: Receive) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _response(service: Runtime, rounds: Rounds, asked: RawQuery) -> Response:
-    name, read, raw, key, write = asked
+async def _response(service: Runtime, batcher: QueryBatcher, query: RawQuery) -> Response:
+    name, read, raw, key, write = query
 
     async def respond_on_thread(slow: bool, read_request: ReadRequest) -> Response:
         """On one of the many threads if it is `slow` (it may wait long), else on one of the few for searches."""
         run = service.run_blocking if slow else service.run_search
         return await run(respond, service, name, read_request, key, write)
 
-    if (live := rounds.known(service, name)) is None:
+    if (live := batcher.gallery(service, name)) is None:
         await service.ensure_loaded(name)
         live = service.replica.known(name)
     if live is None or len(raw) > READ_BYTES or not live.is_declared():
-        # A gallery that was unloaded in between takes seconds.
+        # A gallery that was unloaded meanwhile takes seconds to load.
         slow = any(word in raw for word in SLOW_WORDS) or not service.replica.is_loaded(name)
         return await respond_on_thread(slow, lambda live: from_fields(service, live, read(raw)))
     body = read(raw)
     if _is_small(live, body):
-        response = await rounds.answer(service, live, from_fields(service, live, body), write)
+        response = await batcher.answer(service, live, from_fields(service, live, body), write)
         if response is not None:
             return response
-    where = None if body.get("filter") is None else parse_filter(body["filter"])
-    checked = body if where is None else {**body, "filter": where}
-    # The first filter by its keys looks at every item.
-    slow = not SLOW.isdisjoint(body) or (where is not None and not live.gallery.filterable(where))
+    parsed = None if body.get("filter") is None else parse_filter(body["filter"])
+    checked = body if parsed is None else {**body, "filter": parsed}
+    # The first filter on a field has to look at every item.
+    slow = not SLOW.isdisjoint(body) or (parsed is not None and not live.gallery.filterable(parsed))
     return await respond_on_thread(slow, lambda live: from_fields(service, live, checked))
 
 
 def _is_small(live: LoadedGallery, body: Mapping[str, Any]) -> bool:
-    """Whether a query of embeddings takes less than to hand it to a thread; what is wrong with it is told soon."""
+    """Whether a query of embeddings takes less time than handing it to a thread; an invalid one is refused at once."""
     version, embeddings, k = body.get("version"), body.get("embeddings"), body.get("k", 10)
     if not SEARCHED_ALONE.isdisjoint(body):
         return False

@@ -17,7 +17,7 @@ from service.backfills.records import backfill_row
 from service.errors import BodyTooLarge, UnknownParameter
 from service.http.forms import JSON, media_type
 from service.http.parsing import parse_json
-from service.http.scopes import beyond
+from service.http.scopes import outside_galleries
 from service.runtime import Runtime
 from service.schemas import Body, Number
 from service.settings import Settings
@@ -26,7 +26,7 @@ from service.store.repository import gallery_row
 
 
 async def runtime_of(request: Request) -> Runtime:
-    """The runtime of the application that got the request; async, or FastAPI would run it in a thread."""
+    """The runtime of the request's application; async, or FastAPI would run this on a thread."""
     return cast(Runtime, request.app.state.runtime)
 
 
@@ -38,24 +38,24 @@ async def _load(request: Request, service: Service) -> None:
 
 
 LOADED = Depends(_load)
-"""Of a route that asks a gallery in memory: while it is loaded, requests wait for it and take no thread."""
+"""Dependency of a route that needs a gallery in memory: requests wait for its load, and take no thread."""
 
 
-async def _own(request: Request, number: Number, service: Service) -> None:
+async def _key_opens_backfill(request: Request, number: Number, service: Service) -> None:
     key: ApiKeyRow | None = request.state.key
     if key is not None and key.galleries is not None:
-        await service.run_blocking(_check_own, service, key, number)
+        await service.run_blocking(_check_key, service, key, number)
 
 
-def _check_own(service: Runtime, key: ApiKeyRow, number: int) -> None:
+def _check_key(service: Runtime, key: ApiKeyRow, number: int) -> None:
     with service.database.read() as connection:
-        its = gallery_row(connection, backfill_row(connection, number).gallery_id)
-    if its is None or not key.opens(its.name):
-        raise beyond(key)
+        gallery = gallery_row(connection, backfill_row(connection, number).gallery_id)
+    if gallery is None or not key.opens(gallery.name):
+        raise outside_galleries(key)
 
 
-OF_ITS_GALLERIES = Depends(_own)
-"""Of a route that names a backfill by its number: a key of some galleries opens theirs alone."""
+KEY_OPENS_BACKFILL = Depends(_key_opens_backfill)
+"""Dependency of a route that names a backfill by number: a key limited to galleries opens only their backfills."""
 
 
 class CheckedRoute(APIRoute):
@@ -69,22 +69,22 @@ class CheckedRoute(APIRoute):
 
         async def checked(request: Request) -> Response:
             check_parameters(request, legal)
-            return await handle(request if model is None else await _Parsed.of(request, model))
+            return await handle(request if model is None else await _ParsedRequest.of(request, model))
 
         return checked
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        # Behind the pattern of a route one line break may follow, and an item's path would lead to another one.
+        # A route's pattern allows one trailing line break, by which an item's path would lead to another item.
         return (Match.NONE, {}) if scope["path"].endswith("\n") else super().matches(scope)
 
 
-class _Parsed(Request):
-    """A request whose body was parsed already, and not by the event loop, which other requests wait for."""
+class _ParsedRequest(Request):
+    """A request whose body was parsed already, on a thread: other requests need the event loop."""
 
     value: Any = None
 
     @classmethod
-    async def of(cls, request: Request, model: type[Body]) -> _Parsed:
+    async def of(cls, request: Request, model: type[Body]) -> _ParsedRequest:
         """Read the body of a route that takes a model."""
         parsed = cls(request.scope, request.receive)
         runtime = await runtime_of(request)
@@ -100,16 +100,16 @@ class _Parsed(Request):
 
 
 def _check_lists(value: Any, model: type[Body], settings: Settings) -> None:
-    """Raise BodyTooLarge for a list of more elements than a setting says."""
+    """Raise BodyTooLarge for a list of more elements than its setting allows."""
     for name, setting in model.lists.items():
-        listed = value.get(name) if isinstance(value, dict) else None
-        if isinstance(listed, list) and len(listed) > (most := getattr(settings, setting)):
-            raise BodyTooLarge(f"{name} holds {len(listed)} elements; at most {most}", pointer=f"/{name}")
+        elements = value.get(name) if isinstance(value, dict) else None
+        if isinstance(elements, list) and len(elements) > (limit := getattr(settings, setting)):
+            raise BodyTooLarge(f"{name} holds {len(elements)} elements; at most {limit}", pointer=f"/{name}")
 
 
-async def read_body(request: Request, most: int) -> bytes:
-    """The whole body, of at most `most` bytes. Raises BodyTooLarge."""
-    request.state.exchange.bound(most)
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body, of at most `limit` bytes. Raises BodyTooLarge."""
+    request.state.exchange.bound(limit)
     return await request.body()
 
 
@@ -127,24 +127,32 @@ def check_parameters(request: Request, legal: list[str]) -> None:
 
 def _parameters(dependant: Dependant) -> Iterator[str]:
     yield from (field.alias for field in dependant.query_params)
-    for inner in dependant.dependencies:
-        yield from _parameters(inner)
+    for dependency in dependant.dependencies:
+        yield from _parameters(dependency)
 
 
 def _model(route: APIRoute) -> type[Body] | None:
-    """The model a route's body is read as."""
-    declared = None if route.body_field is None else route.body_field.field_info.annotation
-    kinds = [kind for kind in (declared, *get_args(declared)) if isinstance(kind, type) and issubclass(kind, Body)]
-    return kinds[0] if kinds else None
+    """The model of a route's body, if it has one."""
+    annotation = None if route.body_field is None else route.body_field.field_info.annotation
+    models = [
+        candidate
+        for candidate in (annotation, *get_args(annotation))
+        if isinstance(candidate, type) and issubclass(candidate, Body)
+    ]
+    return models[0] if models else None
 
 
-def check_name(name: str, taken: Collection[str] = ()) -> None:
-    """Refuse what is to be made under a name that nothing can have, or that is `taken` by what is no name.
+def check_name(name: str, reserved: Collection[str] = ()) -> None:
+    """Check the name of something new.
+
+    Args:
+        name: the name.
+        reserved: names that nothing may have.
 
     Raises:
-        InvalidArgument: says which are legal.
+        InvalidArgument: it is malformed or reserved; says which names are legal.
     """
-    if not NAME.fullmatch(name) or name in taken:
-        but = f", and none of {', '.join(sorted(taken))}" if taken else ""
+    if not NAME.fullmatch(name) or name in reserved:
+        but = f", and none of {', '.join(sorted(reserved))}" if reserved else ""
         legal = "1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
         raise InvalidArgument(f"name must be {legal}{but}", pointer="/name")

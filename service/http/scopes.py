@@ -1,4 +1,4 @@
-"""What a key opens: its scope and its galleries, by method and path alone, before anything else looks at a request."""
+"""What a key allows: its scope and its galleries, checked by method and path alone, before anything else."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from service.store.api_keys import ApiKeyRow
 SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 READ = {"GET", "HEAD"}
 ADMINISTRATION = ("/v1/audit", "/v1/keys", "/v1/work")
-"""What is read below them is for those who run the service."""
+"""Routes below these need the scope `admin` to be read, too."""
 
 
-def wanted(method: str, path: str) -> KeyScope:
-    """The least scope that opens a route; what no rule names is for `admin`."""
+def required_scope(method: str, path: str) -> KeyScope:
+    """The lowest scope that allows a request; what no rule names needs `admin`."""
     match path.split("/"):
         case ["", "v1", "galleries", _, "query" | "items:list"]:
             return "query"
@@ -24,20 +24,20 @@ def wanted(method: str, path: str) -> KeyScope:
     return "query" if method in READ and not path.startswith(ADMINISTRATION) else "admin"
 
 
-def check_opens(key: ApiKeyRow, method: str, path: str) -> None:
-    """Raise Forbidden, which says why, unless the key's scope and its galleries open a route."""
-    least = wanted(method, path)
-    if SCOPES.index(key.scope) < SCOPES.index(least):
-        raise Forbidden(f"the scope of the key {key.name!r} is {key.scope}, and this wants {least}")
-    if key.galleries is not None and not _reaches(key, method, path):
-        raise beyond(key)
+def check_allowed(key: ApiKeyRow, method: str, path: str) -> None:
+    """Raise Forbidden, with the reason, unless the key's scope and its galleries allow a request."""
+    required = required_scope(method, path)
+    if SCOPES.index(key.scope) < SCOPES.index(required):
+        raise Forbidden(f"the scope of the key {key.name!r} is {key.scope}, and this wants {required}")
+    if key.galleries is not None and not _opens_gallery(key, method, path):
+        raise outside_galleries(key)
 
 
-def _reaches(key: ApiKeyRow, method: str, path: str) -> bool:
-    """Whether a key of some galleries opens a route; what no rule names is for keys of all.
+def _opens_gallery(key: ApiKeyRow, method: str, path: str) -> bool:
+    """Whether a key limited to some galleries allows a request; what no rule names is for unlimited keys.
 
-    Versions and edges belong to no gallery. Whose a backfill is, its number does not say: its routes look
-    (`service.http.requests.OF_ITS_GALLERIES`), and the list of galleries shows those of the key.
+    Versions and edges belong to no gallery. A backfill's number does not tell its gallery: its routes look it up
+    (`service.http.requests.KEY_OPENS_BACKFILL`), and the list of galleries shows those of the key.
     """
     match path.split("/"):
         case ["", "v1", "galleries", name, *_]:
@@ -47,6 +47,6 @@ def _reaches(key: ApiKeyRow, method: str, path: str) -> bool:
     return path.startswith("/v1/backfills/")
 
 
-def beyond(key: ApiKeyRow) -> Forbidden:
-    """What a key of some galleries is told that asks for more."""
+def outside_galleries(key: ApiKeyRow) -> Forbidden:
+    """The error for a key limited to some galleries that asks for another."""
     return Forbidden(f"the key {key.name!r} is for these galleries alone: {', '.join(key.galleries or ())}")

@@ -1,4 +1,4 @@
-"""QUERY PATH over HTTP: read the queries, then in a thread encode, search and show what was found."""
+"""QUERY PATH over HTTP: read the queries, then on a thread encode, search and describe the matches."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated, Any, TypeVar
 import orjson
 from fastapi import APIRouter, Header, Request, Response
 
-from index.retry import attempts
 from index.query_plan import Ask
+from index.retry import attempts
 from index.search_params import SearchParams
 from index.text import MAX_CHARACTERS
 from regraft.models import SearchResponse
@@ -35,7 +35,7 @@ QueryKey = Annotated[
 MAX_FIELD_BYTES = 1 << 20
 
 ReadRequest = Callable[[LoadedGallery], SearchRequest]
-"""Reads a request as the gallery stands now."""
+"""Reads a request against the gallery as it is now."""
 
 WriteAnswer = Callable[[SearchRequest, Sequence[Page], float], Response]
 T = TypeVar("T")
@@ -81,21 +81,21 @@ async def query(name: Name, request: Request, service: Service, key: QueryKey = 
 
 
 class Written(Response):
-    """A response of bytes: a framework's own costs as much as it takes to write them."""
+    """A response of bytes: constructing the framework's own takes as long as writing them."""
 
     def __init__(self, content: bytes, kind: str) -> None:
         self.status_code, self.media_type, self.background, self.body = 200, kind, None, content
         self.raw_headers = [(b"content-length", b"%d" % len(content)), (b"content-type", kind.encode())]
 
 
-def as_json(asked: SearchRequest, pages: Sequence[Page], seconds: float) -> Response:
+def as_json(request: SearchRequest, pages: Sequence[Page], seconds: float) -> Response:
     """The answer as JSON."""
-    return Written(orjson.dumps(answer_of(asked, pages, seconds)), JSON)
+    return Written(orjson.dumps(answer_of(request, pages, seconds)), JSON)
 
 
-def as_table(asked: SearchRequest, pages: Sequence[Page], seconds: float) -> Response:
+def as_table(request: SearchRequest, pages: Sequence[Page], seconds: float) -> Response:
     """The matches in Arrow's format."""
-    return Written(write_matches(answer_of(asked, pages, seconds)), ARROW)
+    return Written(write_matches(answer_of(request, pages, seconds)), ARROW)
 
 
 def respond(
@@ -108,11 +108,11 @@ def respond(
 ) -> T:
     """Parse, encode, search, show; queries of one `key` stay with one version during a canary.
 
-    `write` makes the response of what was asked and found, and the seconds it took; on this thread, for a large one
-    would keep the event loop from other requests. `live`: the gallery, where it was found this very moment.
+    `write` makes the response from request, pages and seconds taken; on this thread, for a large one would keep the
+    event loop from other requests. `live`: the gallery, if the caller has just looked it up.
 
     Raises:
-        UnknownGallery: there is no such gallery.
+        UnknownGallery: there is no gallery of this name.
         InvalidArgument: an option is out of range, or the response would be too large.
         NoRoute: strict, and some items cannot be reached; or none can.
         ModeUnavailable: the items cannot be ranked together in the mode asked for.
@@ -125,14 +125,14 @@ def respond(
             if attempt.is_retry:
                 service.replica.refresh(live.id)
             live.declare()
-            asked = read(live)
-            answers = service.rollouts.answer(live, [_asking(asked, part, key) for part in asked.parts])
-    pages = [page_of(service, asked, part, found) for part, found in zip(asked.parts, answers, strict=True)]
-    return write(asked, pages, time.perf_counter() - started)
+            request = read(live)
+            answers = service.rollouts.answer(live, [_asking(request, part, key) for part in request.parts])
+    pages = [page_of(service, request, part, answer) for part, answer in zip(request.parts, answers, strict=True)]
+    return write(request, pages, time.perf_counter() - started)
 
 
-def _asking(asked: SearchRequest, part: QueryBatch, key: str | None) -> Asking:
-    # One more tells whether there is a next page, and a stored item finds itself among the best.
-    depth = asked.end + 1 + (max(part.exclude_keys) >= 0)
-    ask = Ask(part.encode, depth, asked.params, part.encoders, part.stored)
-    return Asking(part.version, ask, part.content, key, asked.params.k)
+def _asking(request: SearchRequest, part: QueryBatch, key: str | None) -> Asking:
+    # One more than shown tells whether there is a next page; another because a stored item finds itself.
+    depth = request.end + 1 + (max(part.exclude_keys) >= 0)
+    ask = Ask(part.encode, depth, request.params, part.encoders, part.stored)
+    return Asking(part.version, ask, part.content, key, request.params.k)

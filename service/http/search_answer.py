@@ -1,4 +1,4 @@
-"""The answer to a search, written by one codec straight from what was found.
+"""The answer to a search, built straight from the search result.
 
 `regraft.models.SearchResponse` says what is in it; a test holds both equal.
 """
@@ -34,7 +34,7 @@ RankedMatch = tuple[float, float, int, int]
 
 
 class Page(NamedTuple):
-    """What one part of a request gets: `results` in its order, and of each whether there are `more` behind them."""
+    """One part's page: a result for each query, in order, and for each whether there are `more` matches after it."""
 
     part: QueryBatch
     answer: SearchResult
@@ -43,67 +43,71 @@ class Page(NamedTuple):
     fetch_seconds: float
 
 
-def page_of(service: Runtime, asked: SearchRequest, part: QueryBatch, answer: SearchResult) -> Page:
-    """One part's page of what was found."""
+def page_of(service: Runtime, request: SearchRequest, part: QueryBatch, answer: SearchResult) -> Page:
+    """The page of one part of a request."""
     started = time.perf_counter()
-    rows = _ranked(service, answer, part, asked.params.threshold)
-    end = asked.end
-    shown = [row[asked.offset : end] for row in rows]
-    results = _show(answer, part, shown, asked.params.fields, service.settings.max_body_bytes)
-    if asked.params.with_text:
-        add_texts(service, ((place[2] for place in row) for row in shown), (one["matches"] for one in results))
-    service.traffic.count([place[2] for row in shown for place in row])
+    rows = _ranked(service, answer, part, request.params.threshold)
+    end = request.end
+    shown = [row[request.offset : end] for row in rows]
+    results = _show(answer, part, shown, request.params.fields, service.settings.max_body_bytes)
+    if request.params.with_text:
+        add_texts(service, ((match[2] for match in row) for row in shown), (result["matches"] for result in results))
+    service.traffic.count([match[2] for row in shown for match in row])
     return Page(part, answer, results, [len(row) > end for row in rows], time.perf_counter() - started)
 
 
-def answer_of(asked: SearchRequest, pages: Sequence[Page], seconds: float) -> dict[str, Any]:
-    """The answer, which took so many seconds; `orjson` writes it."""
+def answer_of(request: SearchRequest, pages: Sequence[Page], seconds: float) -> dict[str, Any]:
+    """The answer as `orjson` can write it; `seconds`: how long it took."""
     first = pages[0].answer
     results = [result for page in pages for result in page.results]
     return {
         "version": first.version,
-        "k": asked.params.k,
+        "k": request.params.k,
         "mode": first.mode.value,
         "seq": first.seq,
         "mix": dict(first.items_by_version),
         "degraded": _degraded(pages),
-        "warnings": [warning for part in asked.parts if part.sight for warning in part.sight.as_json()],
-        "results": results if len(pages) == 1 else sorted(results, key=_place),
-        "next": asked.cursor() if any(True in page.more for page in pages) else None,
-        **({"explain": explain(pages).model_dump(mode="json")} if asked.params.explain else {}),
+        "warnings": [warning for part in request.parts if part.sight for warning in part.sight.as_json()],
+        "results": results if len(pages) == 1 else sorted(results, key=_position),
+        "next": request.cursor() if any(True in page.more for page in pages) else None,
+        **({"explain": explain(pages).model_dump(mode="json")} if request.params.explain else {}),
         "took_ms": round(seconds * 1000, 3),
     }
 
 
 def _degraded(pages: Sequence[Page]) -> list[dict[str, Any]]:
-    """By version and reason the items left out: of all shards of a version, in the part that lacks most of them."""
+    """The items left out, by version and reason: summed over shards, of the part of the request that lacks most."""
     if not any(page.answer.degraded for page in pages):
         return []
     most: Counter[tuple[str, str]] = Counter()
     for page in pages:
         lacking: Counter[tuple[str, str]] = Counter()
-        for one in page.answer.degraded:
-            lacking[one.version, one.reason] += one.items
+        for left_out in page.answer.degraded:
+            lacking[left_out.version, left_out.reason] += left_out.items
         most |= lacking
     return [{"version": version, "items": items, "reason": reason} for (version, reason), items in most.items()]
 
 
-def _place(result: dict[str, Any]) -> tuple[int, int]:
-    """Where its query stands in the request."""
+def _position(result: dict[str, Any]) -> tuple[int, int]:
+    """The position of a result's query in the request."""
     _, kind, number = result["query"].split("/")
     return KINDS.index(kind), int(number)
 
 
 def _ranked(
-    service: Runtime, found: SearchResult, part: QueryBatch, threshold: float | None
+    service: Runtime, answer: SearchResult, part: QueryBatch, threshold: float | None
 ) -> list[list[RankedMatch]]:
-    """For each query the places in its row that hold a match, best first."""
-    sign = 1 if threshold is None or found.mode is not Mode.RAW or _higher_is_better(service, found.shards) else -1
+    """For each query its matches that pass the threshold, best first."""
+    sign = 1 if threshold is None or answer.mode is not Mode.RAW or _higher_is_better(service, answer.shards) else -1
     least = -math.inf if threshold is None else sign * threshold
-    arrays = (found.scores_QK, found.raw_QK, found.keys_QK, found.shards_QK)
+    arrays = (answer.scores_QK, answer.raw_QK, answer.keys_QK, answer.shards_QK)
     return [
-        [place for place in zip(*row, strict=True) if place[3] >= 0 and place[2] != own and sign * place[0] >= least]
-        for own, *row in zip(part.exclude_keys, *(array_QK.tolist() for array_QK in arrays), strict=True)
+        [
+            match
+            for match in zip(*row, strict=True)
+            if match[3] >= 0 and match[2] != excluded and sign * match[0] >= least
+        ]
+        for excluded, *row in zip(part.exclude_keys, *(array_QK.tolist() for array_QK in arrays), strict=True)
     ]
 
 
@@ -116,20 +120,20 @@ def _show(
     part: QueryBatch,
     rows: Sequence[Sequence[RankedMatch]],
     fields: Projection | None,
-    most: int,
+    max_bytes: int,
 ) -> list[dict[str, Any]]:
-    """What the matches show. Raises InvalidArgument where their metadata are longer than `most` together."""
+    """The results with their matches. Raises InvalidArgument where all metadata together exceed `max_bytes`."""
     shards = [(s.version, s.origin, s.route.kinds) for s in answer.shards]
-    version, mode, known = answer.version, answer.mode.value, answer.items
+    version, mode, items = answer.version, answer.mode.value, answer.items
     results, length = [], 0
     for pointer, row in zip(part.pointers, rows, strict=True):
         matches = []
         for score, raw_score, key, shard in row:
-            stored, name, _ = known[key]
+            stored, name, _ = items[key]
             made_by, origin, route = shards[shard]
-            metadata = stored if fields is None else _some(stored, fields)
-            if (length := length + len(metadata)) > most:
-                raise too_long("metadata", most, "fewer of their `fields`")
+            metadata = stored if fields is None else _projected(stored, fields)
+            if (length := length + len(metadata)) > max_bytes:
+                raise too_long("metadata", max_bytes, "fewer of their `fields`")
             matches.append(
                 {
                     "id": name,
@@ -145,13 +149,13 @@ def _show(
     return results
 
 
-def _some(stored: str, fields: Projection) -> str:
-    """Some fields of a JSON object; as text, since it may hold integers that orjson would not write."""
+def _projected(stored: str, fields: Projection) -> str:
+    """A projection of a JSON object; as text, since it may hold integers that orjson would not write."""
     return json.dumps(fields.of(stored))
 
 
 def explain(pages: Sequence[Page]) -> Explanation:
-    """How an answer came about: for each shard its route, evidence, calibration and times, and where time went."""
+    """How an answer came about: route, scores, calibration and times of each shard, and seconds by phase."""
     encode: Counter[str] = Counter()
     for page in pages:
         encode.update(page.answer.encode_seconds)

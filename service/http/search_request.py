@@ -1,4 +1,4 @@
-"""What a query asks: the fields of a request, checked, and its queries as `QueryBatch`s that are embedded alike.
+"""A search request: its fields, checked, and its queries as `QueryBatch`es, each embedded in one way.
 
 A request may mix image files, embeddings, texts and ids of items. Its answers come in that order, each named by the
 JSON pointer of its query: /images/0, /embeddings/0, /texts/0, /items/0.
@@ -44,22 +44,22 @@ PLAIN = {"mode", "cursor"}
 """Options that are no JSON in a form, but plain text."""
 PLAIN_OPTIONS = {"k", "mode", "strict", "exact", "explain"}
 PLAIN_TYPES = {int, str, bool}
-"""What is asked again and again is checked once; 1 and true are told apart by their types."""
-FEW = 16
-"""Requests may be long; so many are remembered."""
+"""Options of these types are validated once and remembered; 1 and true differ by their types."""
+REMEMBERED_CURSORS = 16
+"""Cursors that are remembered: the requests they are made of may be long."""
 OUT_OF_RANGE = {"greater_than_equal", "less_than_equal"}
 LISTS = ("texts", "items")
 QUERIES = {*LISTS, "version", "embeddings"}
 LEGAL = {*OPTIONS, *QUERIES}
 Queries = tuple[tuple[str | None, tuple[str, ...]], ...]
 """The version and the pointers of each part of a request."""
-NO_OTHERS: frozenset[str] = frozenset()
+NO_ENCODERS: frozenset[str] = frozenset()
 KINDS = ("images", "embeddings", *LISTS)
 """The kinds of queries, in the order of their answers."""
 
 
 class QueryBatch(NamedTuple):
-    """Queries that are embedded alike.
+    """Queries that are embedded in the same way.
 
     Attributes:
         pointers: where each stands in the request.
@@ -68,8 +68,8 @@ class QueryBatch(NamedTuple):
         encoders: versions that can, besides `version`.
         exclude_keys: for each query the key of an item it must not find, -1 where there is none.
         stored: of queries that are items the key, and the feed number of the write they were read from.
-        content: the queries themselves, where a trial may ask another version; None: only this one can embed them.
-        sight: what the versions that embed them do not see of them; None: nothing is there to be seen.
+        content: the queries' images or texts, where a trial may embed them by another version; None: none can.
+        sight: what the versions that embed them do not see of the images; None: there are none.
     """
 
     pointers: Sequence[str]
@@ -103,7 +103,7 @@ class SearchRequest(NamedTuple):
         return self.offset + self.params.k
 
     def cursor(self) -> str:
-        """What the same request takes to go on behind this page."""
+        """The cursor of the page after this one."""
         return _cursor(self.end, self.ranking, _queries(self.parts))
 
 
@@ -113,18 +113,18 @@ def fields_of(raw: bytes) -> Mapping[str, Any]:
 
 
 def fields_of_npy(options: Mapping[str, str], raw: bytes) -> Mapping[str, Any]:
-    """The same of an array of embeddings and options in words, those that are no plain text in JSON."""
+    """The fields of an array of embeddings and options as text: JSON, but for the plain ones."""
     return {**_options(options), "embeddings": read_npy(raw, "/embeddings")}
 
 
-def fields_of_arrow(options: Mapping[str, str], most: int, raw: bytes) -> Mapping[str, Any]:
-    """The same of a table of at most so many embeddings."""
-    return {**_options(options), "embeddings": read_queries(raw, most)}
+def fields_of_arrow(options: Mapping[str, str], max_queries: int, raw: bytes) -> Mapping[str, Any]:
+    """The fields of a table of at most `max_queries` embeddings."""
+    return {**_options(options), "embeddings": read_queries(raw, max_queries)}
 
 
-def _options(given: Mapping[str, str]) -> dict[str, Any]:
+def _options(texts: Mapping[str, str]) -> dict[str, Any]:
     plain = {*PLAIN, "version"}
-    return {name: text if name in plain else _read_field(name, text) for name, text in given.items()}
+    return {name: text if name in plain else _read_field(name, text) for name, text in texts.items()}
 
 
 def from_fields(service: Runtime, live: LoadedGallery, body: Mapping[str, Any]) -> SearchRequest:
@@ -151,22 +151,22 @@ def _request_of(
 
 
 @lru_cache(maxsize=256)
-def _remembered(given: tuple[tuple[str, type, Any], ...]) -> tuple[SearchParams, str]:
-    return _validated({name: value for name, _, value in given})
+def _validated_once(options: tuple[tuple[str, type, Any], ...]) -> tuple[SearchParams, str]:
+    return _validated({name: value for name, _, value in options})
 
 
-def _validated(given: Mapping[str, Any]) -> tuple[SearchParams, str]:
-    params = SearchParams.model_validate(given)
+def _validated(options: Mapping[str, Any]) -> tuple[SearchParams, str]:
+    params = SearchParams.model_validate(options)
     return params, params.ranking()
 
 
-def _params(given: Mapping[str, Any]) -> tuple[SearchParams, str]:
-    """The options, and what of them ranks."""
+def _params(options: Mapping[str, Any]) -> tuple[SearchParams, str]:
+    """The options, and as text those that decide the ranking."""
     try:
-        types = tuple(map(type, given.values()))
-        if given.keys() <= PLAIN_OPTIONS and PLAIN_TYPES.issuperset(types):
-            return _remembered(tuple(zip(given, types, given.values(), strict=True)))
-        return _validated(given)
+        types = tuple(map(type, options.values()))
+        if options.keys() <= PLAIN_OPTIONS and PLAIN_TYPES.issuperset(types):
+            return _validated_once(tuple(zip(options, types, options.values(), strict=True)))
+        return _validated(options)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = first["loc"][0]
@@ -191,7 +191,7 @@ def _parts(
 
 
 def _images(service: Runtime, files: Sequence[UploadFile]) -> QueryBatch:
-    """Images: embedded by the current version, and by others where only `dual` or `slerp` leads on."""
+    """Images: embedded by the current version, and by others for shards that only `dual` or `slerp` reaches."""
     images, sight = [file.file for file in files], Sight()
     content = ImageContent(service.registry, images, service.decoder)
     encode = embed_images(service.registry, images, service.decoder, sight)
@@ -201,19 +201,19 @@ def _images(service: Runtime, files: Sequence[UploadFile]) -> QueryBatch:
 
 def _embeddings(service: Runtime, body: Mapping[str, Any]) -> QueryBatch:
     """Embeddings: only the edges of the version that made them lead to other items."""
-    listed, version = body.get("embeddings"), body.get("version")
+    values, version = body.get("embeddings"), body.get("version")
     if not isinstance(version, str):
         raise InvalidBody("version must name the version that made the embeddings", pointer="/version")
     registered = service.registry.named(version)
-    _check_count(service, listed, "/embeddings")
-    vectors = check_embeddings(listed, registered.card.dim, registered.space, "/embeddings", registered.name)
+    _check_count(service, values, "/embeddings")
+    vectors = check_embeddings(values, registered.card.dim, registered.space, "/embeddings", registered.name)
     pointers = _pointers("embeddings", len(vectors))
-    return QueryBatch(pointers, registered.name, lambda _: vectors, NO_OTHERS, [-1] * len(vectors))
+    return QueryBatch(pointers, registered.name, lambda _: vectors, NO_ENCODERS, [-1] * len(vectors))
 
 
-def _texts(service: Runtime, listed: object) -> QueryBatch:
+def _texts(service: Runtime, values: object) -> QueryBatch:
     """Texts: embedded by the current version, and by older ones with a text entrance where a route needs them."""
-    texts = _strings(service, listed, "texts")
+    texts = _strings(service, values, "texts")
     for number, text in enumerate(texts):
         with pointing(f"/texts/{number}"):
             check_text(text)
@@ -224,14 +224,14 @@ def _texts(service: Runtime, listed: object) -> QueryBatch:
     )
 
 
-def _strings(service: Runtime, listed: object, name: str) -> list[str]:
-    _check_count(service, listed, f"/{name}")
-    if not isinstance(listed, list) or not listed:
+def _strings(service: Runtime, values: object, name: str) -> list[str]:
+    _check_count(service, values, f"/{name}")
+    if not isinstance(values, list) or not values:
         raise InvalidBody(f"{name} must be a list of at least one string", pointer=f"/{name}")
-    for number, one in enumerate(listed):
-        if not isinstance(one, str):
+    for number, value in enumerate(values):
+        if not isinstance(value, str):
             raise InvalidBody(f"{name} must be strings", pointer=f"/{name}/{number}")
-    return listed
+    return values
 
 
 def _pointers(name: str, count: int) -> list[str]:
@@ -249,7 +249,7 @@ def _read_field(name: str, text: str) -> Any:
 def _read_cursor(cursor: str, made_for: str) -> int:
     """The offset in a cursor that `SearchRequest.cursor` made for the same request."""
     try:
-        # A longer one is not ours, and might be nested deeper than it could be read.
+        # A longer one was not made here, and might be nested too deep to be parsed.
         text = cursor[:MAX_CURSOR]
         offset, fingerprint = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         if isinstance(offset, int) and 0 < offset < 1 << 53 and fingerprint == made_for:
@@ -264,23 +264,23 @@ def _queries(parts: Sequence[QueryBatch]) -> Queries:
 
 
 def _fingerprint(ranking: str, queries: Queries) -> str:
-    """Of what must not change from page to page, as far as it can be told cheaply."""
+    """A hash of what must not change from page to page, as far as that is cheap."""
     return hashlib.sha256(json.dumps([queries, ranking]).encode()).hexdigest()[:16]
 
 
-@lru_cache(maxsize=FEW)
+@lru_cache(maxsize=REMEMBERED_CURSORS)
 def _cursor(end: int, ranking: str, queries: Queries) -> str:
-    told = json.dumps([end, _fingerprint(ranking, queries)])
-    return base64.urlsafe_b64encode(told.encode()).decode().rstrip("=")
+    text = json.dumps([end, _fingerprint(ranking, queries)])
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def _check_count(service: Runtime, listed: object, pointer: str) -> None:
-    most = service.settings.max_batch
-    if isinstance(listed, (list, np.ndarray)) and len(listed) > most:
-        raise BodyTooLarge(f"{len(listed)} queries; at most {most} in one request", pointer=pointer)
+def _check_count(service: Runtime, queries: object, pointer: str) -> None:
+    limit = service.settings.max_batch
+    if isinstance(queries, (list, np.ndarray)) and len(queries) > limit:
+        raise BodyTooLarge(f"{len(queries)} queries; at most {limit} in one request", pointer=pointer)
 
 
-def _check_size(queries: int, offset: int, k: int, most: int) -> None:
-    if queries * (offset + k) > most:
-        legal = f"at most {most} matches in one response, so k can be {max(most // queries - offset, 0)}"
+def _check_size(queries: int, offset: int, k: int, limit: int) -> None:
+    if queries * (offset + k) > limit:
+        legal = f"at most {limit} matches in one response, so k can be {max(limit // queries - offset, 0)}"
         raise InvalidArgument(f"k is {k} for {queries} queries behind {offset} matches; {legal}", pointer="/k")

@@ -21,7 +21,7 @@ from service.http import app
 from service.settings import Settings
 from service.store import database
 
-WORK_OUT = app._work_out_routes
+COMPILE_ROUTES = app._compile_routes
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def migrated_once() -> Iterator[None]:
 def routed_once() -> Iterator[None]:
     """FastAPI works the routes of each application out anew, which are the same: those of the first are all others'."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app, "_work_out_routes", _share_routes)
+        patch.setattr(app, "_compile_routes", _share_routes)
         yield
 
 
@@ -68,7 +68,7 @@ def _share_routes(made: FastAPI) -> None:
 def _routes() -> list[BaseRoute]:
     with TemporaryDirectory() as folder:
         first = app.create_app(Settings(data=Path(folder)))
-        WORK_OUT(first)
+        COMPILE_ROUTES(first)
         return list(first.router.routes)
 
 

@@ -15,7 +15,7 @@ from service.runtime import running
 from service.settings import Settings
 from service.upgrades.deployments.reaper import Reaper
 from staging.served import problem, serving
-from staging.shortcuts import WORK_OUT
+from staging.shortcuts import COMPILE_ROUTES
 from staging.waiting import until
 
 
@@ -60,7 +60,7 @@ def test_no_request_waits_for_a_router_to_be_worked_out(tmp_path: Path, monkeypa
     def late(*_: object, **__: object) -> None:
         raise AssertionError("while requests are answered")
 
-    monkeypatch.setattr(app, "_work_out_routes", WORK_OUT)  # as a start does it
+    monkeypatch.setattr(app, "_work_out_routes", COMPILE_ROUTES)  # as a start does it
     with serving(Settings(data=tmp_path)) as served:
         monkeypatch.setattr("fastapi.routing.get_dependant", late)
         assert served.http.get("/galleries").status_code == 200
@@ -88,7 +88,7 @@ def test_a_connection_may_rest_longer_than_clients_and_proxies_keep_one(
 
     monkeypatch.setattr(app.Server, "run", run)
     monkeypatch.setattr(app.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(app, "_let_others_run", lambda: None)
+    monkeypatch.setattr(app, "_share_interpreter", lambda: None)
     app.serve(Settings(data=tmp_path))
 
     assert seconds[0] > 60

@@ -1,4 +1,4 @@
-"""service.http.whole_answers: the head of an answer waits for its body, and nothing for a client that says no more."""
+"""service.http.http_protocol: the head of an answer waits for its body, and nothing for a client that says no more."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from service.http import whole_answers
-from service.http.whole_answers import PairedWrites, WholeAnswers
+from service.http import http_protocol
+from service.http.http_protocol import HttpProtocol, PairedWrites
 
 
 class Transport:
@@ -75,7 +75,7 @@ def talk(app: Any, sent: Sequence[bytes], pause: float) -> bytes:
     async def run() -> bytes:
         config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_keep_alive=0)
         loop, state = asyncio.get_running_loop(), ServerState()
-        async with await loop.create_server(lambda: WholeAnswers(config, state, {}), "127.0.0.1", 0) as server:
+        async with await loop.create_server(lambda: HttpProtocol(config, state, {}), "127.0.0.1", 0) as server:
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             for part in sent:
                 writer.write(part)
@@ -108,7 +108,7 @@ WHOLE = HEAD + b"Content-Length: 2\r\n\r\n{}"
 def test_who_owes_the_rest_of_a_request_is_waited_for_a_while_and_no_longer(
     sent: list[bytes], status: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whole_answers, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(http_protocol, "CHECK_SECONDS", 0.1)
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(0.6)
@@ -124,8 +124,8 @@ def test_who_owes_the_rest_of_a_request_is_waited_for_a_while_and_no_longer(
 def test_an_answer_of_which_nothing_is_read_is_given_up(
     reads: bool, left: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whole_answers, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(whole_answers, "UNREAD_LOOKS", 6)
+    monkeypatch.setattr(http_protocol, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(http_protocol, "MAX_UNREAD_CHECKS", 6)
     answer = b"x" * (64 << 20)
 
     async def large(scope: Any, receive: Any, send: Any) -> None:
@@ -135,7 +135,7 @@ def test_an_answer_of_which_nothing_is_read_is_given_up(
     async def run() -> bool:
         config = uvicorn.Config(large, lifespan="off", log_config=None)
         loop, state = asyncio.get_running_loop(), ServerState()
-        async with await loop.create_server(lambda: WholeAnswers(config, state, {}), "127.0.0.1", 0) as server:
+        async with await loop.create_server(lambda: HttpProtocol(config, state, {}), "127.0.0.1", 0) as server:
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), limit=1 << 20)
             writer.write(WHOLE)
             for _ in range(15):
@@ -166,7 +166,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
 def test_a_head_or_trailers_without_an_end_are_not_kept_and_a_body_is_no_part_of_them(
     sent: list[bytes], status: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whole_answers, "HEAD_BYTES", 150)
+    monkeypatch.setattr(http_protocol, "MAX_HEAD_BYTES", 150)
 
     async def read(scope: Any, receive: Any, send: Any) -> None:
         while (message := await receive()).get("more_body"):

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from index.errors import ModeUnavailable, RegraftError
 from index.gallery import Gallery
 from service.backfills.traffic import Traffic
+from service.http.query_batcher import MAX_BATCH, QueryBatcher
 from service.http.query_route import RawQuery, _response
-from service.http.rounds import TOGETHER, Rounds
 from service.http.search import as_json
 from service.http.search_request import fields_of
 from service.store.database import Database
@@ -59,10 +59,10 @@ def together(served: Any, name: str, bodies: Sequence[dict[str, Any]]) -> list[A
     """What queries get that come at once; errors as they are."""
 
     async def ask() -> list[Any]:
-        rounds = Rounds()
+        batcher = QueryBatcher()
         raw = [orjson.dumps({"version": "v1", "embeddings": [[1, 2, 3, 4]], "k": 3, **body}) for body in bodies]
         asked = [RawQuery(name, fields_of, one, None, as_json) for one in raw]
-        return await asyncio.gather(*(_response(served.runtime, rounds, one) for one in asked), return_exceptions=True)
+        return await asyncio.gather(*(_response(served.runtime, batcher, one) for one in asked), return_exceptions=True)
 
     return [read(one) if isinstance(one, Response) else one for one in asyncio.run(ask())]
 
@@ -75,12 +75,12 @@ def read(response: Response) -> dict[str, Any]:
 def test_each_gets_what_it_would_get_alone(served: Any, filled: str, searched: list[int]) -> None:
     bodies: list[Any] = [
         {"embeddings": [[1, n, row, 0] for row in range(1 + n % 3)], "k": 1 + n % 2, "exact": n % 5 == 0}
-        for n in range(4 * TOGETHER)
+        for n in range(4 * MAX_BATCH)
     ]
 
     answers = together(served, filled, bodies)
 
-    assert max(searched) <= TOGETHER
+    assert max(searched) <= MAX_BATCH
     assert len(searched) < len(bodies) // 2
     assert [together(served, filled, [body]) for body in bodies] == [[answer] for answer in answers]
     for body, answer in zip(bodies, answers, strict=True):
@@ -114,9 +114,9 @@ def test_the_error_of_one_is_no_others(served: Any, filled: str, searched: list[
 
 def test_one_that_is_cancelled_leaves_the_others_their_answers(served: Any, filled: str) -> None:
     async def ask() -> Any:
-        rounds, raw = Rounds(), orjson.dumps({"version": "v1", "embeddings": [[1, 2, 3, 4]]})
+        batcher, raw = QueryBatcher(), orjson.dumps({"version": "v1", "embeddings": [[1, 2, 3, 4]]})
         asked = [
-            asyncio.ensure_future(_response(served.runtime, rounds, RawQuery(filled, fields_of, raw, None, as_json)))
+            asyncio.ensure_future(_response(served.runtime, batcher, RawQuery(filled, fields_of, raw, None, as_json)))
             for _ in range(3)
         ]
         await asyncio.sleep(0)

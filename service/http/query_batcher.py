@@ -1,0 +1,148 @@
+"""Micro-batching: small queries that come in one pass of the event loop share one database lookup and one search.
+
+Reading, searching and writing one query after the other would evict each other's data from the processor's caches, for
+a search goes through megabytes. Here all queries of a round are read first, then searched in a row - which takes one
+plan, one lock and one merge - and then written. A query that comes alone is a round of its own.
+
+One batcher serves one event loop, without locks. A round ends in a callback that is queued behind all requests that had
+come before: whatever it looked up, it looked up after the last of its queries was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import Context
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from starlette.responses import Response
+
+from index.space import Vectors
+from service.http.search import WriteAnswer, respond
+from service.http.search_answer import Page
+from service.http.search_request import SearchRequest
+from service.replica.loaded import LoadedGallery
+from service.runtime import Runtime
+
+MAX_BATCH = 16
+"""Queries that are searched as one; from 20 queries on FAISS compares by another kernel, which rounds otherwise."""
+
+
+class PendingQuery(NamedTuple):
+    """A checked request of one part, when it came, and its response to be; None: search for it alone."""
+
+    request: SearchRequest
+    write: WriteAnswer
+    started: float
+    response: asyncio.Future[Response | None]
+
+
+class QueryBatcher:
+    """Collects the queries of a round, see the module; one for each event loop."""
+
+    def __init__(self) -> None:
+        self._scheduled = False
+        self._galleries: dict[str, LoadedGallery | None] = {}
+        # By gallery, version and options: what can be searched together. Equal options are one object, see
+        # `service.http.search_request`.
+        self._pending: dict[tuple[LoadedGallery, str, int], list[PendingQuery]] = {}
+
+    def gallery(self, service: Runtime, name: str) -> LoadedGallery | None:
+        """`Replica.known`, looked up once a round."""
+        if name not in self._galleries:
+            self._schedule(service)
+            self._galleries[name] = service.replica.known(name)
+        return self._galleries[name]
+
+    def answer(
+        self, service: Runtime, live: LoadedGallery, request: SearchRequest, write: WriteAnswer
+    ) -> asyncio.Future[Response | None]:
+        """The future response to a request of one part, searched with the others of this round.
+
+        Its result is None where the gallery is being written: search on a thread then, which may wait.
+        """
+        version = request.parts[0].version
+        assert version is not None  # `embeddings` name theirs
+        self._schedule(service)
+        pending = PendingQuery(request, write, time.perf_counter(), asyncio.get_running_loop().create_future())
+        self._pending.setdefault((live, version, id(request.params)), []).append(pending)
+        return pending.response
+
+    def _schedule(self, service: Runtime) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            # A log line about several requests belongs to none of them: an empty context.
+            asyncio.get_running_loop().call_soon(self._run, service, context=Context())
+
+    def _run(self, service: Runtime) -> None:
+        groups, self._pending = self._pending, {}
+        self._galleries, self._scheduled = {}, False
+        for (live, version, _), pending in groups.items():
+            for batch in _batches(pending):
+                is_free = live.gallery.rows_scanned(version) < math.inf
+                _resolve(batch, partial(_search_batch, service, live, batch) if is_free else partial(_declined, batch))
+
+
+def _batches(pending: Sequence[PendingQuery]) -> Iterator[list[PendingQuery]]:
+    """The queries in their order, cut into what is searched together."""
+    batch: list[PendingQuery] = []
+    queries = 0
+    for query in pending:
+        queries += len(query.request.parts[0].pointers)
+        if batch and queries > MAX_BATCH:
+            yield batch
+            batch, queries = [], len(query.request.parts[0].pointers)
+        batch.append(query)
+    yield batch
+
+
+def _resolve(batch: Sequence[PendingQuery], answer: Callable[[], Sequence[Response | None]]) -> None:
+    """Set the response of each query, or the error of all; a cancelled one needs none."""
+    try:
+        answers = answer()
+    except Exception as error:
+        for pending in batch:
+            if not pending.response.done():
+                pending.response.set_exception(error)
+    else:
+        for pending, result in zip(batch, answers, strict=True):
+            if not pending.response.done():
+                pending.response.set_result(result)
+
+
+def _declined(batch: Sequence[PendingQuery]) -> list[None]:
+    return [None] * len(batch)
+
+
+def _search_batch(service: Runtime, live: LoadedGallery, batch: Sequence[PendingQuery]) -> list[Response]:
+    """The responses to requests of one gallery, version and options, by one search."""
+
+    def write(_: SearchRequest, pages: Sequence[Page], __: float) -> list[Response]:
+        (found,), responses, end = pages, [], 0
+        for query in batch:
+            (part,), start, end = query.request.parts, end, end + len(query.request.parts[0].pointers)
+            shown = found.results[start:end], found.more[start:end]
+            page = Page(part, found.answer, *shown, found.fetch_seconds)
+            responses.append(query.write(query.request, [page], time.perf_counter() - query.started))
+        return responses
+
+    merged = _merged([query.request for query in batch])
+    return respond(service, live.name, lambda _: merged, None, write, live)
+
+
+def _merged(batch: Sequence[SearchRequest]) -> SearchRequest:
+    """One request with the queries of all."""
+    if len(batch) == 1:
+        return batch[0]
+    parts = [request.parts[0] for request in batch]
+    pointers = [pointer for part in parts for pointer in part.pointers]
+    exclude_keys = [key for part in parts for key in part.exclude_keys]
+
+    def encode(version: str) -> Vectors:
+        return np.concatenate([part.encode(version) for part in parts])
+
+    return batch[0]._replace(parts=[parts[0]._replace(pointers=pointers, encode=encode, exclude_keys=exclude_keys)])
