@@ -51,7 +51,7 @@ def main(sizes: str = "100000,1000000", swaps: str = "10") -> None:
 
 def swap(gallery: Gallery, number: int) -> None:
     """Deploy the new version, or roll back."""
-    gallery.prefer(("v1", "v2") if number % 2 else ("v2", "v1"))
+    gallery.set_version_order(("v1", "v2") if number % 2 else ("v2", "v1"))
 
 
 def measured(gallery: Gallery, items: Vectors, change: Callable[[Gallery, int], object], times: int) -> list[float]:

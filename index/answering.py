@@ -1,6 +1,6 @@
-"""QUERY PATH before the shards and behind them: plan, transform, filter; what the items found are.
+"""QUERY PATH before and after the shards: plan, transform, filter; then the items of the matches.
 
-All from one view of a gallery; `Gallery.answer` holds its lock meanwhile.
+All steps read one view of a gallery; `Gallery.answer` holds its lock meanwhile.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from time import perf_counter
 from index.errors import InvalidArgument, NoRoute
 from index.graph import follow
 from index.metadata import Metadata
-from index.query_plan import Ask, EmbeddedQueries, Plan
+from index.query_plan import EmbeddedQueries, GalleryQuery, Plan
 from index.retry import GalleryChanged
 from index.scatter import Gathered, ShardQuery
 from index.search_result import SearchResult
@@ -18,8 +18,8 @@ from index.space import Vectors
 from index.view import View
 
 
-def embed(view: View, query_version: str, ask: Ask) -> EmbeddedQueries:
-    """The queries by every version that the routes of a view need.
+def embed_queries(view: View, query_version: str, ask: GalleryQuery) -> EmbeddedQueries:
+    """Embed the queries by every version that the routes of a view need.
 
     Raises:
         InvalidArgument: the depth is below 1.
@@ -34,11 +34,13 @@ def embed(view: View, query_version: str, ask: Ask) -> EmbeddedQueries:
     return made
 
 
-def prepared(view: View, metadata: Metadata, query_version: str, ask: Ask, embedded: EmbeddedQueries) -> ShardQuery:
-    """What the shards are asked, and how; its filter finds every item.
+def prepare_search(
+    view: View, metadata: Metadata, query_version: str, ask: GalleryQuery, embedded: EmbeddedQueries
+) -> ShardQuery:
+    """Plan, transform and filter: what `scatter` needs. The filter must be `filterable`.
 
     Raises:
-        GalleryChanged: something else should have been embedded.
+        GalleryChanged: another version should have embedded the queries.
         NoRoute: strict, and a shard cannot be reached; or none can.
         ModeUnavailable: the shards cannot be merged in this mode.
     """
@@ -48,7 +50,7 @@ def prepared(view: View, metadata: Metadata, query_version: str, ask: Ask, embed
         raise GalleryChanged
     if plan.degraded and (params.strict or not plan.shards):
         raise NoRoute("; ".join(d.reason for d in plan.degraded), pointer="/version")
-    vectors, seconds = _moved(plan, view, embedded.vectors)
+    vectors, seconds = _transform_queries(plan, view, embedded.vectors)
     allowed_S, filter_seconds = None, 0.0
     if params.filter is not None:
         started = perf_counter()
@@ -60,7 +62,7 @@ def prepared(view: View, metadata: Metadata, query_version: str, ask: Ask, embed
     )
 
 
-def result(
+def build_result(
     view: View,
     metadata: Metadata,
     query_version: str,
@@ -68,7 +70,7 @@ def result(
     query: ShardQuery,
     gathered: Gathered,
 ) -> SearchResult:
-    """What was found, and what its items are."""
+    """The matches of a search, with their items."""
     plan, (merged, shards, merge_seconds, degraded) = query.plan, gathered
     scores_QK, raw_QK, slots_QK, shards_QK, full = merged
     keys_QK, items = metadata.found(slots_QK, full=full)
@@ -90,10 +92,12 @@ def result(
     )
 
 
-def _moved(plan: Plan, view: View, vectors: dict[str, Vectors]) -> tuple[dict[str, Vectors], dict[str, float]]:
-    """The queries at the end of each route, and the seconds that took where something moved them."""
+def _transform_queries(
+    plan: Plan, view: View, vectors: dict[str, Vectors]
+) -> tuple[dict[str, Vectors], dict[str, float]]:
+    """Version -> the queries at the end of their route to it, and the seconds each transform took."""
     moved, seconds = dict(vectors), {}
-    for version, route in plan.moving.items():
+    for version, route in plan.transformed_routes.items():
         started = perf_counter()
         moved[version] = follow(route, view.topology.transform, vectors)
         seconds[version] = perf_counter() - started

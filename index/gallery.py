@@ -1,11 +1,11 @@
 """QUERY PATH: plan, transform, scan, calibrate, merge - over every live shard of one gallery.
 
-A gallery knows versions, edges, shards and what is shown of an item; it knows no images and no SQL. `answer` answers
-from one consistent view: an item that moves between shards (a backfill, a rollback) is found exactly once, and is shown
-as it was when its vector was compared.
+A gallery holds versions, edges, shards and the metadata of items; it knows no images and no SQL. `answer` reads one
+consistent view: an item that moves between shards (a backfill, a rollback) is found exactly once, with the metadata it
+had when its vector was compared.
 
-There is one shard for each version and origin, because the score of an item that a forward edge moved does not mean
-what the score of an encoded one means; `index/shards.py` says which of its embeddings serves an item. Shape suffixes:
+There is one shard for each version and origin, because scores of items transformed by a forward edge are not
+comparable with scores of encoded ones; `index/shards.py` decides which embedding serves an item. Shape suffixes:
 Q queries, K results wanted, D dimension.
 """
 
@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
-from index.answering import embed, prepared, result
+from index.answering import build_result, embed_queries, prepare_search
 from index.contents import Contents, of_slots
 from index.edge_maps import Maps
 from index.engines.base import Keys
@@ -34,7 +34,7 @@ from index.filter import Filter
 from index.lock import ReadWriteLock
 from index.merge import Mode
 from index.metadata import Item, Metadata
-from index.query_plan import Ask, Encode, ShardKey
+from index.query_plan import Encode, GalleryQuery, ShardKey
 from index.remote_part import RemotePart
 from index.retry import GalleryChanged, attempts
 from index.scan import Mask
@@ -50,11 +50,8 @@ from index.view import View
 NO_ITEMS: Mapping[int, Item] = MappingProxyType({})
 NONE_MISSING: Mapping[int, Missing] = MappingProxyType({})
 AUTO = IndexConfig()
-ADOPTED_ROWS = 16_384
-"""So many rows are compared in one step, in some milliseconds."""
-
-P = ParamSpec("P")
-T = TypeVar("T")
+ADOPT_BATCH = 16_384
+"""Rows adopted in one step, which takes some milliseconds."""
 
 
 class Gallery:
@@ -65,15 +62,15 @@ class Gallery:
         self._topology = Topology()
         self._shards = Shards(config, folder, elsewhere)
         self._metadata = Metadata()
-        # Items that are in no shard, because nothing of theirs can be searched.
+        # Items that are in no shard, because they have no vector that can be searched.
         self._missing: dict[int, Missing] = {}
         self._seq = 0
         self._current = ""
-        # Of what is served now: whoever changes something makes it anew.
-        self._view = self._seen()
+        # What is served now: every change replaces it.
+        self._view = self._make_view()
         self._lock = ReadWriteLock()
-        # Held by whoever changes something, from where it is worked out until it is swapped in under the lock above.
-        self._changing = threading.Lock()
+        # One writer at a time, from computing a change until it is swapped in under the lock above.
+        self._writers = threading.Lock()
 
     def search(
         self,
@@ -84,31 +81,31 @@ class Gallery:
         encoders: frozenset[str] = frozenset(),
         **options: Any,
     ) -> SearchResult:
-        """`answer` to one `Ask`, as often as it takes; the other options are fields of `SearchParams`, not checked."""
+        """`answer` one `GalleryQuery`, with retries; `options` are fields of `SearchParams`, not checked."""
         params = DEFAULTS.model_copy(update=options) if options else DEFAULTS
-        ask = Ask(encode, k, params, encoders)
+        ask = GalleryQuery(encode, k, params, encoders)
         found: list[SearchResult] = []
         for attempt in attempts():
             with attempt:
                 found = self.answer([(query_version, ask)])
         return found[0]
 
-    def answer(self, asks: Sequence[tuple[str | None, Ask]]) -> list[SearchResult]:
-        """Rank every item that the queries of each `Ask` can reach, as embedded by its version; all from one view.
+    def answer(self, asks: Sequence[tuple[str | None, GalleryQuery]]) -> list[SearchResult]:
+        """Rank all items that queries of a version reach, for each (version, `GalleryQuery`); all from one view.
 
-        Version None: the current one, of which there must be one.
+        Version None is the current one, which must exist.
 
         Raises:
-            GalleryChanged: the gallery did not stand still meanwhile, see `index.retry`.
+            GalleryChanged: the gallery changed meanwhile, see `index.retry`.
             InvalidArgument: the depth is below 1, or there is no such mode.
             NoRoute: strict, and a shard cannot be reached; or none can.
             ModeUnavailable: the shards cannot be merged in this mode.
         """
-        # Encoding is slow and must not hold up writers: encode for the routes of now, then see if they still hold.
+        # Encoding is slow and must not block writers: encode for the current routes, then check that they still hold.
         embedded = []
         for version, ask in asks:
             view = self._view
-            embedded.append((version, ask, embed(view, version or view.current, ask)))
+            embedded.append((version, ask, embed_queries(view, version or view.current, ask)))
         filters = [ask.params.filter for _, ask in asks if ask.params.filter is not None]
         answers: Answers | None = None
         while True:
@@ -117,31 +114,31 @@ class Gallery:
             found = []
             try:
                 with self._lock.read():
-                    if not all(map(self._metadata.filterable, filters)):  # somebody wrote the first item with a key
+                    if not all(map(self._metadata.filterable, filters)):  # a write brought the first item with a key
                         continue
                     view = self._view
-                    for version, ask, made in embedded:
-                        if ask.stored and any(self._written(key) != seq for key, seq in ask.stored.items()):
+                    for version, ask, vectors in embedded:
+                        if ask.stored and any(self._seq_of(key) != seq for key, seq in ask.stored.items()):
                             raise GalleryChanged
                         name = version or view.current
-                        query = prepared(view, self._metadata, name, ask, made)
-                        found.append(result(view, self._metadata, name, made, query, scatter(query, answers)))
-            except Unanswered as waiting:  # for engines, beside whoever writes
+                        query = prepare_search(view, self._metadata, name, ask, vectors)
+                        found.append(build_result(view, self._metadata, name, vectors, query, scatter(query, answers)))
+            except Unanswered as waiting:  # the engines are asked outside the lock, so that writers go on
                 answers = waiting.answers
                 answers.ask()
             else:
                 return found
 
     def _make_filterable(self, where: Filter) -> None:
-        """Have a filter find every item: at the first of its kind in steps, between which others query and write."""
+        """Build the columns a filter tests, in steps between which others query and write."""
         while not self._metadata.filterable(where):
-            with self._alone():
+            with self._exclusive():
                 self._metadata.enter(where)
 
     def declare(self, version: Version) -> None:
-        """Make a version known, with the edges it came with in the place of those that led from it before.
+        """Add a version; the edges it came with replace all that led from it before.
 
-        The versions its edges point to must be known already.
+        The versions its edges point to must have been added already.
 
         Raises:
             InvalidVersionFolder: an edge does not fit the two cards.
@@ -151,7 +148,7 @@ class Gallery:
             self._topology = self._topology.declared(version, transforms)
 
     def add_edge(self, edge: Edge) -> None:
-        """Make one more edge between two known versions known; it takes the place of one with its key.
+        """Add an edge between two versions of the gallery; it replaces one with its key.
 
         Raises:
             InvalidVersionFolder: it does not fit the two cards.
@@ -161,7 +158,7 @@ class Gallery:
             self._topology = self._topology.connected((*self._topology.graph.edges, edge), {edge.key: transform})
 
     def remove_edge(self, key: EdgeKey) -> None:
-        """Forget the edge (new, old, kind) and the gallery's own maps of routes along it; ignores unknown ones."""
+        """Remove the edge (new, old, kind) and the gallery's own maps of routes along it; an unknown one is ignored."""
         with self._change():
             kept = [edge for edge in self._topology.graph.edges if edge.key != key]
             self._topology = self._topology.connected(kept)
@@ -177,37 +174,37 @@ class Gallery:
         calibrations: tuple[Maps, Mapping[str, Mode]] | None = None,
         order: Sequence[str] | None = None,
     ) -> None:
-        """Take in what items hold now, in one step that no query sees half done; applying it twice is harmless.
+        """Apply one change, which no query sees half done; applying it twice is harmless.
 
         Args:
-            placed: (version, origin) -> (keys, vectors (N, D)): all that these items hold, at most one by a version.
-            removed: keys that leave every shard.
-            items: what is known of items in `placed`; one left out keeps what it had, at first nothing.
-            missing: those of `removed` that are there, but cannot be searched.
-            seq: the number in the change feed that the gallery stands at afterwards; None: as before.
-            current: the version that queries which name none are asked by from then on; None: as before.
-            calibrations: the maps fitted on this gallery's own data, and for queries of a version the merge mode that
-                was measured to be best here; in the place of those it had. Calibrated ranking uses one complete set:
-                these where they cover all shards asked, else those of the edges. None: as before.
-            order: what `prefer` takes; None: as before.
+            placed: (version, origin) -> (keys, vectors (N, D)): all embeddings of these items, at most one a version.
+            removed: keys of items to remove from every shard.
+            items: metadata of items in `placed`; an item left out keeps its own, at first empty.
+            missing: those of `removed` that exist, but cannot be searched.
+            seq: the change feed number of the gallery afterwards; None: as before.
+            current: the version of queries that name none; None: as before.
+            calibrations: the maps fitted on this gallery's own data, and by query version the merge mode measured to
+                be best here; both replace the earlier ones. Calibrated ranking uses one complete set: these if they
+                cover all shards searched, else those of the edges. None: as before.
+            order: the argument of `set_version_order`; None: as before.
         """
-        there = list(dict.fromkeys(chain.from_iterable(keys for keys, _ in placed.values())))
-        with self._changing:
-            # What takes long is done while others query.
-            described = self._metadata.compare(there, items)
-            self._shards.make(placed, self._topology.versions, self._topology.spaces)
+        placed_keys = list(dict.fromkeys(chain.from_iterable(keys for keys, _ in placed.values())))
+        with self._writers:
+            # The slow part runs beside queries.
+            described = self._metadata.compare(placed_keys, items)
+            self._shards.create_missing(placed, self._topology.versions, self._topology.spaces)
             self._shards.reserve(placed)
             if order is not None:
                 self._shards.prepare(order, self._metadata.slots())
             with self._swap():
                 if order is not None:
-                    self._shards.prefer(order, self._metadata.slots())
+                    self._shards.set_version_order(order, self._metadata.slots())
                 self._metadata.take(described)
                 slots = {place: self._metadata.slots_of(keys) for place, (keys, _) in placed.items()}
                 self._shards.put(placed, slots, removed)
                 self._metadata.drop(removed)
                 if self._missing:
-                    for key in (*removed, *there):
+                    for key in (*removed, *placed_keys):
                         self._missing.pop(key, None)
                 self._missing.update(missing)
                 self._seq = self._seq if seq is None else seq
@@ -216,139 +213,140 @@ class Gallery:
                     self._topology = self._topology.calibrated(*calibrations)
 
     def load(self, items: Contents) -> Keys:
-        """Take in items that are not there yet, and the vectors of those whose vectors sealed segments hold.
+        """Add new items, with the vectors of those that sealed segments have.
 
-        Returns the keys of the others (N,), which `apply` is to bring: of them all else is known.
+        Returns the keys of the others (N,): `apply` must bring their vectors, nothing else of them.
         """
         with self._change(), ThreadPoolExecutor(1, "segments") as thread:
-            # Segments are hashed meanwhile, which takes no interpreter; the metadata take nothing else.
-            made = thread.submit(self._shards.make, items.held, self._topology.versions, self._topology.spaces)
+            # Segments are hashed meanwhile, which needs no interpreter lock; loading metadata needs nothing else.
+            shards = self._shards
+            opened = thread.submit(shards.create_missing, items.held, self._topology.versions, self._topology.spaces)
             slots_N = self._metadata.load(items)
-            made.result()
+            opened.result()
             sealed_N = self._shards.sealed(items)
             self._shards.load(items.only(sealed_N), slots_N[sealed_N])
         return items.keys_N[~sealed_N]
 
     def in_memory(self, place: ShardKey, keys_N: Keys) -> tuple[Mask, Vectors]:
-        """Which of these items' vectors of one version and origin this process has (N,), and those (M, D), in order."""
+        """Which of these items' vectors of one shard this process has (N,), and those vectors (M, D), in order."""
         with self._lock.read():
             return self._shards.in_memory(place, keys_N)
 
     def contents(self) -> tuple[Contents, int] | None:
-        """What `load` takes of all there is, and the feed number; None while items are left out."""
+        """All items, as `load` takes them, and the feed number; None while items are missing."""
         with self._lock.read():
             taken = None if self._missing else (self._metadata.copied(), self._shards.copied(), self._seq)
         return taken and (of_slots(*taken[:2]), taken[2])
 
-    def unsealed(self) -> int:
-        """Embeddings that lie in no segment yet: a snapshot does not say what vectors they are."""
+    def unsealed_count(self) -> int:
+        """Number of embeddings in no segment yet: a snapshot does not hold their vectors."""
         with self._lock.read():
-            return self._shards.unsealed()
+            return self._shards.unsealed_count()
 
     def filterable(self, where: Filter) -> bool:
-        """Whether a filter finds every item already; the first one by its keys has to make it so."""
+        """Whether the columns that a filter tests hold every item already; the first filter by a key builds them."""
         return self._metadata.filterable(where)
 
     def bytes(self) -> int:
-        """Roughly what it takes of memory, files that are mapped into it among them."""
+        """Approximate memory in bytes, mapped files included."""
         with self._lock.read():
             return self._shards.bytes() + self._metadata.bytes()
 
-    def prefer(self, order: Sequence[str]) -> None:
-        """Serve each item by the first of these versions that it holds an embedding of; in one step, at any size."""
-        with self._changing:
+    def set_version_order(self, order: Sequence[str]) -> None:
+        """Serve each item by the first of these versions that it has an embedding of; one step, at any size."""
+        with self._writers:
             self._shards.prepare(order, self._metadata.slots())
             with self._swap():
-                self._shards.prefer(order, self._metadata.slots())
+                self._shards.set_version_order(order, self._metadata.slots())
 
-    def moving(self, order: Sequence[str]) -> int:
-        """Items that another version would serve in this order."""
+    def moved_by(self, order: Sequence[str]) -> int:
+        """Number of items that another version would serve in this order."""
         with self._lock.read():
-            return self._shards.moving(order, self._metadata.slots())
+            return self._shards.moved_by(order, self._metadata.slots())
 
     @property
     def config(self) -> IndexConfig:
-        """How it is indexed."""
+        """How its shards are indexed."""
         return self._shards.config
 
     def configure(self, config: IndexConfig) -> None:
-        """Have shards indexed so from now on; `build_index` takes it up."""
+        """Index shards by this configuration from now on; `build_index` carries it out."""
         if config != self.config:
             with self._change():
                 self._shards.configure(config)
 
     @property
     def remote(self) -> RemotePart:
-        """The part that lies in engines elsewhere, or is to."""
+        """The shards whose rows are in a remote engine, or move there."""
         return RemotePart(self._shards, self._lock.read, self._change, self._metadata.seqs)
 
     def build_index(self, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Seal, index or merge the rows of one shard where that is due, beside queries and writes; False: nothing was.
+        """Run the next sealing, indexing or merging job beside queries and writes; False: there was none.
 
         It may take minutes; once `stopped` it gives up. One caller at a time.
         """
-        with self._alone():
-            due = self._shards.due()
-        if due is None or not due[1].run(stopped):
+        with self._exclusive():
+            next_job = self._shards.next_job()
+        if next_job is None or not next_job[1].run(stopped):
             return False
-        shard, job = due
-        with self._changing:
+        shard, job = next_job
+        with self._writers:
             shard.finish(job)
-            with self._swap():  # nobody searches what is replaced any more
+            with self._swap():  # waits until no query reads the replaced segments any more
                 pass
         job.clear()
         return True
 
     def is_large(self) -> bool:
-        """Whether there is something to seal, or was."""
+        """Whether a shard has segments, or enough rows to seal."""
         with self._lock.read():
             return any(shard.is_large() for shard in self._shards.all())
 
     def adopt_segments(self) -> None:
-        """Search by what another process has built of the same items, in the place of rows here; beside queries.
+        """Replace rows here by segments that another process built of the same items; beside queries.
 
-        By the caller of `build_index`. Each step is short, and leaves every item in one place.
+        Only for the caller of `build_index`. Each step is short, and leaves every item in one place.
         """
         with self._lock.read():
             shards = self._shards.all()
         for shard in shards:
-            for made in shard.unseen():
+            for segment in shard.unseen():
                 with self._change():
-                    shard.segments += (made,)
-                for start in range(0, len(made.keys_R), ADOPTED_ROWS):
+                    shard.segments += (segment,)
+                for start in range(0, len(segment.keys_R), ADOPT_BATCH):
                     with self._change():
-                        shard.adopt(made, slice(start, start + ADOPTED_ROWS))
+                        shard.adopt(segment, slice(start, start + ADOPT_BATCH))
             if shard.has_left():
                 with self._change():
                     shard.drop_left()
 
     def sweep_files(self) -> None:
-        """Remove the files of shards that there are not; by the caller of `build_index`."""
+        """Remove the files of shards that do not exist any more; only for the caller of `build_index`."""
         with self._lock.read():
-            unused = self._shards.unused_files()
+            unused = self._shards.unused_folders()
         for place in unused:
             shutil.rmtree(place, ignore_errors=True)
 
     def indexed(self) -> int:
-        """Items that an approximate index answers for."""
+        """Number of items in an approximate index."""
         with self._lock.read():
             return self._shards.indexed()
 
     @property
     def seq(self) -> int:
-        """The number in the change feed that everything here was true at."""
+        """The change feed number of the gallery's state."""
         return self._seq
 
     def rows_scanned(self, query_version: str) -> float:
-        """Items that a query of a version is compared with; infinite where a route leads on, or while it is written."""
+        """Items a query of this version is compared with; infinite if it needs a route, or during a write."""
         return math.inf if self._lock.contended else self._view.rows_scanned(query_version)
 
     def items_by_version(self, order: Sequence[str] | None = None) -> dict[str, int]:
-        """Items per version that serves them, versions without any left out; `order`: as it would be in this one."""
+        """Number of items each version serves, versions without any left out; `order`: as if it were set."""
         with self._lock.read():
             if order is None:
                 return dict(self._view.items_by_version)
-            return self._shards.items_in(order, self._metadata.slots())
+            return self._shards.items_by_version(order, self._metadata.slots())
 
     def unreachable(self, query_version: str, encoders: frozenset[str]) -> tuple[Degraded, ...]:
         """The items that queries of `query_version` could not reach now."""
@@ -356,39 +354,39 @@ class Gallery:
         return view.topology.routes(query_version, view.items_by_version, encoders)[1]
 
     def missing(self) -> int:
-        """Items that are there, but cannot be searched."""
+        """Number of items that exist, but cannot be searched."""
         return len(self._missing)
 
-    def _written(self, key: int) -> int | None:
+    def _seq_of(self, key: int) -> int | None:
         """The feed number of an item's last write, None where there is no such item."""
         known = self._metadata.get(key) or self._missing.get(key)
         return None if known is None else known.seq
 
-    def _left_out(self) -> Iterable[Degraded]:
+    def _count_missing(self) -> Iterable[Degraded]:
         counted = Counter((one.version, one.reason) for one in self._missing.values())
-        # What holds nothing at all is missing where it should be embedded.
+        # An item without any embedding is missing from the current version.
         return (Degraded(version or self._current, items, why) for (version, why), items in counted.items())
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Nobody reads or writes."""
-        with self._changing, self._lock.write():
+    def _exclusive(self) -> Iterator[None]:
+        """Hold off all readers and writers."""
+        with self._writers, self._lock.write():
             yield
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """Something about what is served changes; nobody reads or writes."""
-        with self._changing, self._swap():
+        """Change what is served, with readers and writers held off."""
+        with self._writers, self._swap():
             yield
 
     @contextmanager
     def _swap(self) -> Iterator[None]:
-        """The same for whoever has worked out what changes, and keeps others from it meanwhile."""
+        """As `_change`, for a caller that holds the writers' lock already."""
         with self._lock.write():
             try:
                 yield
             finally:
-                self._view = self._seen()
+                self._view = self._make_view()
 
-    def _seen(self) -> View:
-        return View(self._topology, self._shards.serving(), tuple(self._left_out()), self._current, self._seq)
+    def _make_view(self) -> View:
+        return View(self._topology, self._shards.serving(), tuple(self._count_missing()), self._current, self._seq)

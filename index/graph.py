@@ -16,7 +16,7 @@ from index.space import Vectors
 from index.transform import Transform
 from index.version import Edge, EdgeKey, EdgeKind
 
-REMEMBERED = 4096
+MAX_CACHED = 4096
 """Routes a graph keeps: planning a query again costs a look-up."""
 
 
@@ -82,7 +82,7 @@ class Graph:
         for edge in sorted(self.edges, key=lambda e: (-e.measured, e.key)):
             if edge.kind.direction == "query" and edge.kind is not EdgeKind.DUAL:
                 self._leading.setdefault(edge.new, []).append(edge)
-        self._remembered = lru_cache(REMEMBERED)(self._plan)
+        self._remembered = lru_cache(MAX_CACHED)(self._plan)
 
     def route(self, query_version: str, item_version: str, encoders: frozenset[str]) -> Route | None:
         """The best route from queries of one version to items of another.

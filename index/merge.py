@@ -4,8 +4,8 @@ Three ways to rank matches of several shards together:
 
 - `raw`: by the score a user reads; right only where the scores of all shards mean the same.
 - `calibrated`: by the log-odds of each shard's own map, so that unlike scores become comparable.
-- `rank`: by the place in the own shard, in proportion to its size (after reciprocal rank fusion: Cormack 2009), which
-  needs nothing but says least.
+- `rank`: by the rank in the item's own shard, in proportion to its size (after reciprocal rank fusion: Cormack 2009),
+  which needs nothing but says least.
 
 Each keeps the order inside every shard, so a single shard ranks the same in all three. Ties keep the order of the
 shards, then of their own results. Shape suffixes: Q queries, K results wanted, S results of all shards side by side.
@@ -37,13 +37,13 @@ class Mode(StrEnum):
 
 
 def choose_mode(asked: str | None, spaces: Sequence[Space], calibrated: bool, preferred: Mode | None = None) -> Mode:
-    """The mode asked for, or else the preferred one if it is legal, or the first that is: calibrated, raw, rank.
+    """The mode asked for, else the preferred one if it is legal, else the first legal one: calibrated, raw, rank.
 
     Args:
         asked: a mode, or None.
         spaces: of the shards to be merged.
         calibrated: whether all of them have a map.
-        preferred: what was measured to serve these shards best, or a rule says.
+        preferred: the mode measured to be best for these shards, or that of a rule.
 
     Raises:
         InvalidArgument: there is no such mode.
@@ -68,7 +68,7 @@ def choose_mode(asked: str | None, spaces: Sequence[Space], calibrated: bool, pr
 
 
 def no_matches(queries: int) -> Merged:
-    """What Q queries find where there are no shards: (Q, 0)."""
+    """The result of Q queries where there are no shards: (Q, 0)."""
     nothing = np.empty((queries, 0), np.int64)
     return Merged(nothing.astype(np.float64), nothing.astype(np.float32), nothing, nothing, full=True)
 
@@ -93,13 +93,13 @@ def merge_calibrated(found: Sequence[Hits], maps: Sequence[Calibration], k: int)
 
 
 def merge_rank(found: Sequence[Hits], sizes: Sequence[int], k: int) -> Merged:
-    """Rank by 1 / (60 + weighed place), which is the score.
+    """Rank by 1 / (60 + weighted rank), which is the score.
 
-    A place in the own shard, from 1, weighs as the share of the shard it stands for: times the items of all shards,
-    through those of its own. Else the few items of a small shard would take as many places as all others.
+    The weighted rank is the rank in the item's own shard, from 1, times the items of all shards, divided by those of
+    its own. Else the few items of a small shard would take as many places as all others.
     """
-    whole, goodness = sum(sizes), []
+    total, goodness = sum(sizes), []
     for hits, size in zip(found, sizes, strict=True):
-        place_k = (1 + np.arange(hits.scores_QK.shape[1])) * whole / max(size, 1)
-        goodness.append(np.broadcast_to(1.0 / (K0 + place_k), hits.scores_QK.shape))
+        rank_K = (1 + np.arange(hits.scores_QK.shape[1])) * total / max(size, 1)
+        goodness.append(np.broadcast_to(1.0 / (K0 + rank_K), hits.scores_QK.shape))
     return merge(found, goodness, k)

@@ -1,4 +1,4 @@
-"""What is asked of a gallery, and how it answers: which shards it scans, along which routes, and how it merges.
+"""A query to a gallery, and its plan: which shards are scanned, along which routes, and how they are merged.
 
 Shape suffixes: Q queries, K results, D dimension.
 """
@@ -27,16 +27,16 @@ ShardKey = tuple[str, str]
 """(version, origin)."""
 
 
-class Ask(NamedTuple):
-    """Queries that are embedded alike, and what is asked of them.
+class GalleryQuery(NamedTuple):
+    """A batch of queries with common options.
 
     Attributes:
         encode: embeds them by a version.
-        depth: results a query, at least 1: `params.k`, and what pages before and behind it need; never more than items.
-        params: the options; `mode` None: what was measured to be best, else what `edge_maps` says. With a filter there
+        depth: results for each query, at least 1: `params.k`, and what pages before and after need.
+        params: the options; `mode` None: the one measured to be best, else that of `edge_maps`. With a filter there
             may be fewer results.
-        encoders: versions that can embed them besides the one that asks (for `slerp` and `dual` routes).
-        stored: of queries that are items of the gallery the key, and the feed number of the write they were read from.
+        encoders: versions that can embed them besides the query version (for `slerp` and `dual` routes).
+        stored: for queries that are items of the gallery, key -> the feed number of the write they were read from.
     """
 
     encode: Encode
@@ -47,7 +47,7 @@ class Ask(NamedTuple):
 
 
 class EmbeddedQueries(NamedTuple):
-    """The queries of one `Ask`: version -> their embeddings (Q, D), and how long it took."""
+    """The queries of one `GalleryQuery`: version -> their embeddings (Q, D), and the seconds that took."""
 
     vectors: dict[str, Vectors]
     seconds: dict[str, float]
@@ -57,9 +57,9 @@ class PlannedShard(NamedTuple):
     """A shard that is scanned.
 
     Attributes:
-        shard: it lies at this version and origin.
+        version, origin: of the shard.
         items: how many it serves.
-        part: their share of all that the plan scans.
+        part: their share of all items that the plan scans.
         route: how queries reach it.
         calibration: its score map; None unless shards are merged by them.
     """
@@ -79,10 +79,10 @@ class Plan:
 
     Attributes:
         encoders: the versions that must embed the queries.
-        degraded: what no route leads to.
-        shards: what is scanned.
+        degraded: the items that no route leads to.
+        shards: the shards to scan.
         spaces: of each shard.
-        mode: how they are merged.
+        mode: how their results are merged.
     """
 
     encoders: frozenset[str]
@@ -92,7 +92,7 @@ class Plan:
     mode: Mode
 
     def merge(self, found: Sequence[Hits], k: int) -> Merged:
-        """One ranking of the k best of what each shard found."""
+        """Merge the results of the shards into one list of the k best."""
         if self.mode is Mode.CALIBRATED:
             return merge_calibrated(found, self._maps, k)
         if self.mode is Mode.RAW:
@@ -100,14 +100,14 @@ class Plan:
         return merge_rank(found, [one.items for one in self.shards], k)
 
     @cached_property
-    def moving(self) -> Mapping[str, Route]:
-        """Version -> the route along which queries are not compared as they were embedded."""
+    def transformed_routes(self) -> Mapping[str, Route]:
+        """Version -> its route, where queries are transformed on the way."""
         routes = {one.version: one.route for one in self.shards}
         return {version: route for version, route in routes.items() if route.edges and not route.dual}
 
     @cached_property
     def elsewhere(self) -> bool:
-        """Whether a shard may have to ask an engine."""
+        """Whether a shard may have to ask a remote engine."""
         return any(one.shard.elsewhere for one in self.shards)
 
     @cached_property

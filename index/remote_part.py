@@ -1,4 +1,4 @@
-"""The part of a gallery that lies in engines that are servers of their own, or is to."""
+"""The shards of a gallery whose rows are in remote engines, or move there."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ class RemotePart:
     """See the module; thread-safe by the gallery's own locks."""
 
     def __init__(self, shards: Shards, read: Lock, change: Lock, numbers_of: NumbersOf) -> None:
-        """`read`, `change`: the locks of whoever reads the shards and changes them; for `numbers_of` see `settle`."""
+        """`read`, `change`: the gallery's locks for reading and changing the shards; for `numbers_of` see `settle`."""
         self._shards, self._read, self._change, self._numbers_of = shards, read, change, numbers_of
 
     def shards(self) -> dict[ShardKey, RemoteShard]:
-        """What there is of it."""
+        """The shards, by key."""
         with self._read():
             return self._shards.elsewhere()
 
     def settle(self) -> bool:
-        """Have rows lie where they are to: in the engine once it has them, or here; beside queries and writes.
+        """Move rows to where the configuration puts them, an engine or memory, beside queries and writes.
 
-        False: an engine has lost rows since, or was away when it was asked for them, and what lies where is to be found
-        out anew. One caller at a time.
+        False: an engine has lost rows, or was away when it was asked for them, so the shards must be loaded again. One
+        caller at a time.
         """
         shards = self.shards().values()
         if not all(shard.settle(self._read, self._change, self._numbers_of) for shard in shards):

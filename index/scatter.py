@@ -1,6 +1,6 @@
 """Ask every shard of a plan, and gather one ranked list.
 
-Of several shards each is expected to give its share of the list, see `index.engines.joined`. Shape suffixes: Q queries,
+Each of several shards is expected to give its share of the list, see `index.engines.joined`. Shape suffixes: Q queries,
 K results wanted, D dimension, S slots.
 """
 
@@ -24,14 +24,14 @@ from index.space import Vectors
 
 
 class ShardQuery(NamedTuple):
-    """Queries, and how shards are asked for the k best of each.
+    """Queries, and the options by which shards search the k best of each.
 
     Attributes:
         vectors: version -> the queries at the end of their route to it (Q, D).
         allowed_S, exact, recall: as in `Shard.search`.
-        strict: no shard may give nothing.
-        transform_seconds: version -> how long the way along its route took; none where queries stay as they are.
-        filter_seconds: what seeing which items pass took.
+        strict: fail if any shard cannot be searched.
+        transform_seconds: version -> seconds of the transforms on its route; absent without transforms.
+        filter_seconds: seconds the filter took.
     """
 
     plan: Plan
@@ -46,7 +46,7 @@ class ShardQuery(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """One list over all shards, what each of them did, the seconds that merging took, and which gave nothing."""
+    """The merged list, a trace of each shard, the seconds of merging, and the shards that could not be searched."""
 
     merged: Merged
     shards: tuple[ShardTrace, ...]
@@ -55,11 +55,11 @@ class Gathered(NamedTuple):
 
 
 def scatter(query: ShardQuery, answers: Answers | None = None) -> Gathered:
-    """The k best of all shards; `answers`: what engines have answered to the request.
+    """Search all shards for the k best; `answers`: what remote engines have answered to this request so far.
 
     Raises:
-        Unanswered: engines are to be asked first.
-        EngineUnavailable: strict, and one of them gave no answer; or none did.
+        Unanswered: remote engines must be asked first.
+        EngineUnavailable: strict, and one engine gave no answer; or no shard did.
     """
     plan, vectors, k = query.plan, query.vectors, query.k
     answers = answers or (Answers() if plan.elsewhere else None)
@@ -69,15 +69,15 @@ def scatter(query: ShardQuery, answers: Answers | None = None) -> Gathered:
     for version, origin, shard, items, part, route, calibration in plan.shards:
         started = perf_counter()
         try:
-            hits = _search_of(query, shard, answers)(vectors[version], part=part)
-        except Unanswered:  # the others may have something to ask, too
+            hits = _search_function(query, shard, answers)(vectors[version], part=part)
+        except Unanswered:  # the other shards may have something to ask, too
             continue
         except EngineUnavailable as error:
             degraded.append(Degraded(version, items, error.message))
             if query.strict or len(degraded) == len(plan.shards):
                 raise
             hits = nothing(len(vectors[version]), k)
-        took = perf_counter() - started + (_waited(shard, answers) if answers is not None else 0.0)
+        took = perf_counter() - started + (_engine_seconds(shard, answers) if answers is not None else 0.0)
         moved = query.transform_seconds.get(version, 0.0)
         found.append(hits)
         traces.append(ShardTrace(version, origin, items, route, calibration, moved, took, hits.how))
@@ -89,30 +89,32 @@ def scatter(query: ShardQuery, answers: Answers | None = None) -> Gathered:
     if len(found) > 1 and any(again := unsure(merged, found, k)):
         for number, rows in enumerate(again):
             if rows:
-                found[number], traces[number] = _whole(query, number, rows, found[number], traces[number], answers)
+                found[number], traces[number] = _search_whole_list(
+                    query, number, rows, found[number], traces[number], answers
+                )
         merged = plan.merge(found, k)
     return Gathered(merged, tuple(traces), merge_seconds, tuple(degraded))
 
 
-def _search_of(query: ShardQuery, shard: Shard, answers: Answers | None) -> Callable[..., Hits]:
-    """How a shard is searched; one that lies elsewhere by what engines have answered."""
+def _search_function(query: ShardQuery, shard: Shard, answers: Answers | None) -> Callable[..., Hits]:
+    """The search function of a shard; a remote one reads `answers`."""
     search: Callable[..., Hits] = shard.search
     if answers is not None and isinstance(shard, RemoteShard):
         search = partial(shard.search, answers=answers)
     return partial(search, k=query.k, allowed_S=query.allowed_S, exact=query.exact, recall=query.recall)
 
 
-def _waited(shard: Shard, answers: Answers) -> float:
-    """The seconds that its engine took."""
+def _engine_seconds(shard: Shard, answers: Answers) -> float:
+    """Seconds that a remote shard's engine took."""
     return answers.seconds[shard.there] if isinstance(shard, RemoteShard) else 0.0
 
 
-def _whole(
+def _search_whole_list(
     query: ShardQuery, number: int, rows: list[int], hits: Hits, trace: ShardTrace, answers: Answers | None
 ) -> tuple[Hits, ShardTrace]:
-    """What a shard gave, with some of the queries searched for the whole list."""
+    """Search one shard again for some of the queries, now for the whole list, and replace their hits."""
     started = perf_counter()
-    whole = _search_of(query, query.plan.shards[number].shard, answers)(query.vectors[trace.version][rows])
+    whole = _search_function(query, query.plan.shards[number].shard, answers)(query.vectors[trace.version][rows])
     hits = with_whole(hits, rows, whole)
     seconds = trace.scan_seconds + perf_counter() - started
     return hits, trace._replace(scan_seconds=seconds, scanned=hits.how)

@@ -1,4 +1,4 @@
-"""What a search answers with: the ranked list, and what explains it. Shape suffixes: Q queries, K results."""
+"""The result of a search: the ranked list, and how it came about. Shape suffixes: Q queries, K results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from index.space import Vectors
 
 @dataclass(frozen=True)
 class Degraded:
-    """Items that could not be asked: their version, how many they are, and why."""
+    """Items that could not be searched: their version, their number, and why."""
 
     version: str
     items: int
@@ -36,10 +36,10 @@ class Missing(NamedTuple):
 
 
 class ShardTrace(NamedTuple):
-    """One live shard as a search saw it.
+    """What a search did in one shard.
 
-    `calibration` is the map its scores went through, None unless the mode is `calibrated`. Of several shards behind
-    one route each names the seconds of the one transform.
+    `calibration` is the map its scores went through, None unless the mode is `calibrated`. Shards behind the same
+    route each name the seconds of its one transform.
     """
 
     version: str
@@ -56,20 +56,20 @@ class SearchResult(NamedTuple):
     """The answer to Q queries.
 
     Attributes:
-        version: what asked.
+        version: of the queries.
         mode: how the shards were merged.
         scores_QK: what the list is ranked by, best first: a probability, a raw score or a fused one, by the mode.
         raw_QK: the scores in the spaces of the items' versions.
         keys_QK: the items, -1 where there are no more.
-        shards_QK: which of `shards` each came from, -1 likewise.
-        shards: the live shards that were asked.
-        items: what the results are, by key.
-        seq: the number in the change feed that all of this was true at.
-        items_by_version: how many items lie in each.
-        degraded: what could not be asked.
-        encode_seconds: version -> how long it took to embed the queries by it.
-        filter_seconds: how long it took to see which items pass the filter.
-        merge_seconds: how long calibrating and merging took.
+        shards_QK: the index in `shards` of each match, -1 likewise.
+        shards: the shards that were searched.
+        items: key -> item, of all matches.
+        seq: the change feed number that the answer belongs to.
+        items_by_version: number of items each version serves.
+        degraded: the items that could not be searched.
+        encode_seconds: version -> seconds to embed the queries by it.
+        filter_seconds: seconds of the filter.
+        merge_seconds: seconds of calibrating and merging.
     """
 
     version: str

@@ -1,7 +1,7 @@
-"""`Shards`: everything the items of one gallery hold, and by which of their embeddings each is served.
+"""`Shards`: all embeddings of one gallery, and which of them serves each item.
 
 A shard holds every embedding of its version and origin. An item is served by the first of its versions in an order, so
-another order moves no vector: what is served is said anew by a bit for each row. Not thread-safe: the gallery locks.
+another order moves no vector: it only sets the `served` bit of each row again. Not thread-safe: the gallery locks.
 
 Shape suffixes: N items, D dimension, S slots.
 """
@@ -40,13 +40,13 @@ class Shards:
         self.config, self._elsewhere = config, elsewhere
         self._folder = folder
         self._by_key: dict[ShardKey, SegmentedShard] = {}
-        # Version -> its place; of two that are not in it, the first by name is preferred.
+        # Version -> its position; versions that are not in it come last, by name.
         self._order: Mapping[str, int] = {}
-        # What `_first` has found since something was last written: a deployment asks several times.
-        self._found: dict[tuple[str, ...], NDArray[np.unsignedinteger[Any]]] = {}
+        # Results of `_serving_version` since the last write: a deployment needs them several times.
+        self._serving_cache: dict[tuple[str, ...], NDArray[np.unsignedinteger[Any]]] = {}
 
     def serving(self) -> dict[ShardKey, SegmentedShard]:
-        """Those that serve any item."""
+        """The shards that serve any item."""
         return {place: shard for place, shard in self._by_key.items() if shard.count()}
 
     def in_memory(self, place: ShardKey, keys_N: Keys) -> tuple[Mask, Vectors]:
@@ -56,24 +56,26 @@ class Shards:
         return shard.in_memory(keys_N)
 
     def all(self) -> list[SegmentedShard]:
-        """Every one."""
+        """All shards."""
         return list(self._by_key.values())
 
-    def make(self, places: Iterable[ShardKey], versions: Mapping[str, Version], spaces: Mapping[str, Space]) -> None:
-        """Add the shards that are not there yet, empty, beside those who read; `spaces` of the `versions`."""
-        made = {}
+    def create_missing(
+        self, places: Iterable[ShardKey], versions: Mapping[str, Version], spaces: Mapping[str, Space]
+    ) -> None:
+        """Add the shards that do not exist yet, empty, beside readers; `spaces` of the `versions`."""
+        created = {}
         for place in places:
             if place not in self._by_key:
-                made[place] = self._made(place, versions[place[0]].card.dim, spaces[place[0]])
-        self._by_key = {**self._by_key, **made}
+                created[place] = self._create(place, versions[place[0]].card.dim, spaces[place[0]])
+        self._by_key = {**self._by_key, **created}
 
     def reserve(self, placed: Placed) -> None:
-        """Make room for what `put` will bring, so that it takes no longer than that; beside those who read."""
+        """Allocate room for what `put` will store, beside readers, so that `put` is short."""
         for place, (keys, _) in placed.items():
             self._by_key[place].reserve(len(keys))
 
     def sealed(self, items: Contents) -> Mask:
-        """Which items (N,) hold anything, and nothing that is in no sealed segment; by shards that `make` has made."""
+        """Which items (N,) have embeddings, all of them in sealed segments; after `create_missing`."""
         held_N, sealed_N = np.zeros(len(items.keys_N), np.bool_), np.ones(len(items.keys_N), np.bool_)
         for place, (items_M, digests_M) in items.held.items():
             held_N[items_M] = True
@@ -82,8 +84,8 @@ class Shards:
         return held_N & sealed_N
 
     def load(self, items: Contents, slots_N: Keys) -> None:
-        """Hold what these items do, which are all `sealed` and were not there."""
-        self._found = {}
+        """Add new items whose embeddings are all `sealed`."""
+        self._serving_cache = {}
         taken_N = np.zeros(len(slots_N), np.bool_)
         for place in sorted(items.held, key=lambda place: _rank(self._order, place[0])):
             items_M, digests_M = items.held[place]
@@ -92,19 +94,19 @@ class Shards:
             taken_N[items_M] = True
 
     def copied(self) -> dict[ShardKey, list[HeldBySlot]]:
-        """What is held, by place and in parts."""
+        """All embeddings without their vectors, by shard and in parts."""
         return {place: shard.copied() for place, shard in self._by_key.items()}
 
-    def unsealed(self) -> int:
-        """Embeddings in no segment yet."""
+    def unsealed_count(self) -> int:
+        """Number of embeddings in no segment yet."""
         return sum(shard.head.held() for shard in self._by_key.values())
 
     def bytes(self) -> int:
-        """What their rows and indexes take."""
+        """Memory of rows and indexes."""
         return sum(shard.bytes() for shard in self._by_key.values())
 
     def put(self, placed: Placed, slots: Mapping[ShardKey, Keys], removed: Sequence[int]) -> None:
-        """Store all that some items hold, in the place of what they held; `removed` hold nothing from now on.
+        """Replace all embeddings of some items; `removed` items have none from now on.
 
         Args:
             placed: at most one embedding an item and version.
@@ -113,7 +115,7 @@ class Shards:
         """
         if not (placed or removed):
             return
-        self._found = {}
+        self._serving_cache = {}
         before = {place for place, shard in self._by_key.items() if shard.held()}
         changed = set().union(*(keys for keys, _ in placed.values()))
         for place, shard in self._by_key.items():
@@ -122,93 +124,93 @@ class Shards:
             shard.delete([*leaving, *removed])
         for place, served_N in self._served(placed).items():
             self._by_key[place].upsert(*placed[place], slots[place], served_N)
-        # A shard that lost its last embedding gives its memory back.
+        # A shard that lost its last embedding frees its memory.
         emptied = {place for place in before if not self._by_key[place].held()}
         self._by_key = {place: shard for place, shard in self._by_key.items() if place not in emptied}
 
     def prepare(self, order: Sequence[str], slots: int) -> None:
-        """Work out what `prefer` will ask for; beside those who read."""
-        if (ranked := self._ranked(_places(order))) != self._ranked(self._order):
-            self._first(ranked, slots)
+        """Compute what `set_version_order` will need, beside readers."""
+        if (ranked := self._version_order(_positions(order))) != self._version_order(self._order):
+            self._serving_version(ranked, slots)
 
-    def prefer(self, order: Sequence[str], slots: int) -> None:
-        """Serve each item by the first of these versions that it holds; `slots`: how many there are, S."""
-        before, self._order = self._ranked(self._order), _places(order)
-        ranked = self._ranked(self._order)
+    def set_version_order(self, order: Sequence[str], slots: int) -> None:
+        """Serve each item by the first of these versions that it has an embedding of; `slots`: their number, S."""
+        before, self._order = self._version_order(self._order), _positions(order)
+        ranked = self._version_order(self._order)
         if ranked != before:
-            first_S = self._first(ranked, slots)
+            first_S = self._serving_version(ranked, slots)
             for (version, _), shard in self._by_key.items():
                 shard.serve(first_S == ranked.index(version))
 
-    def moving(self, order: Sequence[str], slots: int) -> int:
-        """Items that another version would serve in this order."""
-        before, after = self._ranked(self._order), self._ranked(_places(order))
+    def moved_by(self, order: Sequence[str], slots: int) -> int:
+        """Number of items that another version would serve in this order."""
+        before, after = self._version_order(self._order), self._version_order(_positions(order))
         if before == after:
             return 0
-        before_S, after_S = self._first(before, slots), self._first(after, slots)
+        before_S, after_S = self._serving_version(before, slots), self._serving_version(after, slots)
         places = [*enumerate(map(after.index, before)), (len(before), len(after))]
         return slots - sum(int(np.count_nonzero((before_S == was) & (after_S == will))) for was, will in places)
 
-    def items_in(self, order: Sequence[str], slots: int) -> dict[str, int]:
-        """Items per version that would serve them in this order, versions without any left out."""
-        ranked = self._ranked(_places(order))
-        first_S = self._first(ranked, slots)
+    def items_by_version(self, order: Sequence[str], slots: int) -> dict[str, int]:
+        """Number of items each version would serve in this order, versions without any left out."""
+        ranked = self._version_order(_positions(order))
+        first_S = self._serving_version(ranked, slots)
         counted = {version: int(np.count_nonzero(first_S == place)) for place, version in enumerate(ranked)}
         return {version: items for version, items in counted.items() if items}
 
     def configure(self, config: IndexConfig) -> None:
-        """Have them indexed so from now on."""
+        """Index shards by this configuration from now on."""
         self.config = config
         for place, shard in self._by_key.items():
             shard.config = config
             if config.kind.elsewhere and not isinstance(shard, RemoteShard):
-                self._by_key[place] = self._begun_anew(place, shard)
+                self._by_key[place] = self._rebuild(place, shard)
         self.drop_emptied()
 
     def drop_emptied(self) -> None:
-        """Have shards that are leaving a collection, and of which all rows lie here, begin anew where they are to."""
+        """Rebuild shards that leave a remote collection and have all rows in memory by now."""
         for place, shard in self._by_key.items():
             if isinstance(shard, RemoteShard) and shard.leaving and not shard.there.held():
-                self._by_key[place] = self._begun_anew(place, shard)
+                self._by_key[place] = self._rebuild(place, shard)
 
     def elsewhere(self) -> dict[ShardKey, RemoteShard]:
-        """Those of which rows lie in collections, or are to."""
+        """The shards whose rows are in remote collections, or move there."""
         return {place: shard for place, shard in self._by_key.items() if isinstance(shard, RemoteShard)}
 
-    def due(self) -> tuple[SegmentedShard, Job] | None:
-        """What is to be sealed, indexed or merged next; None: nothing."""
+    def next_job(self) -> tuple[SegmentedShard, Job] | None:
+        """The next sealing, indexing or merging job; None: there is none."""
         jobs = ((shard, shard.freeze()) for shard in self._by_key.values())
         return next(((shard, job) for shard, job in jobs if job is not None), None)
 
-    def unused_files(self) -> set[Path]:
-        """The folders of shards that there are not."""
+    def unused_folders(self) -> set[Path]:
+        """The folders of shards that do not exist any more."""
         if self._folder is None:
             return set()
         used = {self._folder / version / origin for version, origin in self._by_key}
         return set(paths_in(self._folder, "*/*")) - used
 
     def indexed(self) -> int:
-        """Items that an approximate index answers for."""
+        """Number of items in an approximate index."""
         return sum(shard.indexed() for shard in self._by_key.values())
 
-    def _made(self, place: ShardKey, dim: int, space: Space) -> SegmentedShard:
+    def _create(self, place: ShardKey, dim: int, space: Space) -> SegmentedShard:
         if self.config.kind.elsewhere:
-            return RemoteShard(dim, space, self.config, self._opened(place, dim, space))
+            return RemoteShard(dim, space, self.config, self._open_collection(place, dim, space))
         return SegmentedShard(dim, space, self.config, self._folder and self._folder.joinpath(*place))
 
-    def _begun_anew(self, place: ShardKey, shard: SegmentedShard) -> SegmentedShard:
-        """One that lies where it is to, and holds all that another does here, which is not used any more."""
+    def _rebuild(self, place: ShardKey, shard: SegmentedShard) -> SegmentedShard:
+        """A new shard for the current configuration, with all rows of `shard`, which is not used any more."""
         if self.config.kind.elsewhere:
-            return RemoteShard.over(shard, self._opened(place, shard.dim, shard.space))
-        made = self._made(place, shard.dim, shard.space)
-        made.take_over(shard)
-        return made
+            return RemoteShard.over(shard, self._open_collection(place, shard.dim, shard.space))
+        rebuilt = self._create(place, shard.dim, shard.space)
+        rebuilt.take_over(shard)
+        return rebuilt
 
-    def _opened(self, place: ShardKey, dim: int, space: Space) -> Collection:
+    def _open_collection(self, place: ShardKey, dim: int, space: Space) -> Collection:
         return self._elsewhere(self.config.kind, place, space.width(dim), metric_of(space))
 
     def _served(self, placed: Placed) -> dict[ShardKey, Mask]:
-        """Which of these embeddings, all that their items hold, are served."""
+        """Which of these embeddings are served; `placed` has all embeddings of its items."""
         taken: set[int] = set()
         served: dict[ShardKey, Mask] = {}
         for place in sorted(placed, key=lambda place: _rank(self._order, place[0])):
@@ -217,26 +219,26 @@ class Shards:
             taken.update(keys)
         return served
 
-    def _ranked(self, order: Mapping[str, int]) -> list[str]:
-        """The versions that items hold embeddings of, the preferred one first."""
+    def _version_order(self, order: Mapping[str, int]) -> list[str]:
+        """The versions that items have embeddings of, the preferred one first."""
         return sorted({version for version, _ in self._by_key}, key=partial(_rank, order))
 
-    def _first(self, ranked: Sequence[str], slots: int) -> NDArray[np.unsignedinteger[Any]]:
-        """By slot, which of these versions serves the item (S,); where nobody holds the slot, how many there are.
+    def _serving_version(self, ranked: Sequence[str], slots: int) -> NDArray[np.unsignedinteger[Any]]:
+        """By slot, the position in `ranked` of the version that serves its item (S,); `len(ranked)` for a free slot.
 
-        It is kept, of two orders at most, until something is written.
+        Cached for the last two orders until the next write.
         """
-        if (found := self._found.get(tuple(ranked))) is None or len(found) != slots:
+        if (found := self._serving_cache.get(tuple(ranked))) is None or len(found) != slots:
             found = np.full(slots, len(ranked), np.min_scalar_type(len(ranked)))
             for (version, _), shard in sorted(self._by_key.items(), key=lambda held: -ranked.index(held[0][0])):
                 for slots_N in shard.slots():
                     found[slots_N] = ranked.index(version)
-            kept = dict([*self._found.items()][-1:])
-            self._found = {**kept, tuple(ranked): found}
+            kept = dict([*self._serving_cache.items()][-1:])
+            self._serving_cache = {**kept, tuple(ranked): found}
         return found
 
 
-def _places(order: Sequence[str]) -> dict[str, int]:
+def _positions(order: Sequence[str]) -> dict[str, int]:
     return {version: place for place, version in enumerate(order)}
 
 

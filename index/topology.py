@@ -1,6 +1,6 @@
 """`Topology`: the versions of one gallery, the edges between them, and the maps that make their scores comparable.
 
-Immutable: a change makes another one, which keeps of the old what still holds.
+Immutable: a change makes a new one, which keeps everything that is still valid.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from index.version import Edge, EdgeKey, Version
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """What is declared of a gallery.
+    """The versions of a gallery, their edges and their score maps.
 
     Attributes:
         versions: by name.
         spaces: by version.
         graph: the edges.
         transforms: the edges, ready to run.
-        own_maps: fitted on this gallery's own data.
-        edge_maps: what came with the edges.
-        modes: version that asks -> the merge mode measured to serve it best here.
+        own_maps: score maps fitted on this gallery's own data.
+        edge_maps: score maps that came with the edges.
+        modes: query version -> the merge mode measured to be best for it here.
     """
 
     versions: Mapping[str, Version] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Topology:
     modes: Mapping[str, Mode] = field(default_factory=dict)
 
     def declared(self, version: Version, transforms: Mapping[EdgeKey, Transform]) -> Topology:
-        """With a version, and the edges it came with in the place of those that led from it before."""
+        """A copy with this version; the edges it came with replace all that led from it before."""
         known = replace(
             self,
             versions={**self.versions, version.name: version},
@@ -50,7 +50,7 @@ class Topology:
         return known.connected((*(e for e in self.graph.edges if e.new != version.name), *version.edges), transforms)
 
     def connected(self, edges: Iterable[Edge], transforms: Mapping[EdgeKey, Transform] | None = None) -> Topology:
-        """With these edges and no others; what was made for another edge goes. `transforms`: of those that are new."""
+        """A copy with exactly these edges; maps and modes of removed edges go. `transforms`: of the new edges."""
         graph = Graph(edges)
         gone = {edge.key for edge in self.graph.edges if edge not in graph.edges}
         opened = {**self.transforms, **(transforms or {})}
@@ -64,23 +64,23 @@ class Topology:
         )
 
     def calibrated(self, maps: Maps, modes: Mapping[str, Mode]) -> Topology:
-        """With these maps and modes in the place of the gallery's own."""
+        """A copy with these maps and modes in place of the gallery's own."""
         return replace(self, own_maps=dict(maps), modes=dict(modes))
 
     def opened(self, edge: Edge, new: Version) -> Transform:
-        """An edge from a version, ready to run. InvalidVersionFolder: it does not fit the two cards."""
+        """Open the transform of an edge. Raises InvalidVersionFolder: it does not fit the two cards."""
         old = self.versions[edge.old].card
         check_calibration(edge, new.card, old)
         return load_transform(edge, new.card, old)
 
     def transform(self, edge: Edge) -> Transform:
-        """An edge of the graph, ready to run."""
+        """The transform of an edge of the graph."""
         return self.transforms[edge.key]
 
     def routes(
         self, query_version: str, items_by_version: Mapping[str, int], encoders: frozenset[str]
     ) -> tuple[dict[str, Route], tuple[Degraded, ...]]:
-        """The route to each version within reach, and what is out of reach."""
+        """The route to each version that can be reached, and the items of the others."""
         planned = {version: self.graph.route(query_version, version, encoders) for version in items_by_version}
         degraded = tuple(
             Degraded(version, items_by_version[version], self.graph.unreachable(query_version, version, encoders))
@@ -90,7 +90,7 @@ class Topology:
         return {version: route for version, route in planned.items() if route is not None}, degraded
 
     def maps_for(self, routes: Sequence[tuple[Route, str]]) -> list[Calibration] | None:
-        """One map for each shard, all from one source; None where neither has them all. `routes`: as `preferred`."""
+        """One map for each shard, all from one source; None if no source has them all. `routes`: as `preferred`."""
         keys = [map_key(route, origin) for route, origin in routes]
         for maps in (self.own_maps, self.edge_maps):
             if all(key in maps for key in keys):
@@ -103,5 +103,5 @@ class Topology:
         `routes`: to each shard, and its origin.
         """
         measured = self.modes.get(query_version)
-        # Where any will do, scores stay what they were before the upgrade, for whoever asks with a threshold.
+        # Without a preference, scores stay what they were before the upgrade, for queries with a threshold.
         return measured or together(wished_mode(route, origin) for route, origin in routes) or Mode.RAW

@@ -1,8 +1,7 @@
 """`View`: what a gallery serves between two changes, and how queries are answered from it.
 
-Every change makes another one; whatever queries would work out again - routes, maps, merge mode - the first of them
-keeps here, so that the next look it up. It belongs to a moment: whoever uses it holds the gallery's lock for as long as
-its shards must stand still.
+Every change makes a new one. Routes, maps and merge mode are computed by the first query that needs them and cached
+here. A caller must hold the gallery's lock for as long as the view's shards must not change.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from index.query_plan import Plan, PlannedShard, ShardKey
 from index.search_result import Degraded
 from index.topology import Topology
 
-REMEMBERED = 256
-"""Ways a view keeps: one for each version that asks, and what can embed for it."""
+MAX_CACHED = 256
+"""Cached plans: one for each query version and set of versions that can embed the query."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,10 @@ class Reach:
     """Which shards queries of a version reach.
 
     Attributes:
-        routes: version -> how it is reached.
-        degraded: what is not.
-        encoders: the versions that must embed the queries; where there are no items the one that asks, so that its
-            queries are legal.
+        routes: item version -> the route to it.
+        degraded: the items that are not reached.
+        encoders: the versions that must embed the queries; without any item the query version, so that its queries
+            are legal.
     """
 
     routes: Mapping[str, Route]
@@ -50,7 +49,7 @@ class View:
         current: str,
         seq: int,
     ) -> None:
-        """`shards`: those that serve any item; `left_out`: items that are there, but in none."""
+        """`shards`: those that serve any item; `left_out`: items that are in none."""
         self.topology, self.shards, self.current, self.seq = topology, shards, current, seq
         self._left_out = left_out
         self.sizes = {key: shard.count() for key, shard in shards.items()}
@@ -58,31 +57,31 @@ class View:
         for (version, _), size in self.sizes.items():
             self.items_by_version[version] = self.items_by_version.get(version, 0) + size
         self.items = sum(self.sizes.values())
-        self._compared: float = self.items - sum(shard.indexed() for shard in shards.values())
+        self._rows_scanned: float = self.items - sum(shard.indexed() for shard in shards.values())
         if any(shard.elsewhere for shard in shards.values()):
-            self._compared = math.inf  # whoever asks may have to wait
-        # Dictionaries, not lru_cache: that would hold this view, and shards that are gone, until the next collection.
+            self._rows_scanned = math.inf  # a query may have to wait for a server
+        # Dictionaries, not lru_cache: that would keep this view and removed shards until the next collection.
         self._reaches: dict[tuple[str, frozenset[str]], Reach] = {}
         self._plans: dict[tuple[str, frozenset[str], Mode | None], Plan] = {}
 
     def rows_scanned(self, query_version: str) -> float:
-        """Items that a query of a version is compared with; infinite where a route leads on, or to another server."""
+        """Items a query of this version is compared with; infinite if it needs a route or a remote engine."""
         if any(version != query_version for version in self.items_by_version):
             return math.inf
-        return self._compared
+        return self._rows_scanned
 
     def reach(self, query_version: str, encoders: frozenset[str]) -> Reach:
         """Which shards queries of a version reach that `encoders` can embed."""
         if (found := self._reaches.get((query_version, encoders))) is None:
-            if len(self._reaches) >= REMEMBERED:
+            if len(self._reaches) >= MAX_CACHED:
                 self._reaches.clear()
             found = self._reaches[query_version, encoders] = self._reach(query_version, encoders)
         return found
 
     def plan(self, query_version: str, encoders: frozenset[str], mode: Mode | None) -> Plan:
-        """How they are answered; ModeUnavailable: not in this mode."""
+        """The plan for queries of a version. Raises ModeUnavailable: the shards cannot be merged in this mode."""
         if (found := self._plans.get((query_version, encoders, mode))) is None:
-            if len(self._plans) >= REMEMBERED:
+            if len(self._plans) >= MAX_CACHED:
                 self._plans.clear()
             made = self._plan(query_version, self.reach(query_version, encoders), mode)
             found = self._plans[query_version, encoders, mode] = made

@@ -38,7 +38,7 @@ PATIENCE_SECONDS = 1.0
 faster."""
 
 
-Ask = Callable[..., Answer]
+GalleryQuery = Callable[..., Answer]
 """`Answers.search`, or what stands for it where the engine is waited for."""
 
 
@@ -50,7 +50,7 @@ class _Request(NamedTuple):
     k: int
     live_R: Mask
     exact: bool
-    ask: Ask
+    ask: GalleryQuery
 
 
 class _Valid(NamedTuple):

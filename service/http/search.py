@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import orjson
 from fastapi import APIRouter, Header, Request, Response
 
-from index.query_plan import Ask
+from index.query_plan import GalleryQuery
 from index.retry import attempts
 from index.search_params import SearchParams
 from index.text import MAX_CHARACTERS
@@ -134,5 +134,5 @@ def respond(
 def _asking(request: SearchRequest, part: QueryBatch, key: str | None) -> Asking:
     # One more than shown tells whether there is a next page; another because a stored item finds itself.
     depth = request.end + 1 + (max(part.exclude_keys) >= 0)
-    ask = Ask(part.encode, depth, request.params, part.encoders, part.stored)
+    ask = GalleryQuery(part.encode, depth, request.params, part.encoders, part.stored)
     return Asking(part.version, ask, part.content, key, request.params.k)

@@ -152,7 +152,7 @@ class LoadedGallery:
                 if self._edges.get(key) != declared.id:
                     self._add_edge(declared)
             # In between, so that what serves an item can be reached at every moment.
-            self.gallery.prefer(self._order(self.current))
+            self.gallery.set_version_order(self._order(self.current))
             for key in set(self._edges) - set(known):
                 self.gallery.remove_edge(key)
                 del self._edges[key]
@@ -166,7 +166,7 @@ class LoadedGallery:
 
     def moving(self, current: LoadedVersion) -> int:
         """Live items that another embedding would serve if this version were current."""
-        return self.gallery.moving(self._order(current))
+        return self.gallery.moved_by(self._order(current))
 
     def _order(self, current: LoadedVersion | None) -> list[str]:
         return [held.name for held in preference(self._registry, current)]

@@ -47,13 +47,13 @@ def keep_if_due(database: Database, live: LoadedGallery, *, settled: bool) -> No
 
 def _is_due(live: LoadedGallery, *, settled: bool) -> bool:
     most = (SETTLED if settled else GROWING) * sum(live.gallery.items_by_version().values())
-    sealed = live.snapshot_unsealed - live.gallery.unsealed()
+    sealed = live.snapshot_unsealed - live.gallery.unsealed_count()
     return live.seq - live.snapshot_seq + max(0, sealed) > most
 
 
 def _keep(database: Database, live: LoadedGallery) -> None:
     """Write a snapshot of what a gallery holds now, and forget those before."""
-    unsealed, taken = live.gallery.unsealed(), live.gallery.contents()
+    unsealed, taken = live.gallery.unsealed_count(), live.gallery.contents()
     if taken is None:
         return  # a start shall look again at what is left out
     folder = live.folder / FOLDER

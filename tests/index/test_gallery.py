@@ -21,7 +21,7 @@ from index.filter import Filter, parse_filter
 from index.gallery import Gallery
 from index.merge import Mode
 from index.metadata import Item, Metadata
-from index.query_plan import Ask
+from index.query_plan import GalleryQuery
 from index.retry import GalleryChanged
 from index.search_result import Missing
 from index.space import Vectors
@@ -337,13 +337,13 @@ def test_all_parts_of_a_question_are_answered_from_one_view(gallery: Gallery) ->
         return units(1, 4, 9)
 
     gallery.apply({V1: ([1, 2], units(2, 4))}, items={1: Item(id="a", seq=1), 2: Item(id="b", seq=2)}, seq=2)
-    answers = gallery.answer([("v1", Ask(always(units(1, 4, 9)), 3)), ("v1", Ask(encode_late, 3))])
+    answers = gallery.answer([("v1", GalleryQuery(always(units(1, 4, 9)), 3)), ("v1", GalleryQuery(encode_late, 3))])
     assert [(found.seq, found.items_by_version, len(found.items)) for found in answers] == [(3, {"v1": 3}, 3)] * 2
 
 
 def test_an_item_that_asks_must_not_have_been_written_since(gallery: Gallery) -> None:
     def ask(**stored: int) -> list[str]:
-        ask = Ask(always(units(1, 4, 9)), 2, stored={int(key[1:]): seq for key, seq in stored.items()})
+        ask = GalleryQuery(always(units(1, 4, 9)), 2, stored={int(key[1:]): seq for key, seq in stored.items()})
         return sorted(item.id for item in gallery.answer([("v1", ask)])[0].items.values())
 
     gallery.apply({V1: ([1, 2], units(2, 4))}, items={1: Item(id="a", seq=1), 2: Item(id="b", seq=2)}, seq=2)

@@ -202,13 +202,13 @@ def bring(gallery: Gallery, model: Model) -> bool:
 def take(gallery: Gallery, model: Model, rng: Any, writes: Any, order: tuple[str, ...] | None) -> None:
     before = {key: model.server(key) for key in model.holds}
     if order is not None:
-        moving = sum(model.server(key, order) != version for key, version in before.items())
-        assert gallery.moving(order) == moving
+        moved_by = sum(model.server(key, order) != version for key, version in before.items())
+        assert gallery.moved_by(order) == moved_by
         assert gallery.items_by_version(order) == Counter(model.server(key, order) for key in before)
         model.order = order
     if writes is None:
         if order is not None:
-            gallery.prefer(order)
+            gallery.set_version_order(order)
         return
     for key, versions in writes.items():
         kept = model.holds.pop(key, {})

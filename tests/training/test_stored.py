@@ -82,10 +82,10 @@ def test_bt2_makes_an_image_model_that_searches_what_a_text_tower_stored(place: 
     shown = [Image.fromarray(data.query.images.images[row]) for row in range(len(data.query))]
     asked = load_transform(edge, new.card, old.card)(Encoder(new).encode(shown).vectors)
     # What the old version stored: one embedding of a name for each item.
-    did_you_mean = np.argmax(asked @ tower(list(NAMES)).T / np.linalg.norm(tower(list(NAMES)), axis=1), axis=1)
+    nearest = np.argmax(asked @ tower(list(NAMES)).T / np.linalg.norm(tower(list(NAMES)), axis=1), axis=1)
 
     assert (edge.kind, edge.old, edge.old_encoder) == (EdgeKind.TRUNCATE, "text", "")
-    assert np.mean(did_you_mean == data.query.labels) == pytest.approx(edge.scores["cmc@1"].value, abs=1.01 / 320)
+    assert np.mean(nearest == data.query.labels) == pytest.approx(edge.scores["cmc@1"].value, abs=1.01 / 320)
     assert edge.scores["cmc@1"].value > 0.8
     assert edge.calibration is not None
     assert set(new.card.metrics) == {"old/old", "new/old", "new/new"}

@@ -121,7 +121,7 @@ class Counts:
         # Memory may still count what they held: their items are those that it knows nothing else of.
         order = [held.name for held in sorted(preference(registry, current, graph), key=lambda held: held.id in gone)]
         now, then = live.gallery.items_by_version(), live.gallery.items_by_version(order)
-        moved = live.gallery.moving(order)
+        moved = live.gallery.moved_by(order)
         return tuple(
             Dependent(
                 gallery.name,

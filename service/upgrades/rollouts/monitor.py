@@ -22,7 +22,7 @@ import numpy as np
 
 from index.evaluation.ranking_overlap import first_match_flips, overlap, rank_correlation
 from index.events import Event
-from index.query_plan import Ask, Encode
+from index.query_plan import Encode, GalleryQuery
 from index.retry import GalleryChanged, attempts
 from index.search_result import SearchResult
 from service.background import Background
@@ -78,7 +78,7 @@ class Asking(NamedTuple):
     """
 
     version: str | None
-    ask: Ask
+    ask: GalleryQuery
     content: Content | None
     key: str | None
     k: int
@@ -91,7 +91,7 @@ class _Job:
     live: LoadedGallery
     rollout: Rollout
     old: SearchResult
-    ask: Ask
+    ask: GalleryQuery
     size: int
     k: int
 

@@ -25,7 +25,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     index_few(monkeypatch, 40)
     monkeypatch.setattr(segments, "SEAL_ROWS", 30)
     monkeypatch.setattr(segments, "MERGED_TOGETHER", 2)
-    monkeypatch.setattr("index.gallery.ADOPTED_ROWS", 7)
+    monkeypatch.setattr("index.gallery.ADOPT_BATCH", 7)
 
 
 @pytest.fixture

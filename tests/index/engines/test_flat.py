@@ -133,16 +133,16 @@ def test_restriction_looks_at_slots_and_follows_rows_that_move() -> None:
     shard.upsert([10, 11, 12], np.array([[0, 0], [1, 0], [2, 0]], np.float32), np.array([2, 0, 1]))
     only = np.eye(3, dtype=np.bool_)
 
-    def did_you_mean() -> list[tuple[float, int]]:
+    def nearest() -> list[tuple[float, int]]:
         """Distance and slot of what each slot alone gives."""
         hits = [shard.search(np.array([[0, 0]], np.float32), 1, only[slot]) for slot in range(3)]
         return [(hit.scores_QK[0, 0], hit.slots_QK[0, 0]) for hit in hits]
 
-    assert did_you_mean() == [(1, 0), (2, 1), (0, 2)]
+    assert nearest() == [(1, 0), (2, 1), (0, 2)]
     shard.delete([10])  # the last row moves to its place
-    assert did_you_mean() == [(1, 0), (2, 1), (0, MISSING)]
+    assert nearest() == [(1, 0), (2, 1), (0, MISSING)]
     shard.upsert([11], np.array([[1, 0]], np.float32), np.array([2]))
-    assert did_you_mean() == [(0, MISSING), (2, 1), (1, 2)]
+    assert nearest() == [(0, MISSING), (2, 1), (1, 2)]
 
 
 def test_a_shard_grows_past_its_first_reservation() -> None:

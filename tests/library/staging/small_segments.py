@@ -19,7 +19,7 @@ VALUES: list[tuple[Any, str, Any]] = [
     (segment, "SCANNED_COST", 1.0),
     (approximate, "NODE_COST", 0),
     (approximate, "LISTED_COST", 0),
-    (gallery, "ADOPTED_ROWS", 2),
+    (gallery, "ADOPT_BATCH", 2),
     (snapshots, "GROWING", 0),
     (snapshots, "SETTLED", 0),
 ]

@@ -116,9 +116,9 @@ def test_the_report_of_a_training_reads_the_old_versions_side_information(chain:
     data, measured = load_data("digits_new", ""), chain.v2.card.metrics["new/old"]["cmc@1"]["value"]
     cross_versions = CrossVersions({v.name: embed_version(v, data) for v in (chain.v1, chain.v2)})
     cross_version = cross_versions.declared("v2", "v1")
-    did_you_mean = (cross_version.compared.queries @ cross_version.compared.items.T).argmax(1)
+    nearest = (cross_version.compared.queries @ cross_version.compared.items.T).argmax(1)
 
-    assert np.mean(data.gallery.labels[did_you_mean] == data.query.labels) == pytest.approx(measured, abs=0.005)
+    assert np.mean(data.gallery.labels[nearest] == data.query.labels) == pytest.approx(measured, abs=0.005)
 
 
 def test_side_information_leaves_the_encoder_as_it_would_be_without(tmp_path: Path) -> None:

@@ -132,10 +132,10 @@ def test_the_edge_carries_what_serving_measures_with_the_exported_files(made: Ma
     transform, forward = load_transform(edge, new.card, old.card), edge.kind is EdgeKind.FORWARD
     queries, items = (queries, transform(items)) if forward else (transform(queries), items)
     space = space_from_json((new if forward else old).card.space)
-    did_you_mean = data.gallery.labels[naive.costs(queries, items, space).argmin(axis=1)]
+    nearest = data.gallery.labels[naive.costs(queries, items, space).argmin(axis=1)]
 
     # One query of 320 may fall the other way where float rounding differs between torch and onnxruntime.
-    assert np.mean(did_you_mean == data.query.labels) == pytest.approx(edge.scores["cmc@1"].value, abs=1.01 / 320)
+    assert np.mean(nearest == data.query.labels) == pytest.approx(edge.scores["cmc@1"].value, abs=1.01 / 320)
     lengths = np.linalg.norm(items if forward else queries, axis=1)
     if new.card.space["kind"] == "cosine":
         np.testing.assert_allclose(lengths, 1.0, atol=1e-5)
