@@ -116,6 +116,8 @@ item = Table(
     UniqueConstraint("gallery_id", "external_id"),
     Index(None, "gallery_id", "seq"),
     Index(None, "gallery_id", "id"),
+    # Rows of deleted items stay: a page of live ones does not read its way past them.
+    Index("ix_item_live", "gallery_id", "id", sqlite_where=text("deleted = 0"), postgresql_where=text("NOT deleted")),
     sqlite_autoincrement=True,
 )
 

@@ -28,7 +28,7 @@ def plan_of_a_page(connection: Connection, gallery_id: int, after: int) -> str:
     return "\n".join(str(row) for row in plan)
 
 
-def test_a_page_of_items_is_read_from_an_index_in_its_order(settings: Settings) -> None:
+def test_a_page_of_items_is_read_in_its_order_from_an_index_without_deleted_ones(settings: Settings) -> None:
     upgrade(settings)
     database = Database(settings.database_url)
     with database.write() as connection:
@@ -38,16 +38,16 @@ def test_a_page_of_items_is_read_from_an_index_in_its_order(settings: Settings) 
         galleries = [insert_gallery(connection, name) for name in "gh"]
         stored = {"metadata": {}, "deleted": False, "created": 0}
         rows = [
-            {"gallery_id": galleries[n % 2], "external_id": str(n), "seq": n, **stored, "deleted": n % 10 > 3}
+            {"gallery_id": galleries[n % 2], "external_id": str(n), "seq": n, **stored, "deleted": n < 3500}
             for n in range(4000)
         ]
         connection.execute(insert(item), rows)
         connection.execute(text("ANALYZE"))
     with database.read() as connection:
-        plan = plan_of_a_page(connection, galleries[1], 2000)
+        plan = plan_of_a_page(connection, galleries[1], 0)
     database.close()
 
-    assert "ix_item_gallery_id_id" in plan or "pk_item" in plan, "a gallery with many of all items may be read by key"
+    assert "ix_item_live" in plan
     assert "sort" not in plan.lower()
     assert "temp b-tree" not in plan.lower()
 

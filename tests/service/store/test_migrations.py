@@ -43,7 +43,10 @@ def described(url: str) -> dict[str, Any]:
             "key": found.get_pk_constraint(table),
             "foreign": sorted(map(str, found.get_foreign_keys(table))),
             "unique": sorted(map(str, found.get_unique_constraints(table))),
-            "indexes": sorted(map(str, found.get_indexes(table))),
+            "indexes": sorted(
+                (i["name"], i["column_names"], i["unique"], {k: str(v) for k, v in i["dialect_options"].items()})
+                for i in found.get_indexes(table)
+            ),
             "checks": sorted((c["name"], c["sqltext"]) for c in found.get_check_constraints(table)),
         }
     with engine.connect() as connection:
