@@ -1,6 +1,6 @@
 """Arrow's IPC streams as bodies of requests and answers: one table, flat columns, nothing compressed.
 
-Nothing that comes from outside is believed: what pyarrow makes of a batch is bounded by the bytes that came,
+Nothing from outside is trusted: what pyarrow makes of a batch is bounded by the bytes that came,
 because compressed buffers, and columns that take no bytes, are refused before they are read.
 """
 
@@ -38,41 +38,41 @@ def pyarrow() -> Any:
     return pa
 
 
-def is_wanted(accept: str) -> bool:
+def accepts_arrow(accept: str) -> bool:
     """Whether a request's header `Accept` asks for a table as the answer."""
     return type_of(accept) == ARROW
 
 
-def read_items(raw: bytes, most: int) -> tuple[list[dict[str, Any]], NDArray[Any]]:
-    """Items as JSON would describe them, `{id, metadata}`, without nulls, and their embeddings (N, D).
+def read_items(raw: bytes, max_rows: int) -> tuple[list[dict[str, Any]], NDArray[Any]]:
+    """Items as in JSON, `{id, metadata}`, without nulls, and their embeddings (N, D).
 
     Raises:
         InvalidBody: no stream, or the table is another; the pointer names the column.
-        BodyTooLarge: more than `most` rows.
+        BodyTooLarge: more than `max_rows` rows.
     """
-    table = _table(raw, most)
+    table = _table(raw, max_rows)
     ids = _column(table, ID, "string").to_pylist()
     embeddings = _matrix(table)
     names = [name for name in table.column_names if name not in (ID, EMBEDDING)]
     if not names:
-        return [{"id": one} for one in ids], embeddings
+        return [{"id": item} for item in ids], embeddings
     columns = [table.column(name).to_pylist() for name in names]
     described = (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
     if any(table.column(name).null_count for name in names):
-        described = ({name: value for name, value in one.items() if value is not None} for one in described)
-    return [{"id": one, "metadata": metadata} for one, metadata in zip(ids, described, strict=True)], embeddings
+        described = ({name: value for name, value in item.items() if value is not None} for item in described)
+    return [{"id": item, "metadata": metadata} for item, metadata in zip(ids, described, strict=True)], embeddings
 
 
-def read_queries(raw: bytes, most: int) -> NDArray[Any]:
+def read_queries(raw: bytes, max_rows: int) -> NDArray[Any]:
     """The one column of a table of queries (Q, D). Raises as `read_items`."""
-    table = _table(raw, most)
+    table = _table(raw, max_rows)
     if other := sorted(set(table.column_names) - {EMBEDDING}):
         raise InvalidBody(f"a table of queries has the column {EMBEDDING!r} and no other", pointer=f"/{other[0]}")
     return _matrix(table)
 
 
 def write_matches(answer: Mapping[str, Any]) -> bytes:
-    """A search's answer as a table, a match a row; what JSON says beside `results` lies in the schema's metadata."""
+    """A search's answer as a table, a match a row; the other fields of the answer lie in the schema's metadata."""
     pa = pyarrow()
     rows = [(number, match) for number, one in enumerate(answer["results"]) for match in one["matches"]]
     floats, texts = {"score", "raw_score"}, pa.string()
@@ -82,14 +82,14 @@ def write_matches(answer: Mapping[str, Any]) -> bytes:
     columns["metadata"] = pa.array([orjson.dumps(match["metadata"]).decode() for _, match in rows], texts)
     if any("text" in match for _, match in rows):
         columns["text"] = pa.array([match["text"] for _, match in rows], texts)
-    beside = {name: value for name, value in answer.items() if name != "results"}
-    return _stream(columns, {"regraft": orjson.dumps(beside)})
+    others = {name: value for name, value in answer.items() if name != "results"}
+    return _stream(columns, {"regraft": orjson.dumps(others)})
 
 
 def write_items(
     items: Sequence[Mapping[str, Any]],
     dims: Mapping[str, int],
-    following: str | None,
+    next_cursor: str | None,
     damaged: Sequence[Mapping[str, str]],
 ) -> bytes:
     """A page of items as a table: `id`, `metadata` (JSON), `active`, `image`, `text`, `created`, two columns a version.
@@ -104,15 +104,15 @@ def write_items(
     arrays = {name: pa.array(values, kinds[name]) for name, values in columns.items()}
     arrays["metadata"] = pa.array([written(one["metadata"]) for one in items], pa.string())
     for name, dim in dims.items():
-        held = [next((one for one in i["embeddings"] if one["version"] == name), None) for i in items]
-        gone = np.array([one is None for one in held], bool)
+        embeddings = [next((one for one in i["embeddings"] if one["version"] == name), None) for i in items]
+        is_missing = np.array([one is None for one in embeddings], bool)
         flat = np.zeros((len(items), dim), np.float32)
-        if not gone.all():
-            flat[~gone] = np.stack([one[EMBEDDING] for one in held if one is not None])
-        vectors = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), dim, mask=pa.array(gone))
+        if not is_missing.all():
+            flat[~is_missing] = np.stack([one[EMBEDDING] for one in embeddings if one is not None])
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), dim, mask=pa.array(is_missing))
         arrays[f"vector:{name}"] = vectors
-        arrays[f"origin:{name}"] = pa.array([None if one is None else one["origin"] for one in held], pa.string())
-    return _stream(arrays, {"next": following or "", "damaged": orjson.dumps(damaged)})
+        arrays[f"origin:{name}"] = pa.array([None if one is None else one["origin"] for one in embeddings], pa.string())
+    return _stream(arrays, {"next": next_cursor or "", "damaged": orjson.dumps(damaged)})
 
 
 def _stream(columns: Mapping[str, Any], metadata: Mapping[str, str | bytes]) -> bytes:
@@ -124,7 +124,7 @@ def _stream(columns: Mapping[str, Any], metadata: Mapping[str, str | bytes]) -> 
     return bytes(sink.getvalue())
 
 
-def _table(raw: bytes, most: int) -> pa.Table:
+def _table(raw: bytes, max_rows: int) -> pa.Table:
     pa = pyarrow()
     try:
         if any(map(_is_compressed, _messages(raw))):
@@ -134,8 +134,8 @@ def _table(raw: bytes, most: int) -> pa.Table:
             batches, rows = [], 0
             for batch in stream:
                 rows += batch.num_rows
-                if rows > most:
-                    raise BodyTooLarge(f"the table has {rows} rows or more; at most {most} in one request")
+                if rows > max_rows:
+                    raise BodyTooLarge(f"the table has {rows} rows or more; at most {max_rows} in one request")
                 batch.validate(full=True)
                 batches.append(batch)
             return pa.Table.from_batches(batches, stream.schema)

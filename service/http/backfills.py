@@ -38,9 +38,9 @@ from service.upgrades.curves.probes import CurveIn
 router = APIRouter(route_class=CheckedRoute, tags=["backfills"])
 
 CHUNK_SIZE = {Kind.REENCODE: 64, Kind.TRANSFORM: 2048}
-"""Items a worker takes at once: enough that claiming and committing them costs little beside computing them."""
+"""Items that a worker claims at once: enough that claim and commit cost little beside computing."""
 RATED_SECONDS = 0.5
-"""A chunk of a rated backfill is worth no more than so long, or its first chunk alone would pass the rate."""
+"""The most that a chunk of a backfill with a rate may last at that rate, or its first one would exceed it."""
 
 
 class BackfillActive(RegraftError):
@@ -95,18 +95,18 @@ def create(
         response.status_code = 200
         return _estimate(service, name, body)
     if body.order == "uncertainty" and body.kind != SUPPLIED:
-        with _asked(service, name, body) as (_, embedder, _, scope):
+        with _checked_scope(service, name, body) as (_, embedder, _, scope):
             check_told(service.database, service.registry, embedder, scope)
-    begun = None if body.curve is None else _begin(service, name, body, body.curve)
+    curve = None if body.curve is None else _begin_curve(service, name, body, body.curve)
     # The version that was measured is the one to move to, not one that was deployed meanwhile.
-    planned = body if begun is None else body.model_copy(update={"version": begun.version})
+    planned = body if curve is None else body.model_copy(update={"version": curve.version})
     with service.database.write() as connection:
         row = start(connection, service.registry, gallery_named(connection, name).id, planned)
         record(connection, context.who, "backfill_started", f"{name}/{row.id}", **body.model_dump())
-        if begun is not None:
-            service.curves.open(connection, row.id, begun)
-    if begun is not None:
-        service.curves.keep(row.id, begun)
+        if curve is not None:
+            service.curves.open(connection, row.id, curve)
+    if curve is not None:
+        service.curves.keep(row.id, curve)
     service.planner.plan(row)
     response.headers["Location"] = f"/v1/backfills/{row.id}"
     return snapshot(service, row.id).shown
@@ -131,28 +131,28 @@ def show(number: Number, service: Service) -> BackfillInfo:
 @router.post("/backfills/{number}/pause", dependencies=[KEY_OPENS_BACKFILL])
 def pause(number: Number, service: Service, context: RequestContext) -> BackfillInfo:
     """Let no chunk be claimed or committed until it is resumed."""
-    return _turn(service, number, (BackfillState.RUNNING,), BackfillState.PAUSED, context)
+    return _change_state(service, number, (BackfillState.RUNNING,), BackfillState.PAUSED, context)
 
 
 @router.post("/backfills/{number}/resume", dependencies=[KEY_OPENS_BACKFILL])
 def resume(number: Number, service: Service, context: RequestContext) -> BackfillInfo:
     """Go on with a paused backfill."""
-    return _turn(service, number, (BackfillState.PAUSED,), BackfillState.RUNNING, context)
+    return _change_state(service, number, (BackfillState.PAUSED,), BackfillState.RUNNING, context)
 
 
 @router.post("/backfills/{number}/cancel", dependencies=[KEY_OPENS_BACKFILL])
 def cancel(number: Number, service: Service, context: RequestContext) -> BackfillInfo:
     """End a backfill; what it moved stays moved."""
-    return _turn(service, number, ACTIVE, BackfillState.CANCELLED, context)
+    return _change_state(service, number, ACTIVE, BackfillState.CANCELLED, context)
 
 
 def start(
     connection: Connection,
     registry: Registry,
     gallery_id: int,
-    asked: BackfillIn,
+    request: BackfillIn,
 ) -> BackfillRow:
-    """Add a backfill and return its row; whoever called it plans it.
+    """Add a backfill and return its row; the caller has it planned.
 
     Raises:
         NoCurrentVersion, NotCurrent: the target is not the gallery's current version.
@@ -161,80 +161,80 @@ def start(
         NoEncoder: `reencode` to a version that takes embeddings only.
         NoRoute: `transform` to a version without any item edge.
     """
-    if asked.filter is not None:
-        parse_filter(asked.filter)
+    if request.filter is not None:
+        parse_filter(request.filter)
     seq = take_seq(connection, gallery_id, 0)
-    target = _target(connection, registry, gallery_id, asked.version)
+    target = _target(connection, registry, gallery_id, request.version)
     _check_free(connection, gallery_id)
-    _check_possible(connection, registry, asked, target)
+    _check_possible(connection, registry, request, target)
     now = time.time()
     values = {
         "gallery_id": gallery_id,
         "version_id": target.id,
-        "kind": asked.kind,
-        "item_order": asked.order,
+        "kind": request.kind,
+        "item_order": request.order,
         "state": BackfillState.RUNNING,
-        "chunk_size": _chunk_size(asked),
-        "rate": asked.rate,
+        "chunk_size": _chunk_size(request),
+        "rate": request.rate,
         "next_claim": now,
         "total": 0,
         "created": now,
         # Nothing moves while it is planned.
-        "resumed": now if asked.kind == SUPPLIED else None,
-        "share": asked.share,
-        "item_limit": asked.limit,
-        "origin": asked.origin,
-        "filter": asked.filter,
-        "attempts": asked.attempts,
+        "resumed": now if request.kind == SUPPLIED else None,
+        "share": request.share,
+        "item_limit": request.limit,
+        "origin": request.origin,
+        "filter": request.filter,
+        "attempts": request.attempts,
         **fresh(seq),
     }
     return one_of(BackfillRow, connection.execute(insert(backfill).values(values).returning(backfill)))
 
 
-def _chunk_size(asked: BackfillIn) -> int:
-    if asked.kind == SUPPLIED:
+def _chunk_size(request: BackfillIn) -> int:
+    if request.kind == SUPPLIED:
         return 1  # there are no chunks
-    size = asked.chunk_size or CHUNK_SIZE[Kind(asked.kind)]
-    return size if asked.rate is None else max(1, min(size, int(asked.rate * RATED_SECONDS)))
+    size = request.chunk_size or CHUNK_SIZE[Kind(request.kind)]
+    return size if request.rate is None else max(1, min(size, int(request.rate * RATED_SECONDS)))
 
 
-def _begin(service: Runtime, name: str, asked: BackfillIn, curve: CurveIn) -> Begun:
-    """Before the transaction that adds it: nobody has to wait while the queries are embedded."""
-    with _asked(service, name, asked) as (connection, _, target, scope):
+def _begin_curve(service: Runtime, name: str, request: BackfillIn, curve: CurveIn) -> Begun:
+    """Embed the queries of a curve, before the transaction that adds the backfill: others wait for its lock."""
+    with _checked_scope(service, name, request) as (connection, _, target, scope):
         chosen = service.curves.choose(connection, scope.gallery_id, target, curve)
     return service.curves.begin(name, target, chosen)
 
 
-def _estimate(service: Runtime, name: str, asked: BackfillIn) -> BackfillEstimate:
-    with _asked(service, name, asked) as (connection, embedder, target, scope):
-        if asked.curve is not None:
-            service.curves.choose(connection, scope.gallery_id, target, asked.curve)
-        if asked.kind == SUPPLIED:
+def _estimate(service: Runtime, name: str, request: BackfillIn) -> BackfillEstimate:
+    with _checked_scope(service, name, request) as (connection, embedder, target, scope):
+        if request.curve is not None:
+            service.curves.choose(connection, scope.gallery_id, target, request.curve)
+        if request.kind == SUPPLIED:
             return estimate_supplied(service.registry, connection, target, scope)
-        if asked.order == "uncertainty":
+        if request.order == "uncertainty":
             check_told(service.database, service.registry, embedder, scope)
-        return estimate(service.database, service.registry, connection, embedder, target, scope, asked)
+        return estimate(service.database, service.registry, connection, embedder, target, scope, request)
 
 
 @contextmanager
-def _asked(
-    service: Runtime, name: str, asked: BackfillIn
+def _checked_scope(
+    service: Runtime, name: str, request: BackfillIn
 ) -> Iterator[tuple[Connection, Embedder, LoadedVersion, Scope]]:
-    """What a backfill would move, with one view of the database. Raises as `start` does."""
+    """Check a backfill without adding it; target and scope within one read transaction. Raises as `start`."""
     with service.database.read() as connection:
         gallery_id = gallery_named(connection, name).id
-        target = _target(connection, service.registry, gallery_id, asked.version)
+        target = _target(connection, service.registry, gallery_id, request.version)
         _check_free(connection, gallery_id)
-        _check_possible(connection, service.registry, asked, target)
-        yield connection, service.embedder, target, Scope(gallery_id, asked.kind, target.id, asked.origin)
+        _check_possible(connection, service.registry, request, target)
+        yield connection, service.embedder, target, Scope(gallery_id, request.kind, target.id, request.origin)
 
 
-def _target(connection: Connection, registry: Registry, gallery_id: int, asked: str | None) -> LoadedVersion:
+def _target(connection: Connection, registry: Registry, gallery_id: int, name: str | None) -> LoadedVersion:
     row = gallery_row(connection, gallery_id)
     assert row is not None
     current = registry.current_of(row)
-    if asked is not None and registry.named(asked) is not current:
-        raise NotCurrent(f"version {asked!r} is not current, {current.name!r} is: deploy it first", pointer="/version")
+    if name is not None and registry.named(name) is not current:
+        raise NotCurrent(f"version {name!r} is not current, {current.name!r} is: deploy it first", pointer="/version")
     return current
 
 
@@ -244,16 +244,16 @@ def _check_free(connection: Connection, gallery_id: int) -> None:
         raise BackfillActive(f"backfill {row.id} of this gallery is {row.state}: wait for it or cancel it")
 
 
-def _check_possible(connection: Connection, registry: Registry, asked: BackfillIn, target: LoadedVersion) -> None:
-    if asked.kind == SUPPLIED:
+def _check_possible(connection: Connection, registry: Registry, request: BackfillIn, target: LoadedVersion) -> None:
+    if request.kind == SUPPLIED:
         limiting = ("chunk_size", "rate", "share", "limit", "origin", "filter")
-        if given := [name for name in limiting if getattr(asked, name) is not None]:
-            told = f"a backfill that waits for embeddings waits for all items: leave {given[0]} out"
-            raise InvalidArgument(told, pointer=f"/{given[0]}")
-        if asked.order != "random":
+        if present := [name for name in limiting if getattr(request, name) is not None]:
+            why = f"a backfill that waits for embeddings waits for all items: leave {present[0]} out"
+            raise InvalidArgument(why, pointer=f"/{present[0]}")
+        if request.order != "random":
             raise InvalidArgument("what comes from outside comes in its own order: leave order out", pointer="/order")
         return
-    kind = Kind(asked.kind)
+    kind = Kind(request.kind)
     target.check()
     if kind is Kind.REENCODE and not (target.card.encoder or target.card.text):
         raise NoEncoder(f"version {target.name!r} has no encoder: reencode is not possible", pointer="/kind")
@@ -263,34 +263,34 @@ def _check_possible(connection: Connection, registry: Registry, asked: BackfillI
         declared.check()
 
 
-def _turn(
+def _change_state(
     service: Runtime, number: int, before: Sequence[BackfillState], after: BackfillState, context: ChangeContext
 ) -> BackfillInfo:
-    shown = _turned(service, number, before, after, context)
+    shown = _changed(service, number, before, after, context)
     if shown.planning:
         service.planner.look()
     return shown
 
 
-def _turned(
+def _changed(
     service: Runtime, number: int, before: Sequence[BackfillState], after: BackfillState, context: ChangeContext
 ) -> BackfillInfo:
     with service.database.write(dry_run=context.dry_run) as connection:
-        turned = turn(connection, number, before, after)
+        changed = turn(connection, number, before, after)
         row = backfill_row(connection, number)
-        if turned and row.kind == SUPPLIED and after is BackfillState.RUNNING:
+        if changed and row.kind == SUPPLIED and after is BackfillState.RUNNING:
             end_if_all_came(connection, row)  # while it was paused
             row = backfill_row(connection, number)
-        if not turned and row.state != after:
+        if not changed and row.state != after:
             raise BackfillEnded(f"backfill {number} is {row.state}")
         name = _gallery_name(connection, row)
-        if turned:
+        if changed:
             record(connection, context.who, f"backfill_{after}", f"{name}/{number}")
         return describe(service.registry, name, row, curve_of(connection, number))
 
 
 def _gallery_name(connection: Connection, row: BackfillRow) -> str:
     found = gallery_row(connection, row.gallery_id)
-    if found is None:  # deleted since: a backfill that is as it was asked to be is not locked
+    if found is None:  # deleted since: where nothing is changed, nothing is locked
         raise UnknownBackfill(f"backfill {row.id} was deleted with its gallery")
     return found.name

@@ -19,12 +19,12 @@ EMBEDDING: Schema = {"type": "array", "minItems": 1, "items": {"type": "number"}
 
 
 def gives(media_type: str) -> dict[int | str, dict[str, Any]]:
-    """What a route says of an answer that is a file."""
+    """The `responses` of a route whose answer is a file."""
     return {200: {"content": {media_type: {"schema": FILE}}}}
 
 
 def reads(*, form: Schema | None = None, json: Schema | None = None, npy: str = "", arrow: str = "") -> dict[str, Any]:
-    """What a route says of the body it needs; in a form, what is no file and no text is JSON."""
+    """The `openapi_extra` of a route with a body; fields of a form that are neither file nor text are JSON."""
     content: dict[str, Any] = {}
     if form is not None:
         inner = {name: schema for name, schema in form["properties"].items() if schema.get("type") != "string"}

@@ -18,12 +18,12 @@ router = APIRouter(route_class=CheckedRoute, include_in_schema=False)
 HEADERS = {**page_headers("data: blob:"), "Cache-Control": "no-cache"}
 SCRIPT, STYLE = "/console/console.js", "/console/console.css"
 PATHS = {"/", "/console", SCRIPT, STYLE}
-"""All that is answered here."""
+"""Every path of this router."""
 
 
 @router.get("/")
-def lead_on() -> RedirectResponse:
-    """What a browser opens first leads to the page."""
+def redirect_to_console() -> RedirectResponse:
+    """Redirect the root to the page."""
     return RedirectResponse("console", headers=HEADERS)
 
 
@@ -35,11 +35,11 @@ def read_page() -> FileResponse:
 
 @router.get(SCRIPT)
 def read_script() -> FileResponse:
-    """What it does."""
+    """The page's script."""
     return page_file("service.http", "console.js", "text/javascript", HEADERS)
 
 
 @router.get(STYLE)
 def read_style() -> FileResponse:
-    """How it looks."""
+    """The page's style sheet."""
     return page_file("service.http", "console.css", "text/css", HEADERS)

@@ -1,4 +1,4 @@
-"""The routes that fit edges, on stored items or on pairs in a file, and ask how far queries are from those pairs."""
+"""The routes that fit edges, on stored items or pairs in a file, and measure how far queries are from those pairs."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from service.upgrades.edges.fitting import FitIn, fit
 
 router = APIRouter(route_class=CheckedRoute, tags=["edges"])
 
-Asked = TypeVar("Asked", bound=Body)
+Model = TypeVar("Model", bound=Body)
 
 TEXTS = {"new", "old", "kind"}
 """Fields of a form that are text; others are JSON."""
-OF_A_FILE = (*sorted(TEXTS), "options", "seed", "replace")
-"""What can be said of a fit on a file of pairs; the rest is about stored items."""
-ASKED = FitIn.model_json_schema()
-SENT = {**FILE, "description": "an .npz: `new` (S, M), `old` (S, N), row by row, and `labels` (S,) if known"}
+FILE_FIELDS = (*sorted(TEXTS), "options", "seed", "replace")
+"""Fields of a fit on a file of pairs; the others are about stored items."""
+FIT_SCHEMA = FitIn.model_json_schema()
+PAIRS_FILE = {**FILE, "description": "an .npz: `new` (S, M), `old` (S, N), row by row, and `labels` (S,) if known"}
 BODY = reads(
-    json=ASKED,
+    json=FIT_SCHEMA,
     form=fields(
-        {"pairs": SENT, **{name: ASKED["properties"][name] for name in OF_A_FILE}},
+        {"pairs": PAIRS_FILE, **{name: FIT_SCHEMA["properties"][name] for name in FILE_FIELDS}},
         required=("pairs", "new", "old", "kind"),
     ),
 )
@@ -55,16 +55,16 @@ async def create_fit(request: Request, response: Response, service: Service, con
         raw = await read_body(request, service.settings.max_model_bytes)
         return await service.run_write(fit_items, service, raw, context)
     most = service.settings.max_model_bytes
-    async with read_form(request, files="pairs", fields={*OF_A_FILE}, max_files=1, max_field_bytes=most) as form:
+    async with read_form(request, files="pairs", fields={*FILE_FIELDS}, max_files=1, max_field_bytes=most) as form:
         return await service.run_write(fit_file, service, form, context)
 
 
-QUERIES = {**FILE, "description": "queries by `new`, a matrix in NumPy's format (.npy), a row each"}
-CHECKED = DomainIn.model_json_schema()
+QUERIES_FILE = {**FILE, "description": "queries by `new`, a matrix in NumPy's format (.npy), a row each"}
+CHECK_SCHEMA = DomainIn.model_json_schema()
 CHECK_BODY = reads(
-    json=CHECKED,
+    json=CHECK_SCHEMA,
     form=fields(
-        {"vectors": QUERIES, **{name: CHECKED["properties"][name] for name in sorted(TEXTS)}},
+        {"vectors": QUERIES_FILE, **{name: CHECK_SCHEMA["properties"][name] for name in sorted(TEXTS)}},
         required=("vectors", *sorted(TEXTS)),
     ),
 )
@@ -76,23 +76,23 @@ async def check_domain(request: Request, service: Service) -> DomainCheck:
     most = service.settings.max_model_bytes
     if media_type(request, JSON, FORM) == JSON:
         raw = await read_body(request, most)
-        return await service.run_blocking(lambda: _shown(service, parse_json(raw), None))
+        return await service.run_blocking(lambda: _check_domain(service, parse_json(raw), None))
     async with read_form(request, files="vectors", fields=TEXTS, max_files=1, max_field_bytes=most) as form:
         if not form.files:
             raise InvalidBody("the form needs one file in the field 'vectors', an .npy", pointer="/vectors")
-        return await service.run_blocking(lambda: _shown(service, dict(form.fields), form.files[0].file))
+        return await service.run_blocking(lambda: _check_domain(service, dict(form.fields), form.files[0].file))
 
 
-def _shown(service: Runtime, value: object, stream: BinaryIO | None) -> DomainCheck:
-    given = None if stream is None else read_npy(stream.read(), "/vectors")
-    found = check(service.database, service.registry, _validated(DomainIn, value), given)
-    numbers = {name: value for name, value in vars(found).items() if name != "outside"}
-    return DomainCheck(**numbers, share=found.share, advice=found.in_words())
+def _check_domain(service: Runtime, value: object, stream: BinaryIO | None) -> DomainCheck:
+    queries = None if stream is None else read_npy(stream.read(), "/vectors")
+    domain = check(service.database, service.registry, _validated(DomainIn, value), queries)
+    numbers = {name: value for name, value in vars(domain).items() if name != "outside"}
+    return DomainCheck(**numbers, share=domain.share, advice=domain.in_words())
 
 
 def fit_items(service: Runtime, raw: bytes, context: ChangeContext) -> EdgeInfo:
     """Fit on stored items. Raises RequestValidationError for a body that is no `FitIn`, and what `fit` raises."""
-    return _fitted(service, _validated(FitIn, parse_json(raw)), context)
+    return _fit(service, _validated(FitIn, parse_json(raw)), context)
 
 
 def fit_file(service: Runtime, form: Form, context: ChangeContext) -> EdgeInfo:
@@ -104,18 +104,18 @@ def fit_file(service: Runtime, form: Form, context: ChangeContext) -> EdgeInfo:
     """
     if not form.files:
         raise InvalidBody("the form needs one file in the field 'pairs', an .npz", pointer="/pairs")
-    asked = _validated(
+    request = _validated(
         FitIn, {name: text if name in TEXTS else _json(name, text) for name, text in form.fields.items()}
     )
-    return _fitted(service, asked, context, read_pairs(form.files[0].file, service.settings.max_body_bytes))
+    return _fit(service, request, context, read_pairs(form.files[0].file, service.settings.max_body_bytes))
 
 
-def _fitted(service: Runtime, asked: FitIn, context: ChangeContext, pairs: PairArrays | None = None) -> EdgeInfo:
+def _fit(service: Runtime, request: FitIn, context: ChangeContext, pairs: PairArrays | None = None) -> EdgeInfo:
     contents = service.blobs, service.decoder
-    return describe(fit(service.database, service.registry, service.replica, contents, asked, context, pairs))
+    return describe(fit(service.database, service.registry, service.replica, contents, request, context, pairs))
 
 
-def _validated(kind: type[Asked], value: object) -> Asked:
+def _validated(kind: type[Model], value: object) -> Model:
     try:
         return kind.model_validate(value)
     except ValidationError as error:

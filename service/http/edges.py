@@ -76,8 +76,8 @@ def list_all(service: Service, new: Name | None = None, old: Name | None = None)
     service.registry.sync()
     for name in (n for n in (new, old) if n is not None):
         service.registry.named(name)
-    found = [d for d in service.registry.edges() if new in {None, d.edge.new} and old in {None, d.edge.old}]
-    return EdgeList(edges=[describe(declared) for declared in found])
+    records = [d for d in service.registry.edges() if new in {None, d.edge.new} and old in {None, d.edge.old}]
+    return EdgeList(edges=[describe(declared) for declared in records])
 
 
 @router.get("/edges/{new}/{old}/{kind}")
@@ -139,9 +139,9 @@ def add_archive(service: Runtime, form: Form, context: ChangeContext) -> EdgeRec
     if replacing is None:
         raise InvalidBody("replace must be true or false", pointer="/replace")
     service.registry.sync()
-    new, old = _ends(service, form.fields["new"], form.fields["old"])
-    with incoming_folder(service.settings.edges) as place:
-        packed, folder = place / "archive.zip", place / "folder"
+    new, old = _both_versions(service, form.fields["new"], form.fields["old"])
+    with incoming_folder(service.settings.edges) as workspace:
+        packed, folder = workspace / "archive.zip", workspace / "folder"
         _save(form.files[0].file, packed)
         unpack_version(packed, folder, EDGE)
         edge = load_edge(folder, new.name, old.name)
@@ -153,7 +153,7 @@ def add_archive(service: Runtime, form: Form, context: ChangeContext) -> EdgeRec
         check_free(service.registry, edge.key, replacing)
         check_edge_isolated(edge, new.card, old.card, service.settings.verifying)
         declared = EdgeRecord(edge, EdgeOrigin.ADDED)
-        # What cannot be sent back must not be committed: every list of edges would fail from then on.
+        # An edge that cannot be described must not be committed: every list of edges would fail from then on.
         describe(declared).model_dump_json()
         return _accept(service, declared, context, replacing)
 
@@ -166,29 +166,29 @@ def add_plain(service: Runtime, raw: bytes, context: ChangeContext) -> EdgeRecor
         NotIdentical, NothingToVerifyOn: an `identity` that was not confirmed.
     """
     try:
-        asked = EdgeIn.model_validate(parse_json(raw))
+        request = EdgeIn.model_validate(parse_json(raw))
     except ValidationError as error:
         raise RequestValidationError([{**e, "loc": ("body", *e["loc"])} for e in error.errors()]) from error
     service.registry.sync()
-    new, old = _ends(service, asked.new, asked.old)
-    kind = EdgeKind(asked.kind)
-    if asked.verify is not None and kind is not EdgeKind.IDENTITY:
+    new, old = _both_versions(service, request.new, request.old)
+    kind = EdgeKind(request.kind)
+    if request.verify is not None and kind is not EdgeKind.IDENTITY:
         raise InvalidArgument("only an identity is verified", pointer="/verify")
     edge = Edge(new.name, old.name, kind, old_encoder=old.card.encoder)
-    _check(service, edge, new, old, asked.replace)
+    _check(service, edge, new, old, request.replace)
     if kind is not EdgeKind.IDENTITY:
-        made = {"warning": "nothing is measured on this edge: any measured one comes before it"}
-        return _accept(service, EdgeRecord(edge, EdgeOrigin.ADDED, made), context, asked.replace)
+        origin_details = {"warning": "nothing is measured on this edge: any measured one comes before it"}
+        return _accept(service, EdgeRecord(edge, EdgeOrigin.ADDED, origin_details), context, request.replace)
     evidence, scores = verify(
         service.database,
         service.blobs,
         service.decoder,
         new,
         old,
-        asked.verify or VerifyIn(),
+        request.verify or VerifyIn(),
     )
     claimed = Edge(new.name, old.name, kind, scores, old.card.encoder)
-    return _accept(service, EdgeRecord(claimed, EdgeOrigin.CLAIMED, evidence), context, asked.replace)
+    return _accept(service, EdgeRecord(claimed, EdgeOrigin.CLAIMED, evidence), context, request.replace)
 
 
 def _accept(service: Runtime, declared: EdgeRecord, context: ChangeContext, replacing: bool) -> EdgeRecord:
@@ -196,14 +196,14 @@ def _accept(service: Runtime, declared: EdgeRecord, context: ChangeContext, repl
 
 
 def describe(declared: EdgeRecord) -> EdgeInfo:
-    """What a user sees of an edge."""
+    """The public description of an edge."""
     evidence = declared.edge.as_json()
-    made = {name: value for name, value in declared.made.items() if name != "warning"}
+    origin_details = {name: value for name, value in declared.made.items() if name != "warning"}
     return EdgeInfo(
         new=declared.edge.new,
         old=declared.edge.old,
         origin=declared.origin.value,
-        made=made,
+        made=origin_details,
         files=dict(declared.files),
         created=declared.created or None,
         warning=declared.made.get("warning"),
@@ -222,14 +222,14 @@ def _dependent(dependent: Dependent) -> DependentGallery:
     )
 
 
-def _ends(service: Runtime, new: str, old: str) -> tuple[LoadedVersion, LoadedVersion]:
+def _both_versions(service: Runtime, new: str, old: str) -> tuple[LoadedVersion, LoadedVersion]:
     if new == old:
         raise InvalidArgument("new and old must be two versions", pointer="/old")
     return service.registry.named(new), service.registry.named(old)
 
 
 def _check(service: Runtime, edge: Edge, new: LoadedVersion, old: LoadedVersion, replacing: bool) -> None:
-    """Everything a registration checks of an edge, and that its place is free."""
+    """Check an edge as a registration does, and that there is no other of its key."""
     check_free(service.registry, edge.key, replacing)
     check_calibration(edge, new.card, old.card)
     load_transform(edge, new.card, old.card)

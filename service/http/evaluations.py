@@ -28,7 +28,7 @@ from service.http.ingest_texts import read_text
 from service.http.parsing import parse_json
 from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service, read_body
-from service.http.stored_json import why_not_stored
+from service.http.stored_json import storage_problem
 from service.registry.embedding import pointing
 from service.runtime import Runtime
 from service.schemas import ID, Name, Number, check_embeddings, take_object
@@ -84,7 +84,7 @@ EVALUATION_BODY = reads(
 
 @dataclass(frozen=True)
 class EvaluationDraft:
-    """A checked evaluation set of a kind: what its entries say, and their images or texts, or embeddings by version."""
+    """A checked evaluation set: its kind, its entries, and their images or texts, or embeddings by version."""
 
     name: str
     kind: str
@@ -144,9 +144,9 @@ def remove(name: Name, number: Number, service: Service, context: RequestContext
         gallery_id = gallery_named(connection, name).id
         row = evaluation_row(connection, gallery_id, number)
         described = _describe(service, connection, row)
-        mine = evaluation_entry.c.evaluation_id == row.id
-        blobs = list(connection.execute(select(evaluation_entry.c.blob).where(mine)).scalars())
-        connection.execute(delete(evaluation_entry).where(mine))
+        of_set = evaluation_entry.c.evaluation_id == row.id
+        blobs = list(connection.execute(select(evaluation_entry.c.blob).where(of_set)).scalars())
+        connection.execute(delete(evaluation_entry).where(of_set))
         connection.execute(delete(evaluation_embedding).where(evaluation_embedding.c.evaluation_id == row.id))
         connection.execute(delete(evaluation).where(evaluation.c.id == row.id))
         record(connection, context.who, "evaluation_deleted", f"{name}/{number}", size=row.size)
@@ -161,13 +161,13 @@ def by_images(service: Runtime, form: Form) -> EvaluationDraft:
     if "entries" not in form.fields:
         raise InvalidBody("the form needs the field 'entries', a JSON list", pointer="/entries")
     with pointing("/entries"):
-        given = parse_json(form.fields["entries"])
-    listed = _entries(given, {*ENTRY, "image"}, service.settings)
+        value = parse_json(form.fields["entries"])
+    entries = _entries(value, {*ENTRY, "image"}, service.settings)
     files = {file.filename or "": file for file in form.files}
     if len(files) < len(form.files):
         raise InvalidBody("two files of the form have the same name", pointer="/images")
     images = []
-    for number, entry in enumerate(listed):
+    for number, entry in enumerate(entries):
         if not isinstance(entry.get("image"), str) or entry["image"] not in files:
             why = "image must be the file name of one of the form's files"
             raise InvalidBody(why, pointer=f"/entries/{number}/image")
@@ -176,16 +176,16 @@ def by_images(service: Runtime, form: Form) -> EvaluationDraft:
         images.append(file.read())
         with pointing(f"/entries/{number}/image"), service.decoder.decoded(images[-1]):
             pass
-    return EvaluationDraft(_name(form.fields.get("name", "")), "images", listed, images)
+    return EvaluationDraft(_name(form.fields.get("name", "")), "images", entries, images)
 
 
 def by_json(service: Runtime, raw: bytes) -> EvaluationDraft:
     """A set of embeddings or texts. Raises InvalidBody, BodyTooLarge, InvalidVector, InvalidText with the entry."""
     body = take_object(parse_json(raw), {"name", "entries", "embeddings"}, "")
-    listed, texts = _entries(body.get("entries"), {*ENTRY, "text"}, service.settings), []
-    if "embeddings" in body or not any("text" in entry for entry in listed):
-        return _by_embeddings(service, body, listed)
-    for number, entry in enumerate(listed):
+    entries, texts = _entries(body.get("entries"), {*ENTRY, "text"}, service.settings), []
+    if "embeddings" in body or not any("text" in entry for entry in entries):
+        return _by_embeddings(service, body, entries)
+    for number, entry in enumerate(entries):
         if "text" not in entry:
             why = "the body has no embeddings, so that each entry needs a text"
             raise InvalidBody(why, pointer=f"/entries/{number}/text")
@@ -194,46 +194,46 @@ def by_json(service: Runtime, raw: bytes) -> EvaluationDraft:
         except RegraftError as error:
             error.pointer = f"/entries/{number}/text"
             raise
-    return EvaluationDraft(_name(body.get("name", "")), "texts", listed, texts)
+    return EvaluationDraft(_name(body.get("name", "")), "texts", entries, texts)
 
 
-def _by_embeddings(service: Runtime, body: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]) -> EvaluationDraft:
-    for number, entry in enumerate(listed):
+def _by_embeddings(service: Runtime, body: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> EvaluationDraft:
+    for number, entry in enumerate(entries):
         take_object(entry, set(ENTRY), f"/entries/{number}")
-    given = body.get("embeddings")
-    if not isinstance(given, dict) or not given:
+    by_version = body.get("embeddings")
+    if not isinstance(by_version, dict) or not by_version:
         raise InvalidBody("embeddings must be an object: version -> embeddings", pointer="/embeddings")
     embeddings = {}
-    for version, rows in given.items():
+    for version, rows in by_version.items():
         with pointing("/embeddings"):
             card = service.registry.named(version).card
-        if not isinstance(rows, list) or len(rows) != len(listed):
-            why = f"there must be one embedding for each of the {len(listed)} entries"
+        if not isinstance(rows, list) or len(rows) != len(entries):
+            why = f"there must be one embedding for each of the {len(entries)} entries"
             raise InvalidBody(why, pointer=f"/embeddings/{version}")
         pointer = f"/embeddings/{version}"
         embeddings[version] = check_embeddings(rows, card.dim, space_from_json(card.space), pointer, version)
-    return EvaluationDraft(_name(body.get("name", "")), "embeddings", listed, embeddings=embeddings)
+    return EvaluationDraft(_name(body.get("name", "")), "embeddings", entries, embeddings=embeddings)
 
 
-def _entries(listed: object, legal: set[str], settings: Settings) -> list[dict[str, Any]]:
-    most = settings.max_batch
-    if not isinstance(listed, list) or len(listed) < 2:
+def _entries(entries: object, legal: set[str], settings: Settings) -> list[dict[str, Any]]:
+    limit = settings.max_batch
+    if not isinstance(entries, list) or len(entries) < 2:
         raise InvalidBody("entries must be a JSON list of at least two entries", pointer="/entries")
-    if len(listed) > most:
-        raise BodyTooLarge(f"entries holds {len(listed)} entries; at most {most}", pointer="/entries")
-    for number, entry in enumerate(listed):
+    if len(entries) > limit:
+        raise BodyTooLarge(f"entries holds {len(entries)} entries; at most {limit}", pointer="/entries")
+    for number, entry in enumerate(entries):
         take_object(entry, legal, f"/entries/{number}")
         if not isinstance(entry.get("metadata", {}), dict):
             raise InvalidBody("metadata must be a JSON object", pointer=f"/entries/{number}/metadata")
-        for said in ("label", "metadata"):
-            if why := why_not_stored(entry.get(said), settings.max_metadata_bytes):
-                raise InvalidBody(f"{said} {why}", pointer=f"/entries/{number}/{said}")
-        _check_relevant(entry, number, expected="relevant" in listed[0])
-    return listed
+        for field_name in ("label", "metadata"):
+            if why := storage_problem(entry.get(field_name), settings.max_metadata_bytes):
+                raise InvalidBody(f"{field_name} {why}", pointer=f"/entries/{number}/{field_name}")
+        _check_relevant(entry, number, expected="relevant" in entries[0])
+    return entries
 
 
 def _check_relevant(entry: Mapping[str, Any], number: int, *, expected: bool) -> None:
-    """Raise InvalidBody where an entry names relevant items and another does not, or names none as it should."""
+    """Raise InvalidBody unless the entry names relevant items exactly where the first one does, and validly."""
     relevant, pointer = entry.get("relevant"), f"/entries/{number}/relevant"
     if ("relevant" in entry) is not expected:
         raise InvalidBody("every entry names relevant items, or none does", pointer=pointer)
@@ -245,10 +245,10 @@ def _check_relevant(entry: Mapping[str, Any], number: int, *, expected: bool) ->
         raise InvalidBody("an entry has a label or names relevant items, not both", pointer=f"/entries/{number}/label")
 
 
-def _name(given: object) -> str:
-    if not isinstance(given, str) or len(given) > MAX_NAME or not (given.isprintable() or not given):
+def _name(value: object) -> str:
+    if not isinstance(value, str) or len(value) > MAX_NAME or not (value.isprintable() or not value):
         raise InvalidBody(f"name must be up to {MAX_NAME} printable characters", pointer="/name")
-    return given
+    return value
 
 
 def _store(service: Runtime, name: str, draft: EvaluationDraft, context: ChangeContext) -> EvaluationInfo:
@@ -263,7 +263,7 @@ def _store(service: Runtime, name: str, draft: EvaluationDraft, context: ChangeC
             record(connection, context.who, "evaluation_added", f"{name}/{row.id}", size=row.size)
             described = _describe(service, connection, row)
     except RegraftError:
-        # After any other error nobody knows whether it was committed: at worst the files are orphans.
+        # After any other error the commit may have happened: at worst the files are orphans.
         service.blobs.remove(keys)
         raise
     return described.model_copy(update={"id": None}) if context.dry_run else described
@@ -294,18 +294,18 @@ def _insert(
         for number, entry in enumerate(draft.entries)
     ]
     connection.execute(insert(evaluation_entry), entries)
-    held = [
+    embeddings = [
         {"evaluation_id": row.id, "version_id": service.registry.named(version).id, "vectors": to_bytes(vectors)}
         for version, vectors in draft.embeddings.items()
     ]
-    if held:
-        connection.execute(insert(evaluation_embedding), held)
+    if embeddings:
+        connection.execute(insert(evaluation_embedding), embeddings)
     return row
 
 
 def _describe(service: Runtime, connection: Connection, row: EvaluationRow) -> EvaluationInfo:
-    mine = select(evaluation_embedding.c.version_id).where(evaluation_embedding.c.evaluation_id == row.id)
-    versions = sorted(service.registry.by_id(v).name for v in connection.execute(mine).scalars())
+    statement = select(evaluation_embedding.c.version_id).where(evaluation_embedding.c.evaluation_id == row.id)
+    versions = sorted(service.registry.by_id(v).name for v in connection.execute(statement).scalars())
     return EvaluationInfo(
         id=row.id,
         name=row.name,

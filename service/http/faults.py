@@ -1,4 +1,4 @@
-"""What is answered when the disk is full or not ours, too many files are open, or the database is damaged or away."""
+"""Answers when the disk is full or read-only, too many files are open, or the database is damaged or unreachable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TooManyFiles(RegraftError):
 
 
 def install(app: FastAPI) -> None:
-    """Answer them by a problem; what else these errors may mean is left to others."""
+    """Answer these faults by a problem; other errors of these classes are raised on."""
     app.add_exception_handler(OSError, _fault)
     app.add_exception_handler(DatabaseError, _fault)
     app.add_exception_handler(OperationalError, _fault)

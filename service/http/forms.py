@@ -39,15 +39,15 @@ class Form:
 
 def media_type(request: Request, *legal: str) -> str:
     """The body's media type, one of `legal`. Raises UnsupportedMediaType."""
-    given = type_of(request.headers.get("content-type", ""))
-    if given not in legal:
-        raise UnsupportedMediaType(f"this route reads {' or '.join(legal)}, not {given or 'a body without a type'}")
-    return given
+    found = type_of(request.headers.get("content-type", ""))
+    if found not in legal:
+        raise UnsupportedMediaType(f"this route reads {' or '.join(legal)}, not {found or 'a body without a type'}")
+    return found
 
 
 @lru_cache(maxsize=64)
 def type_of(header: str) -> str:
-    """The media type that a header names, without what describes it further."""
+    """The media type in a header, without its parameters."""
     return header.partition(";")[0].strip().lower()
 
 
@@ -62,7 +62,7 @@ async def read_form(
     Raises:
         InvalidBody: not a form, or a field that is unknown, given twice or of the wrong sort.
         BodyTooLarge: too many files.
-        UnsupportedMediaType: its header names an encoding that it cannot be read in.
+        UnsupportedMediaType: it cannot be read in the charset of its header.
     """
     try:
         parsed = await request.form(max_files=max_files, max_fields=MAX_FIELDS, max_part_size=max_field_bytes)
@@ -72,15 +72,15 @@ async def read_form(
         kind = BodyTooLarge if error.detail.startswith("Too many files") else InvalidBody
         raise kind(f"the form cannot be read: {error.detail}", pointer=f"/{files}") from error
     except UnicodeError as error:  # by some of Python's encodings; UTF-8 is what everyone sends
-        given = request.headers["content-type"]
-        raise UnsupportedMediaType(f"the form cannot be read in the charset of {given!r}: use UTF-8") from error
+        header = request.headers["content-type"]
+        raise UnsupportedMediaType(f"the form cannot be read in the charset of {header!r}: use UTF-8") from error
     try:
-        yield _sort(parsed, files, fields, array)
+        yield _checked(parsed, files, fields, array)
     finally:
         await parsed.close()
 
 
-def _sort(parsed: FormData, files: str, fields: set[str], array: str) -> Form:
+def _checked(parsed: FormData, files: str, fields: set[str], array: str) -> Form:
     texts: dict[str, str] = {}
     uploads: list[UploadFile] = []
     arrays: list[UploadFile] = []
@@ -92,13 +92,13 @@ def _sort(parsed: FormData, files: str, fields: set[str], array: str) -> Form:
         elif name in fields and isinstance(value, str) and name not in texts:
             texts[name] = value
         else:
-            raise InvalidBody(_wrong(name, value, files, fields, array), pointer=f"/{name}")
+            raise InvalidBody(_why_refused(name, value, files, fields, array), pointer=f"/{name}")
     if uploads and arrays:
         raise InvalidBody(f"a form holds {files} or {array}, not both", pointer=f"/{array}")
     return Form(texts, uploads, arrays[0] if arrays else None)
 
 
-def _wrong(name: str, value: Any, files: str, fields: set[str], array: str) -> str:
+def _why_refused(name: str, value: Any, files: str, fields: set[str], array: str) -> str:
     if array and name == array:
         return f"field {name!r} must be one file in NumPy's format (.npy), with a file name"
     if name == files:

@@ -73,7 +73,7 @@ def show(name: Name, service: Service) -> GalleryInfo:
 
 @router.patch("/galleries/{name}", dependencies=[LOADED])
 def change(name: Name, body: GalleryChange, service: Service, context: RequestContext) -> GalleryInfo:
-    """Index a gallery otherwise from now on, while it serves."""
+    """Change how a gallery is indexed, while it serves."""
     service.engines.check(body.index.kind)
     with service.database.write(dry_run=context.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id
@@ -100,7 +100,7 @@ def remove(name: Name, service: Service, context: RequestContext) -> None:
 
 
 def _catch_up(service: Runtime) -> None:
-    """Have what is in memory show what other processes acknowledged, as queries do."""
+    """Bring loaded galleries up to what other processes acknowledged, as queries do."""
     lives = {live.id: live for live in service.replica.all()}
     with service.database.lookup() as connection:
         now = galleries_now(connection, list(lives))
@@ -110,7 +110,7 @@ def _catch_up(service: Runtime) -> None:
 
 
 def _listed(service: Runtime, connection: Connection, row: GalleryRow) -> GalleryInfo:
-    """A gallery as it is in memory, and as the database has it where it is not: a list loads nothing."""
+    """A gallery from memory, or from the database where it is not loaded: a list loads nothing."""
     if (live := service.replica.cache.peek(row.id)) is not None:
         return describe(live)
     registry = service.registry
@@ -134,7 +134,7 @@ def _listed(service: Runtime, connection: Connection, row: GalleryRow) -> Galler
 
 
 def describe(live: LoadedGallery) -> GalleryInfo:
-    """What a user sees of a gallery."""
+    """The public description of a gallery."""
     items_by_version = live.gallery.items_by_version()
     current = live.current and live.current.name
     return GalleryInfo(
@@ -145,7 +145,7 @@ def describe(live: LoadedGallery) -> GalleryInfo:
         seq=live.seq,
         created=live.created,
         index=_index(live.gallery.config),
-        indexed=live.gallery.indexed(),
+        indexed=live.gallery.indexed_count(),
         loaded=True,
         bytes=live.bytes,
         loading=None,

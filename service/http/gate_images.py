@@ -26,19 +26,19 @@ def flip_blobs(connection: Connection, gallery_id: int, report: Mapping[str, Any
 
     What was deleted since, and what never had an image, is not among them.
     """
-    of_set = [] if report["evaluation"] is None else ["query", "wrong"]
+    from_set = [] if report["evaluation"] is None else ["query", "wrong"]
     if report.get("relevant_missing") is not None:  # entries of the set asked items of the gallery
-        of_set = ["query"]
-    ids = {(end in of_set, flip[end]["id"]) for flip in report["flips"] for end in ("query", "wrong")}
+        from_set = ["query"]
+    ids = {(end in from_set, flip[end]["id"]) for flip in report["flips"] for end in ("query", "wrong")}
     found: dict[str, str | None] = {}
-    if items := [name for of_entry, name in ids if not of_entry]:
+    if items := [name for is_entry, name in ids if not is_entry]:
         live = (item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.external_id.in_(items))
         found |= dict(tuple(row) for row in connection.execute(select(item.c.external_id, item.c.blob).where(*live)))
-    if numbers := [int(name) for of_entry, name in ids if of_entry]:
-        mine = (evaluation.c.id == report["evaluation"], evaluation.c.gallery_id == gallery_id)
+    if numbers := [int(name) for is_entry, name in ids if is_entry]:
+        condition = (evaluation.c.id == report["evaluation"], evaluation.c.gallery_id == gallery_id)
         entries = evaluation_entry.join(evaluation, evaluation.c.id == evaluation_entry.c.evaluation_id)
         chosen = select(evaluation_entry.c.number, evaluation_entry.c.blob).select_from(entries)
-        rows = connection.execute(chosen.where(*mine, evaluation_entry.c.number.in_(numbers)))
+        rows = connection.execute(chosen.where(*condition, evaluation_entry.c.number.in_(numbers)))
         found |= {str(number): blob for number, blob in rows}
     return {name: blob for name, blob in found.items() if blob is not None and not is_text(blob)}
 

@@ -38,7 +38,7 @@ def page(gallery: str, gate: GateReport, images: Mapping[str, str]) -> str:
     """
     report = gate.model_dump()
     shown = report["slices"][:MOST_SLICES]
-    named = [(f"{plain(one['value'])} ({one['queries']})", one["difference"]) for one in shown]
+    named = [(f"{plain(part['value'])} ({part['queries']})", part["difference"]) for part in shown]
     scores = [(name, report[field]) for field, name in BARS if report[field]]
     return TEMPLATES.get_template("gate.html").render(
         title=f"Gate {gate.id}: {gate.current} to {gate.version} in {gallery}",

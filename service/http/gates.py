@@ -84,7 +84,7 @@ def create(name: Name, body: GateIn, response: Response, service: Service, conte
             raise NoCurrentVersion(f"gallery {name!r} has no current version to compare with: deploy without a gate")
         places = live_places(connection, service.registry, gallery)
     old = service.registry.current_of(gallery)
-    sample = take(service, gallery.id, old, new, places, body)
+    sample = take_sample(service, gallery.id, old, new, places, body)
     report = measure(service.registry, old, new, sample, body.model_dump())
     maps = fit(service.registry, old, new, sample, places, body.seed)
     chosen = choose_mode(service.registry, old, new, sample, report["metric"], body.seed)
@@ -92,10 +92,10 @@ def create(name: Name, body: GateIn, response: Response, service: Service, conte
     response.status_code = context.status(201)
     row = {"gallery_id": gallery.id, "version_id": new.id, "verdict": report["verdict"], "report": report}
     with service.database.write(dry_run=context.dry_run) as connection:
-        # Not by its name again: another gallery may have it by now.
+        # By its id, not its name: another gallery may have that by now.
         take_seq(connection, gallery.id, 0)
-        keep = insert(gate_report).values(**row, created=time.time()).returning(gate_report)
-        stored = one_of(GateRow, connection.execute(keep))
+        statement = insert(gate_report).values(**row, created=time.time()).returning(gate_report)
+        stored = one_of(GateRow, connection.execute(statement))
         evidence = {"labelled": report["labelled"], "entries": report["items"], "seed": body.seed}
         modes = {chosen[0]: chosen[1].mode.value} if chosen else {}
         store(connection, service.registry, gallery.id, stored.id, maps, evidence, modes)
@@ -107,8 +107,8 @@ def create(name: Name, body: GateIn, response: Response, service: Service, conte
 def list_all(name: Name, service: Service) -> GateList:
     """Every gate report of a gallery, oldest first."""
     with service.database.read() as connection:
-        mine = select(gate_report).where(gate_report.c.gallery_id == gallery_named(connection, name).id)
-        rows = all_of(GateRow, connection.execute(mine.order_by(gate_report.c.id)))
+        statement = select(gate_report).where(gate_report.c.gallery_id == gallery_named(connection, name).id)
+        rows = all_of(GateRow, connection.execute(statement.order_by(gate_report.c.id)))
     return GateList(gates=[describe(row) for row in rows])
 
 
@@ -134,45 +134,49 @@ def show_page(name: Name, number: Number, service: Service) -> Response:
     return Response(content, media_type="text/html", headers=headers)
 
 
-def take(
-    service: Runtime, gallery_id: int, old: LoadedVersion, new: LoadedVersion, places: dict[Place, int], asked: GateIn
+def take_sample(
+    service: Runtime, gallery_id: int, old: LoadedVersion, new: LoadedVersion, places: dict[Place, int], request: GateIn
 ) -> Sample:
-    """What to measure on, embedded by both versions, and by others whose items need a calibration too.
+    """The sample to measure on, embedded by both versions, and by others whose items need a calibration too.
 
     Raises:
         UnknownEvaluation: the gallery has no such evaluation set, or none any more.
         InvalidArgument: fewer than two entries can be used, none has the slice's field, or embeddings are missing.
         NoEncoder: one of the two versions takes embeddings only.
     """
-    helping = {
+    other_encoders = {
         version: None
         for version, _ in places
         if version not in (old, new) and (version.card.encoder or version.card.text)
     }
     with service.database.read() as connection:
-        if asked.evaluation is None:
-            options = DrawOptions(asked.label, asked.slice, asked.sample, asked.seed, _by_ranking(asked))
+        if request.evaluation is None:
+            options = DrawOptions(
+                request.label, request.slice, request.sample, request.seed, _uses_own_ranking(request)
+            )
             drawn = draw_sides(connection, gallery_id, old, new, options)
-            _check_slice(asked, drawn.entries)
+            _check_slice(request, drawn.entries)
         else:
-            held = evaluation_row(connection, gallery_id, asked.evaluation)
-            entries = read_entries(connection, held.id, asked.slice, asked.label)
+            evaluation = evaluation_row(connection, gallery_id, request.evaluation)
+            entries = read_entries(connection, evaluation.id, request.slice, request.label)
             relevant = any(entry.relevant for entry in entries)
-            used = entries if relevant or asked.metric == RECALL else labelled_ones(entries)
-            _check_slice(asked, used)
+            used = entries if relevant or request.metric == RECALL else labelled_ones(entries)
+            _check_slice(request, used)
             if relevant:
-                drawn = _sides_of(connection, gallery_id, old, new, entries, asked)
+                drawn = _draw_relevant(connection, gallery_id, old, new, entries, request)
             sample = None
-            if held.kind == "embeddings":
-                sample = read_embeddings(connection, service.registry, held.id, used, (old, new))
-    if asked.evaluation is None:
-        return embed_sides(service.blobs, service.decoder, drawn, old, new, list(helping))
+            if evaluation.kind == "embeddings":
+                sample = read_embeddings(connection, service.registry, evaluation.id, used, (old, new))
+    if request.evaluation is None:
+        return embed_sides(service.blobs, service.decoder, drawn, old, new, list(other_encoders))
     if sample is None:
-        able = [version for version in helping if used[0].blob is not None and embeds(version.card, used[0].blob)]
-        sample = embed(service.blobs, service.decoder, used, [old, new, *able])
+        usable = [
+            version for version in other_encoders if used[0].blob is not None and embeds(version.card, used[0].blob)
+        ]
+        sample = embed(service.blobs, service.decoder, used, [old, new, *usable])
         if sample.unreadable:
             with service.database.read() as connection:  # deleted meanwhile, with its images
-                evaluation_row(connection, gallery_id, held.id)
+                evaluation_row(connection, gallery_id, evaluation.id)
     if len(sample) < 2:
         raise InvalidArgument("fewer than two images of the sample can be read", pointer="/label")
     if relevant:
@@ -180,40 +184,40 @@ def take(
     return replace(sample, unlabelled=len(entries) - len(used))
 
 
-def _sides_of(
+def _draw_relevant(
     connection: Connection,
     gallery_id: int,
     old: LoadedVersion,
     new: LoadedVersion,
     entries: Sequence[Entry],
-    asked: GateIn,
+    request: GateIn,
 ) -> Drawn:
-    """The gallery side for entries that name relevant items."""
-    if asked.label is not None:
+    """The sides for entries that name relevant items: those items first, then others."""
+    if request.label is not None:
         raise InvalidArgument("the evaluation set names relevant items: leave label out", pointer="/label")
     first = list(live_keys(connection, gallery_id, entries).values())
-    options = DrawOptions(None, None, 0, asked.seed, others=len(entries), first=first)
+    options = DrawOptions(None, None, 0, request.seed, others=len(entries), first=first)
     return draw_sides(connection, gallery_id, old, new, options)
 
 
-def _by_ranking(asked: GateIn) -> bool:
-    """Whether the new version's own ranking says what is right, and has to be over the same items."""
-    return asked.metric == RECALL or (asked.metric is None and asked.label is None)
+def _uses_own_ranking(request: GateIn) -> bool:
+    """Whether the new version's own ranking is the ground truth, and has to be over the same items."""
+    return request.metric == RECALL or (request.metric is None and request.label is None)
 
 
-def _check_slice(asked: GateIn, entries: Sequence[Entry]) -> None:
-    if asked.slice is not None and all(entry.slice is None for entry in entries):
-        raise InvalidArgument(f"slice: no entry has the metadata field {asked.slice!r}", pointer="/slice")
+def _check_slice(request: GateIn, entries: Sequence[Entry]) -> None:
+    if request.slice is not None and all(entry.slice is None for entry in entries):
+        raise InvalidArgument(f"slice: no entry has the metadata field {request.slice!r}", pointer="/slice")
 
 
 def describe(row: GateRow) -> GateReport:
-    """What a user sees of a gate report."""
+    """The public form of a gate report."""
     return GateReport(id=row.id, created=row.created, **row.report)
 
 
 def _row(connection: Connection, name: str, number: int) -> GateRow:
-    mine = (gate_report.c.id == number, gate_report.c.gallery_id == gallery_named(connection, name).id)
-    row = first_of(GateRow, connection.execute(select(gate_report).where(*mine)))
+    condition = (gate_report.c.id == number, gate_report.c.gallery_id == gallery_named(connection, name).id)
+    row = first_of(GateRow, connection.execute(select(gate_report).where(*condition)))
     if row is None:
         raise UnknownGate(f"gallery {name!r} has no gate report {number}")
     return row

@@ -1,6 +1,6 @@
 """INGEST PATH: check everything, encode, write the images, then one transaction; nothing is half applied.
 
-A bad item is reported by its index and the rest is stored, unless the batch is atomic or nothing is left.
+A bad item is reported by its index and the others are stored, unless the batch is atomic or no item is valid.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from service.http.ingest_store import (
     Destination,
     Ingested,
     IngestOptions,
-    leave_out,
+    refuse_existing,
     store_contents,
     while_current_holds,
 )
@@ -58,7 +58,7 @@ def ingest_images(service: Runtime, name: str, form: Form, options: IngestOption
     def attempt(to: Destination) -> Ingested:
         batch = read_batch(_listed(form), "image", service.settings, "text", either=True)
         files = _files(form, batch)
-        leave_out(to, batch)
+        refuse_existing(to, batch)
         images = _encode_images(to, batch, files)
         texts, text_contents = _encode_texts(to, batch)
         batch.settle(options.atomic)
@@ -89,14 +89,14 @@ def ingest_json(service: Runtime, name: str, raw: bytes, options: IngestOptions)
 
 
 def ingest_array(service: Runtime, name: str, form: Form, options: IngestOptions) -> Ingested:
-    """The same of a form with an array, whose rows are the embeddings of the items."""
+    """Store the items of a form whose embeddings are the rows of an array. Raises as `ingest_json`."""
     assert form.array is not None
     rows, listed = read_npy(_read(form.array), "/embeddings"), _listed(form)
     return _ingest_rows(service, name, form.fields.get("version"), listed, rows, "/embeddings", options)
 
 
 def ingest_table(service: Runtime, name: str, raw: bytes, version: str | None, options: IngestOptions) -> Ingested:
-    """The same of a table in Arrow's format."""
+    """Store the items of a table in Arrow's format, with their embeddings. Raises as `ingest_json`."""
     listed, rows = read_items(raw, service.settings.max_batch)
     return _ingest_rows(service, name, version, listed, rows, "/embedding", options)
 
@@ -110,7 +110,7 @@ def _ingest_rows(
     pointer: str,
     options: IngestOptions,
 ) -> Ingested:
-    """Items `listed` as JSON has them, without embeddings, and those: `rows` (N, D)."""
+    """Store items, `listed` as in JSON but without embeddings, with the embeddings `rows` (N, D)."""
 
     def attempt(to: Destination) -> Ingested:
         body = {"items": listed} if version is None else {"items": listed, "version": version}
@@ -122,9 +122,9 @@ def _ingest_rows(
 def _ingest_embeddings(
     to: Destination, body: dict[str, Any], rows: NDArray[Any] | None = None, pointer: str = ""
 ) -> Ingested:
-    """Items of `body`, each with its embedding, or those of `rows` (N, D), which `pointer` names."""
+    """Store the items of `body`, each with its embedding, or with those of `rows` (N, D), which `pointer` names."""
     version = _version(to.service, body.get("version", to.current.name))
-    batch = _embedded(to, body, "embedding" if rows is None else "")
+    batch = _embedding_batch(to, body, "embedding" if rows is None else "")
     if rows is not None and rows.shape != (batch.size, version.card.dim):
         needed = f"{batch.size} rows, one an item, of {version.card.dim} numbers, as {version.name!r} makes them"
         raise InvalidBody(f"embeddings must be {needed}, not {rows.shape}", pointer=pointer)
@@ -132,10 +132,10 @@ def _ingest_embeddings(
     return store_embeddings(to, version, items, batch)
 
 
-def _embedded(to: Destination, body: dict[str, Any], content: str) -> IngestBatch:
-    """A batch of embeddings, with what they are of if it is a text. Those to be added to what is there come alone.
+def _embedding_batch(to: Destination, body: dict[str, Any], content: str) -> IngestBatch:
+    """A batch of embeddings, with their texts if any. Those added to existing items come without metadata and text.
 
-    The items are taken out of `body`: their lists of numbers go with what is read of them.
+    The items are removed from `body`, so that their lists of numbers are freed once they are read.
     """
     adds = to.options.mode is UpdateMode.UPDATE_ONLY
     batch = read_batch(body.pop("items", None), content, to.service.settings, "" if adds else "text")
@@ -162,7 +162,7 @@ def _listed(form: Form) -> Any:
 
 
 def _files(form: Form, batch: IngestBatch) -> dict[str, UploadFile]:
-    """The files by name; items that name none become errors."""
+    """The files by name; items that name no file of the form become errors."""
     files = {file.filename or "": file for file in form.files}
     if len(files) < len(form.files):
         raise InvalidBody("two files of the form have the same name", pointer="/images")
@@ -222,37 +222,37 @@ def _read(file: UploadFile) -> bytes:
 def _check_embeddings(
     batch: IngestBatch, version: LoadedVersion, origin: Origin, rows: NDArray[Any] | None = None
 ) -> list[tuple[ItemDraft, NewItem]]:
-    """All at once when all are good, which is the rule, else one by one to say which are not.
+    """Check embeddings at once where all are valid, which is the rule, else one by one, to name those that are not.
 
-    `rows`: those of an array, by the items' numbers, in place of what the items say.
-    The lists of numbers go then: Python's collector of garbage looks at each of a million numbers, and all wait for it.
+    `rows`: embeddings by the items' numbers; None: each is its item's content. That content is dropped then: Python's
+    garbage collector would visit each of a million numbers while every request waits.
     """
     drafts, vectors = batch.drafts, None
-    given = [draft.content for draft in drafts] if rows is None else rows[[draft.index for draft in drafts]]
+    values = [draft.content for draft in drafts] if rows is None else rows[[draft.index for draft in drafts]]
     batch.drafts = []
     with suppress(RegraftError):
-        vectors = check_embeddings(given, version.card.dim, version.space, "", version.name)
+        vectors = check_embeddings(values, version.card.dim, version.space, "", version.name)
     if vectors is None:
-        good = [
-            (draft, _one_embedding(batch, draft, given[number : number + 1], version))
+        valid = [
+            (draft, _check_embedding(batch, draft, values[number : number + 1], version))
             for number, draft in enumerate(drafts)
         ]
     else:
-        good = list(zip(drafts, vectors, strict=True))
+        valid = list(zip(drafts, vectors, strict=True))
     made_by = origin.value
     return [
         (
             draft if rows is not None else replace(draft, content=None),
             NewItem(draft.id, draft.metadata, made_by, vector),
         )
-        for draft, vector in good
+        for draft, vector in valid
         if vector is not None
     ]
 
 
-def _one_embedding(batch: IngestBatch, draft: ItemDraft, given: object, version: LoadedVersion) -> Vectors | None:
+def _check_embedding(batch: IngestBatch, draft: ItemDraft, value: object, version: LoadedVersion) -> Vectors | None:
     try:
-        (vector,) = check_embeddings(given, version.card.dim, version.space, "/embedding", version.name)
+        (vector,) = check_embeddings(value, version.card.dim, version.space, "/embedding", version.name)
     except RegraftError as error:
         error.pointer = "/embedding"
         batch.refuse(draft.index, draft.id, error)

@@ -1,4 +1,4 @@
-"""A batch of items as the client described it: those that are good so far, and what is wrong with the others."""
+"""A batch of items as the client described it: valid items so far, and the errors of the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from index.errors import RegraftError
 from index.item_id import LEGAL_ID, MAX_ID, are_plain_ids, is_item_id
 from service.errors import BodyTooLarge, DuplicateId, InvalidBody, InvalidItem, ItemsRefused
-from service.http.stored_json import are_surely_stored, why_not_stored
+from service.http.stored_json import are_plain, storage_problem
 from service.registry.sight import Sight
 from service.schemas import take_object
 from service.settings import Settings
@@ -31,7 +31,7 @@ class ItemDraft:
 
 @dataclass
 class IngestBatch:
-    """What is known about a batch: items that are good so far, the errors of the others, and what was not seen."""
+    """A batch while it is checked: valid items so far, errors of the others, and what encoders do not see of them."""
 
     size: int
     drafts: list[ItemDraft] = field(default_factory=list)
@@ -39,15 +39,15 @@ class IngestBatch:
     sight: Sight = field(default_factory=Sight)
 
     def refuse(self, index: int, item_id: object, error: RegraftError) -> None:
-        """Note why one item cannot be stored."""
-        named = _whole(item_id[:MAX_ID]) if isinstance(item_id, str) else None
-        pointer = f"/items/{index}{_whole(error.pointer)}"
+        """Add the error of an item that cannot be stored."""
+        shown_id = _without_halves(item_id[:MAX_ID]) if isinstance(item_id, str) else None
+        pointer = f"/items/{index}{_without_halves(error.pointer)}"
         self.errors.append(
-            {"index": index, "id": named, "code": error.code, "detail": error.message, "pointer": pointer}
+            {"index": index, "id": shown_id, "code": error.code, "detail": error.message, "pointer": pointer}
         )
 
     def settle(self, atomic: bool) -> None:
-        """Raise ItemsRefused if nothing may be stored."""
+        """Raise ItemsRefused if no item is valid, or with `atomic` if one is not."""
         if not self.errors:
             return
         self.errors.sort(key=lambda error: error["index"])
@@ -55,24 +55,24 @@ class IngestBatch:
         if len(self.errors) == self.size:
             raise ItemsRefused(f"none of the {self.size} items can be stored; {first}", self.errors)
         if atomic:
-            many = f"{len(self.errors)} of {self.size} items"
-            raise ItemsRefused(f"{many} cannot be stored, and the batch is atomic; {first}", self.errors)
+            counts = f"{len(self.errors)} of {self.size} items"
+            raise ItemsRefused(f"{counts} cannot be stored, and the batch is atomic; {first}", self.errors)
 
 
 def read_batch(
     listed: object, content: str, settings: Settings, beside: str = "", *, either: bool = False
 ) -> IngestBatch:
-    """Check the shape of a batch's items, whose content is in the field `content`, if any; bad ones become errors.
+    """Check the shape of a batch's items; bad ones become errors.
 
     Args:
         listed: the items.
-        content: the field that each has; "": none.
+        content: the field that each item must have; "": none.
         settings: the limits.
-        beside: the field of a text that an item may have too; "": none may.
-        either: the text is in the place of the content.
+        beside: the field of a text that an item may have as well; "": none.
+        either: an item has that text instead of the content.
 
     Raises:
-        InvalidBody: it is no list, or an empty one.
+        InvalidBody: this is no list, or an empty one.
         BodyTooLarge: more than `settings.max_batch` items.
     """
     max_batch = settings.max_batch
@@ -85,54 +85,54 @@ def read_batch(
     if (drafts := _plain_drafts(listed, content, plain, settings.max_metadata_bytes)) is not None:
         batch.drafts = drafts
         return batch
-    seen: set[str] = set()
+    ids: set[str] = set()
     for index, value in enumerate(listed):
         try:
             draft = _draft(index, value, content, beside, settings.max_metadata_bytes, either=either)
-            if draft.id in seen:
+            if draft.id in ids:
                 raise DuplicateId(f"an earlier item of this batch has the id {draft.id!r}", pointer="/id")
         except RegraftError as error:
             batch.refuse(index, value.get("id") if isinstance(value, dict) else None, error)
         else:
             batch.drafts.append(draft)
-            seen.add(draft.id)
+            ids.add(draft.id)
     return batch
 
 
 def _plain_drafts(listed: list[Any], content: str, beside: str, max_metadata: int) -> list[ItemDraft] | None:
-    """Items of which all is good, as is the rule, checked all at once; None: look at each."""
+    """All items, checked at once where all are valid, which is the rule; None: check them one by one."""
     if set(map(type, listed)) != {dict} or not ({"id", "metadata", content, beside} - {""}).issuperset(
         chain.from_iterable(listed)
     ):
         return None
-    ids, metadata = [one.get("id") for one in listed], [one["metadata"] for one in listed if "metadata" in one]
-    contents = [one[content] for one in listed if content in one] if content else [None] * len(listed)
+    ids, metadata = [item.get("id") for item in listed], [item["metadata"] for item in listed if "metadata" in item]
+    contents = [item[content] for item in listed if content in item] if content else [None] * len(listed)
     if len(contents) < len(listed) or not are_plain_ids(ids) or len(set(ids)) < len(ids):
         return None
-    if not {dict}.issuperset(map(type, metadata)) or not are_surely_stored(metadata, max_metadata):
+    if not {dict}.issuperset(map(type, metadata)) or not are_plain(metadata, max_metadata):
         return None
-    texts = [one.get(beside) for one in listed] if beside else repeat(None)
-    return list(map(ItemDraft, count(), ids, (one.get("metadata") for one in listed), contents, texts))
+    texts = [item.get(beside) for item in listed] if beside else repeat(None)
+    return list(map(ItemDraft, count(), ids, (item.get("metadata") for item in listed), contents, texts))
 
 
 def _draft(index: int, value: object, content: str, beside: str, max_metadata: int, *, either: bool) -> ItemDraft:
     fields = take_object(value, {"id", "metadata", content, beside} - {""}, "")
-    given = fields.get("id")
-    if not is_item_id(given):
+    item_id = fields.get("id")
+    if not is_item_id(item_id):
         raise InvalidItem(f"id must be {LEGAL_ID}", pointer="/id")
-    said = either and fields.get(beside) is not None
-    if said and content in fields:
+    is_text = either and fields.get(beside) is not None
+    if is_text and content in fields:
         raise InvalidItem(f"an item has {content} or {beside}, not both", pointer=f"/{beside}")
-    if content and content not in fields and not said:
+    if content and content not in fields and not is_text:
         raise InvalidItem(f"{content} is missing", pointer=f"/{content}")
     metadata = fields.get("metadata", {})
     if not isinstance(metadata, dict):
         raise InvalidItem("metadata must be a JSON object", pointer="/metadata")
-    if why := why_not_stored(metadata, max_metadata):
+    if why := storage_problem(metadata, max_metadata):
         raise InvalidItem(f"metadata {why}", pointer="/metadata")
-    return ItemDraft(index, given, fields.get("metadata"), fields.get(content), fields.get(beside))
+    return ItemDraft(index, item_id, fields.get("metadata"), fields.get(content), fields.get(beside))
 
 
-def _whole(text: str) -> str:
+def _without_halves(text: str) -> str:
     """The text with `?` for each half of a surrogate pair: strict readers of JSON refuse an answer that holds one."""
     return text.encode(errors="replace").decode()

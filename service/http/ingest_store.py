@@ -1,4 +1,4 @@
-"""What every ingest ends in, whatever its items are: one transaction, made while the version it was for is current."""
+"""The transaction that stores a batch, whatever its items are, while the version it was encoded by is current."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from service.store.repository import NewItem, gallery_named, gallery_row, rows_o
 
 @dataclass(frozen=True)
 class Ingested:
-    """What became of a batch."""
+    """The outcome of a batch."""
 
     stored: StoredItems
     seq: int
@@ -30,19 +30,19 @@ class Ingested:
     warnings: Sequence[Mapping[str, Any]]
 
     def as_json(self) -> dict[str, Any]:
-        """The response."""
+        """The body of the response."""
         kinds = ("new", "updated", "replaced")
         counts = {"stored": self.stored.count, **{kind: len(getattr(self.stored, kind)) for kind in kinds}}
-        rest = {"failed": len(self.errors), "seq": self.seq, "errors": self.errors, "warnings": self.warnings}
-        return {**counts, **rest}
+        others = {"failed": len(self.errors), "seq": self.seq, "errors": self.errors, "warnings": self.warnings}
+        return {**counts, **others}
 
 
 @dataclass(frozen=True)
 class IngestOptions:
-    """How a batch is stored: all or nothing, what of items that are there, and how its embeddings came about.
+    """How a batch is stored: atomically or not, what happens to existing items, and the origin of its embeddings.
 
-    Vectors that a transform made stay known as such where they are brought from another gallery: `reencode` and
-    `supplied` backfills put what the version itself says in their place.
+    Vectors that a transform made keep that origin when they are copied from another gallery: `reencode` and `supplied`
+    backfills replace them by the version's own.
     """
 
     atomic: bool = False
@@ -52,7 +52,7 @@ class IngestOptions:
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a batch goes, and how: a gallery, whose current version has to be this one when the batch is written."""
+    """Where a batch is stored: a gallery, whose current version must still be this one when the batch is written."""
 
     service: Runtime
     gallery_id: int
@@ -64,16 +64,16 @@ class CurrentChanged(Exception):
     """Another version was deployed while this batch was encoded for the one before."""
 
 
-def leave_out(to: Destination, batch: IngestBatch) -> None:
-    """Refuse the items that are there before they are encoded, where they would be in the end."""
+def refuse_existing(to: Destination, batch: IngestBatch) -> None:
+    """With `INSERT_ONLY`, refuse items that exist already before they are encoded."""
     if to.options.mode is not UpdateMode.INSERT_ONLY:
         return
     with to.service.database.read() as connection:
         rows = rows_of(connection, to.gallery_id, [draft.id for draft in batch.drafts])
-    there = {row.external_id for row in rows if not row.deleted}
-    for draft in (draft for draft in batch.drafts if draft.id in there):
+    existing = {row.external_id for row in rows if not row.deleted}
+    for draft in (draft for draft in batch.drafts if draft.id in existing):
         batch.refuse(draft.index, draft.id, ItemExists(pointer="/id"))
-    batch.drafts = [draft for draft in batch.drafts if draft.id not in there]
+    batch.drafts = [draft for draft in batch.drafts if draft.id not in existing]
 
 
 def store_batch(
@@ -83,7 +83,7 @@ def store_batch(
     batch: IngestBatch,
     files: Sequence[str] = (),
 ) -> Ingested:
-    """Write the items that are good, each with an embedding by `version`; `files` go if that is refused.
+    """Write the valid items, each with an embedding by `version`; `files` are removed if that is refused.
 
     Raises:
         CurrentChanged: another version is the gallery's current one by now; nothing is written.
@@ -128,21 +128,21 @@ def store_contents(
     batch: IngestBatch,
     others: Sequence[tuple[ItemDraft, NewItem]] = (),
 ) -> Ingested:
-    """The same of items that are images or texts, whose files are written first, and of `others` that are neither.
+    """Write the files of images or texts, then store their items, and `others` that have none.
 
-    `kinds`: as `Blobs.write` has them.
+    `kinds`: as `Blobs.write` takes them. Raises as `store_batch` and `write_contents`.
     """
     keys = write_contents(to.service, to.gallery_id, contents, kinds)
-    named = [(draft, item._replace(blob=key)) for (draft, item), key in zip(items, keys, strict=True)]
-    return store_batch(to, version, [*named, *others], batch, keys)
+    with_blobs = [(draft, item._replace(blob=key)) for (draft, item), key in zip(items, keys, strict=True)]
+    return store_batch(to, version, [*with_blobs, *others], batch, keys)
 
 
 def write_contents(service: Runtime, gallery_id: int, contents: Iterable[bytes], kinds: Iterable[str]) -> list[str]:
-    """Store what items of a gallery are; as `Blobs.write`, but UnknownGallery when the gallery was deleted."""
+    """Write images or texts of a gallery; as `Blobs.write`, but raises UnknownGallery when the gallery was deleted."""
     try:
         return service.blobs.write(gallery_id, contents, kinds)
     except StoreUnreachable:
-        # Its folder goes with it, under the hands of who writes there.
+        # Deleting a gallery removes its folder while others may write there.
         with service.database.lookup() as connection:
             if gallery_row(connection, gallery_id) is None:
                 raise UnknownGallery("the gallery was deleted") from None
@@ -152,15 +152,15 @@ def write_contents(service: Runtime, gallery_id: int, contents: Iterable[bytes],
 def while_current_holds(
     service: Runtime, name: str, options: IngestOptions, attempt: Callable[[Destination], Ingested]
 ) -> Ingested:
-    """Try with the gallery's current version, again as long as another one becomes current meanwhile."""
+    """Run `attempt` with the gallery's current version, again whenever another became current meanwhile."""
     while True:
         try:
-            return attempt(Destination(service, *_opened(service, name), options))
+            return attempt(Destination(service, *_destination(service, name), options))
         except CurrentChanged:
             continue
 
 
-def _opened(service: Runtime, name: str) -> tuple[int, LoadedVersion]:
+def _destination(service: Runtime, name: str) -> tuple[int, LoadedVersion]:
     with service.database.lookup() as connection:
         row = gallery_named(connection, name)
     if row.current_id is None:

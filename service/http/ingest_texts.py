@@ -14,7 +14,7 @@ from index.errors import InvalidText, NoTextEntrance, RegraftError
 from index.text import check_text
 from service.errors import InvalidBody
 from service.http.ingest_batch import IngestBatch, ItemDraft, read_batch
-from service.http.ingest_store import Destination, Ingested, leave_out, store_batch, store_contents
+from service.http.ingest_store import Destination, Ingested, refuse_existing, store_batch, store_contents
 from service.registry.embedding import pointing
 from service.registry.registry import LoadedVersion
 from service.store.blob_keys import TEXT
@@ -25,7 +25,7 @@ def are_texts(listed: object) -> bool:
     """Whether items in JSON are texts: one of them has a text, and none an embedding."""
     if not isinstance(listed, list):
         return False
-    fields = {name for one in listed if isinstance(one, dict) for name in ("text", "embedding") if name in one}
+    fields = {name for entry in listed if isinstance(entry, dict) for name in ("text", "embedding") if name in entry}
     return fields == {"text"}
 
 
@@ -43,7 +43,7 @@ def ingest_texts(to: Destination, body: Mapping[str, Any]) -> Ingested:
         raise InvalidBody(why, pointer="/version")
     check_reads_texts(to)
     batch = read_batch(body.get("items"), "text", to.service.settings)
-    leave_out(to, batch)
+    refuse_existing(to, batch)
     items, contents = encode_texts(to, batch, batch.drafts)
     batch.settle(to.options.atomic)
     return store_contents(to, to.current, items, contents, repeat(TEXT), batch)
@@ -52,8 +52,8 @@ def ingest_texts(to: Destination, body: Mapping[str, Any]) -> Ingested:
 def store_embeddings(
     to: Destination, version: LoadedVersion, items: Sequence[tuple[ItemDraft, NewItem]], batch: IngestBatch
 ) -> Ingested:
-    """Store embeddings by `version`, and the texts that some of them are of. Raises as `ingest_texts` does."""
-    bare = [one for one in items if one[0].text is None]
+    """Store embeddings by `version`, and the texts that some of them embed. Raises as `ingest_texts`."""
+    bare = [pair for pair in items if pair[0].text is None]
     texts, contents = [], []
     for draft, item in items if len(bare) < len(items) else ():
         if draft.text is None:
@@ -77,34 +77,34 @@ def check_reads_texts(to: Destination, number: int = 0) -> None:
         raise NoTextEntrance(why, pointer=f"/items/{number}/text")
 
 
-def read_text(given: object, most: int) -> bytes:
-    """A text of an item in UTF-8, pointing to `/text` where it is none, or takes more than `most` bytes."""
+def read_text(value: object, max_bytes: int) -> bytes:
+    """A text of an item in UTF-8. Raises InvalidText at `/text`: it is no text, or larger than `max_bytes`."""
     with pointing("/text"):
-        content = check_text(given, None).encode()
-        if len(content) > most:
-            raise InvalidText(f"the text takes {len(content)} bytes in UTF-8; at most {most} are legal")
+        content = check_text(value, None).encode()
+        if len(content) > max_bytes:
+            raise InvalidText(f"the text takes {len(content)} bytes in UTF-8; at most {max_bytes} are legal")
         return content
 
 
 def encode_texts(
     to: Destination, batch: IngestBatch, drafts: Sequence[ItemDraft]
 ) -> tuple[list[tuple[ItemDraft, NewItem]], list[bytes]]:
-    """Embed the texts that can be, as many at a time as the entrance takes; they and their contents."""
-    entrance, most = to.current.texts(), to.service.settings.max_text_bytes
-    good: list[tuple[ItemDraft, bytes, Any]] = []
+    """Embed the valid texts, as many at a time as the entrance takes; returns the items and the texts in UTF-8."""
+    entrance, max_bytes = to.current.texts(), to.service.settings.max_text_bytes
+    readable: list[tuple[ItemDraft, bytes, Any]] = []
     for draft in drafts:
         try:
-            content = read_text(draft.content, most)
+            content = read_text(draft.content, max_bytes)
             with pointing("/text"):
-                good.append((draft, content, entrance.encoder.prepare(draft.content, "item")))
+                readable.append((draft, content, entrance.encoder.prepare(draft.content, "item")))
         except RegraftError as error:
             batch.refuse(draft.index, draft.id, error)
     items: list[tuple[ItemDraft, NewItem]] = []
-    for start in range(0, len(good), entrance.encoder.batch):
-        block = good[start : start + entrance.encoder.batch]
+    for start in range(0, len(readable), entrance.encoder.batch):
+        block = readable[start : start + entrance.encoder.batch]
         vectors = entrance.items(partial(list, (prepared for _, _, prepared in block)))
         items += [
             (draft, NewItem(draft.id, draft.metadata, "encoded", vector))
             for (draft, _, _), vector in zip(block, vectors, strict=True)
         ]
-    return items, [content for _, content, _ in good]
+    return items, [content for _, content, _ in readable]

@@ -1,4 +1,4 @@
-"""Deleting items: by their ids in one transaction, by a filter in as many short ones as it takes."""
+"""Delete items: by their ids in one transaction, by a filter in short ones of a block each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.store.repository import delete_items, gallery_named, rows_of, take_
 
 
 def delete_named(service: Runtime, name: str, ids: Sequence[str], *, dry_run: bool = False) -> set[str]:
-    """Delete items by their ids, all different. Returns those that were there."""
+    """Delete items by their ids, all different. Returns the ids that existed."""
     if dry_run:
         with service.database.read() as connection:
             rows = rows_of(connection, gallery_named(connection, name).id, ids)
@@ -22,20 +22,20 @@ def delete_named(service: Runtime, name: str, ids: Sequence[str], *, dry_run: bo
     with service.database.write() as connection:
         gallery_id = gallery_named(connection, name).id
         take_seq(connection, gallery_id, 0)
-        there, blobs = _delete(connection, gallery_id, ids)
+        deleted, blobs = _delete(connection, gallery_id, ids)
     service.blobs.remove(blobs)
     service.replica.refresh(gallery_id)
-    return there
+    return deleted
 
 
-def delete_passing(service: Runtime, name: str, given: dict[str, Any], *, dry_run: bool = False) -> int:
+def delete_passing(service: Runtime, name: str, where: dict[str, Any], *, dry_run: bool = False) -> int:
     """Delete the items that pass a filter. Returns how many, and raises, as `change_passing`."""
 
     def change(connection: Connection, gallery_id: int, ids: list[str]) -> tuple[int, Sequence[str]]:
-        there, blobs = _delete(connection, gallery_id, ids)
-        return len(there), blobs
+        deleted, blobs = _delete(connection, gallery_id, ids)
+        return len(deleted), blobs
 
-    return change_passing(service, name, given, change, "deleted", dry_run=dry_run)
+    return change_passing(service, name, where, change, "deleted", dry_run=dry_run)
 
 
 def _delete(connection: Connection, gallery_id: int, ids: Sequence[str]) -> tuple[set[str], list[str]]:

@@ -1,4 +1,4 @@
-"""Changing the metadata of items that are there, and nothing else of them, by JSON Merge Patch (RFC 7396)."""
+"""Change the metadata of existing items, and nothing else of them, by JSON Merge Patch (RFC 7396)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regraft.models import ItemError, MetadataResult
 from service.errors import InvalidItem, UnknownItem
 from service.http.ingest_batch import read_batch
 from service.http.passing_items import change_passing
-from service.http.stored_json import why_not_stored
+from service.http.stored_json import storage_problem
 from service.runtime import Runtime
 from service.store.audit import ChangeContext
 from service.store.repository import gallery_named, rows_of, set_metadata, take_seq
@@ -21,11 +21,11 @@ from service.store.rows import ItemRow
 Patch = Mapping[str, Any]
 
 MAX_ERRORS = 100
-"""Items named as faulty of those that passed a filter, which may be all there are."""
+"""Faulty items that are named, of those that passed a filter: these may be the whole gallery."""
 
 
 def merge_patch(target: object, patch: Patch) -> dict[str, Any]:
-    """A JSON value, patched (RFC 7396, section 2): null takes a field away, an object changes fields within one."""
+    """A patched JSON value (RFC 7396, section 2): null removes a field, an object is merged into the field's own."""
     merged = dict(target) if isinstance(target, dict) else {}
     for name, value in patch.items():
         if value is None:
@@ -38,7 +38,7 @@ def merge_patch(target: object, patch: Patch) -> dict[str, Any]:
 def patch_named(
     service: Runtime, name: str, listed: list[Any], context: ChangeContext, *, atomic: bool
 ) -> MetadataResult:
-    """Patch the metadata of items by their ids, each its own way: `listed` has {id, metadata} each.
+    """Patch the metadata of items by id, each with its own patch: `listed` holds {id, metadata} objects.
 
     Raises:
         UnknownGallery: there is none of this name.
@@ -65,42 +65,44 @@ def patch_named(
 
 
 def patch_passing(
-    service: Runtime, name: str, given: dict[str, Any], patch: Patch, context: ChangeContext
+    service: Runtime, name: str, where: dict[str, Any], patch: Patch, context: ChangeContext
 ) -> MetadataResult:
-    """Patch the metadata of all items that pass a filter, in the same way; a dry run counts those that pass.
+    """Patch the metadata of all items that pass a filter with one patch; a dry run counts those that pass.
 
     Raises:
         InvalidItem: no metadata can hold this patch.
         InvalidFilter, ShuttingDown: see `change_passing`.
     """
-    most, failed, errors = service.settings.max_metadata_bytes, 0, list[ItemError]()
-    if why := why_not_stored(patch, most):
+    max_bytes, failed, errors = service.settings.max_metadata_bytes, 0, list[ItemError]()
+    if why := storage_problem(patch, max_bytes):
         raise InvalidItem(f"metadata {why}", pointer="/metadata")
 
     def change(connection: Connection, gallery_id: int, ids: list[str]) -> tuple[int, Sequence[str]]:
         nonlocal failed
-        refused = _patch(connection, gallery_id, dict.fromkeys(ids, patch), most)
+        refused = _patch(connection, gallery_id, dict.fromkeys(ids, patch), max_bytes)
         failed += len(refused)
         for external_id, error in list(refused.items())[: MAX_ERRORS - len(errors)]:
-            told = {"code": error.code, "detail": error.message, "pointer": error.pointer}
-            errors.append(ItemError(index=0, id=external_id, **told))
+            problem = {"code": error.code, "detail": error.message, "pointer": error.pointer}
+            errors.append(ItemError(index=0, id=external_id, **problem))
         return len(ids) - len(refused), ()
 
-    updated = change_passing(service, name, given, change, "updated", dry_run=context.dry_run)
+    updated = change_passing(service, name, where, change, "updated", dry_run=context.dry_run)
     return MetadataResult(updated=updated, failed=failed, errors=errors)
 
 
-def _patch(connection: Connection, gallery_id: int, patches: Mapping[str, Patch], most: int) -> dict[str, RegraftError]:
-    """Patch the metadata of items by their ids, with the gallery's lock. Returns why others were not, by theirs."""
+def _patch(
+    connection: Connection, gallery_id: int, patches: Mapping[str, Patch], max_bytes: int
+) -> dict[str, RegraftError]:
+    """Patch the metadata of items by id, holding the gallery's lock. Returns errors by id."""
     refused: dict[str, RegraftError] = {}
     rows = {row.external_id: row for row in rows_of(connection, gallery_id, list(patches)) if not row.deleted}
     merged: list[tuple[ItemRow, dict[str, Any]]] = []
     for external_id, patch in patches.items():
         if (row := rows.get(external_id)) is None:
             refused[external_id] = UnknownItem("the gallery holds no item of this id", pointer="/id")
-        elif why := why_not_stored(after := merge_patch(row.metadata, patch), most):
+        elif why := storage_problem(patched := merge_patch(row.metadata, patch), max_bytes):
             refused[external_id] = InvalidItem(f"metadata {why}", pointer="/metadata")
         else:
-            merged.append((row, after))
+            merged.append((row, patched))
     set_metadata(connection, merged, take_seq(connection, gallery_id, len(merged)))
     return refused

@@ -1,4 +1,4 @@
-"""The texts of stored items, as answers show them."""
+"""The texts of stored items, for answers that show them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def texts_of(blobs: Blobs, rows: Iterable[ItemRow]) -> dict[str | None, str | No
 
 
 def _read(blobs: Blobs, keys: Iterable[str]) -> Iterator[str | None]:
-    """The texts under keys; None where one is gone, or none any more.
+    """The texts under blob keys; None where one is gone, or is no valid text.
 
     Raises:
-        StoreUnreachable, ImageUnreadable: nothing can be said of one.
+        StoreUnreachable, ImageUnreadable: one cannot be read.
     """
     for content in blobs.fetch_all(keys):
         try:
@@ -42,20 +42,20 @@ def add_texts(service: Runtime, keys: Iterable[Iterable[int]], rows: Iterable[Se
 
     Raises:
         InvalidArgument: the texts are longer than an answer may be.
-        StoreUnreachable, ImageUnreadable: nothing can be said of one.
+        StoreUnreachable, ImageUnreadable: one cannot be read.
     """
     pairs = [
         (key, match) for row, matches in zip(keys, rows, strict=True) for key, match in zip(row, matches, strict=True)
     ]
     with service.database.read() as connection:
-        mine = item.c.id.in_(listed(connection, sorted({key for key, _ in pairs})).keys)
-        there = select(item.c.id, item.c.blob).where(mine, item.c.blob.like(f"%{TEXT}"))
-        found = {row.id: row.blob for row in connection.execute(there)}
-    shown, left = Counter(key for key, _ in pairs), service.settings.max_body_bytes
+        condition = item.c.id.in_(listed(connection, sorted({key for key, _ in pairs})).keys)
+        statement = select(item.c.id, item.c.blob).where(condition, item.c.blob.like(f"%{TEXT}"))
+        blobs = {row.id: row.blob for row in connection.execute(statement)}
+    times_shown, bytes_left = Counter(key for key, _ in pairs), service.settings.max_body_bytes
     texts: dict[int, str | None] = {}
-    for key, text in zip(found, _read(service.blobs, found.values()), strict=True):
+    for key, text in zip(blobs, _read(service.blobs, blobs.values()), strict=True):
         texts[key] = text
-        if (left := left - shown[key] * len(text or "")) < 0:
+        if (bytes_left := bytes_left - times_shown[key] * len(text or "")) < 0:
             raise too_long("texts", service.settings.max_body_bytes, "none of their texts")
     for key, match in pairs:
         match["text"] = texts.get(key)

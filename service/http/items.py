@@ -163,9 +163,9 @@ async def ingest_body(
     return await service.run_write(lambda: respond(stored()))
 
 
-def respond(done: Ingested) -> Response:
-    """The answer of an ingest, written on the thread that did the work, in ASCII: faulty items are named as sent."""
-    return Response(json.dumps(done.as_json()), media_type=JSON)
+def respond(ingested: Ingested) -> Response:
+    """The answer to an ingest, written on the thread that did the work, in ASCII: faulty items are named as sent."""
+    return Response(json.dumps(ingested.as_json()), media_type=JSON)
 
 
 @router.get("/galleries/{name}/items")
@@ -184,46 +184,46 @@ def list_page(
 @router.post("/galleries/{name}/items:list")
 def list_passing(name: Name, body: ListIn, service: Service) -> ItemPage:
     """The same for a filter that is too long for an address."""
-    parse_filter(body.filter)  # which is not looked at where no item is there
+    parse_filter(body.filter)  # an empty gallery would not check it
     return _list(service, name, body.limit, body.cursor or "", body.with_text, body.filter)
 
 
 def _list(
-    service: Runtime, name: str, limit: int, cursor: str, with_text: bool, given: dict[str, Any] | None
+    service: Runtime, name: str, limit: int, cursor: str, with_text: bool, where: dict[str, Any] | None
 ) -> ItemPage:
     after = decode_cursor(cursor)
     with service.database.read() as connection:
         gallery = gallery_named(connection, name)
-        page, behind = _page(connection, gallery.id, after, limit, given)
-        held = embeddings_of(connection, gallery.id, [row.id for row in page])
+        page, last_key = _page(connection, gallery.id, after, limit, where)
+        origins = embeddings_of(connection, gallery.id, [row.id for row in page])
     places = places_in(service.registry, gallery)
-    following = None if behind is None else encode_cursor(behind)
+    next_cursor = None if last_key is None else encode_cursor(last_key)
     texts = texts_of(service.blobs, page) if with_text else {}
-    described = (describe_item(service, places, row, held[row.id], texts) for row in page)
-    return ItemPage(items=[ItemInfo(**one) for one in described], next=following)
+    described = (describe_item(service, places, row, origins[row.id], texts) for row in page)
+    return ItemPage(items=[ItemInfo(**item_fields) for item_fields in described], next=next_cursor)
 
 
 def _page(
-    connection: Connection, gallery_id: int, after: int, limit: int, given: dict[str, Any] | None
+    connection: Connection, gallery_id: int, after: int, limit: int, where: dict[str, Any] | None
 ) -> tuple[list[ItemRow], int | None]:
-    """Rows behind key `after`, of those that pass a filter; and the key that the next page begins behind."""
-    if given is None:
+    """Rows after the key `after` that pass a filter, and the last key of the page; None: there is no next page."""
+    if where is None:
         rows = items_after(connection, gallery_id, after, limit + 1)
         return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
     live = and_(item.c.gallery_id == gallery_id, item.c.deleted == false())
-    keys, behind = page_of_passing(connection, live, given, after, limit)
-    among = item.c.id.in_(listed(connection, keys).keys)
-    return items_after(connection, gallery_id, after, limit, among) if keys else [], behind
+    keys, last_key = page_of_passing(connection, live, where, after, limit)
+    passing = item.c.id.in_(listed(connection, keys).keys)
+    return items_after(connection, gallery_id, after, limit, passing) if keys else [], last_key
 
 
 def _filter(text: str) -> dict[str, Any]:
-    """A filter that came in an address. Raises InvalidFilter."""
+    """A filter from a query parameter. Raises InvalidFilter."""
     try:
-        given = parse_any_json(text)
+        parsed = parse_any_json(text)
     except InvalidBody as error:
         raise InvalidFilter(f"a filter in an address is JSON: {error.message}", pointer="/filter") from error
-    parse_filter(given)
-    return dict(given)
+    parse_filter(parsed)
+    return dict(parsed)
 
 
 @router.post("/galleries/{name}/items:delete")
@@ -236,8 +236,8 @@ def remove_many(name: Name, body: DeletionIn, service: Service, context: Request
     if not body.ids:
         raise InvalidArgument("ids must name at least one item; or give a filter", pointer="/ids")
     ids = list(dict.fromkeys(body.ids))
-    there = delete_named(service, name, ids, dry_run=context.dry_run)
-    return DeleteResult(deleted=len(there), missing=[i for i in ids if i not in there])
+    deleted = delete_named(service, name, ids, dry_run=context.dry_run)
+    return DeleteResult(deleted=len(deleted), missing=[i for i in ids if i not in deleted])
 
 
 @router.patch("/galleries/{name}/items")
@@ -275,8 +275,8 @@ def show_image(name: Name, item_id: ItemId, request: Request, service: Service) 
         if image is None:
             if _blob_of(service, name, item_id) == key:
                 raise NoImage("the image of this item is gone")
-            continue  # replaced between the two looks
-        return Response(image, media_type=_mime(image))
+            continue  # replaced between the two reads
+        return Response(image, media_type=_media_type_of(image))
 
 
 @router.get("/galleries/{name}/items/{item_id:path}")
@@ -285,10 +285,10 @@ def show(name: Name, item_id: ItemId, service: Service) -> ItemDetail:
     with service.database.read() as connection:
         gallery = gallery_named(connection, name)
         row = live_item(connection, gallery.id, item_id)
-        held = embeddings_of(connection, gallery.id, [row.id])[row.id]
-    embeddings = [EmbeddingInfo(version=service.registry.by_id(v).name, origin=origin) for v, origin in held.items()]
+        origins = embeddings_of(connection, gallery.id, [row.id])[row.id]
+    embeddings = [EmbeddingInfo(version=service.registry.by_id(v).name, origin=origin) for v, origin in origins.items()]
     texts = texts_of(service.blobs, [row])
-    described = describe_item(service, places_in(service.registry, gallery), row, held, texts)
+    described = describe_item(service, places_in(service.registry, gallery), row, origins, texts)
     return ItemDetail(**described, embeddings=embeddings)
 
 
@@ -309,7 +309,7 @@ def _blob_of(service: Runtime, name: str, item_id: str) -> str:
     return row.blob
 
 
-def _mime(image: bytes) -> str:
+def _media_type_of(image: bytes) -> str:
     try:
         with Image.open(io.BytesIO(image)) as opened:
             return Image.MIME[opened.format or ""]
@@ -318,18 +318,18 @@ def _mime(image: bytes) -> str:
 
 
 def describe_item(
-    service: Runtime, places: Places, row: ItemRow, held: Mapping[int, str], texts: Mapping[str | None, str | None]
+    service: Runtime, places: Places, row: ItemRow, origins: Mapping[int, str], texts: Mapping[str | None, str | None]
 ) -> dict[str, Any]:
-    """The fields of `regraft.models.ItemInfo`; `held`: version id -> origin of what the item holds.
+    """The fields of `regraft.models.ItemInfo`.
 
-    `texts`: those that are shown, by key.
+    `origins`: version id -> origin of the embedding that the item holds. `texts`: blob key -> text, of those shown.
     """
-    for version_id in held:
-        service.registry.by_id(version_id)  # another process's, perhaps
+    for version_id in origins:
+        service.registry.by_id(version_id)  # makes one known that another process registered
     return {
         "id": row.external_id,
         "metadata": row.metadata,
-        "active": service.registry.by_id(places.best(held)).name if held else None,
+        "active": service.registry.by_id(places.best(origins)).name if origins else None,
         "image": row.blob is not None and not is_text(row.blob),
         "text": texts.get(row.blob),
         "seq": row.seq,

@@ -1,4 +1,4 @@
-"""API keys: make, list, delete. The one of the settings opens everything, and is none of these."""
+"""API keys: create, list, delete. The key of the settings opens everything, and is none of these."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from service.store.repository import all_galleries
 
 router = APIRouter(route_class=CheckedRoute, tags=["keys"])
 
-TAKEN = {"api_key", "canary", "local", "worker"}
-"""Whom the audit names itself: who asks with the keys of the settings, or none, and a canary that ends itself."""
+RESERVED = {"api_key", "canary", "local", "worker"}
+"""Names that the audit uses itself: for the keys of the settings, for no key, and for a canary that ends itself."""
 
 
 class KeyIn(Body):
@@ -36,17 +36,17 @@ class KeyIn(Body):
 @router.post("/keys", status_code=201)
 def create(body: KeyIn, request: Request, service: Service) -> NewKey:
     """Make a key; the answer shows it, and nothing does later."""
-    check_name(body.name, TAKEN)
+    check_name(body.name, RESERVED)
     if service.settings.api_key is None:
         raise NobodyAsked
     try:
         with service.database.write() as connection:
-            _check_there(connection, body.galleries or ())
+            _check_galleries(connection, body.galleries or ())
             row, key = add_key(connection, body.name, body.scope, body.galleries)
-            record(connection, request.state.who, "key_created", body.name, **_opened(row))
+            record(connection, request.state.who, "key_created", body.name, **_access(row))
     except IntegrityError:
         raise KeyExists(f"key {body.name!r} exists already: delete it first", pointer="/name") from None
-    return NewKey(name=row.name, created=row.created, key=key, **_opened(row))
+    return NewKey(name=row.name, created=row.created, key=key, **_access(row))
 
 
 @router.get("/keys")
@@ -54,7 +54,7 @@ def list_all(service: Service) -> KeyList:
     """Every key, without itself."""
     with service.database.lookup() as connection:
         rows = all_keys(connection)
-    return KeyList(keys=[KeyInfo(name=row.name, created=row.created, **_opened(row)) for row in rows])
+    return KeyList(keys=[KeyInfo(name=row.name, created=row.created, **_access(row)) for row in rows])
 
 
 @router.delete("/keys/{name}", status_code=204, dependencies=[CONFIRMED])
@@ -63,16 +63,16 @@ def remove(name: Name, service: Service, context: RequestContext) -> None:
     with service.database.write(dry_run=context.dry_run) as connection:
         row = key_named(connection, name)
         delete_key(connection, name)
-        record(connection, context.who, "key_deleted", name, **_opened(row))
+        record(connection, context.who, "key_deleted", name, **_access(row))
     service.keys.read()
 
 
-def _check_there(connection: Connection, names: Sequence[str]) -> None:
-    there = {row.name for row in all_galleries(connection)}
+def _check_galleries(connection: Connection, names: Sequence[str]) -> None:
+    existing = {row.name for row in all_galleries(connection)}
     for place, name in enumerate(names):
-        if name not in there:
+        if name not in existing:
             raise UnknownGallery(f"there is no gallery {name!r}", pointer=f"/galleries/{place}")
 
 
-def _opened(row: ApiKeyRow) -> dict[str, Any]:
+def _access(row: ApiKeyRow) -> dict[str, Any]:
     return {"scope": row.scope, "galleries": row.galleries}

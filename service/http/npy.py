@@ -28,7 +28,7 @@ def read_npy(raw: bytes, pointer: str) -> NDArray[Any]:
     """The matrix (N, D) that `raw` holds, of float16, float32 or float64; nothing is copied.
 
     Raises:
-        InvalidBody: something else, or more or fewer numbers than the header tells.
+        InvalidBody: it is none, or the numbers are not as many as the header says.
     """
     header, end = _header(raw, _HEADER, "a matrix (N, D) of float16, float32 or float64", pointer)
     numbers = _elements(raw, end, header[1], (int(header[3]), int(header[4])), pointer)
@@ -39,14 +39,14 @@ def read_npy_labels(raw: bytes, pointer: str) -> NDArray[Any]:
     """The labels (N,) that `raw` holds, whole numbers or texts; nothing is copied.
 
     Raises:
-        InvalidBody: something else, or more or fewer labels than the header tells.
+        InvalidBody: it holds none, or the labels are not as many as the header says.
     """
     header, end = _header(raw, _LABELS, "labels (N,), whole numbers or texts", pointer)
     return _elements(raw, end, header[1], (int(header[2]),), pointer)
 
 
 def _header(raw: bytes, legal: re.Pattern[bytes], needed: str, pointer: str) -> tuple[re.Match[bytes], int]:
-    """What the header says, and where it ends."""
+    """The matched header, and where it ends."""
     long = raw[6:8] == b"\x02\x00"
     start = 12 if long else 10
     end = start + int.from_bytes(raw[8:start], "little")
@@ -58,10 +58,10 @@ def _header(raw: bytes, legal: re.Pattern[bytes], needed: str, pointer: str) -> 
     return header, end
 
 
-def _elements(raw: bytes, end: int, kind_told: bytes, shape: tuple[int, ...], pointer: str) -> NDArray[Any]:
-    """What follows the header, in one row."""
-    kind = np.dtype(kind_told.decode())
+def _elements(raw: bytes, end: int, type_code: bytes, shape: tuple[int, ...], pointer: str) -> NDArray[Any]:
+    """The elements after the header, as one row."""
+    kind = np.dtype(type_code.decode())
     if math.prod(shape) * kind.itemsize != len(raw) - end:
-        told = f"{math.prod(shape) * kind.itemsize} bytes of numbers, and {len(raw) - end} follow"
-        raise InvalidBody(f"the array's header tells of {told}", pointer=pointer)
+        sizes = f"{math.prod(shape) * kind.itemsize} bytes of numbers, and {len(raw) - end} follow"
+        raise InvalidBody(f"the array's header tells of {sizes}", pointer=pointer)
     return np.frombuffer(raw, kind, offset=end)

@@ -14,26 +14,26 @@ NEEDED, KNOWN = ("new", "old"), ("new", "old", "labels")
 POINTER = "/pairs"
 
 
-def read_pairs(stream: BinaryIO, most: int) -> PairArrays:
+def read_pairs(stream: BinaryIO, max_bytes: int) -> PairArrays:
     """The arrays `new`, `old` and, if there, `labels`.
 
     Args:
-        stream: of the file.
-        most: bytes that they may take unpacked.
+        stream: the file.
+        max_bytes: of the arrays, unpacked.
 
     Raises:
         InvalidBody: no such file, or an array that is missing, unknown or of another type.
         BodyTooLarge: they would take more.
     """
-    held = _unpacked(stream, most)
-    if missing := next((name for name in NEEDED if name not in held), None):
+    arrays = _unpacked(stream, max_bytes)
+    if missing := next((name for name in NEEDED if name not in arrays), None):
         raise InvalidBody(f"the pairs lack the array {missing!r}", pointer=f"{POINTER}/{missing}")
-    new, old = (read_npy(held[name], f"{POINTER}/{name}") for name in NEEDED)
-    labels = read_npy_labels(held["labels"], f"{POINTER}/labels") if "labels" in held else None
+    new, old = (read_npy(arrays[name], f"{POINTER}/{name}") for name in NEEDED)
+    labels = read_npy_labels(arrays["labels"], f"{POINTER}/labels") if "labels" in arrays else None
     return PairArrays(new, old, labels)
 
 
-def _unpacked(stream: BinaryIO, most: int) -> dict[str, bytes]:
+def _unpacked(stream: BinaryIO, max_bytes: int) -> dict[str, bytes]:
     """The content of each array's file, by the array's name."""
     try:
         with ZipFile(stream) as archive:
@@ -43,8 +43,8 @@ def _unpacked(stream: BinaryIO, most: int) -> dict[str, bytes]:
             # Other methods have no bound on what a small part becomes.
             if any(info.compress_type not in {ZIP_STORED, ZIP_DEFLATED} for info in members.values()):
                 raise InvalidBody("the pairs are compressed in another way than NumPy's", pointer=POINTER)
-            if (size := sum(info.file_size for info in members.values())) > most:
-                raise BodyTooLarge(f"the pairs take {size} bytes unpacked; at most {most}", pointer=POINTER)
+            if (size := sum(info.file_size for info in members.values())) > max_bytes:
+                raise BodyTooLarge(f"the pairs take {size} bytes unpacked; at most {max_bytes}", pointer=POINTER)
             return {name: archive.read(info) for name, info in members.items()}
     except (BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as error:
         raise InvalidBody(f"the pairs are no .npz that can be read: {error}", pointer=POINTER) from error

@@ -1,7 +1,7 @@
-"""The API's description of itself: what FastAPI knows of each route, and what holds for every route alike.
+"""The OpenAPI document: FastAPI's description of each route, completed by what holds for every route.
 
-What can go wrong is declared once, by the errors (`status`, `code`); which of their statuses an operation can answer
-follows from what it takes.
+Errors declare their `status` and `code` once; which statuses an operation can answer follows from its parameters and
+body.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def describe(app: FastAPI, settings: Settings) -> Document:
 
 
 WRITERS = ("index.creation.", "index.new_folder")
-"""What writes version folders answers no request, though tests may have imported it."""
+"""Modules that write version folders: no request meets their errors, though tests may have imported them."""
 
 
 def codes_by_status() -> Mapping[int, list[str]]:
@@ -132,7 +132,7 @@ def _add_problems(method: str, operation: Document) -> None:
 
 
 def _failures(method: str, operation: Document) -> set[int]:
-    """The statuses of errors that can come of what an operation takes."""
+    """The statuses of errors that an operation can answer, by its parameters and body."""
     found = {401, 403, 422, 500, 503}
     reads_body = "requestBody" in operation
     if operation.get("parameters") or reads_body:
@@ -145,7 +145,7 @@ def _failures(method: str, operation: Document) -> set[int]:
 
 
 def _takes(operation: Document, name: str) -> bool:
-    return any(given["name"] == name for given in operation.get("parameters", ()))
+    return any(parameter["name"] == name for parameter in operation.get("parameters", ()))
 
 
 def _fill_limits(value: Any, settings: Settings) -> None:
@@ -154,5 +154,5 @@ def _fill_limits(value: Any, settings: Settings) -> None:
             del value[LIMIT]
             value["maxItems"] = getattr(settings, setting)
         value = list(value.values())
-    for one in value if isinstance(value, list) else ():
-        _fill_limits(one, settings)
+    for member in value if isinstance(value, list) else ():
+        _fill_limits(member, settings)

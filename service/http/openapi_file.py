@@ -14,7 +14,7 @@ from service.settings import Settings
 
 
 def written() -> str:
-    """What the file holds."""
+    """The content of the file."""
     settings = Settings.model_construct(api_key=SecretStr("any"))
     document = describe(create_app(settings), settings)
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""JSON out of requests, strictly, and in slices: however large a body is, other threads never wait long for it.
+"""Strict JSON parsing of requests, in slices: however large a body is, other threads never wait long for it.
 
 A parser holds the interpreter's lock from the first character to the last. Here a list or an object that is longer than
 a slice is read many short members at a time, or member by member, and only what is shorter goes to a parser as a whole:
@@ -20,14 +20,14 @@ SLICE = 1 << 18
 """Characters that are parsed in one go, in one or two milliseconds."""
 MAX_LONG = 8
 """How deep lists and objects longer than a slice may be nested."""
-FEW = 64
-"""Characters that are not worth a try to read several members at once."""
+MIN_STEP = 64
+"""Fewer characters are not worth trying to read several members at once."""
 MAX_CONTAINERS = 1_000_000
 """Lists and objects in one body: each costs many times the memory of its two characters."""
 MAX_MEMBERS = 100_000
-"""Of one object that is longer than a slice: whoever looks through their names holds the interpreter's lock."""
+"""Of one object that is longer than a slice: going through their names holds the interpreter's lock."""
 CUT_OFF = 16
-"""What the end of a slice cuts in two is noticed at most so many characters before it; a string, at its beginning."""
+"""A value cut by the end of a slice fails at most so many characters before it; a string, at its beginning."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _CLOSING = {"[": "]", "{": "}"}
@@ -37,7 +37,7 @@ _WIDE = b"," + b"0" * 19
 
 
 class NotForOrjson(Exception):
-    """What orjson refuses, or would round, where Python's parser says what is meant."""
+    """The text holds something that orjson refuses, or would round: Python's parser decides."""
 
 
 def parse_json(raw: bytes | str) -> Any:
@@ -54,7 +54,7 @@ def parse_json(raw: bytes | str) -> Any:
 
 
 def parse_any_json(raw: bytes | str) -> Any:
-    """The same, for who looks for halves of surrogate pairs himself (`is_whole`). Raises as `parse_json`."""
+    """JSON as `parse_json`, but halves of surrogate pairs are left to the caller (`is_whole`). Raises as it does."""
     try:
         with suppress(NotForOrjson):
             if len(raw) <= SLICE and (value := _quickly(raw)) is not _UNREAD:
@@ -89,7 +89,7 @@ def _may_hold_halves(raw: bytes | str) -> bool:
     """Whether the escape of a surrogate begins somewhere."""
     if isinstance(raw, str):
         return "\\ud" in raw or "\\uD" in raw
-    return b"\\" in raw and (b"\\ud" in raw or b"\\uD" in raw)  # one byte is looked for faster than three
+    return b"\\" in raw and (b"\\ud" in raw or b"\\uD" in raw)  # finding one byte is faster than three
 
 
 def is_whole(value: Any) -> bool:
@@ -116,7 +116,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._parse = JSONDecoder(parse_constant=_not_json).raw_decode
-        # The part of the text in which values are looked for: a copy, so that no look goes further than it.
+        # The part of the text in which values are parsed: a copy, so that no parse goes beyond it.
         self._window, self._begin = text[: 2 * SLICE], 0
         # How many characters of short members are read at a time: less where long ones lie between them.
         self._step = SLICE
@@ -129,14 +129,14 @@ class _Reader:
         return value
 
     def _field(self, at: int, depth: int) -> tuple[Any, int]:
-        """A value that is often the most of the text: one that seems to go on behind the window is not tried whole."""
-        self._look_at(at)
-        if depth < MAX_LONG and self._seems_long(at):  # as deep as may be it is tried: what is not long is legal
+        """The value of a field, often most of the text: one that seems to end after the window is not parsed whole."""
+        self._move_window(at)
+        if depth < MAX_LONG and self._seems_long(at):  # at the depth limit it is tried whole: a short one is legal
             return self._long(at, depth)
         return self._value(at, depth)
 
     def _seems_long(self, at: int) -> bool:
-        """Whether more lists, or objects, are opened than closed in what of the window is behind one's beginning."""
+        """Whether the rest of the window opens more lists, or objects, than it closes."""
         opening, begin, end = self._text[at : at + 1], at - self._begin, self._begin + len(self._window)
         if opening not in _CLOSING or end == len(self._text):
             return False
@@ -144,7 +144,7 @@ class _Reader:
 
     def _value(self, at: int, depth: int) -> tuple[Any, int]:
         """The value that begins at `at`, and where it ends."""
-        self._look_at(at)
+        self._move_window(at)
         begin, window = self._begin, self._window
         last = begin + len(window) == len(self._text)
         try:
@@ -177,7 +177,7 @@ class _Reader:
         if self._text[at : at + 1] == "]":  # long by its white space
             return found, at + 1
         while True:
-            if (many := self._many(at, "[]")) is not None:
+            if (many := self._read_members(at, "[]")) is not None:
                 members, at = many
                 found += members
                 continue
@@ -195,7 +195,7 @@ class _Reader:
         while True:
             if len(found) > MAX_MEMBERS:
                 raise BodyTooLarge(f"an object holds more than {MAX_MEMBERS} members")
-            if (many := self._many(at, "{}")) is not None:
+            if (many := self._read_members(at, "{}")) is not None:
                 members, at = many
                 found |= members
                 continue
@@ -210,19 +210,19 @@ class _Reader:
             if ended:
                 return found, at
 
-    def _many(self, at: int, brackets: str) -> tuple[Any, int] | None:
+    def _read_members(self, at: int, brackets: str) -> tuple[Any, int] | None:
         """The members up to a comma that is between two of them, and where the next one begins; None: read one by one.
 
         It is between two, if what is before it is JSON in itself; of lists and objects, it is between two brackets.
         """
         opening = self._text[at : at + 1]
-        while self._step > FEW and (end := self._last_comma(at, opening)) > at:
+        while self._step > MIN_STEP and (end := self._last_comma(at, opening)) > at:
             members = self._whole(brackets[0] + self._text[at:end] + brackets[1])
             if members is not _UNREAD:
                 self._step = min(2 * self._step, SLICE)
                 return members, self._skip(end + 1)
             self._step //= 2
-        self._step = min(2 * max(self._step, FEW), SLICE)
+        self._step = min(2 * max(self._step, MIN_STEP), SLICE)
         return None
 
     def _last_comma(self, at: int, opening: str) -> int:
@@ -253,8 +253,8 @@ class _Reader:
             raise JSONDecodeError("Expecting ',' delimiter", self._text, at)
         return self._skip(at + 1), False
 
-    def _look_at(self, at: int) -> None:
-        """Have the window hold at least a slice from here on, as far as there is so much."""
+    def _move_window(self, at: int) -> None:
+        """Move the window so that it holds at least a slice from `at` on, or the rest of the text."""
         end = self._begin + len(self._window)
         if at < self._begin or (at + SLICE > end and end < len(self._text)):
             self._window, self._begin = self._text[at : at + 2 * SLICE], at

@@ -1,4 +1,4 @@
-"""Changing every item that passes a filter, in as many short transactions as it takes."""
+"""Change every item that passes a filter, in short transactions of a block each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from service.store.tables import item
 BLOCK = 1_000
 """Items that are changed in one transaction."""
 PAUSE_SECONDS = 0.005
-"""Between two of them, so that those who wait to write get their turn."""
+"""Between two of them, so that other writers get their turn."""
 Change = Callable[[Connection, int, list[str]], tuple[int, Sequence[str]]]
 """Changes the items of these ids, of the gallery with this key, whose lock the transaction holds.
 
@@ -29,49 +29,48 @@ Returns how many it changed, and the blobs that nothing refers to any more.
 
 
 def change_passing(
-    service: Runtime, name: str, given: dict[str, Any], change: Change, done: str, *, dry_run: bool = False
+    service: Runtime, name: str, where: dict[str, Any], change: Change, done: str, *, dry_run: bool = False
 ) -> int:
-    """Change the items that pass a filter, of those that are there now. Returns how many; in a dry run, how many pass.
+    """Change the items that exist now and pass a filter. Returns how many; in a dry run, how many pass.
 
-    An item is looked at once more by the transaction that changes it: one that was written meanwhile counts if it
-    passes as it then is, and one that came meanwhile stays as it is. Whatever ends this in between, what was changed
-    stays so.
+    The transaction that changes an item filters it again: one that was written meanwhile counts if it still passes, and
+    one that was added meanwhile is not changed. Blocks that were changed stay so, whatever ends this in between.
 
     Args:
         service: the service.
-        name: the gallery's.
-        given: the filter.
-        change: what to do.
-        done: what became of items then, as in `deleted`.
-        dry_run: do nothing.
+        name: of the gallery.
+        where: the filter.
+        change: changes a block.
+        done: the participle for errors: `deleted`, `updated`.
+        dry_run: only count.
 
     Raises:
         InvalidFilter: it is no filter.
         ShuttingDown: the service was asked to stop.
     """
-    parse_filter(given)  # which is not looked at where no item is there
+    parse_filter(where)  # an empty gallery would not check it
     with service.database.read() as connection:
         gallery_id = gallery_named(connection, name).id
         newest = select(func.coalesce(func.max(item.c.id), 0)).where(item.c.gallery_id == gallery_id)
         last = connection.execute(newest).scalar_one()
-    there = and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.id <= last)
-    found = keys_by_age(service.database, there, given)
+    existing = and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.id <= last)
+    passing_keys = keys_by_age(service.database, existing, where)
     if dry_run:
-        return sum(map(len, found))
+        return sum(map(len, passing_keys))
     changed = 0
-    for keys in pieces(found, BLOCK):
+    for keys in pieces(passing_keys, BLOCK):
         if service.stopping.is_set():
             raise ShuttingDown(f"the service is being stopped; {changed} items are {done}, ask again for the others")
-        changed += _change_block(service, gallery_id, keys, given, change)
+        changed += _change_block(service, gallery_id, keys, where, change)
         time.sleep(PAUSE_SECONDS)
     return changed
 
 
-def _change_block(service: Runtime, gallery_id: int, keys: Keys, given: dict[str, Any], change: Change) -> int:
+def _change_block(service: Runtime, gallery_id: int, keys: Keys, where: dict[str, Any], change: Change) -> int:
     with service.database.write() as connection:
         take_seq(connection, gallery_id, 0)
         live = and_(item.c.deleted == false(), item.c.id.in_(listed(connection, keys.tolist()).keys))
-        ids = passing(connection, live, given, item.c.external_id)
+        ids = passing(connection, live, where, item.c.external_id)
         changed, orphans = change(connection, gallery_id, list(ids.values()))
     service.blobs.remove(orphans)
     service.replica.refresh(gallery_id)

@@ -1,4 +1,4 @@
-"""Problem+json (RFC 9457): how every error there is becomes a response."""
+"""Problem+json (RFC 9457): how each error becomes a response."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from service.store.database import FATE
 logger = logging.getLogger(__name__)
 
 MOST_ERRORS = 100
-"""Faults of one body that are named."""
+"""Faults of one body that an answer lists."""
 CODES = {
     400: "bad_request",
     404: "not_found",
@@ -37,7 +37,7 @@ CODES = {
 """Codes of the errors that the framework raises; the phrases of HTTP change with the Python release."""
 PROBLEM = "application/problem+json"
 UNCHANGED = "the database does not answer now; nothing was changed"
-"""In the place of what `DatabaseUnavailable` says, where it is known."""
+"""Replaces the message of `DatabaseUnavailable` where nothing can have been committed."""
 
 
 class Fault(BaseModel):
@@ -78,14 +78,14 @@ def problem(request_id: str, status: int, code: str, detail: str, errors: Sequen
 
 
 def problem_of(error: RegraftError, request_id: str) -> Response:
-    """The response to an error of ours."""
+    """The response to a `RegraftError`."""
     named = [{"pointer": error.pointer, "detail": error.message}] if error.pointer else []
     errors = error.errors if isinstance(error, ItemsRefused) else named
     return problem(request_id, error.status, error.code, error.message, errors)
 
 
 def install(app: FastAPI) -> None:
-    """Answer every expected error by a problem; `service.http.auth.Guard` does it for what nobody expected."""
+    """Answer expected errors by a problem; `service.http.auth.Guard` does it for unexpected ones."""
     app.add_exception_handler(RegraftError, _regraft_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -93,7 +93,7 @@ def install(app: FastAPI) -> None:
 
 
 def request_id_of(request: Request) -> str:
-    """The number `service.http.auth.Guard` gave the request."""
+    """The id that `service.http.auth.Guard` gave the request."""
     return str(request.state.request_id)
 
 
@@ -131,7 +131,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """What the path can be asked for: a framework's route knows its own method only."""
+    """All methods of a path: a route of the framework knows only its own."""
     routes = iter_route_contexts(request.app.routes)
     paths = [(compile_path(route.path or ""), route.methods or ()) for route in routes]
     found = [(path, methods) for (regex, path, _), methods in paths if regex.match(request.scope["path"])]

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from index.filter import parse_filter
-from service.http.arrow import ARROW, is_wanted, pyarrow
+from service.http.arrow import ARROW, accepts_arrow, pyarrow
 from service.http.auth import Count, Exchange, Guard
 from service.http.forms import JSON, type_of
 from service.http.npy import NPY
@@ -106,7 +106,7 @@ async def _answered(service: Runtime, batcher: QueryBatcher, scope: Scope, recei
         read = _reading(service, Request(scope, receive), kind)
     exchange.bound(service.settings.max_json_bytes)
     name = scope["path"].split("/")[3]
-    write = as_table if is_wanted(headers.get(b"accept", b"").decode("latin-1")) else as_json
+    write = as_table if accepts_arrow(headers.get(b"accept", b"").decode("latin-1")) else as_json
     key = headers.get(KEY_HEADER)
     query = RawQuery(name, read, await _body(receive), None if key is None else key.decode("latin-1"), write)
     return await _response(service, batcher, query)

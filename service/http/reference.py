@@ -49,7 +49,7 @@ def read_page() -> HTMLResponse:
 
 @router.get(f"/docs/{START}")
 def read_start() -> Response:
-    """What starts it."""
+    """The script that starts Swagger UI."""
     return Response(STARTING, media_type="text/javascript", headers=HEADERS)
 
 
@@ -61,5 +61,5 @@ def read_script() -> FileResponse:
 
 @router.get(f"/docs/{STYLE}")
 def read_style() -> FileResponse:
-    """How it looks."""
+    """The style sheet."""
     return page_file("fastapi_offline", STYLE, "text/css", HEADERS)

@@ -1,4 +1,4 @@
-"""What a remote worker gives back: its form, and everything that is checked before it is accepted."""
+"""The result of a chunk from a remote worker: its schema, and every check before it is accepted."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from service.store.vector_codec import STORED
 MAX_EDGES = 1000
 """Edges that a chunk may be moved along."""
 ROUNDING = 1e-6
-"""How far rounding to float32 takes a vector from unit length."""
+"""How far from unit length rounding to float32 moves a vector."""
 
 ItemAt = tuple[int, int]
-"""An item's key, and the number of the feed at which it was as it was read."""
+"""An item's key, and its feed number when it was read."""
 
 
 class EdgeReplaced(RegraftError):
@@ -85,56 +85,58 @@ class ResultIn(Body):
 
 def check_complete(connection: Connection, chunk: Chunk, body: ResultIn) -> None:
     """Raise InvalidBody unless every item that still waits is named, once, and no other."""
-    given = [*(m.item for m in body.moved), *(f.item for f in body.failed)]
-    if foreign := set(given) - set(chunk.item_ids):
+    named = [*(m.item for m in body.moved), *(f.item for f in body.failed)]
+    if foreign := set(named) - set(chunk.item_ids):
         raise InvalidBody(f"item {min(foreign)} is not of this chunk", pointer="/moved")
-    if len(given) > len(set(given)):
+    if len(named) > len(set(named)):
         raise InvalidBody("an item is named twice", pointer="/moved")
-    if left := set(chunks.still_waiting(connection, chunk)) - set(given):
-        raise InvalidBody(f"{len(left)} items of the chunk are missing, item {min(left)} is one", pointer="/moved")
+    if missing := set(chunks.still_waiting(connection, chunk)) - set(named):
+        raise InvalidBody(
+            f"{len(missing)} items of the chunk are missing, item {min(missing)} is one", pointer="/moved"
+        )
 
 
 def check_edges(connection: Connection, body: ResultIn) -> None:
     """Raise EdgeReplaced unless every edge that was applied is still declared."""
-    there = set(connection.execute(select(edge.c.id).where(edge.c.id.in_(body.edges))).scalars())
-    if gone := set(body.edges) - there:
+    declared = set(connection.execute(select(edge.c.id).where(edge.c.id.in_(body.edges))).scalars())
+    if gone := set(body.edges) - declared:
         raise EdgeReplaced(f"edge {min(gone)} was replaced meanwhile: give the chunk back and claim it again")
 
 
 def encoded_images(connection: Connection, chunk: Chunk) -> set[ItemAt]:
-    """Those of the chunk's items, as they are now, whose new embedding an image encoder makes."""
+    """The chunk's items, as they are now, whose new embedding comes from an image encoder."""
     if chunk.kind is not Kind.REENCODE:
         return set()
     return {(row.id, row.seq) for row in chunks.read_contents(connection, chunk) if not is_text(row.blob)}
 
 
-def checked(target: LoadedVersion, images: Collection[ItemAt], given: Sequence[MovedIn]) -> list[EmbeddedItems]:
-    """Returned embeddings as a worker here would have made them. Raises InvalidVector, naming the first wrong one.
+def checked(target: LoadedVersion, images: Collection[ItemAt], moved: Sequence[MovedIn]) -> list[EmbeddedItems]:
+    """The returned embeddings, as a local worker would have made them. Raises InvalidVector for the first wrong one.
 
-    `images` are what `encoded_images` gives: theirs come with side-information where the target has any.
+    `images`: from `encoded_images`; their embeddings come with side-information where the target has any.
     """
-    made = [_checked(target, (m.item, m.seq) in images, number, m) for number, m in enumerate(given)]
-    # One edge may tell side-information or how unsure it is, and another of the same chunk not.
-    kinds = [(side is not None, m.uncertainty is not None) for (_, side), m in zip(made, given, strict=True)]
-    groups = [[n for n, tells in enumerate(kinds) if tells == alike] for alike in dict.fromkeys(kinds)]
-    return [_together([given[n] for n in group], [made[n] for n in group]) for group in groups]
+    vectors = [_checked(target, (m.item, m.seq) in images, number, m) for number, m in enumerate(moved)]
+    # One edge may give side-information or uncertainty where another of the same chunk does not.
+    kinds = [(side is not None, m.uncertainty is not None) for (_, side), m in zip(vectors, moved, strict=True)]
+    groups = [[n for n, kind in enumerate(kinds) if kind == alike] for alike in dict.fromkeys(kinds)]
+    return [_joined([moved[n] for n in group], [vectors[n] for n in group]) for group in groups]
 
 
-def _together(given: Sequence[MovedIn], made: Sequence[tuple[Vectors, Vectors | None]]) -> EmbeddedItems:
-    sides = [side for _, side in made if side is not None]
-    unsure = [m.uncertainty for m in given if m.uncertainty is not None]
+def _joined(moved: Sequence[MovedIn], vectors: Sequence[tuple[Vectors, Vectors | None]]) -> EmbeddedItems:
+    sides = [side for _, side in vectors if side is not None]
+    uncertainties = [m.uncertainty for m in moved if m.uncertainty is not None]
     return EmbeddedItems(
-        [m.item for m in given],
-        [m.seq for m in given],
-        np.stack([vector for vector, _ in made]),
+        [m.item for m in moved],
+        [m.seq for m in moved],
+        np.stack([vector for vector, _ in vectors]),
         np.stack(sides) if sides else None,
-        np.array(unsure, np.float32) if unsure else None,
+        np.array(uncertainties, np.float32) if uncertainties else None,
     )
 
 
-def _checked(target: LoadedVersion, image: bool, number: int, given: MovedIn) -> tuple[Vectors, Vectors | None]:
-    vector = _vector(target, given.vector, f"/moved/{number}/vector")
-    return vector, _side(target, image, given.side, f"/moved/{number}/side")
+def _checked(target: LoadedVersion, image: bool, number: int, moved: MovedIn) -> tuple[Vectors, Vectors | None]:
+    vector = _vector(target, moved.vector, f"/moved/{number}/vector")
+    return vector, _side(target, image, moved.side, f"/moved/{number}/side")
 
 
 def _vector(target: LoadedVersion, text: str, pointer: str) -> Vectors:
@@ -144,7 +146,7 @@ def _vector(target: LoadedVersion, text: str, pointer: str) -> Vectors:
     off = abs(float(np.linalg.norm(vector.astype(np.float64))) - 1) if isinstance(space, Cosine) else 0.0
     if off > UNIT_TOLERANCE:
         raise InvalidVector(f"its length is {float(np.linalg.norm(vector)):.4g}, not 1", pointer=pointer)
-    # One that is normalised already: once more would change last bits, and a local worker's differ.
+    # Normalising it again would change its last bits, so that it would differ from a local worker's.
     return vector if off < ROUNDING else ready
 
 

@@ -1,4 +1,4 @@
-"""What every change can carry: who asks, dry run or not, and for deployments on which state it rests."""
+"""The context of a change: the key that asks, dry run or not, and for deployments the ETag it rests on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More like this: stored items as queries, by the embeddings they hold or, where they hold none, by what they are."""
+"""More like this: stored items as queries, by the embeddings they hold, else by their image or text."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ Similar = tuple[Sequence[str], str, Encode, frozenset[str], Sequence[int], Mappi
 
 @dataclass(frozen=True)
 class QueryItem:
-    """An item that is a query: where it stands, key, last feed number, its content, version, what it holds."""
+    """An item as a query: its JSON pointer, key, last feed number, blob, active version, and embeddings by version."""
 
     pointer: str
     key: int
     seq: int
     blob: str | None
     active: str
-    held: Mapping[str, Vectors]
+    embeddings: Mapping[str, Vectors]
 
 
 def embed_items(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator[Similar]:
-    """Items as queries that do not find themselves, put together where the same versions can embed them.
+    """Items as queries that do not find themselves, grouped by the versions that can embed them.
 
-    An item asks as the current version if it holds an embedding of that or has an image, else as its active version,
-    whose edges then decide what it reaches.
+    An item is a query of the current version if that has embedded it or can, else of its active version, whose edges
+    then decide what it reaches.
 
     Raises:
         UnknownItem: names the first id that the gallery does not hold.
     """
     groups: defaultdict[tuple[str, frozenset[str]], list[QueryItem]] = defaultdict(list)
-    for stored in _read(service, live, ids):
-        able = frozenset(stored.held) | _able(service, stored.blob)
-        asking = live.current.name if live.current and live.current.name in able else stored.active
-        groups[asking, able].append(stored)
-    for (asking, able), members in groups.items():
+    for query in _read(service, live, ids):
+        encoders = frozenset(query.embeddings) | _encoders(service, query.blob)
+        version = live.current.name if live.current and live.current.name in encoders else query.active
+        groups[version, encoders].append(query)
+    for (version, encoders), members in groups.items():
         encode = functools.cache(functools.partial(_encode, service, members))
         written = {member.key: member.seq for member in members}
-        yield [m.pointer for m in members], asking, encode, able, [m.key for m in members], written
+        yield [m.pointer for m in members], version, encode, encoders, [m.key for m in members], written
 
 
-def _able(service: Runtime, blob: str | None) -> frozenset[str]:
+def _encoders(service: Runtime, blob: str | None) -> frozenset[str]:
     """The versions that can embed an image or a text."""
     if blob is None:
         return frozenset()
@@ -75,34 +75,36 @@ def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator
         if not rows:
             raise UnknownItem(f"the gallery holds no item {external_id!r}", pointer=f"/items/{number}")
         versions = [service.registry.by_id(row.version_id) for row in rows]
-        held = {
+        embeddings = {
             version.name: from_bytes([row.vector], version.card.dim)[0]
             for version, row in zip(versions, rows, strict=True)
             if usable([row.id], [row.vector], version.card.dim)[0]
         }
         first = rows[0]
-        if not held and first.blob is None:
+        if not embeddings and first.blob is None:
             why = f"what item {external_id!r} holds is damaged: `regraft doctor` names it"
             raise DamagedEmbedding(why, pointer=f"/items/{number}")
-        serving = [version.id for version in versions if version.name in held] or [version.id for version in versions]
+        serving = [version.id for version in versions if version.name in embeddings] or [
+            version.id for version in versions
+        ]
         active = service.registry.by_id(places.best(serving)).name
-        yield QueryItem(f"/items/{number}", first.id, first.seq, first.blob, active, held)
+        yield QueryItem(f"/items/{number}", first.id, first.seq, first.blob, active, embeddings)
 
 
 def _encode(service: Runtime, members: Sequence[QueryItem], version: str) -> Vectors:
-    """What each member holds of a version, or else what the version makes of its image or text."""
-    missing = [member for member in members if version not in member.held]
-    made: dict[str, Vectors] = {}
+    """Each member's embedding by a version: the one it holds, else computed from its image or text."""
+    missing = [member for member in members if version not in member.embeddings]
+    computed: dict[str, Vectors] = {}
     for start in range(0, len(missing), BATCH):
         block = missing[start : start + BATCH]
-        asking = service.registry.named(version)
+        encoder = service.registry.named(version)
         inputs = []
         for member in block:
             with pointing(member.pointer):
-                inputs.append(make_input(asking, member.blob or "", _content(service, member), service.decoder))
-        vectors = embed(asking, inputs).vectors
-        made.update(zip((member.pointer for member in block), vectors, strict=True))
-    return np.stack([made[m.pointer] if m.pointer in made else m.held[version] for m in members])
+                inputs.append(make_input(encoder, member.blob or "", _content(service, member), service.decoder))
+        vectors = embed(encoder, inputs).vectors
+        computed.update(zip((member.pointer for member in block), vectors, strict=True))
+    return np.stack([computed[m.pointer] if m.pointer in computed else m.embeddings[version] for m in members])
 
 
 def _content(service: Runtime, member: QueryItem) -> bytes:

@@ -1,4 +1,4 @@
-"""Embeddings of items that are there: added by a version, read back a page at a time, and those that are missing."""
+"""Embeddings of existing items: add them by a version, read them page by page, list items without one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from index.space import Vectors
 from index.version import Origin
 from regraft.models import EmbeddingPage, IngestResult, MissingPage
 from service.errors import InvalidBody
-from service.http.arrow import ARROW, EMBEDDING, is_wanted, write_items
+from service.http.arrow import ARROW, EMBEDDING, accepts_arrow, write_items
 from service.http.body_schemas import EMBEDDING as NUMBERS
 from service.http.body_schemas import FILE, fields, gives, many, reads
 from service.http.cursors import decode_cursor, encode_cursor
@@ -99,57 +99,57 @@ def read(
     ids: Annotated[str, Query(description="a JSON list of ids: only these, of those that are there")] = "",
 ) -> Response:
     """A page of the gallery's items with the vectors they hold, as JSON or as a table in Arrow's format."""
-    only = [item.c.external_id.in_(_listed(ids))] if ids else []
+    conditions = [item.c.external_id.in_(_parse_ids(ids))] if ids else []
     after = decode_cursor(cursor)
     named = [service.registry.named(one) for one in versions.split(",") if one]
     with service.database.read() as connection:
         gallery = gallery_named(connection, name)
-        rows = items_after(connection, gallery.id, after, limit + 1, *only)
+        rows = items_after(connection, gallery.id, after, limit + 1, *conditions)
         page = rows[:limit]
         held_ids = [] if named else sorted(versions_held(connection, gallery.id))
         stored = vectors_of(connection, gallery.id, [row.id for row in page])
-    wanted = {one.id: one for one in named or map(service.registry.by_id, held_ids)}
+    requested = {one.id: one for one in named or map(service.registry.by_id, held_ids)}
     places = places_in(service.registry, gallery)
     texts = texts_of(service.blobs, page) if with_text else {}
     items, damaged = [], []
     for row in page:
-        held = _held(stored[row.id], wanted)
-        damaged += [{"id": row.external_id, "version": one["version"]} for one in held if one[EMBEDDING] is None]
+        embeddings = _embeddings(stored[row.id], requested)
+        damaged += [{"id": row.external_id, "version": one["version"]} for one in embeddings if one[EMBEDDING] is None]
         described = describe_item(service, places, row, _origins(stored[row.id]), texts)
-        items.append({**described, "embeddings": [one for one in held if one[EMBEDDING] is not None]})
-    following = encode_cursor(page[-1].id) if len(rows) > limit else None
-    if is_wanted(request.headers.get("accept", "")):
-        table = write_items(items, {one.name: one.card.dim for one in wanted.values()}, following, damaged)
+        items.append({**described, "embeddings": [one for one in embeddings if one[EMBEDDING] is not None]})
+    next_cursor = encode_cursor(page[-1].id) if len(rows) > limit else None
+    if accepts_arrow(request.headers.get("accept", "")):
+        table = write_items(items, {one.name: one.card.dim for one in requested.values()}, next_cursor, damaged)
         return Response(table, media_type=ARROW)
     for one in (one for shown in items for one in shown["embeddings"]):
         one[EMBEDDING] = one[EMBEDDING].tolist()
-    return Response(written({"items": items, "next": following, "damaged": damaged}), media_type=JSON)
+    return Response(written({"items": items, "next": next_cursor, "damaged": damaged}), media_type=JSON)
 
 
 def _origins(stored: dict[int, tuple[str, bytes]]) -> dict[int, str]:
     return {version_id: origin for version_id, (origin, _) in stored.items()}
 
 
-def _listed(ids: str) -> list[str]:
+def _parse_ids(ids: str) -> list[str]:
     try:
-        listed = parse_any_json(ids)
+        parsed = parse_any_json(ids)
     except InvalidBody:
-        listed = None
-    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+        parsed = None
+    if not isinstance(parsed, list) or not all(isinstance(value, str) for value in parsed):
         raise InvalidArgument('ids must be a JSON list of ids, such as ["a", "b"]', pointer="/ids")
-    return [one for one in listed if is_writable(one)]  # no other id was ever stored
+    return [value for value in parsed if is_writable(value)]  # no other id was ever stored
 
 
-def _held(stored: dict[int, tuple[str, bytes]], wanted: dict[int, LoadedVersion]) -> list[dict[str, Any]]:
-    """What an item holds of these versions; a vector is an array (D,), None: it is damaged."""
+def _embeddings(stored: dict[int, tuple[str, bytes]], versions: dict[int, LoadedVersion]) -> list[dict[str, Any]]:
+    """An item's embeddings by these versions, each vector an array (D,); None: it is damaged."""
     return [
-        {"version": one.name, "origin": stored[key][0], EMBEDDING: _sound(stored[key][1], one.card.dim)}
-        for key, one in wanted.items()
+        {"version": version.name, "origin": stored[key][0], EMBEDDING: _vector(stored[key][1], version.card.dim)}
+        for key, version in versions.items()
         if key in stored
     ]
 
 
-def _sound(stored: bytes, dim: int) -> Vectors | None:
+def _vector(stored: bytes, dim: int) -> Vectors | None:
     if not is_whole(stored, dim):
         return None
     (vector,) = from_bytes([stored], dim)
@@ -168,8 +168,8 @@ def missing(
     after = decode_cursor(cursor)
     with service.database.read() as connection:
         gallery = gallery_named(connection, name)
-        wanted = service.registry.named(version)
-        rows = items_after(connection, gallery.id, after, limit + 1, ~says_itself(wanted.id))
+        by = service.registry.named(version)
+        rows = items_after(connection, gallery.id, after, limit + 1, ~says_itself(by.id))
     page = rows[:limit]
-    following = encode_cursor(page[-1].id) if len(rows) > limit else None
-    return MissingPage(version=wanted.name, ids=[row.external_id for row in page], next=following)
+    next_cursor = encode_cursor(page[-1].id) if len(rows) > limit else None
+    return MissingPage(version=by.name, ids=[row.external_id for row in page], next=next_cursor)

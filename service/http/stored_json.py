@@ -1,4 +1,4 @@
-"""JSON that users store with what is theirs, metadata and labels: only what can be sent to everyone who finds it."""
+"""JSON that users store, metadata and labels: checked so that it can be sent back in any answer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MAX_DEPTH = 32
 """Levels of lists and objects; some JSON libraries read hardly more."""
 
 
-def why_not_stored(value: Any, most: int) -> str | None:
-    """What keeps a JSON value of at most `most` bytes from being stored; None: nothing.
+def storage_problem(value: Any, max_bytes: int) -> str | None:
+    """Why a JSON value cannot be stored; None: it can.
 
-    It may be nested too deep, too large, hold a number beyond float64, which was read as infinite, or half of a
-    surrogate pair.
+    It is nested too deep, takes more than `max_bytes`, holds a number beyond float64, which was read as infinite, or
+    half of a surrogate pair.
     """
-    if are_surely_stored([value], most):
+    if are_plain([value], max_bytes):
         return None
     if not _is_shallow(value):
         return f"may be nested {MAX_DEPTH} deep"
@@ -28,14 +28,14 @@ def why_not_stored(value: Any, most: int) -> str | None:
         return "holds half of a surrogate pair"
     except ValueError:
         return "must hold finite numbers (float64)"
-    return f"takes {size} bytes as JSON; at most {most}" if size > most else None
+    return f"takes {size} bytes as JSON; at most {max_bytes}" if size > max_bytes else None
 
 
-def are_surely_stored(values: Sequence[Any], most: int) -> bool:
-    """Whether a value, or each of many objects, is: at a fraction of the cost.
+def are_plain(values: Sequence[Any], max_bytes: int) -> bool:
+    """A cheap check that a value, or each of many objects, can be stored; False: `storage_problem` decides.
 
-    It is not told of what is nested, large, or holds null. orjson writes no half of a surrogate pair, and for a number
-    that is not finite null; its numbers are no longer than twice those of Python's encoder.
+    It is False for values that are nested, large, or hold null. orjson writes no half of a surrogate pair, and null for
+    a number that is not finite; its numbers are no longer than twice those of Python's encoder.
     """
     try:
         text = orjson.dumps(values)
@@ -43,17 +43,21 @@ def are_surely_stored(values: Sequence[Any], most: int) -> bool:
         return False
     if text.count(b"{") + text.count(b"[") > len(values) + 1 or b"null" in text:
         return False
-    # No brace is within a text, for there are no more than objects.
+    # There are no more braces than objects, so none is within a text.
     each = text.split(b"},{") if len(values) > 1 else [text]
-    return 2 * max(map(len, each)) <= most
+    return 2 * max(map(len, each)) <= max_bytes
 
 
 def _is_shallow(value: Any) -> bool:
     """Whether no list or object lies deeper than `MAX_DEPTH`. A level at a time: Python calls no deeper than it may."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
-        containers = [one for one in level if isinstance(one, (dict, list))]
+        containers = [container for container in level if isinstance(container, (dict, list))]
         if not containers:
             return True
-        level = [inner for one in containers for inner in (one.values() if isinstance(one, dict) else one)]
+        level = [
+            inner
+            for container in containers
+            for inner in (container.values() if isinstance(container, dict) else container)
+        ]
     return False

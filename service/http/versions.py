@@ -85,33 +85,33 @@ def register_archive(service: Runtime, archive: BinaryIO, context: ChangeContext
         InvalidVersionFolder: names the file and field at fault, or an edge to a version that is not registered.
         VersionExists: the name is taken by other content.
     """
-    with incoming_folder(service.settings.versions) as place:
-        packed = place / "archive.zip"
+    with incoming_folder(service.settings.versions) as workspace:
+        packed = workspace / "archive.zip"
         with packed.open("wb") as stream:
             shutil.copyfileobj(archive, stream, 1 << 20)
-        folder = place / "folder"
+        folder = workspace / "folder"
         unpack_version(packed, folder)
-        given = load_version(folder)
+        version = load_version(folder)
         service.registry.sync()
-        if _registered(service, given) is None:
-            # Before the lock: however long its models take, other versions come and go meanwhile.
-            cards = {registered.name: registered.card for registered in service.registry.all()}
+        if _registered(service, version) is None:
+            # Before the lock, for it is slow: other versions may come and go meanwhile.
+            cards = {other.name: other.card for other in service.registry.all()}
             verify_isolated(folder, cards, service.settings.verifying)
         with service.registry.changing:
-            known = _registered(service, given)
-            if known is None and context.dry_run:
-                return _described(given, given.edges, (), None), True
-            if not context.dry_run:  # before the row: whoever reads that may be on another machine
+            registered = _registered(service, version)
+            if registered is None and context.dry_run:
+                return _described(version, version.edges, (), None), True
+            if not context.dry_run:  # before the row: its readers may be on another machine
                 service.registry.folders.keep(folder, version_key(card_sha256(folder)))
-            if known is None:
-                _register(service, given, context)
-            elif service.registry.named(given.name).problem and not context.dry_run:
-                _restore(service, given.name, folder, place / "damaged")
-            return describe(service.registry, service.registry.named(given.name)), known is None
+            if registered is None:
+                _register(service, version, context)
+            elif service.registry.named(version.name).problem and not context.dry_run:
+                _restore(service, version.name, folder, workspace / "damaged")
+            return describe(service.registry, service.registry.named(version.name)), registered is None
 
 
 def describe(registry: Registry, registered: LoadedVersion) -> VersionInfo:
-    """What a user sees of a version."""
+    """The public description of a version."""
     edges = [edge for edge in registry.graph().edges if edge.new == registered.name]
     return _described(registered.version, edges, registered.loaded, registered.created, registered.problem)
 
@@ -139,13 +139,13 @@ def _described(
     )
 
 
-def _registered(service: Runtime, given: Version) -> str | None:
-    """The sha256 of the card registered by this name, which is the given one's. Raises VersionExists if it is not."""
+def _registered(service: Runtime, version: Version) -> str | None:
+    """The sha256 of the card registered by this name, None: there is none. Raises VersionExists: another card's."""
     with service.database.lookup() as connection:
-        known = registered_sha256(connection, given.name)
-    if known not in {None, card_sha256(given.folder)}:
-        raise VersionExists(f"version {given.name!r} is registered with other content", pointer="/archive")
-    return known
+        sha256 = registered_sha256(connection, version.name)
+    if sha256 not in {None, card_sha256(version.folder)}:
+        raise VersionExists(f"version {version.name!r} is registered with other content", pointer="/archive")
+    return sha256
 
 
 def _register(service: Runtime, loaded: Version, context: ChangeContext) -> None:
@@ -161,7 +161,7 @@ def _register(service: Runtime, loaded: Version, context: ChangeContext) -> None
                 f"version {loaded.name!r} is registered since this moment", pointer="/archive"
             ) from None
         record(connection, context.who, "version_registered", loaded.name, card_sha256=card_sha256(folder))
-        # What cannot be sent back must not be committed: every list of versions would fail from then on.
+        # A version that cannot be described must not be committed: every list of versions would fail from then on.
         _described(loaded, loaded.edges, (), time.time()).model_dump_json()
         # The row is not committed yet: a folder of this name can only be the remains of a crash at this very place.
         shutil.rmtree(final, ignore_errors=True)

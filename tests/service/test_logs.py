@@ -140,7 +140,7 @@ def test_every_process_is_configured_by_the_same_settings(
     monkeypatch.setenv("REGRAFT_DATA", str(tmp_path))
     monkeypatch.setattr(app.Server, "run", lambda self, *_: setattr(self, "started", True))
     monkeypatch.setattr(app.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(app, "_let_others_run", lambda: None)
+    monkeypatch.setattr(app, "_share_interpreter", lambda: None)
     stop = threading.Event()
     stop.set()
 

@@ -60,7 +60,7 @@ def test_no_request_waits_for_a_router_to_be_worked_out(tmp_path: Path, monkeypa
     def late(*_: object, **__: object) -> None:
         raise AssertionError("while requests are answered")
 
-    monkeypatch.setattr(app, "_work_out_routes", COMPILE_ROUTES)  # as a start does it
+    monkeypatch.setattr(app, "_compile_routes", COMPILE_ROUTES)  # as a start does it
     with serving(Settings(data=tmp_path)) as served:
         monkeypatch.setattr("fastapi.routing.get_dependant", late)
         assert served.http.get("/galleries").status_code == 200

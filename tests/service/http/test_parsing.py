@@ -78,7 +78,7 @@ def test_text_read_in_slices_is_what_it_is_as_a_whole(
     except ValueError:
         whole = InvalidBody
     with pytest.MonkeyPatch.context() as patched:
-        for name, small in {"SLICE": 40, "FEW": 8, "MAX_LONG": 1000}.items():
+        for name, small in {"SLICE": 40, "MIN_STEP": 8, "MAX_LONG": 1000}.items():
             patched.setattr(parsing, name, small)
         try:
             read = parse_any_json(text)
