@@ -21,7 +21,12 @@ ASKED = [make_image(n, 100 + n) for n in range(5)]
 
 @pytest.fixture
 def path(served: Any, pictures: list[bytes]) -> str:
-    return served.filled(pictures, about=lambda n: {"digit": n % 5})
+    """Twenty items; `gone` was one, and a gallery beside it has items of the same ids."""
+    mine: str = served.filled(pictures, about=lambda n: {"digit": n % 5})
+    served.ingest(mine, {"gone": pictures[0]})
+    assert served.http.delete(f"{mine}/items/gone").status_code == 204
+    served.filled(pictures)
+    return mine
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +93,24 @@ def test_a_gate_asks_the_gallery_for_what_the_entries_name(
         name: pytest.approx(naive(*sides, metric)) for name, sides in expected.items()
     }
     assert (report["metric"], report["queries"], report["items"], report["relevant_missing"]) == (metric, 4, 20, 1)
+    assert (report["whole"], report["exhaustive"]) == (True, True)
+    assert sorted(report["latency_ms"]) == (["v1", "v2"] if kind == "images" else [])
     assert report["calibrations"] > 0
     shown = served.http.get(f"{path}/gates/{report['id']}/page")
     assert shown.status_code == 200
-    assert all(flip["wrong"]["id"].startswith("i") for flip in report["flips"])
+
+
+def test_a_fall_names_the_entry_that_asked_and_the_item_it_found(served: Any) -> None:
+    path, old, new = served.gallery("v1"), np.eye(4), np.eye(6)
+    items = [{"id": name, "embedding": row.tolist()} for name, row in zip("ab", old[:2], strict=True)]
+    assert served.http.post(f"{path}/items", json={"items": items}).status_code == 200
+    asking = {"v1": old[[0, 1]].tolist(), "v2": new[[0, 0]].tolist()}
+    number = add(served, path, [{"relevant": ["a"]}, {"relevant": ["b"]}], embeddings=asking).json()["id"]
+
+    report = gate(served, path, evaluation=number).json()
+
+    (fall,) = report["flips"]
+    assert (fall["query"]["id"], fall["wrong"]["id"], fall["rank"]) == ("1", "a", 2)
 
 
 def test_vectors_alone_are_enough_for_a_gate_and_a_curve(served: Any, embedded: Any) -> None:
