@@ -68,7 +68,7 @@ def run_floor(port: int, vectors: Any, describe: Describe, exact: bool) -> None:
     numbers = np.arange(len(vectors))
     segment = Segment(Cosine(), vectors, numbers, numbers)
     if not exact:
-        segment.index_by(IndexConfig(), None, lambda: False, missed="the floor scans")
+        segment.build_index(IndexConfig(), None, lambda: False, missed="the floor scans")
     tuned = segment.tuned
 
     async def ask(request: Request) -> Response:

@@ -70,7 +70,7 @@ def measure(x: Vectors, queries: Vectors, config: IndexConfig, folder: Path) -> 
     tuned, keys = segment.tuned, segment.keys_R
     assert tuned is not None, "no index was built"
     params = tuned.index.params(tuned.efforts[0])
-    print(f"{len(shard.segments)} segments, {shard.indexed()} items in an index, efforts {tuned.efforts}")
+    print(f"{len(shard.segments)} segments, {shard.indexed_count()} items in an index, efforts {tuned.efforts}")
     ways: dict[str, Find] = {
         "gallery": ours,
         "shard": lambda query: shard.search(query, K).slots_QK[0],  # here the same as keys
@@ -147,12 +147,13 @@ def filtered(gallery: Gallery, queries: Vectors) -> None:
 
 def again(x: Vectors, items: dict[int, Item], folder: Path) -> None:
     """What a start finds: nothing may be built."""
-    Segment.index_by = lambda *_: sys.exit("an index was built again")  # type: ignore[method-assign, assignment]
+    Segment.build_index = lambda *_: sys.exit("an index was built again")  # type: ignore[method-assign, assignment]
     started = time.perf_counter()
     other = Gallery(folder=folder)
     other.declare(Version(Card("v", x.shape[1], {"kind": "cosine"}), folder))
     fill(other, x, items)
-    print(f"loaded in {time.perf_counter() - started:.1f} s, {other.indexed()} of {len(x)} items by the index on disk")
+    seconds = time.perf_counter() - started
+    print(f"loaded in {seconds:.1f} s, {other.indexed_count()} of {len(x)} items by the index on disk")
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     print(f"{size / len(x):.0f} bytes an item on disk; the vector itself has {4 * x.shape[1]}")
 

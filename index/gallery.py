@@ -294,7 +294,7 @@ class Gallery:
             shard.finish(job)
             with self._swap():  # waits until no query reads the replaced segments any more
                 pass
-        job.clear()
+        job.remove_replaced()
         return True
 
     def is_large(self) -> bool:
@@ -310,15 +310,15 @@ class Gallery:
         with self._lock.read():
             shards = self._shards.all()
         for shard in shards:
-            for segment in shard.unseen():
+            for segment in shard.load_new_segments():
                 with self._change():
                     shard.segments += (segment,)
                 for start in range(0, len(segment.keys_R), ADOPT_BATCH):
                     with self._change():
                         shard.adopt(segment, slice(start, start + ADOPT_BATCH))
-            if shard.has_left():
+            if shard.has_abandoned():
                 with self._change():
-                    shard.drop_left()
+                    shard.drop_abandoned()
 
     def sweep_files(self) -> None:
         """Remove the files of shards that do not exist any more; only for the caller of `build_index`."""
@@ -327,10 +327,10 @@ class Gallery:
         for place in unused:
             shutil.rmtree(place, ignore_errors=True)
 
-    def indexed(self) -> int:
+    def indexed_count(self) -> int:
         """Number of items in an approximate index."""
         with self._lock.read():
-            return self._shards.indexed()
+            return self._shards.indexed_count()
 
     @property
     def seq(self) -> int:

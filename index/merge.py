@@ -20,7 +20,7 @@ import numpy as np
 
 from index.calibration import Calibration, probability
 from index.engines.base import Hits
-from index.engines.joined import Merged, merge, merged_alone
+from index.engines.merge_parts import Merged, merge, merge_single
 from index.errors import InvalidArgument, ModeUnavailable
 from index.space import Space
 
@@ -76,7 +76,7 @@ def no_matches(queries: int) -> Merged:
 def merge_raw(found: Sequence[Hits], higher_is_better: Sequence[bool], k: int) -> Merged:
     """Rank by raw scores; `higher_is_better` is the order of each shard's space. The score is the raw score."""
     if len(found) == 1:
-        return merged_alone(found[0], found[0].scores_QK)
+        return merge_single(found[0], found[0].scores_QK)
     goodness = [
         hits.scores_QK if higher else -hits.scores_QK for hits, higher in zip(found, higher_is_better, strict=True)
     ]

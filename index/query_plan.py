@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from index.calibration import Calibration
 from index.engines.base import Hits, Shard
-from index.engines.joined import Merged
+from index.engines.merge_parts import Merged
 from index.graph import Route
 from index.merge import Mode, merge_calibrated, merge_rank, merge_raw
 from index.search_params import DEFAULTS, SearchParams
@@ -68,7 +68,7 @@ class PlannedShard(NamedTuple):
     origin: str
     shard: Shard
     items: int
-    part: float
+    share: float
     route: Route
     calibration: Calibration | None
 

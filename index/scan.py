@@ -1,11 +1,11 @@
-"""Exact search over rows in memory, all of them or some, by FAISS's kernels. No state, no threads of its own.
+"""Exact search over all or some rows in memory, by FAISS's kernels. No state, no threads of its own.
 
 Restricting FAISS's own scan by an `IDSelector` costs up to 2.4 times the whole scan at middling selectivity, because
-it decides row by row; here whole blocks are compared, and what may not be found is struck out afterwards.
+it decides row by row; here whole blocks are compared, and rows that are not allowed are dropped afterwards.
 
 FAISS is imported where it is used: evaluation reads modules above this one on machines that have none.
 
-Shape suffixes: Q queries, R rows, W their width, K results wanted, A rows that may be found, B rows of one block.
+Shape suffixes: Q queries, R rows, W their width, K results wanted, A allowed rows, B rows of one block.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Rows = NDArray[np.int64]
 """Row numbers; -1 where there is no result."""
 Mask = NDArray[np.bool_]
 
-FEW = 16
-"""More queries than this FAISS may compare with rows by |q|^2 - 2 <q, x> + |x|^2: times as fast, and rounded."""
+MAX_EXACT_QUERIES = 16
+"""For more queries FAISS may compute squared L2 as |q|^2 - 2 <q, x> + |x|^2: several times as fast, but rounded."""
 GATHERED_BLOCK = 4_096
-"""Rows copied together at once: 2 MB at 128 numbers, so that they are still in the cache when they are compared."""
+"""Rows copied together at once: 2 MB at 128 numbers, so that they are compared while still in the CPU cache."""
 MASKED_BLOCK = 65_536
 
 COPY_COST = 10
-"""Copying a row out of order takes about as long as comparing so many rows in order with one query."""
+"""Copying a row takes about as long as comparing so many consecutive rows with one query."""
 
 
 def scan(queries_QW: Vectors, rows_RW: Vectors, k: int, *, inner_product: bool) -> tuple[Vectors, Rows]:
     """The k best rows of each query, best first: scores (Q, k) and row numbers (Q, k). k is 1 to R.
 
-    Scores are inner products, larger is better, or else squared L2, smaller is better; of more than FEW queries those
-    of long vectors that lie near each other are rounded away, see `index.engines.exact`.
+    Scores are inner products, larger is better, or squared L2, smaller is better. Beyond MAX_EXACT_QUERIES queries,
+    squared L2 between long vectors near each other is lost to rounding, see `index.engines.exact`.
     """
     import faiss
 
@@ -54,8 +54,8 @@ def compare(query_W: Vectors, rows_RW: Vectors, *, inner_product: bool) -> Vecto
     return scores_R
 
 
-def squares(queries_QW: Vectors, rows_RW: Vectors, at_QC: Rows) -> Vectors:
-    """Squared L2 between each query and its own rows `at_QC` (Q, C), bit for bit as `scan` of FEW queries gives it."""
+def squared_distances(queries_QW: Vectors, rows_RW: Vectors, at_QC: Rows) -> Vectors:
+    """Squared L2 of each query and its own rows `at_QC` (Q, C), bit for bit as `scan` of few queries computes it."""
     import faiss
 
     compare = cast("Any", faiss).fvec_L2sqr_by_idx  # its stubs leave that out
@@ -65,21 +65,23 @@ def squares(queries_QW: Vectors, rows_RW: Vectors, at_QC: Rows) -> Vectors:
     return squares_QC
 
 
-def scan_some(
+def scan_allowed(
     queries_QW: Vectors, rows_RW: Vectors, allowed_R: Mask, k: int, *, inner_product: bool
 ) -> tuple[Vectors, Rows]:
-    """`scan` over the rows that `allowed_R` says; k is 1 to their number."""
+    """`scan` over the rows that `allowed_R` marks; k is 1 to their number."""
     at_A = np.flatnonzero(allowed_R)
     if len(at_A) == len(rows_RW):
         return scan(queries_QW, rows_RW, k, inner_product=inner_product)
     if len(at_A) * COPY_COST < len(rows_RW) * len(queries_QW):
-        return _gathered(queries_QW, rows_RW, at_A, k, inner_product)
-    found = [_masked(query_W, rows_RW, allowed_R, k, inner_product) for query_W in queries_QW]
+        return _scan_gathered(queries_QW, rows_RW, at_A, k, inner_product)
+    found = [_scan_masked(query_W, rows_RW, allowed_R, k, inner_product) for query_W in queries_QW]
     return np.concatenate([scores for scores, _ in found]), np.concatenate([at for _, at in found])
 
 
-def _gathered(queries_QW: Vectors, rows_RW: Vectors, at_A: Rows, k: int, inner_product: bool) -> tuple[Vectors, Rows]:
-    """Copy the rows together a block at a time: best for few rows, and for many queries."""
+def _scan_gathered(
+    queries_QW: Vectors, rows_RW: Vectors, at_A: Rows, k: int, inner_product: bool
+) -> tuple[Vectors, Rows]:
+    """Copy the allowed rows together, a block at a time: best for few rows, or many queries."""
     import faiss
 
     best = faiss.ResultHeap(len(queries_QW), k, keep_max=inner_product)
@@ -92,7 +94,9 @@ def _gathered(queries_QW: Vectors, rows_RW: Vectors, at_A: Rows, k: int, inner_p
     return best.D, best.I
 
 
-def _masked(query_W: Vectors, rows_RW: Vectors, allowed_R: Mask, k: int, inner_product: bool) -> tuple[Vectors, Rows]:
+def _scan_masked(
+    query_W: Vectors, rows_RW: Vectors, allowed_R: Mask, k: int, inner_product: bool
+) -> tuple[Vectors, Rows]:
     """Compare one query with every row, and keep the best that are allowed: (1, k) each."""
     import faiss
 

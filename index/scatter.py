@@ -1,7 +1,7 @@
 """Ask every shard of a plan, and gather one ranked list.
 
-Each of several shards is expected to give its share of the list, see `index.engines.joined`. Shape suffixes: Q queries,
-K results wanted, D dimension, S slots.
+Each of several shards is expected to give its share of the list, see `index.engines.merge_parts`. Shape suffixes:
+Q queries, K results wanted, D dimension, S slots.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
-from index.engines.base import Hits, Shard, nothing
-from index.engines.joined import Merged, unsure, with_whole
+from index.engines.base import Hits, Shard, no_hits
+from index.engines.merge_parts import Merged, parts_to_repeat, replace_rows
 from index.engines.remote import EngineUnavailable
 from index.engines.remote_answers import Answers, Unanswered
 from index.engines.remote_shard import RemoteShard
@@ -66,27 +66,27 @@ def scatter(query: ShardQuery, answers: Answers | None = None) -> Gathered:
     found: list[Hits] = []
     traces: list[ShardTrace] = []
     degraded: list[Degraded] = []
-    for version, origin, shard, items, part, route, calibration in plan.shards:
+    for version, origin, shard, items, share, route, calibration in plan.shards:
         started = perf_counter()
         try:
-            hits = _search_function(query, shard, answers)(vectors[version], part=part)
+            hits = _search_function(query, shard, answers)(vectors[version], share=share)
         except Unanswered:  # the other shards may have something to ask, too
             continue
         except EngineUnavailable as error:
             degraded.append(Degraded(version, items, error.message))
             if query.strict or len(degraded) == len(plan.shards):
                 raise
-            hits = nothing(len(vectors[version]), k)
+            hits = no_hits(len(vectors[version]), k)
         took = perf_counter() - started + (_engine_seconds(shard, answers) if answers is not None else 0.0)
         moved = query.transform_seconds.get(version, 0.0)
         found.append(hits)
-        traces.append(ShardTrace(version, origin, items, route, calibration, moved, took, hits.how))
+        traces.append(ShardTrace(version, origin, items, route, calibration, moved, took, hits.scanned))
     if answers is not None:
         answers.check()
     started = perf_counter()
     merged = plan.merge(found, k) if found else no_matches(len(next(iter(vectors.values()))))
     merge_seconds = perf_counter() - started
-    if len(found) > 1 and any(again := unsure(merged, found, k)):
+    if len(found) > 1 and any(again := parts_to_repeat(merged, found, k)):
         for number, rows in enumerate(again):
             if rows:
                 found[number], traces[number] = _search_whole_list(
@@ -115,6 +115,6 @@ def _search_whole_list(
     """Search one shard again for some of the queries, now for the whole list, and replace their hits."""
     started = perf_counter()
     whole = _search_function(query, query.plan.shards[number].shard, answers)(query.vectors[trace.version][rows])
-    hits = with_whole(hits, rows, whole)
+    hits = replace_rows(hits, rows, whole)
     seconds = trace.scan_seconds + perf_counter() - started
-    return hits, trace._replace(scan_seconds=seconds, scanned=hits.how)
+    return hits, trace._replace(scan_seconds=seconds, scanned=hits.scanned)

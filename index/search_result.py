@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from index.calibration import Calibration
 from index.engines.base import Keys, Scanned
-from index.engines.joined import Floats
+from index.engines.merge_parts import Floats
 from index.graph import Route
 from index.merge import Mode
 from index.metadata import Item

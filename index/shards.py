@@ -95,11 +95,11 @@ class Shards:
 
     def copied(self) -> dict[ShardKey, list[HeldBySlot]]:
         """All embeddings without their vectors, by shard and in parts."""
-        return {place: shard.copied() for place, shard in self._by_key.items()}
+        return {place: shard.slots_and_digests() for place, shard in self._by_key.items()}
 
     def unsealed_count(self) -> int:
         """Number of embeddings in no segment yet."""
-        return sum(shard.head.held() for shard in self._by_key.values())
+        return sum(shard.head.row_count() for shard in self._by_key.values())
 
     def bytes(self) -> int:
         """Memory of rows and indexes."""
@@ -116,7 +116,7 @@ class Shards:
         if not (placed or removed):
             return
         self._serving_cache = {}
-        before = {place for place, shard in self._by_key.items() if shard.held()}
+        before = {place for place, shard in self._by_key.items() if shard.row_count()}
         changed = set().union(*(keys for keys, _ in placed.values()))
         for place, shard in self._by_key.items():
             staying = placed[place][0] if place in placed else ()
@@ -125,7 +125,7 @@ class Shards:
         for place, served_N in self._served(placed).items():
             self._by_key[place].upsert(*placed[place], slots[place], served_N)
         # A shard that lost its last embedding frees its memory.
-        emptied = {place for place in before if not self._by_key[place].held()}
+        emptied = {place for place in before if not self._by_key[place].row_count()}
         self._by_key = {place: shard for place, shard in self._by_key.items() if place not in emptied}
 
     def prepare(self, order: Sequence[str], slots: int) -> None:
@@ -170,7 +170,7 @@ class Shards:
     def drop_emptied(self) -> None:
         """Rebuild shards that leave a remote collection and have all rows in memory by now."""
         for place, shard in self._by_key.items():
-            if isinstance(shard, RemoteShard) and shard.leaving and not shard.there.held():
+            if isinstance(shard, RemoteShard) and shard.leaving and not shard.there.row_count():
                 self._by_key[place] = self._rebuild(place, shard)
 
     def elsewhere(self) -> dict[ShardKey, RemoteShard]:
@@ -189,9 +189,9 @@ class Shards:
         used = {self._folder / version / origin for version, origin in self._by_key}
         return set(paths_in(self._folder, "*/*")) - used
 
-    def indexed(self) -> int:
+    def indexed_count(self) -> int:
         """Number of items in an approximate index."""
-        return sum(shard.indexed() for shard in self._by_key.values())
+        return sum(shard.indexed_count() for shard in self._by_key.values())
 
     def _create(self, place: ShardKey, dim: int, space: Space) -> SegmentedShard:
         if self.config.kind.elsewhere:

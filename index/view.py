@@ -57,7 +57,7 @@ class View:
         for (version, _), size in self.sizes.items():
             self.items_by_version[version] = self.items_by_version.get(version, 0) + size
         self.items = sum(self.sizes.values())
-        self._rows_scanned: float = self.items - sum(shard.indexed() for shard in shards.values())
+        self._rows_scanned: float = self.items - sum(shard.indexed_count() for shard in shards.values())
         if any(shard.elsewhere for shard in shards.values()):
             self._rows_scanned = math.inf  # a query may have to wait for a server
         # Dictionaries, not lru_cache: that would keep this view and removed shards until the next collection.

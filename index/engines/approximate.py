@@ -29,25 +29,25 @@ BUILD_EFFORT = 60
 LISTS_PER_ROOT = 4
 """Inverted lists per square root of the rows."""
 NODE_COST = 20
-"""Rows copied together and compared in the time that a graph takes for each unit of effort."""
+"""Rows copied together and compared in the time that a graph search takes per unit of effort."""
 LISTED_COST = 0.2
 """The same for each row in a list, which lies in order."""
-REMEMBERED = 64
-"""Efforts that parameters are kept of."""
-ADDED_ROWS = 8_192
+MAX_CACHED = 64
+"""Efforts whose search parameters are cached."""
+ADD_BATCH = 8_192
 """Rows added at once, about a second's work."""
 TRAINING_ROWS, TRAINING_ROUNDS = 32, 6
-"""Rows a list that its centre is fitted to, and how often (k-means): twice as many rows and ten rounds take three times
-as long, for the same effort (decision 0046)."""
+"""k-means rows per list, and iterations: twice as many rows and ten iterations take three times as long, for the same
+effort (decision 0046)."""
 
 
 @dataclass(frozen=True)
 class Approximate(ABC):
-    """A FAISS index over R rows that finds most of the best of them.
+    """An approximate FAISS index over R rows.
 
     Attributes:
         index: FAISS's own.
-        lossy: whether it keeps codes of the rows, so that its scores are rounded.
+        lossy: whether it stores quantised rows, so that its scores are rounded.
     """
 
     index: Any
@@ -59,23 +59,23 @@ class Approximate(ABC):
     @property
     @abstractmethod
     def efforts(self) -> Sequence[int]:
-        """From the cheapest to the dearest search that makes sense."""
+        """Useful values of `efSearch` or `nprobe`, ascending."""
 
     @abstractmethod
     def cost(self, effort: float) -> float:
-        """What a search takes, as so many rows copied together and compared."""
+        """The cost of a search, in rows copied together and compared."""
 
     @abstractmethod
-    def least(self, candidates: float) -> float:
-        """The effort below which a search cannot find so many."""
+    def min_effort(self, candidates: float) -> float:
+        """The least effort that can find so many candidates."""
 
     @abstractmethod
     def _params_of(self, effort: int) -> Any: ...
 
     def params(self, effort: int) -> Any:
-        """FAISS's parameters of a search; made once, since that costs as a search."""
+        """FAISS's search parameters; cached, since creating them costs as much as a search."""
         if (found := self._params.get(effort)) is None:
-            if len(self._params) >= REMEMBERED:
+            if len(self._params) >= MAX_CACHED:
                 self._params.clear()
             found = self._params[effort] = self._params_of(effort)
         return found
@@ -84,24 +84,24 @@ class Approximate(ABC):
         """Scanned scores and row numbers (Q, C), the best first, -1 where it found no more; queries lie in C order."""
         scanned_QC, at_QC = np.empty((len(queries_QW), c), np.float32), np.empty((len(queries_QW), c), np.int64)
         pointer = _faiss().swig_ptr
-        # Past the method of Python's that checks and allocates: that alone takes a tenth of a small search.
+        # Skips FAISS's Python wrapper, whose checks and allocations take a tenth of a small search.
         self.index.search_c(
             len(queries_QW), pointer(queries_QW), c, pointer(scanned_QC), pointer(at_QC), self.params(effort)
         )
         return scanned_QC, at_QC
 
     def add(self, rows_RW: Vectors) -> None:
-        """More rows, behind those it has."""
+        """Append rows."""
         self.index.add(rows_RW)
 
     def rows(self) -> Vectors | None:
-        """The float32 rows it keeps (R, W), without a copy; None where it has no such array."""
+        """Its float32 rows (R, W), without a copy; None if it stores none."""
         return None
 
-    def arrange(self) -> Rows | None:
-        """Number the rows anew, as they are best searched: the old number of each (R,), None where they stay.
+    def reorder(self) -> Rows | None:
+        """Reorder the rows for faster searches: the old number of each (R,), None if they stay.
 
-        What `rows` gave before is gone then.
+        An array that `rows` returned before is invalid afterwards.
         """
         return None
 
@@ -109,7 +109,7 @@ class Approximate(ABC):
         """Write it to a file. Raises OSError."""
         try:
             _faiss().write_index(self.index, str(path))
-        except RuntimeError as error:  # as FAISS says that its file cannot be written
+        except RuntimeError as error:  # FAISS's error of a file that cannot be written
             raise OSError(str(error)) from error
 
 
@@ -126,7 +126,7 @@ class Hnsw(Approximate):
     def cost(self, effort: float) -> float:
         return effort * NODE_COST
 
-    def least(self, candidates: float) -> float:
+    def min_effort(self, candidates: float) -> float:
         return candidates
 
     def _params_of(self, effort: int) -> Any:
@@ -135,14 +135,14 @@ class Hnsw(Approximate):
     def rows(self) -> Vectors | None:
         return _flat_rows(self.index.storage)
 
-    def arrange(self) -> Rows | None:
-        """Rows that are linked lie beside each other: a search waits for memory less (Coleman 2022, 2104.03221)."""
+    def reorder(self) -> Rows | None:
+        """Put linked rows beside each other, for fewer cache misses in searches (Coleman 2022, 2104.03221)."""
         order_R = self._breadth_first()
         self.index.permute_entries(order_R)
         return order_R
 
     def _breadth_first(self) -> Rows:
-        """All rows, from the one that searches begin at, along the links of the lowest layer."""
+        """All rows in breadth-first order from the entry point, along the links of the lowest layer."""
         hnsw = self.index.hnsw
         links, starts_R = (_faiss().rev_swig_ptr(one.data(), one.size()) for one in (hnsw.neighbors, hnsw.offsets))
         lowest = np.arange(hnsw.nb_neighbors(0), dtype=np.uint64)
@@ -152,8 +152,8 @@ class Hnsw(Approximate):
         found = []
         while order:
             found.append(at_N := order.popleft())
-            for start in range(0, len(at_N), ADDED_ROWS):
-                linked = links[starts_R[at_N[start : start + ADDED_ROWS], np.newaxis] + lowest].ravel()
+            for start in range(0, len(at_N), ADD_BATCH):
+                linked = links[starts_R[at_N[start : start + ADD_BATCH], np.newaxis] + lowest].ravel()
                 linked = linked[linked >= 0]
                 linked = linked[new_R[linked]]
                 _, first = np.unique(linked, return_index=True)
@@ -177,7 +177,7 @@ class Ivf(Approximate):
         lists = self.index.nlist
         return LISTED_COST * float(lists + effort * self.index.ntotal / lists)
 
-    def least(self, candidates: float) -> float:
+    def min_effort(self, candidates: float) -> float:
         return candidates * float(self.index.nlist / self.index.ntotal)
 
     def _params_of(self, effort: int) -> Any:
@@ -187,10 +187,10 @@ class Ivf(Approximate):
 def build(
     kind: IndexKind, storage: Storage, rows_RW: Vectors, *, inner_product: bool, stopped: Callable[[], bool]
 ) -> Approximate | None:
-    """An index over these rows, on as many threads as FAISS may use; takes seconds for each hundred thousand rows.
+    """Build an index over these rows, on FAISS's threads; takes seconds for each hundred thousand rows.
 
-    They are to come in random order: a graph links a row with those before it, and the first ones in its upper layers.
-    `stopped` is asked now and then; once it holds, there is no index.
+    Rows must be in random order: a graph links a row with those before it, and the first ones in its upper layers.
+    `stopped` is polled; once it is true, None is returned.
     """
     faiss = _faiss()
     metric = faiss.METRIC_INNER_PRODUCT if inner_product else faiss.METRIC_L2
@@ -215,30 +215,30 @@ def build(
     if kind is not IndexKind.IVF:
         index.hnsw.efConstruction = BUILD_EFFORT
         layers_R = _layers(len(rows_RW))
-    for start in range(0, len(rows_RW), ADDED_ROWS):
+    for start in range(0, len(rows_RW), ADD_BATCH):
         if stopped():
             return None
         if layers_R is not None:
-            faiss.copy_array_to_vector(layers_R[: start + ADDED_ROWS], index.hnsw.levels)
-        index.add(rows_RW[start : start + ADDED_ROWS])
-    return _wrapped(index)
+            faiss.copy_array_to_vector(layers_R[: start + ADD_BATCH], index.hnsw.levels)
+        index.add(rows_RW[start : start + ADD_BATCH])
+    return _wrap(index)
 
 
 def _layers(rows: int) -> NDArray[np.int32]:
-    """How many layers of a graph each row is in, as many as Malkov draws them, those in most of them first (R,).
+    """The number of graph layers of each row, distributed as in Malkov 2016, in descending order (R,).
 
-    FAISS does the same with what is added at once; where it draws them for each block of rows, the upper layers are
-    linked last. At 100,000 rows that took a quarter more effort for one recall, at 200,000 no more (decision 0042).
+    FAISS does the same for rows added in one call; if it draws layers for each block, the upper layers are linked
+    last. At 100,000 rows that took a quarter more effort for one recall, at 200,000 no more (decision 0042).
     """
     return 1 + np.floor(np.log(rows / np.arange(1, rows + 1)) / math.log(LINKS)).astype(np.int32)
 
 
 def read(path: Path) -> Approximate:
-    """An index that `write` wrote, mapped into memory: pages are read when they are searched, and shared."""
-    return _wrapped(_faiss().read_index(str(path), _faiss().IO_FLAG_MMAP_IFC))
+    """An index that `write` wrote, memory-mapped: pages are read when searched, and shared between processes."""
+    return _wrap(_faiss().read_index(str(path), _faiss().IO_FLAG_MMAP_IFC))
 
 
-def _wrapped(index: Any) -> Approximate:
+def _wrap(index: Any) -> Approximate:
     if hasattr(index, "nlist"):
         return Ivf(index, hasattr(index, "sq"))
     return Hnsw(index, _flat_rows(index.storage) is None)

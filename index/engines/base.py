@@ -1,4 +1,4 @@
-"""The words of the query path for whatever searches a shard, and the options a gallery chooses its engine by.
+"""The `Shard` protocol, which every engine implements, and the types of its results.
 
 Shape suffixes: Q queries, K results wanted, N items, D dimension, S slots.
 """
@@ -23,11 +23,11 @@ MISSING = -1
 
 @dataclass(frozen=True)
 class Scanned:
-    """How a shard found what it found.
+    """How many items a search covered, and how.
 
     Attributes:
         exact: items that were compared one by one.
-        approximate: items that an approximate index answered for.
+        approximate: items that were searched by an approximate index.
         effort: the largest `efSearch` or `nprobe` used, 0 where none was.
     """
 
@@ -36,50 +36,49 @@ class Scanned:
     effort: int = 0
 
     def __add__(self, other: Scanned) -> Scanned:
-        """Of two parts of one shard."""
+        """The sum of two parts of one shard."""
         return Scanned(self.exact + other.exact, self.approximate + other.approximate, max(self.effort, other.effort))
 
 
 def is_full(at_QK: Keys) -> bool:
-    """Whether there are K results in each row (Q, K); else its last is MISSING."""
+    """Whether every row (Q, K) has K results; the last one of a shorter row is MISSING."""
     return [MISSING] not in at_QK[:, -1:].tolist()  # NumPy's own ways cost several times as much for a few queries
 
 
 class Hits(NamedTuple):
-    """What a shard found for Q queries, best first.
+    """The results of Q queries in one shard, best first.
 
     Attributes:
         scores_QK: in the space's own score.
         slots_QK: of the items; MISSING where there are no more.
-        full: as `is_full` says of `slots_QK`.
-        how: how it was found.
-        sure: it was searched for no more than so many of each list, 1 to K.
+        full: `is_full(slots_QK)`.
+        scanned: how they were found.
+        reliable: for how many results of each query the recall aim holds, 1 to K.
 
-    There are K columns, or fewer, but no fewer than `sure`.
+    There are K columns, or fewer, but no fewer than `reliable`.
     """
 
     scores_QK: Vectors
     slots_QK: Keys
     full: bool
-    how: Scanned
-    sure: int
+    scanned: Scanned
+    reliable: int
 
 
-def nothing(queries: int, k: int) -> Hits:
-    """Of a shard that gave no answer."""
+def no_hits(queries: int, k: int) -> Hits:
+    """The result of a shard that could not be searched."""
     none_QK = np.full((queries, k), MISSING, np.int64)
     return Hits(np.zeros((queries, k), np.float32), none_QK, is_full(none_QK), Scanned(), k)
 
 
 class Shard(Protocol):
-    """What the gallery asks of any engine.
+    """The embeddings of one version and origin, as any engine stores and searches them.
 
-    A shard holds every embedding of its version and origin. Only those that are served are found: of the others the
-    items are served by another version's.
+    Searches find only those that are served; the items of the others are served by another version's embedding.
     """
 
     elsewhere: bool
-    """Whether a search may wait for another server."""
+    """Whether a search may wait for a remote engine."""
 
     def upsert(
         self,
@@ -90,20 +89,20 @@ class Shard(Protocol):
     ) -> None:
         """Store or replace the vectors of `keys` (all different).
 
-        `slots_N` are the numbers that items are found by, and looked up in `allowed`; by default their keys.
+        `slots_N`: the items' numbers in results and in `allowed_S`; by default their keys.
         `served_N`: which of them are served; None: all.
         """
 
     def reserve(self, more: int) -> None:
-        """Make room for so many more, while others search and nobody else writes."""
+        """Allocate room for so many more rows, while others search and nobody else writes."""
 
     def serve(self, served_S: Mask) -> None:
-        """Say anew of everything held whether it is served, by slot."""
+        """Set which embeddings are served, by slot."""
 
     def slots(self) -> Sequence[Keys]:
-        """The slots of everything held, in parts: joining a million takes longer than what is done with them."""
+        """The slots of all embeddings, in parts: joining a million takes longer than the use of them."""
 
-    def held(self) -> int:
+    def row_count(self) -> int:
         """Number of embeddings, served or not."""
 
     def delete(self, keys: Sequence[int] | Keys) -> None:
@@ -117,14 +116,14 @@ class Shard(Protocol):
         *,
         exact: bool = False,
         recall: float | None = None,
-        part: float = 1.0,
+        share: float = 1.0,
     ) -> Hits:
         """The k best of the served items per query.
 
         Only items with `allowed_S[slot]` are found; None: all. Rows are padded with MISSING when there are fewer
-        than k of them. `exact`: every item is compared. `recall`: the aim, by default the gallery's. `part`: which
-        share of a list of k over several shards is expected of this one; the recall aim need hold only of what it gives
-        of it, and there may be fewer than k columns.
+        than k of them. `exact`: every item is compared. `recall`: the aim, by default the gallery's. `share`: the
+        expected share of this shard in a merged list of k over several; the recall aim then holds only for that many
+        results, and there may be fewer than k columns.
         """
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
@@ -133,5 +132,5 @@ class Shard(Protocol):
     def count(self) -> int:
         """Number of served items."""
 
-    def indexed(self) -> int:
-        """Number of served items that an approximate index answers for."""
+    def indexed_count(self) -> int:
+        """Number of served items in an approximate index."""

@@ -1,9 +1,8 @@
-"""Digests of vectors: 64 bits that tell whether a row kept elsewhere is the vector that the database holds.
+"""64-bit digests of vectors, to check whether a stored row is the vector that the database holds.
 
 Multilinear hashing (Carter and Wegman 1979; Lemire and Kaser 2014): the words of a vector, each times a random 64-bit
-number, summed up modulo 2^64; of two such sums the upper halves. Two vectors that differ have one digest with a chance
-of 2^-64, whatever they are, and NumPy computes millions a second where a hash of the standard library takes a call
-each.
+number, summed up modulo 2^64; the upper halves of two such sums. Two different vectors share a digest with a chance of
+2^-64, whatever they are, and NumPy computes millions a second where a hash of the standard library takes a call each.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from index.engines.base import Keys
 from index.space import Vectors
 
 UNKNOWN = 0
-"""The digest of a vector of which none was noted: it equals none."""
+"""The digest of a vector without a stored one: it equals no digest."""
 BLOCK = 1024
 """Rows widened at a time: they stay in the processor's cache."""
 SEED = 0x5265_6772_6166_74

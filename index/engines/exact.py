@@ -1,4 +1,4 @@
-"""The nearest of some rows, compared one by one.
+"""Exact nearest neighbours among rows in memory.
 
 Shape suffixes: Q queries, D dimension, R rows, W their width, C candidates, K wanted.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from index.engines.base import MISSING
-from index.scan import FEW, Mask, Rows, compare, scan, scan_some, squares
+from index.scan import MAX_EXACT_QUERIES, Mask, Rows, compare, scan, scan_allowed, squared_distances
 from index.space import Lorentz, Space, Vectors
 
 LORENTZ_BLOCK = 16_384
-"""Rows whose distances are made at once, in float64."""
+"""Rows whose distances are computed at once, in float64."""
 MIN_CANDIDATES, CANDIDATES_GROW = 16, 8
-"""So many more than are wanted are scored exactly where the scan rounds, and so many times more where it may err."""
+"""Extra candidates to score exactly where the scan rounds, and the factor of more where it may still err."""
 
 
 def nearest_rows(
@@ -22,22 +22,22 @@ def nearest_rows(
 ) -> tuple[Vectors, Rows]:
     """Scores in the space's own terms (Q, K) and row numbers (Q, K), best first; MISSING where there are no more.
 
-    Of rows that are equally near the one of the smallest number comes first, so that a longer list begins as a shorter
-    one does: pages are cut from lists of different lengths.
+    Ties come in the order of their row numbers, so that a longer list begins as a shorter one does: pages are cut from
+    lists of different lengths.
     """
-    there = len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R))
-    found = min(k, there)
+    available = len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R))
+    found = min(k, available)
     if found == k and len(queries_QD):
-        return _first(space, queries_QD, rows_RW, allowed_R, k, there)
+        return _best_rows(space, queries_QD, rows_RW, allowed_R, k, available)
     scores_QK = np.zeros((len(queries_QD), k), np.float32)
     at_QK = np.full((len(queries_QD), k), MISSING, np.int64)
     if found and len(queries_QD):
-        scores_QK[:, :found], at_QK[:, :found] = _first(space, queries_QD, rows_RW, allowed_R, found, there)
+        scores_QK[:, :found], at_QK[:, :found] = _best_rows(space, queries_QD, rows_RW, allowed_R, found, available)
     return scores_QK, at_QK
 
 
-def in_order(scores_QK: Vectors, at_QK: Rows) -> tuple[Vectors, Rows]:
-    """Lists that are in order but for rows that are equally near, with these in the order of their numbers."""
+def sort_ties(scores_QK: Vectors, at_QK: Rows) -> tuple[Vectors, Rows]:
+    """Sorted lists, with ties brought into the order of their row numbers."""
     equal_QK = scores_QK[:, 1:] == scores_QK[:, :-1]
     if not equal_QK.any():  # as a rule; to find the rows costs twice as much
         return scores_QK, at_QK
@@ -49,12 +49,12 @@ def in_order(scores_QK: Vectors, at_QK: Rows) -> tuple[Vectors, Rows]:
 
 
 def score_rows(space: Space, queries_QD: Vectors, rows_RW: Vectors, at_QC: Rows, k: int) -> tuple[Vectors, Rows]:
-    """The k best of each query's own candidates `at_QC` (Q, C), MISSING among them left out; as `nearest_rows`."""
+    """As `nearest_rows` among each query's own candidates `at_QC` (Q, C), of which MISSING ones are left out."""
     scores_QK = np.zeros((len(queries_QD), k), np.float32)
     at_QK = np.full((len(queries_QD), k), MISSING, np.int64)
     queries_QW = space.queries(queries_QD)
     for number, row_QC in enumerate(at_QC):
-        at_C = np.sort(row_QC[row_QC != MISSING])  # of equal ones the first row first
+        at_C = np.sort(row_QC[row_QC != MISSING])  # of ties the first row first
         candidates_CW = rows_RW[at_C]
         if isinstance(space, Lorentz):
             scores_C = space.distances(queries_QD[number], candidates_CW).astype(np.float32)
@@ -67,14 +67,14 @@ def score_rows(space: Space, queries_QD: Vectors, rows_RW: Vectors, at_QC: Rows,
     return scores_QK, at_QK
 
 
-def _first(
-    space: Space, queries_QD: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int, there: int
+def _best_rows(
+    space: Space, queries_QD: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int, available: int
 ) -> tuple[Vectors, Rows]:
-    """The k best, at most as many as are there: which of equally near rows a scan leaves out depends on its length."""
-    if k == there:
-        return in_order(*_nearest(space, queries_QD, rows_RW, allowed_R, k))
+    """The k best, at most `available`; checks ties at the end, of which a scan may leave out any."""
+    if k == available:
+        return sort_ties(*_nearest(space, queries_QD, rows_RW, allowed_R, k))
     scores_QC, at_QC = _nearest(space, queries_QD, rows_RW, allowed_R, k + 1)
-    scores_QK, at_QK = in_order(scores_QC[:, :k], at_QC[:, :k])
+    scores_QK, at_QK = sort_ties(scores_QC[:, :k], at_QC[:, :k])
     for query in np.flatnonzero(scores_QC[:, k - 1] == scores_QC[:, k]).tolist():
         scores_R = _scores(space, queries_QD[query : query + 1], rows_RW)
         cost_R = -scores_R if space.higher_is_better else scores_R
@@ -89,7 +89,7 @@ def _first(
 
 
 def _scores(space: Space, query_1D: Vectors, rows_RW: Vectors) -> Vectors:
-    """Of every row (R,), in the space's own terms."""
+    """The score of every row (R,), in the space's own terms."""
     if isinstance(space, Lorentz):
         parts = [
             space.distances(query_1D[0], rows_RW[start : start + LORENTZ_BLOCK]).astype(np.float32)
@@ -103,10 +103,10 @@ def _nearest(
     space: Space, queries_QD: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int
 ) -> tuple[Vectors, Rows]:
     if isinstance(space, Lorentz):
-        return _rescored(space, queries_QD, rows_RW, allowed_R, k)
+        return _scan_lorentz(space, queries_QD, rows_RW, allowed_R, k)
     queries_QW = space.queries(queries_QD)
-    rounded = not space.inner_product and len(queries_QW) > FEW
-    search = _compared_again if rounded else _scan
+    rounded = not space.inner_product and len(queries_QW) > MAX_EXACT_QUERIES
+    search = _scan_l2_exactly if rounded else _scan
     scanned_QK, at_QK = search(space, queries_QW, rows_RW, allowed_R, k)
     return space.score(scanned_QK), at_QK
 
@@ -114,22 +114,22 @@ def _nearest(
 def _scan(space: Space, queries_QW: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int) -> tuple[Vectors, Rows]:
     if allowed_R is None:
         return scan(queries_QW, rows_RW, k, inner_product=space.inner_product)
-    return scan_some(queries_QW, rows_RW, allowed_R, k, inner_product=space.inner_product)
+    return scan_allowed(queries_QW, rows_RW, allowed_R, k, inner_product=space.inner_product)
 
 
-def _compared_again(
+def _scan_l2_exactly(
     space: Space, queries_QW: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int
 ) -> tuple[Vectors, Rows]:
-    """`_scan` of many queries by squared L2, whose scores are made anew, by differences.
+    """`_scan` of many queries by squared L2, with scores computed again by differences.
 
-    Where a row that was left out may be nearer, the query is compared with all of them by differences. The scan errs by
+    Where a row that was left out may be nearer, the query is compared with all rows by differences. The scan errs by
     at most 4 u (W + 2) (|q|^2 + |x|^2) for W numbers of unit roundoff u (Higham 2002, 3.1), and a row that is nearer
-    than the last of the k best is no longer than |q| and the distance of that one together.
+    than the last of the k best is no longer than |q| plus the distance of that one.
     """
     count = len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R))
     depth = min(count, k + MIN_CANDIDATES)
     scanned_QC, at_QC = _scan(space, queries_QW, rows_RW, allowed_R, depth)
-    squares_QC = squares(queries_QW, rows_RW, at_QC)
+    squares_QC = squared_distances(queries_QW, rows_RW, at_QC)
     best_QK = np.argsort(squares_QC, axis=1, kind="stable")[:, :k]
     squares_QK, at_QK = np.take_along_axis(squares_QC, best_QK, axis=1), np.take_along_axis(at_QC, best_QK, axis=1)
     if depth < count:
@@ -137,16 +137,16 @@ def _compared_again(
         longest_Q = length_Q + np.sqrt(last_Q)
         error_Q = 4 * 2.0**-24 * (queries_QW.shape[1] + 2) * (np.square(length_Q) + np.square(longest_Q))
         unsure = np.flatnonzero(scanned_QC[:, -1] < last_Q + error_Q)
-        for start in range(0, len(unsure), FEW):
-            some = unsure[start : start + FEW]
+        for start in range(0, len(unsure), MAX_EXACT_QUERIES):
+            some = unsure[start : start + MAX_EXACT_QUERIES]
             squares_QK[some], at_QK[some] = _scan(space, queries_QW[some], rows_RW, allowed_R, k)
     return squares_QK, at_QK
 
 
-def _rescored(
+def _scan_lorentz(
     space: Lorentz, queries_QD: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int
 ) -> tuple[Vectors, Rows]:
-    """The k best by exact distance: as many candidates as it takes until no other row can be among them."""
+    """The k best by exact distance, among more and more candidates until no other row can be nearer."""
     count = len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R))
     queries_QW = space.queries(queries_QD)
     scores_QK, at_QK = np.empty((len(queries_QD), k), np.float32), np.empty((len(queries_QD), k), np.int64)

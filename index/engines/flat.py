@@ -20,7 +20,7 @@ from index.space import Space, Vectors
 T = TypeVar("T", bound=np.generic)
 
 ENTRY_BYTES = 100
-"""Of an entry of a dictionary of keys: hash, key, place, and room to grow."""
+"""Bytes of an entry in a dictionary of keys: hash, key, row, and room to grow."""
 MIN_ROWS = 4
 """A process may hold many galleries of a few items."""
 
@@ -81,7 +81,7 @@ class FlatShard:
 
     def serve(self, served_S: Mask) -> None:
         """Which rows are found; see Shard."""
-        count = self.held()
+        count = self.row_count()
         self._served_R[:count] = served_S[self._slots_R[:count]]
         self._recount()
 
@@ -93,7 +93,7 @@ class FlatShard:
         *,
         exact: bool = False,
         recall: float | None = None,
-        part: float = 1.0,
+        share: float = 1.0,
     ) -> Hits:
         """Scan all rows, or those allowed; see Shard."""
         count = len(self._row_of)
@@ -105,8 +105,8 @@ class FlatShard:
         slots_QK, full = self._slots_R.take(at_QK) if count else at_QK, is_full(at_QK)
         if not full:
             slots_QK[at_QK == MISSING] = MISSING
-        how = Scanned(count if allowed_R is None else int(np.count_nonzero(allowed_R)))
-        return Hits(scores_QK, slots_QK, full, how, k)
+        scanned = Scanned(count if allowed_R is None else int(np.count_nonzero(allowed_R)))
+        return Hits(scores_QK, slots_QK, full, scanned, k)
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
         """Stored rows; see Shard."""
@@ -128,9 +128,9 @@ class FlatShard:
 
     def slots(self) -> Sequence[Keys]:
         """The slot of each row; see Shard."""
-        return [self._slots_R[: self.held()]]
+        return [self._slots_R[: self.row_count()]]
 
-    def held(self) -> int:
+    def row_count(self) -> int:
         """Number of rows."""
         return len(self._row_of)
 
@@ -142,7 +142,7 @@ class FlatShard:
         self._served = int(np.count_nonzero(self._served_R[: len(self._row_of)]))
 
     def _rows_for(self, keys: list[int]) -> list[int] | slice:
-        """The row of each key, of one that is new the next."""
+        """The row of each key; new keys get the next rows."""
         before, count = len(self._row_of), len(keys)
         if self._row_of.keys().isdisjoint(keys):
             self._row_of.update(zip(keys, range(before, before + count), strict=True))
@@ -154,7 +154,7 @@ class FlatShard:
 
 
 def _grown(array: NDArray[T], rows: int) -> NDArray[T]:
-    """The array with room for so many rows; what is not used yet is not touched, and so takes no memory."""
-    made = np.empty((rows, *array.shape[1:]), array.dtype)
-    made[: len(array)] = array
-    return made
+    """The array with room for so many rows; unused rows are not touched, and so take no memory."""
+    grown = np.empty((rows, *array.shape[1:]), array.dtype)
+    grown[: len(array)] = array
+    return grown

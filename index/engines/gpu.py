@@ -1,8 +1,8 @@
-"""Sealed segments searched on a GPU by FAISS, in a process that was told so. It was never run on a GPU here.
+"""Sealed segments searched on a GPU by FAISS, where the process was configured so. It was never run on a GPU here.
 
-A GPU finds candidates; scores come from the float32 rows in memory, as everywhere. It is asked only for what it can
-answer: FAISS's GPU indexes ignore which rows may be found (facebookresearch/faiss#3114), give 2,048 results at most,
-know no graphs, and let one thread search at a time. For all else, and where its memory is full, the CPU is asked.
+A GPU finds candidates; scores come from the float32 rows in memory, as everywhere. FAISS's GPU indexes ignore which
+rows are allowed (facebookresearch/faiss#3114), return 2,048 results at most, support no graphs, and let one thread
+search at a time. For all other searches, and where GPU memory is full, the CPU is used.
 
 Shape suffixes: Q queries, D dimension, R rows, W their width, C candidates, K wanted.
 """
@@ -26,11 +26,11 @@ from index.space import Lorentz, Space, Vectors
 
 logger = logging.getLogger(__name__)
 
-MOST = 2_048
+MAX_RESULTS = 2_048
 """Results and lists that a GPU searches for one query (GPU_MAX_SELECTION_K of FAISS)."""
 MORE, LEAST_MORE = 2, 32
-"""So many times the results wanted are its candidates, and at least so many more: some are dead, and it may round."""
-FIRST = 0
+"""Candidates as a factor of the results wanted, and at least so many more: some are dead, and it may round."""
+DEVICE_NUMBER = 0
 """The GPU that is used."""
 
 
@@ -48,7 +48,7 @@ def check_device(device: Device) -> None:
 
 
 class Gpu:
-    """The GPU of this process; its indexes share memory for their work, so one thread at a time searches."""
+    """The GPU of this process; its indexes share scratch memory, so one thread at a time searches."""
 
     def __init__(self) -> None:
         """Raises DeviceUnavailable."""
@@ -59,9 +59,9 @@ class Gpu:
         self._turn = threading.Lock()
 
     def copy(self, index: Any, rows_RW: Vectors | None = None) -> Any:
-        """An index like this one on the CPU, and these rows more. RuntimeError: its memory is full."""
+        """Copy a CPU index to the GPU, and add these rows. RuntimeError: GPU memory is full."""
         with self._turn:
-            made = self._faiss.index_cpu_to_gpu(self._resources, FIRST, index)
+            made = self._faiss.index_cpu_to_gpu(self._resources, DEVICE_NUMBER, index)
             if rows_RW is not None:
                 made.add(rows_RW)
         return made
@@ -84,22 +84,27 @@ class OnGpu:
         self._copying = threading.Lock()
 
     def search(self, queries_QD: Vectors, k: int, effort: int, allowed_R: Mask | None) -> tuple[Vectors, Rows] | None:
-        """As `nearest_rows`, but by `effort` lists if that is not 0; None: this is for the CPU."""
+        """As `nearest_rows`, but by `effort` lists if that is not 0; None: the CPU must search."""
         wanted = min(len(self._rows_RW), max(MORE * k, k + LEAST_MORE))
         can = not isinstance(self._space, Lorentz) and (not effort or self._lists is not None)
-        if not can or max(wanted, effort) > MOST or not len(queries_QD) or (index := self._copy(bool(effort))) is None:
+        if (
+            not can
+            or max(wanted, effort) > MAX_RESULTS
+            or not len(queries_QD)
+            or (index := self._copy(bool(effort))) is None
+        ):
             return None
         params = self._lists.params(effort) if effort and self._lists is not None else None
         at_QC = self._gpu.search(index, self._space.queries(queries_QD), wanted, params)
         if allowed_R is not None:
             at_QC = np.where((at_QC != MISSING) & allowed_R[at_QC], at_QC, MISSING)
-        there = len(self._rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R))
-        if ((at_QC != MISSING).sum(axis=1) < min(k, there)).any():
-            return None  # too few of the nearest rows may be found
+        available = len(self._rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R))
+        if ((at_QC != MISSING).sum(axis=1) < min(k, available)).any():
+            return None  # too few of the nearest rows are allowed
         return score_rows(self._space, queries_QD, self._rows_RW, at_QC, k)
 
     def _copy(self, lists: bool) -> Any:
-        """The index on the GPU; None where there was no room."""
+        """The index on the GPU; None if its memory was full."""
         with self._copying:
             if lists not in self._copies:
                 try:
@@ -117,16 +122,16 @@ class OnGpu:
         return self._gpu.copy(faiss.IndexFlat(self._rows_RW.shape[1], metric), self._rows_RW)
 
 
-# One a process, as there is one number of OpenMP threads.
+# One per process.
 _used: Gpu | None = None
 
 
 def use(device: Device) -> None:
-    """Have this process search sealed segments there from now on. Raises DeviceUnavailable."""
+    """Search sealed segments on this device from now on, in this process. Raises DeviceUnavailable."""
     global _used
     _used = Gpu() if device is Device.CUDA else None
 
 
 def used() -> Gpu | None:
-    """The GPU that sealed segments are searched on; None: the CPU searches them."""
+    """The GPU that searches sealed segments; None: the CPU does."""
     return _used

@@ -12,7 +12,7 @@ from index.engines.remote import Collection
 from index.engines.remote_rows import RemoteRows
 from index.engines.remote_search import RemoteSearch
 from index.engines.segments import SegmentedShard
-from index.engines.tuning import AIM_K, hits
+from index.engines.tuning import RECALL_K, found_mask
 from index.scan import Mask
 
 ASKED = 32
@@ -28,7 +28,7 @@ class RecallCheck:
         self._space, self._dim = here.space, here.dim
         self._rows = RemoteRows()
         self._rows.add(keys_N, digests_N, np.full(len(keys_N), ANY_NUMBER), slots_N, served_N)
-        self._k = min(AIM_K, int(np.count_nonzero(served_N)))
+        self._k = min(RECALL_K, int(np.count_nonzero(served_N)))
         chosen_Q = np.random.default_rng(0).choice(len(keys_N), min(ASKED, len(keys_N)), replace=False)
         self._queries_QD = np.ascontiguousarray(here.fetch(keys_N[chosen_Q])[:, : here.dim])
         self._right = here.search(self._queries_QD, max(1, self._k), exact=True)
@@ -44,5 +44,5 @@ class RecallCheck:
             return 1.0
         search = RemoteSearch(collection, self._rows, self._dim, self._space)
         found = search.search(self._queries_QD, self._k, None, exact=False)
-        same = hits(self._right[:2], found[:2], higher_is_better=self._space.higher_is_better)
+        same = found_mask(self._right[:2], found[:2], higher_is_better=self._space.higher_is_better)
         return float(same.mean())

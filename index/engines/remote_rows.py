@@ -84,7 +84,7 @@ class RemoteRows:
         """The rows that count, are served and allowed (R,)."""
         return self._live_R if allowed_S is None else self._live_R & allowed_S[self.slots_R]
 
-    def held(self) -> int:
+    def row_count(self) -> int:
         """Rows that count, served or not."""
         return self._held
 

@@ -83,7 +83,7 @@ class RemoteSearch:
         live_R = self._rows.live(allowed_S)
         among = int(np.count_nonzero(live_R))
         wanted = min(k, among)
-        exact = exact or wanted > MOST_OF * self._rows.held()
+        exact = exact or wanted > MOST_OF * self._rows.row_count()
         scores_QK = np.zeros((len(queries_QD), k), np.float32)
         slots_QK = np.full((len(queries_QD), k), MISSING, np.int64)
         if not wanted or not len(queries_QD):
@@ -91,7 +91,7 @@ class RemoteSearch:
         queries_QW = np.ascontiguousarray(self._space.queries(queries_QD), np.float32)
         ask = self._wait if answers is None else partial(answers.search, self._collection, self._rows)
         asked = _Request(queries_QD, queries_QW, wanted, live_R, exact, ask)
-        few = among <= self._collection.capabilities.max_keys and among <= RESTRICTED * self._rows.held()
+        few = among <= self._collection.capabilities.max_keys and among <= RESTRICTED * self._rows.row_count()
         depth = self._depth(wanted, among)
         found = {} if few else dict(enumerate(self._deepened(asked, np.arange(len(queries_QD)), wanted, depth)))
         left_Q = np.array([n for n in range(len(queries_QD)) if n not in found or not found[n].enough], np.int64)
@@ -109,7 +109,7 @@ class RemoteSearch:
 
     def _depth(self, wanted: int, among: int) -> int:
         """The candidates to ask for first, where any row is found as soon as any other."""
-        needed = math.ceil(SLACK * wanted * self._rows.held() / among) + EXTRA
+        needed = math.ceil(SLACK * wanted * self._rows.row_count() / among) + EXTRA
         return min(self._collection.capabilities.max_k, needed)
 
     def _by_keys(self, asked: _Request, left_Q: Rows) -> list[_Valid]:

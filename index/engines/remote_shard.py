@@ -23,7 +23,7 @@ from index.contents import HeldBySlot
 from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.config import IndexConfig
 from index.engines.digest import digests
-from index.engines.joined import best_of
+from index.engines.merge_parts import merge_by_score
 from index.engines.remote import Collection, EngineUnavailable, Entries, held_there, same_entries
 from index.engines.remote_answers import Answers
 from index.engines.remote_check import RecallCheck
@@ -92,7 +92,7 @@ class RemoteShard(SegmentedShard):
         keys_N = np.asarray(keys, np.int64)
         slots_N = keys_N if slots_N is None else slots_N
         served_N = np.ones(len(keys_N), np.bool_) if served_N is None else served_N
-        if self.there.held():
+        if self.there.row_count():
             new_N = ~self.there.take(keys_N, digests(vectors_ND), slots_N, served_N)
             keys_N, vectors_ND, slots_N, served_N = keys_N[new_N], vectors_ND[new_N], slots_N[new_N], served_N[new_N]
         super().upsert(keys_N, vectors_ND, slots_N, served_N)
@@ -115,7 +115,7 @@ class RemoteShard(SegmentedShard):
         *,
         exact: bool = False,
         recall: float | None = None,
-        part: float = 1.0,
+        share: float = 1.0,
         answers: Answers | None = None,
     ) -> Hits:
         """The best of what is here and there; see Shard. `answers`: of the engine, None: it is waited for.
@@ -131,12 +131,12 @@ class RemoteShard(SegmentedShard):
                 raise EngineUnavailable(self._unasked)
             parts.append(self._search.search(queries_QD, k, allowed_S, exact=exact, answers=answers))
         if super().count() or not self.there.count():
-            parts.insert(0, super().search(queries_QD, k, allowed_S, exact=exact, recall=recall, part=part))
+            parts.insert(0, super().search(queries_QD, k, allowed_S, exact=exact, recall=recall, share=share))
         if len(parts) == 1:
             return parts[0]
-        merged = best_of(parts, k, higher_is_better=self.space.higher_is_better)
-        how = sum((hits.how for hits in parts), Scanned())
-        return Hits(merged.raw_QK, merged.keys_QK, merged.full, how, min(hits.sure for hits in parts))
+        merged = merge_by_score(parts, k, higher_is_better=self.space.higher_is_better)
+        how = sum((hits.scanned for hits in parts), Scanned())
+        return Hits(merged.raw_QK, merged.keys_QK, merged.full, how, min(hits.reliable for hits in parts))
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
         """Stored rows; see Shard."""
@@ -171,10 +171,10 @@ class RemoteShard(SegmentedShard):
         for where_N, hold in ((here_N, super().revive), (~here_N, self.there.add)):
             hold(keys_N[where_N], digests_N[where_N], numbers_N[where_N], slots_N[where_N], served_N[where_N])
 
-    def copied(self) -> list[HeldBySlot]:
+    def slots_and_digests(self) -> list[HeldBySlot]:
         """What is held, in parts; see SegmentedShard."""
         digests_N = self.there.digests_R[self.there.alive_R]
-        return [*super().copied(), (self.there.slots(), lambda: digests_N)]
+        return [*super().slots_and_digests(), (self.there.slots(), lambda: digests_N)]
 
     def bytes(self) -> int:
         """What it takes of memory."""
@@ -184,9 +184,9 @@ class RemoteShard(SegmentedShard):
         """The slots of everything held; see Shard."""
         return [*super().slots(), self.there.slots()]
 
-    def held(self) -> int:
+    def row_count(self) -> int:
         """Number of embeddings, served or not."""
-        return super().held() + self.there.held()
+        return super().row_count() + self.there.row_count()
 
     def count(self) -> int:
         """Number of served items."""
@@ -194,15 +194,15 @@ class RemoteShard(SegmentedShard):
 
     def held_here(self) -> int:
         """Number of embeddings that lie in memory."""
-        return super().held()
+        return super().row_count()
 
-    def indexed(self) -> int:
+    def indexed_count(self) -> int:
         """Items that an approximate index answers for."""
-        return super().indexed() + self.there.count()
+        return super().indexed_count() + self.there.count()
 
     def is_large(self) -> bool:
         """Whether there is something to settle, or was."""
-        return bool(self.held())
+        return bool(self.row_count())
 
     def freeze(self) -> Job | None:
         """Nothing is sealed here as long as it goes to the collection."""
@@ -227,7 +227,7 @@ class RemoteShard(SegmentedShard):
         if self.leaving:
             if self._unasked is None:
                 self._recall(read, change)
-            return self._unasked is None and not self.there.held()
+            return self._unasked is None and not self.there.row_count()
         covers, most = self.collection.covers(), self.collection.capabilities.max_rows
         if covers < self.covered or self._unasked is not None:
             return False
@@ -275,7 +275,7 @@ class RemoteShard(SegmentedShard):
         """Whether every row is where it is to be."""
         if self.config.kind.elsewhere:
             return not (self.leaving or self.held_here())
-        return not self.there.held()
+        return not self.there.row_count()
 
     def _recall(self, read: Lock, change: Lock) -> None:
         """Bring the rows back, so many at a time."""
@@ -311,9 +311,9 @@ class RemoteShard(SegmentedShard):
             columns = segment.keys_R[at_M], segment.slots_R[at_M], segment.served_R[at_M]
             self._move(found, segment.rows_RW[at_M], *columns, numbers_of)
         for segment in self.segments:
-            if not segment.held():
+            if not segment.row_count():
                 remove(segment)
-        self.segments = tuple(segment for segment in self.segments if segment.held())
+        self.segments = tuple(segment for segment in self.segments if segment.row_count())
 
     def _move(
         self, found: Entries, rows_MW: Vectors, keys_M: Keys, slots_M: Keys, served_M: Mask, numbers_of: NumbersOf

@@ -1,9 +1,9 @@
 """Sealed segments on disk, so that a start maps indexes into memory instead of building them again.
 
-A segment's folder holds its keys and the digests of its vectors, its index, its rows where the index keeps codes, and
-last of all a manifest with the sha256 of each file; it appears under its name in one step. What is loaded counts for
-nothing until the change feed, or the digest that the database has, says of each row that it is still the vector of its
-item: the files are a cache, and SQL is the truth.
+A segment's folder holds its keys, the digests of its vectors, its index, its rows if the index is lossy, and last of
+all a manifest with the sha256 of each file; it appears under its name in one step. Loaded rows are dead until the
+change feed, or the digest in the database, confirms each as the vector of its item: the files are a cache, and SQL is
+the truth.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from index.durable import sync_all
 from index.engines import approximate
 from index.engines.config import IndexConfig
 from index.engines.segment import Segment
-from index.engines.tuning import PARTS, Tuned
+from index.engines.tuning import SHARES, TunedIndex
 from index.events import Event
 from index.folder import sha256
 from index.incoming import INCOMING, incoming_folder, sweep
@@ -35,12 +35,12 @@ from index.space import Space
 logger = logging.getLogger(__name__)
 
 MANIFEST, KEYS, DIGESTS, ROWS, INDEX = "manifest.json", "keys.npy", "digests.npy", "rows.npy", "index.faiss"
-APART = "apart"
-"""An empty file: merging this segment was tried, and not taken."""
+MERGE_REJECTED = "apart"
+"""An empty file: merging this segment was tried and rejected."""
 
 
 class Manifest(BaseModel):
-    """What lies beside a segment's files."""
+    """The manifest of a segment's files."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,7 +49,7 @@ class Manifest(BaseModel):
     width: int
     rows: int
     config: IndexConfig
-    efforts: Annotated[tuple[PositiveInt, ...], Field(min_length=len(PARTS), max_length=len(PARTS))] | None
+    efforts: Annotated[tuple[PositiveInt, ...], Field(min_length=len(SHARES), max_length=len(SHARES))] | None
     recall: float | None
     aims: tuple[PositiveInt, ...] = ()
     long: tuple[PositiveInt, ...] = ()
@@ -64,33 +64,33 @@ class SegmentFiles:
         self._folder = folder
 
     def keep(self, segment: Segment) -> Segment:
-        """Write a segment, and give back the same one mapped from its files. OSError: the disk is full, or worse."""
+        """Write a segment, and return it memory-mapped from its files. OSError: the disk is full, or worse."""
         with incoming_folder(self._folder) as incoming:
             self._write(segment, incoming)
             name = self._folder / incoming.name.removeprefix(INCOMING)
             incoming.rename(name)
             sync_all([self._folder])
         mapped = _open(name, segment.space, segment.dim)
-        mapped.count_as(segment)
+        mapped.share_row_state(segment)
         return mapped
 
-    def keep_apart(self, segments: Sequence[Segment]) -> None:
-        """Have the next process know that these are not to be merged; it would only cost it the time to find out."""
+    def mark_merge_rejected(self, segments: Sequence[Segment]) -> None:
+        """Record that merging these was rejected, so that the next process need not try."""
         for segment in segments:
             if segment.folder is not None:
                 with suppress(OSError):  # swept meanwhile, or the disk is full
-                    (segment.folder / APART).touch()
+                    (segment.folder / MERGE_REJECTED).touch()
 
     def load(self, space: Space, dim: int, known: Collection[Path] = ()) -> list[Segment]:
-        """The segments there are but the `known` ones, no row of which counts yet.
+        """Load all segments but the `known` ones, with all rows dead.
 
-        Damaged ones and those of another space are removed, and what was left by a process that was killed.
+        Damaged ones and those of another space are removed, and leftovers of a process that was killed.
         """
         sweep(self._folder)
         unknown = sorted(set(paths_in(self._folder, "*")) - set(known))
         if not unknown:
             return []
-        # Hashing takes most of it, and no interpreter.
+        # Hashing takes most of the time, and no interpreter lock.
         with ThreadPoolExecutor(min(len(unknown), os.cpu_count() or 1)) as threads:
             opened = list(threads.map(partial(_open_or_remove, space=space, dim=dim), unknown))
         return [segment for segment in opened if segment is not None]
@@ -136,7 +136,7 @@ def _open_or_remove(folder: Path, space: Space, dim: int) -> Segment | None:
 
 
 def _open(folder: Path, space: Space, dim: int) -> Segment:
-    """ValueError, OSError or RuntimeError: it is not whole, or of another space."""
+    """Raises ValueError, OSError or RuntimeError: it is incomplete, or of another space."""
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
     except ValidationError as error:
@@ -155,10 +155,10 @@ def _open(folder: Path, space: Space, dim: int) -> Segment:
     # Slots come with the rows' items.
     segment = Segment(space, rows_RW, keys_R, np.zeros_like(keys_R), digests_R=digests_R)
     segment.config, segment.folder = manifest.config, folder
-    segment.apart, segment.provisional = (folder / APART).exists(), manifest.provisional
+    segment.merge_rejected, segment.provisional = (folder / MERGE_REJECTED).exists(), manifest.provisional
     files = sum((folder / name).stat().st_size for name in manifest.sha256)
     segment.stored_bytes = max(0, files - rows_RW.nbytes)
     if index is not None:
-        segment.tuned = Tuned(index, manifest.efforts or (), manifest.recall or 0.0, manifest.aims, manifest.long)
-    segment.kill_all()
+        segment.tuned = TunedIndex(index, manifest.efforts or (), manifest.recall or 0.0, manifest.aims, manifest.long)
+    segment.mark_all_dead()
     return segment

@@ -107,7 +107,7 @@ class Indexer(Background):
         try:
             while not stopped() and live.gallery.build_index(stopped):
                 seconds = time.monotonic() - started
-                logger.info(Event("indexed", items=live.gallery.indexed(), seconds=round(seconds, 1)))
+                logger.info(Event("indexed", items=live.gallery.indexed_count(), seconds=round(seconds, 1)))
                 # The next one may take minutes, and whoever starts after a crash in them needs it.
                 self._replica.keep_snapshot(live, settled=False)
         finally:

@@ -171,7 +171,7 @@ def test_a_shard_answers_as_a_scan_of_memory(remote: Engine, space: Space) -> No
         one.upsert(keys_N, given_ND)
         one.delete(list(range(20, 30)))
     shard.settle(nullcontext, nullcontext, lambda slots: slots + 1)
-    assert (shard.head.held(), shard.there.held()) == (10, count - 20)
+    assert (shard.head.row_count(), shard.there.row_count()) == (10, count - 20)
 
     queries_QD = space.normalise(random.normal(size=(9, DIM)).astype(np.float32))
     for allowed in (None, random.random(count) < 0.5, np.arange(count) % 10 == 3):

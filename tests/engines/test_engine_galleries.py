@@ -19,6 +19,7 @@ from service.doctor.examination import Doctor
 from service.replica import engine_writer
 from service.settings import Settings
 from service.store.database import Database
+from service.upgrades.tombstones import TombstonePurger
 from staging.builders import make_version
 from staging.served import Served, problem, serving
 from staging.waiting import until
@@ -118,7 +119,7 @@ def lies(served: Served, path: str) -> dict[tuple[str, str], tuple[int, int]]:
     """By version and origin what lies here and there."""
     live = served.runtime.replica.find(path.rpartition("/")[2])
     shards = live.gallery.remote.shards()
-    return {place: (one.head.held(), one.there.held()) for place, one in shards.items()}
+    return {place: (one.head.row_count(), one.there.row_count()) for place, one in shards.items()}
 
 
 def both(served: Served, kind: str) -> tuple[str, str]:
@@ -174,6 +175,24 @@ def test_a_start_finds_what_is_there_and_reads_no_vector(elsewhere: Settings, se
     with serving(elsewhere) as again:
         assert ask(again, path) == before
         assert lies(again, path) == {("v1", "supplied"): (0, COUNT)}
+
+
+def test_an_engine_that_was_not_written_to_until_rows_of_deleted_items_went_loses_them_too(
+    running_engine: Any, elsewhere: Settings, served: Served, kind: str
+) -> None:
+    path = gallery(served, "g", kind)
+    put(served, path, range(COUNT))
+    until(lambda: lies(served, path) == {("v1", "supplied"): (0, COUNT)})
+    running_engine.stop(signal.SIGKILL)
+    try:
+        assert served.http.post(f"{path}/items:delete", json={"ids": [f"i{n}" for n in range(9)]}).status_code == 200
+        for _ in range(2):
+            TombstonePurger(served.runtime.database, settle_seconds=0.0).look()
+        put(served, path, range(3))
+    finally:
+        running_engine.start()
+    collection = served.runtime.replica.find("g").gallery.remote.shards()["v1", "supplied"].collection
+    until(lambda: lies(served, path) == {("v1", "supplied"): (0, COUNT - 6)} and collection.count() == COUNT - 6)
 
 
 def test_a_start_without_the_engine_takes_writes_and_answers_when_it_is_back(

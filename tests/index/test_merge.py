@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from index.calibration import Calibration
 from index.engines.base import MISSING, Hits, Scanned, is_full
-from index.engines.joined import Merged
+from index.engines.merge_parts import Merged
 from index.errors import InvalidArgument, ModeUnavailable
 from index.merge import Mode, choose_mode, merge_calibrated, merge_rank, merge_raw
 from index.space import Cosine, Euclidean, Lorentz

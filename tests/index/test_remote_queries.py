@@ -92,7 +92,7 @@ def test_the_collections_of_several_versions_are_asked_at_once(remote: Remote, m
     together = threading.Barrier(len(VERSIONS), timeout=10)  # nobody passes before all are there
     remote.before(monkeypatch, together.wait)
 
-    assert {shard.there.held() for shard in remote.gallery.remote.shards().values()} == {ITEMS // 3}
+    assert {shard.there.row_count() for shard in remote.gallery.remote.shards().values()} == {ITEMS // 3}
     assert remote.ask() == best(ITEMS)
 
 
@@ -138,7 +138,7 @@ def test_what_came_to_lie_there_while_the_engine_answered_is_asked_for_again(
     monkeypatch.setattr(remote_answers, "MOST_THREADS", 1)
     assert remote.ask() == best(ITEMS + 1)
     assert times[0] > len(VERSIONS)
-    assert sum(shard.there.held() for shard in remote.gallery.remote.shards().values()) == ITEMS + 1
+    assert sum(shard.there.row_count() for shard in remote.gallery.remote.shards().values()) == ITEMS + 1
 
 
 def test_rows_that_come_faster_than_the_engine_answers_end_in_an_answer(

@@ -25,7 +25,7 @@ AIM = 0.98
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "MIN_APPROXIMATE", 40)
     monkeypatch.setattr(segments, "SEAL_ROWS", 30)
-    monkeypatch.setattr(segment, "SAMPLES", 200)
+    monkeypatch.setattr(segment, "SAMPLE_ROWS", 200)
     monkeypatch.setattr(approximate, "NODE_COST", 1)  # as in larger shards, where a graph is faster than a scan
 
 
@@ -68,15 +68,15 @@ def test_a_list_over_versions_reaches_the_aim_with_less_effort_than_each_of_them
 
     def noted(shard: SegmentedShard, asked: np.ndarray, *args: Any, **options: Any) -> Any:
         hits = search(shard, asked, *args, **options)
-        efforts.append((options.get("part", 1.0), hits.how.effort, len(asked)))
+        efforts.append((options.get("share", 1.0), hits.scanned.effort, len(asked)))
         widths.append(hits.slots_QK.shape[1])
         return hits
 
     monkeypatch.setattr(SegmentedShard, "search", noted)
     assert recall(gallery, queries) >= AIM
 
-    small = [(effort, asked) for part, effort, asked in efforts if part < 0.5 and effort]
-    again = [(effort, asked) for part, effort, asked in efforts if part == 1.0]
+    small = [(effort, asked) for share, effort, asked in efforts if share < 0.5 and effort]
+    again = [(effort, asked) for share, effort, asked in efforts if share == 1.0]
     assert min(effort for effort, _ in small) < max(effort for effort, _ in again)
     assert all(asked < len(queries) / 4 for _, asked in again)  # nearly all queries are done at once
     assert min(widths) < max(widths) == K  # of a part no more is asked for than it is likely to give

@@ -124,7 +124,7 @@ def test_an_item_is_served_once_by_the_first_it_holds(
     rng, model = np.random.default_rng(seed), Model()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segments, "SEAL_ROWS", 3)
-        patch.setattr(segments, "MERGED_TOGETHER", 2)
+        patch.setattr(segments, "MERGE_FACTOR", 2)
         patch.setattr(segment, "MIN_APPROXIMATE", 4)
         for cost in ("NODE_COST", "LISTED_COST"):
             patch.setattr(approximate, cost, 0)
@@ -195,7 +195,7 @@ def bring(gallery: Gallery, model: Model) -> bool:
                 shard.collection.delete(*one)
         shard.collection.record(max(model.seqs.values(), default=0))
     assert gallery.remote.settle()
-    assert all(not shard.head.held() for shard in gallery.remote.shards().values())
+    assert all(not shard.head.row_count() for shard in gallery.remote.shards().values())
     return False
 
 

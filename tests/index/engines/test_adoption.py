@@ -24,7 +24,7 @@ DIM = 4
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     index_few(monkeypatch, 40)
     monkeypatch.setattr(segments, "SEAL_ROWS", 30)
-    monkeypatch.setattr(segments, "MERGED_TOGETHER", 2)
+    monkeypatch.setattr(segments, "MERGE_FACTOR", 2)
     monkeypatch.setattr("index.gallery.ADOPT_BATCH", 7)
 
 
@@ -54,7 +54,7 @@ def answer(gallery: Gallery, exact: bool) -> Any:
 
 def folders(gallery: Gallery) -> set[Path | None]:
     """Where the segments lie that it searches."""
-    return {segment.folder for shard in gallery._shards.all() for segment in shard.segments if segment.held()}
+    return {segment.folder for shard in gallery._shards.all() for segment in shard.segments if segment.row_count()}
 
 
 def build(gallery: Gallery) -> None:
@@ -71,7 +71,7 @@ def test_what_one_builds_the_other_takes_over(galleries: list[Gallery]) -> None:
 
     follows.adopt_segments()
 
-    assert (builds.indexed(), follows.indexed()) == (100, 89)
+    assert (builds.indexed_count(), follows.indexed_count()) == (100, 89)
     put([builds], range(20, 30), 2)
     builds.apply({}, removed=[5])
     assert answer(follows, exact=True) == answer(builds, exact=True)
@@ -80,7 +80,7 @@ def test_what_one_builds_the_other_takes_over(galleries: list[Gallery]) -> None:
     follows.adopt_segments()
     follows.adopt_segments()
     assert answer(follows, exact=True) == answer(builds, exact=True)
-    assert follows.indexed() == builds.indexed() == sum(follows.items_by_version().values()) == 199
+    assert follows.indexed_count() == builds.indexed_count() == sum(follows.items_by_version().values()) == 199
     assert folders(follows) == folders(builds)
 
 

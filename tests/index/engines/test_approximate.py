@@ -29,7 +29,7 @@ def built(kind: IndexKind, storage: Storage) -> Approximate:
 def test_of_a_graph_that_is_built_in_blocks_the_first_rows_are_in_the_upper_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(approximate, "ADDED_ROWS", 50)
+    monkeypatch.setattr(approximate, "ADD_BATCH", 50)
     monkeypatch.setattr(approximate, "LINKS", 7)
     graph = built(IndexKind.HNSW, Storage.FLOAT32)
     layers = faiss.vector_to_array(graph.index.hnsw.levels)
@@ -42,7 +42,7 @@ def test_of_a_graph_that_is_built_in_blocks_the_first_rows_are_in_the_upper_laye
 def test_rows_that_are_numbered_anew_are_found_as_before(kind: IndexKind, storage: Storage) -> None:
     index, queries = built(kind, storage), rows()[:60]
     scores, at = index.search(queries, 5, 64)
-    order = index.arrange()
+    order = index.reorder()
     if kind is IndexKind.IVF:
         assert order is None
         return

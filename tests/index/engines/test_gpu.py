@@ -52,7 +52,7 @@ class OnStandIn:
         self._index.add(more)
 
     def search(self, queries: np.ndarray, k: int, params: Any = None) -> Any:
-        assert k <= gpu.MOST
+        assert k <= gpu.MAX_RESULTS
         assert self._device.turn.acquire(blocking=False), "two at a time"
         try:
             self._device.asked.append((type(self._index).__name__, k))
@@ -126,7 +126,7 @@ def test_what_it_cannot_answer_the_cpu_does(device: StandIn, monkeypatch: pytest
     rare = np.zeros(ROWS, np.bool_)
     rare[[1, 2, 303]] = True
     check(shard, 3, allowed_S=rare)
-    monkeypatch.setattr(gpu, "MOST", 100)
+    monkeypatch.setattr(gpu, "MAX_RESULTS", 100)
     device.asked.clear()
     check(shard, 60)
     assert device.asked == []

@@ -127,7 +127,7 @@ class Life:
             assert len(set(there)) == len(there) == np.count_nonzero(right.slots_QK[query] != MISSING)
             scores = dict(zip(every.slots_QK[query].tolist(), every.scores_QK[query].tolist(), strict=True))
             assert [scores[slot] for slot in there] == found.scores_QK[query, : len(there)].tolist()
-        assert (self.shard.count(), self.shard.held()) == (self.twin.count(), self.twin.held())
+        assert (self.shard.count(), self.shard.row_count()) == (self.twin.count(), self.twin.row_count())
         assert sorted(np.concatenate(self.shard.slots())) == sorted(np.concatenate(self.twin.slots()))
 
     def _write(self, some: list[int]) -> None:
@@ -164,12 +164,16 @@ def test_what_was_taken_is_forgotten_here_and_found_there(space: Space) -> None:
     life.follow()
     life.settle()
 
-    assert (life.shard.head.held(), life.shard.there.held(), life.shard.indexed()) == (0, KEYS, life.twin.count())
+    assert (life.shard.head.row_count(), life.shard.there.row_count(), life.shard.indexed_count()) == (
+        0,
+        KEYS,
+        life.twin.count(),
+    )
     life.check(0, 5, set(), exact=False)
     np.testing.assert_array_equal(life.shard.fetch([3, 1]), life.twin.fetch([3, 1]))
     life.upsert([1], [4])
     life.touch([2])
-    assert (life.shard.head.held(), life.shard.there.held()) == (1, KEYS - 1)
+    assert (life.shard.head.row_count(), life.shard.there.row_count()) == (1, KEYS - 1)
     life.check(0, 5, set(), exact=False)
 
 
@@ -277,13 +281,13 @@ def test_items_that_came_and_went_leave_nothing_and_no_search_is_deeper_for_them
         keys_N = np.arange(40 * day, 40 * day + 40)
         table.add(keys_N, digests(given), keys_N, keys_N, np.ones(40, np.bool_))
         table.kill(keys_N - 40)
-    assert (table.held(), len(table.keys_R) <= 120) == (40, True)
+    assert (table.row_count(), len(table.keys_R) <= 120) == (40, True)
     assert table.slots_R[table.find(keys_N)].tolist() == keys_N.tolist()
 
     table.kill(keys_N[:30])
     collection.upsert(Entries(keys_N[30:], keys_N[30:], digests(given[30:])), given[30:])
     found = RemoteSearch(collection, table, DIM, Cosine()).search(given[30:31], 5, None, exact=False)
-    assert found.how == Scanned(0, 10, math.ceil(remote_search.SLACK * 5) + remote_search.EXTRA)
+    assert found.scanned == Scanned(0, 10, math.ceil(remote_search.SLACK * 5) + remote_search.EXTRA)
 
 
 def test_nobody_waits_for_an_engine_that_has_just_failed_and_one_sees_when_it_is_back(monkeypatch: Any) -> None:
@@ -321,16 +325,16 @@ def test_rows_that_lay_here_leave_when_all_are_there_and_are_found_there(monkeyp
     life.follow()
     life.collection.record(life.seq - 1)
     life.settle()
-    assert life.shard.there.held() == 0  # not before it has them all
+    assert life.shard.there.row_count() == 0  # not before it has them all
     life.collection.record(life.seq)
     with monkeypatch.context() as patch:
         patch.setattr(RecallCheck, "recall", lambda *_: 0.9)
         life.settle()
-    assert life.shard.there.held() == 0  # nor where it finds less
+    assert life.shard.there.row_count() == 0  # nor where it finds less
     life.check(0, 3, set(), exact=False)
     life.shard._again = 0.0
     life.settle()
-    assert life.shard.there.held() == KEYS
+    assert life.shard.there.row_count() == KEYS
     life.check(0, 3, set(), exact=False)
 
 
@@ -345,5 +349,5 @@ def test_a_row_of_an_earlier_write_is_not_taken_for_the_same_vector_written_agai
     between_1D = vectors(Cosine(), [4])
     life.collection.upsert(Entries(np.array([1]), np.array([life.seq - 1]), digests(between_1D)), between_1D)
 
-    assert life.shard.head.held() == 1
+    assert life.shard.head.row_count() == 1
     life.check(1, 2, set(), exact=False)

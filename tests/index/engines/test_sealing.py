@@ -11,7 +11,7 @@ import pytest
 from index.engines import approximate, segment, segments
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.segments import SegmentedShard
-from index.engines.tuning import Measured
+from index.engines.tuning import TuningResult
 from index.space import Cosine
 from staging.small_shards import DIM, make_shards_small, vectors, work
 
@@ -37,7 +37,7 @@ def test_a_smaller_head_is_sealed_once_nothing_is_written(monkeypatch: pytest.Mo
 
 def test_a_head_that_outgrew_what_one_index_holds_becomes_several_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "LARGEST_SEALED", 50)
-    monkeypatch.setattr(segments, "MERGED_TOGETHER", 100)
+    monkeypatch.setattr(segments, "MERGE_FACTOR", 100)
     shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
     shard.upsert(range(120), vectors(Cosine(), 120))
     work(shard)
@@ -47,7 +47,7 @@ def test_a_head_that_outgrew_what_one_index_holds_becomes_several_segments(monke
 
 def test_a_few_segments_become_one_once_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "LARGEST_SEALED", 200)
-    monkeypatch.setattr(segments, "MERGED_TOGETHER", 100)
+    monkeypatch.setattr(segments, "MERGE_FACTOR", 100)
     shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
     for start, end in ((0, 60), (60, 100), (100, 180), (180, 330)):
         shard.upsert(range(start, end), vectors(Cosine(), end - start, seed=start))
@@ -57,7 +57,7 @@ def test_a_few_segments_become_one_once_nothing_is_written(monkeypatch: pytest.M
     monkeypatch.setattr(segments, "SETTLED_SECONDS", 0.0)
     work(shard)
     assert sorted(len(one.keys_R) for one in shard.segments) == [150, 180]
-    assert shard.indexed() == 330
+    assert shard.indexed_count() == 330
 
 
 def test_segments_of_one_size_are_merged_and_many_dead_rows_are_swept() -> None:
@@ -101,7 +101,7 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SegmentedShard:
     tuned = segment.tune
 
     def tune(index: Any, space: Any, rows: np.ndarray, *about: Any) -> Any:
-        return tuned(index, space, rows, *about) if len(rows) <= 100 else Measured(None, 0.5)
+        return tuned(index, space, rows, *about) if len(rows) <= 100 else TuningResult(None, 0.5)
 
     monkeypatch.setattr(segment, "tune", tune)
     shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW), tmp_path)
@@ -113,7 +113,7 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SegmentedShard:
 
 def test_segments_whose_one_index_would_find_too_little_keep_theirs(apart: SegmentedShard) -> None:
     assert [len(one.keys_R) for one in apart.segments] == [100] * 4
-    assert apart.indexed() == 400
+    assert apart.indexed_count() == 400
     apart.config = IndexConfig(kind=IndexKind.HNSW, recall=0.9)
     work(apart)
     assert [(len(one.keys_R), one.config) for one in apart.segments] == [(100, apart.config)] * 4
@@ -124,7 +124,7 @@ def test_segments_that_stay_apart_do_so_after_a_restart(apart: SegmentedShard, t
     assert len(after.segments) == 4
     for start in range(0, 400, 100):
         after.upsert(range(start, start + 100), vectors(Cosine(), 100, seed=start))
-    assert (after.count(), after.indexed(), after.freeze()) == (400, 400, None)
+    assert (after.count(), after.indexed_count(), after.freeze()) == (400, 400, None)
 
 
 def test_segments_whose_one_index_would_take_longer_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,4 +147,4 @@ def test_many_dead_rows_of_segments_that_stay_apart_are_swept(apart: SegmentedSh
     apart.delete(range(60))
     work(apart)
     assert sorted(len(one.keys_R) for one in apart.segments) == [40, 100, 100, 100]
-    assert apart.indexed() == 340
+    assert apart.indexed_count() == 340

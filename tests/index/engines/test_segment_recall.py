@@ -45,7 +45,7 @@ def test_an_index_reaches_its_recall_at_every_share_of_items_that_may_be_found(
     assert sealed.tuned.recall >= 0.95
     queries = vectors(space, 200, seed=3, centres=200)
 
-    assert shard.search(queries, 10).how.approximate == 4000
+    assert shard.search(queries, 10).scanned.approximate == 4000
     assert recall(shard, queries) >= 0.95
     for share in (0.5, 0.1, 0.01, 0.001):
         allowed = np.random.default_rng(1).random(4000) < share
@@ -100,14 +100,14 @@ def test_a_query_may_have_another_recall_aim_than_its_gallery(tmp_path: Path, ki
         hits = shard.search(queries, 10, recall=aim)
         found = np.mean([len({*a} & {*b}) / 10 for a, b in zip(hits.slots_QK.tolist(), right.tolist(), strict=True)])
         assert found >= (aim or 0.95) - 0.01
-        efforts.append(hits.how.effort)
+        efforts.append(hits.scanned.effort)
 
     low, lowest, own, same, high, higher, none = efforts
     assert 0 < low == lowest < own == same < high <= higher
     assert none == 0, "an aim that was never reached is for an exact search"
     again = SegmentedShard(DIM, Cosine(), shard.config, tmp_path)
     again.upsert(range(2500), x)
-    assert again.search(queries, 10, recall=0.8).how.effort == lowest
+    assert again.search(queries, 10, recall=0.8).scanned.effort == lowest
 
 
 @pytest.mark.parametrize("kind", [IndexKind.HNSW, IndexKind.IVF])
@@ -140,9 +140,9 @@ def test_few_allowed_items_are_compared_one_by_one_and_many_are_not() -> None:
     queries, allowed = vectors(Cosine(), 2, seed=3), np.zeros(4000, np.bool_)
     allowed[:20] = True
 
-    assert shard.search(queries, 10, allowed).how.exact == 20
-    assert shard.search(queries, 10, ~allowed).how.approximate == 3980
-    assert shard.search(queries, 10, exact=True).how.approximate == 0
+    assert shard.search(queries, 10, allowed).scanned.exact == 20
+    assert shard.search(queries, 10, ~allowed).scanned.approximate == 3980
+    assert shard.search(queries, 10, exact=True).scanned.approximate == 0
 
 
 def test_an_aim_that_no_effort_reaches_leaves_the_segment_exact_and_is_told(
@@ -172,7 +172,7 @@ def test_what_has_no_clusters_reaches_the_aim_too() -> None:
     shard.upsert(range(3000), x)
     work(shard)
 
-    assert shard.search(queries, 10).how.approximate == 3000
+    assert shard.search(queries, 10).scanned.approximate == 3000
     assert recall(shard, queries) >= 0.99
 
 
@@ -181,7 +181,7 @@ def test_copies_of_one_vector_are_no_reason_to_compare_every_item() -> None:
     shard.upsert(range(1000), np.repeat(vectors(Cosine(), 50), 20, axis=0))
     work(shard)
 
-    assert shard.indexed() == 1000
+    assert shard.indexed_count() == 1000
 
 
 def test_one_query_asked_again_and_again_is_no_sample_to_measure_an_index_with() -> None:
@@ -208,19 +208,19 @@ def test_an_index_is_left_where_comparing_every_row_takes_less(monkeypatch: pyte
     shard.upsert(range(4000), vectors(Cosine(), 4000))
     work(shard)
     queries = vectors(Cosine(), 3, seed=3)
-    assert shard.search(queries, 10).how.approximate == 4000
+    assert shard.search(queries, 10).scanned.approximate == 4000
 
     monkeypatch.setattr(segment, "SCANNED_COST", 0.001)
     shard.delete([0])
 
-    assert shard.search(queries, 10).how == Scanned(3999)
+    assert shard.search(queries, 10).scanned == Scanned(3999)
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["anywhere", "together"])
 def test_each_of_several_segments_is_searched_for_its_share_and_once_more_where_it_gave_more(
     together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segments, "MERGED_TOGETHER", 100)
+    monkeypatch.setattr(segments, "MERGE_FACTOR", 100)
     monkeypatch.setattr(approximate, "NODE_COST", 1)  # as in larger segments, where a graph is faster than a scan
     rows, queries = vectors(Cosine(), 2000, centres=200), vectors(Cosine(), 200, seed=3, centres=200)
     rows = rows[np.argsort(rows[:, 0])] if together else rows
@@ -231,15 +231,15 @@ def test_each_of_several_segments_is_searched_for_its_share_and_once_more_where_
     asked: list[tuple[float, int]] = []
     search = segment.Segment.search
 
-    def noted(one: segment.Segment, queries: np.ndarray, *args: Any, part: float = 1.0, **options: Any) -> Any:
-        asked.append((part, len(queries)))
-        return search(one, queries, *args, part=part, **options)
+    def noted(one: segment.Segment, queries: np.ndarray, *args: Any, share: float = 1.0, **options: Any) -> Any:
+        asked.append((share, len(queries)))
+        return search(one, queries, *args, share=share, **options)
 
     monkeypatch.setattr(segment.Segment, "search", noted)
     found = shard.search(queries, 10)
-    again = [count for part, count in asked if part == 1]
-    assert [part for part, _ in asked][:4] == [0.25] * 4
+    again = [count for share, count in asked if share == 1]
+    assert [share for share, _ in asked][:4] == [0.25] * 4
     assert found.slots_QK.shape == (200, 10)
-    assert found.sure == 10
+    assert found.reliable == 10
     assert max(again, default=0) < 200 / (1 if together else 4)
     assert recall(shard, queries) >= 0.95

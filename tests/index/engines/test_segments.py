@@ -116,12 +116,12 @@ def test_of_what_was_asked_only_the_last_queries_are_kept(asked: int) -> None:
     for queries in requests:
         shard.search(queries, 10)
     shard.upsert(range(100, 200), vectors(Cosine(), 100, seed=1))
-    job, last = shard.freeze(), np.concatenate(requests)[-segments.REMEMBERED :]
+    job, last = shard.freeze(), np.concatenate(requests)[-segments.RECENT_QUERIES :]
     gone = [weakref.ref(queries) for queries in requests]
     del requests, queries
 
     assert job is not None
-    assert np.array_equal(np.stack(job.asked), last)
+    assert np.array_equal(np.stack(job.recent_queries), last)
     assert {one() for one in gone} == {None}
 
 
@@ -145,7 +145,7 @@ def test_an_item_that_gets_its_deleted_vector_back_while_its_segment_is_replaced
 
     work(shard, beside=lambda: shard.upsert([7], given[7:8], np.array([90])))
 
-    assert (shard.held(), shard.count()) == (41, 41)
+    assert (shard.row_count(), shard.count()) == (41, 41)
     assert shard.search(given[7:8], 1).slots_QK.tolist() == [[90]]
     np.testing.assert_array_equal(shard.fetch([7]), given[7:8])
 
@@ -165,7 +165,7 @@ def test_an_item_that_gets_an_earlier_vector_back_while_both_its_segments_are_me
     work(shard, beside)
 
     assert len(jobs) >= 2
-    assert (shard.held(), shard.count()) == (80, 80)
+    assert (shard.row_count(), shard.count()) == (80, 80)
     np.testing.assert_array_equal(shard.fetch([7]), earlier[7:8])
 
 
@@ -189,5 +189,5 @@ def test_queries_that_are_compared_one_by_one_after_all_are_told() -> None:
     query = vectors(Cosine(), 1, seed=3, centres=40)
     near = (stored @ query.T)[:, 0]
 
-    assert shard.search(query, 10, near < np.quantile(near, 0.5)).how.exact == 2000
-    assert shard.search(query, 10, near >= np.quantile(near, 0.5)).how.exact == 0
+    assert shard.search(query, 10, near < np.quantile(near, 0.5)).scanned.exact == 2000
+    assert shard.search(query, 10, near >= np.quantile(near, 0.5)).scanned.exact == 0

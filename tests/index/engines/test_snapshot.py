@@ -35,7 +35,7 @@ def work(shard: SegmentedShard) -> None:
     while (job := shard.freeze()) is not None:
         assert job.run()
         shard.finish(job)
-        job.clear()
+        job.remove_replaced()
 
 
 def sealed(folder: Path, space: Space = Cosine(), **config: object) -> SegmentedShard:  # noqa: B008
@@ -58,7 +58,7 @@ def test_another_start_maps_what_was_sealed_and_answers_alike(tmp_path: Path, sp
     assert (after.count(), len(after.segments)) == (0, 1)
     after.upsert(range(ROWS), vectors(space))
 
-    assert (after.count(), after.head.count(), after.indexed()) == (ROWS, 0, ROWS)
+    assert (after.count(), after.head.count(), after.indexed_count()) == (ROWS, 0, ROWS)
     assert after.freeze() is None
     for ours, theirs in zip(after.search(queries, 10)[:2], before.search(queries, 10)[:2], strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -107,7 +107,7 @@ def test_damaged_files_are_dropped_and_nothing_is_lost(tmp_path: Path, file: str
     assert names(tmp_path) == []
     after.upsert(range(ROWS), vectors(Cosine()))
     work(after)
-    assert after.indexed() == ROWS
+    assert after.indexed_count() == ROWS
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_manifest_of_an_older_or_newer_program_is_dropped_and_built_anew(
     assert after.segments == ()
     after.upsert(range(ROWS), vectors(Cosine()))
     work(after)
-    assert after.indexed() == ROWS
+    assert after.indexed_count() == ROWS
 
 
 def test_a_write_that_was_killed_leaves_nothing_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_a_write_that_was_killed_leaves_nothing_that_counts(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == []
     assert shard.count() == ROWS
     work(shard)
-    assert shard.indexed() == ROWS
+    assert shard.indexed_count() == ROWS
     (tmp_path / ".incoming-killed").mkdir()
     assert len(SegmentedShard(DIM, Cosine(), shard.config, tmp_path).segments) == 1
     assert len(list(tmp_path.iterdir())) == 1
@@ -164,7 +164,7 @@ def to_be_merged(folder: Path, patch: pytest.MonkeyPatch) -> SegmentedShard:
     for start in (0, 30):
         shard.upsert(range(start, start + 30), vectors(Cosine())[start : start + 30])
         work(shard)
-    patch.setattr(segments, "MERGED_TOGETHER", 2)
+    patch.setattr(segments, "MERGE_FACTOR", 2)
     return shard
 
 
@@ -188,9 +188,9 @@ def test_a_process_that_ends_at_any_point_of_a_merge_leaves_files_that_are_whole
     if number <= POINTS.index("rename"):
         assert len(after.segments) == 2
     after.upsert(range(ROWS), vectors(Cosine()))
-    assert after.head.held() == 0, "nothing was lost: two are removed when one is there in their place"
+    assert after.head.row_count() == 0, "nothing was lost: two are removed when one is there in their place"
     work(after)
-    assert (after.count(), after.indexed(), len(names(tmp_path))) == (ROWS, ROWS, 1)
+    assert (after.count(), after.indexed_count(), len(names(tmp_path))) == (ROWS, ROWS, 1)
     queries = vectors(Cosine(), 5, seed=9)
     for ours, theirs in zip(after.search(queries, 10)[:2], shard.search(queries, 10, exact=True)[:2], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)

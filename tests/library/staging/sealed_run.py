@@ -46,7 +46,7 @@ class SealedRun(Run):
         """All that is due is built and written down."""
         live = self.replica.find("g")
         look(self.indexer, live)
-        self.counts["most indexed"] = max(self.counts["most indexed"], live.gallery.indexed())
+        self.counts["most indexed"] = max(self.counts["most indexed"], live.gallery.indexed_count())
         self.counts["snapshots"] += live.snapshot_seq > 0
 
     def seal_beside(self) -> None:

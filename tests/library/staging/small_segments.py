@@ -12,7 +12,7 @@ from service.replica import indexer, snapshots
 VALUES: list[tuple[Any, str, Any]] = [
     (segments, "SEAL_ROWS", 3),
     (segments, "LARGEST_SEALED", 4),
-    (segments, "MERGED_TOGETHER", 2),
+    (segments, "MERGE_FACTOR", 2),
     (segments, "FILLED_SECONDS", 0.2),
     (segment, "FEW_LISTS", 0),
     (segment, "MIN_APPROXIMATE", 3),

@@ -23,9 +23,9 @@ def index_few(patch: pytest.MonkeyPatch, rows: int) -> None:
 def make_shards_small(patch: pytest.MonkeyPatch) -> None:
     """Seal, index and merge as few rows."""
     index_few(patch, 40)
-    patch.setattr(segment, "SAMPLES", 256)
+    patch.setattr(segment, "SAMPLE_ROWS", 256)
     patch.setattr(segments, "SEAL_ROWS", 30)
-    patch.setattr(segments, "MERGED_TOGETHER", 2)
+    patch.setattr(segments, "MERGE_FACTOR", 2)
 
 
 def vectors(space: Space, count: int, seed: int = 0, centres: int = 20) -> np.ndarray:

@@ -43,7 +43,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def indexed(replica: Replica, name: str) -> bool:
-    return replica.find(name).gallery.indexed() == ROWS
+    return replica.find(name).gallery.indexed_count() == ROWS
 
 
 def test_what_only_one_process_has_loaded_is_sealed_by_it(world: World) -> None:

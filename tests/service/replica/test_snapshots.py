@@ -24,6 +24,7 @@ from service.store.embeddings import put_embeddings
 from service.store.repository import NewItem, feed_of, store_items, take_seq
 from service.store.snapshots import KEPT, note_snapshot, snapshots_of
 from service.store.tables import gallery, item
+from service.upgrades.tombstones import TombstonePurger
 from staging.builders import make_version
 from staging.crash_points import CrashPoints, Killed
 from staging.replicated import ReplicatedWorld
@@ -122,7 +123,7 @@ def told(live: LoadedGallery) -> Any:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     index_few(monkeypatch, 6)
     monkeypatch.setattr(segments, "SEAL_ROWS", 4)
-    monkeypatch.setattr(segments, "MERGED_TOGETHER", 2)
+    monkeypatch.setattr(segments, "MERGE_FACTOR", 2)
     monkeypatch.setattr(snapshots, "SETTLED", 0)
 
 
@@ -151,7 +152,18 @@ def test_a_start_reads_a_snapshot_and_what_came_since(sealed: World, monkeypatch
     sealed.start()
     assert told(sealed.live()) == told(sealed.rebuilt())
     assert sealed.live().snapshot_seq == len(NAMES)
-    assert sealed.live().gallery.indexed() > 0
+    assert sealed.live().gallery.indexed_count() > 0
+
+
+def test_a_snapshot_from_before_the_rows_of_deleted_items_went(sealed: World) -> None:
+    sealed.delete(1, "i3", "i4")
+    for _ in range(2):
+        TombstonePurger(sealed.database, settle_seconds=0.0).look()
+    sealed.write(1, "i3")
+    sealed.start()
+    assert told(sealed.live()) == told(sealed.rebuilt())
+    assert sealed.live().snapshot_seq == len(NAMES)
+    assert len(sealed.live().gallery.keys()) == len(NAMES) - 1
 
 
 @pytest.mark.parametrize("harm", ["cut", "changed", "gone", "format", "emptied"])

@@ -45,7 +45,7 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     live = world.replica.find("g").gallery
     while live.build_index():
         pass
-    assert live.indexed() == ROWS
+    assert live.indexed_count() == ROWS
     yield world
     world.database.close()
 
@@ -104,7 +104,7 @@ def answer(gallery: Any) -> list[tuple[int, float]]:
 def test_what_is_sealed_is_not_read_again(sealed: World, monkeypatch: pytest.MonkeyPatch) -> None:
     before = answer(sealed.replica.find("g").gallery)
     after, read = started(sealed, monkeypatch)
-    assert (read, after.indexed()) == ([], ROWS)
+    assert (read, after.indexed_count()) == ([], ROWS)
     assert answer(after) == before
 
 

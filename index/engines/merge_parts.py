@@ -1,7 +1,7 @@
-"""The lists of several parts as one, and which parts are to be searched again for it.
+"""Merging the results of several parts (shards, or segments of one) into one list, and which parts to search again.
 
-Each part is expected to give its share of the list, and searched as thoroughly as that takes. Where it gave more it is
-searched once more, for all of the list: so recall holds also where what a query looks for lies together in one part.
+Each part is searched only as thoroughly as its expected share of the list needs. A part that contributed more is
+searched again for the whole list: so recall holds also where all matches of a query lie in one part.
 Shape suffixes: Q queries, K results wanted, S results of all parts side by side.
 """
 
@@ -42,7 +42,7 @@ class Merged(NamedTuple):
 def merge(found: Sequence[Hits], goodness: Sequence[Floats | Vectors], k: int) -> Merged:
     """The k best of all parts by `goodness`, per part (Q, k), larger first; ties keep the order of the parts."""
     if len(found) == 1:
-        return merged_alone(found[0], np.where(found[0].slots_QK == MISSING, 0.0, goodness[0]))
+        return merge_single(found[0], np.where(found[0].slots_QK == MISSING, 0.0, goodness[0]))
     # Of one query and few results each call costs more than what it computes: these are the fewest and cheapest.
     keys_QS = np.concatenate([hits.slots_QK for hits in found], axis=1)
     good_QS: NDArray[Any] = np.concatenate(goodness, axis=1)
@@ -61,36 +61,36 @@ def merge(found: Sequence[Hits], goodness: Sequence[Floats | Vectors], k: int) -
     return Merged(scores_QK, raw_QK, keys_QK, parts_QK, full)
 
 
-def merged_alone(hits: Hits, scores_QK: Floats | Vectors) -> Merged:
-    """What a single part found, which is in order already."""
+def merge_single(hits: Hits, scores_QK: Floats | Vectors) -> Merged:
+    """The results of a single part, which are sorted already."""
     parts_QK = np.zeros(hits.slots_QK.shape, np.int64)
     if not hits.full:
         parts_QK[hits.slots_QK == MISSING] = -1
     return Merged(scores_QK, hits.scores_QK, hits.slots_QK, parts_QK, hits.full)
 
 
-def best_of(found: Sequence[Hits], k: int, *, higher_is_better: bool) -> Merged:
+def merge_by_score(found: Sequence[Hits], k: int, *, higher_is_better: bool) -> Merged:
     """The k best by the parts' own scores, which are of one space."""
     return merge(found, [hits.scores_QK if higher_is_better else -hits.scores_QK for hits in found], k)
 
 
-def unsure(merged: Merged, found: Sequence[Hits], k: int) -> list[list[int]]:
-    """For each part the queries whose k best have more of it than it was searched for, or are fewer than k."""
-    given = merged.parts_QK[:, :k].tolist()  # lists are short, and NumPy's calls cost more than to count
+def parts_to_repeat(merged: Merged, found: Sequence[Hits], k: int) -> list[list[int]]:
+    """For each part the queries whose k best hold more of it than are reliable, or are fewer than k."""
+    rows_QK = merged.parts_QK[:, :k].tolist()  # lists are short, and NumPy's calls cost more than to count
     return [
-        [query for query, row in enumerate(given) if hits.sure < k and (row.count(part) > hits.sure or row[-1] < 0)]
-        for part, hits in enumerate(found)
+        [query for query, row in enumerate(rows_QK) if (row.count(part) > most or row[-1] < 0)] if most < k else []
+        for part, most in enumerate([hits.reliable for hits in found])
     ]
 
 
-def with_whole(hits: Hits, rows: list[int], whole: Hits) -> Hits:
-    """What a part gave, for some of the queries by a search for the whole list."""
+def replace_rows(hits: Hits, rows: list[int], whole: Hits) -> Hits:
+    """The results of a part, with those of some queries (`rows`) replaced by a search for the whole list."""
     more = whole.scores_QK.shape[1] - hits.scores_QK.shape[1]
     scores_QK = np.pad(hits.scores_QK, ((0, 0), (0, more)))
     slots_QK = np.pad(hits.slots_QK, ((0, 0), (0, more)), constant_values=MISSING)
     scores_QK[rows], slots_QK[rows] = whole.scores_QK, whole.slots_QK
-    how = replace(hits.how, effort=max(hits.how.effort, whole.how.effort))
-    return Hits(scores_QK, slots_QK, is_full(slots_QK), how, hits.sure)
+    scanned = replace(hits.scanned, effort=max(hits.scanned.effort, whole.scanned.effort))
+    return Hits(scores_QK, slots_QK, is_full(slots_QK), scanned, hits.reliable)
 
 
 @lru_cache
