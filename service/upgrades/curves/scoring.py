@@ -1,4 +1,4 @@
-"""What the live gallery answers to the probes, and what that is worth. Asks as queries do, a few at a time.
+"""Searches the live gallery with the probes, a few at a time, as queries do, and computes the metric.
 
 Shapes: Q queries, B one block of them, K places of a ranking.
 """
@@ -32,51 +32,51 @@ from service.upgrades.gates.samples import read_entries
 
 BLOCK_QUERIES = 64
 BLOCK_SCORES = 1 << 19
-"""Queries asked at once, and their scores: changes of the gallery wait for a block, and new queries for changes."""
+"""Queries of a block, and its scores: changes of the gallery wait for a block, and new queries for changes."""
 
 UNKNOWN = -2
 """The code of a label that no item has; -1 is an item without label, or no item."""
 
-NOTHING_RIGHT = "no item of the gallery has the label of any query, or is named as relevant to one"
+NOTHING_RELEVANT = "no item of the gallery has the label of any query, or is named as relevant to one"
 
 Codes = NDArray[np.int64]
 Rankings = Iterator[tuple[slice, Keys]]
 """Blocks of queries with the keys they find, (B, K)."""
-Rest = Callable[[float], None]
-"""Called between two blocks with the seconds the last one took: measuring takes half of the time at most."""
+Pause = Callable[[float], None]
+"""Called between two blocks with the seconds the last one took: measuring pauses half of the time."""
 
 
 @dataclass(frozen=True)
-class Worth:
-    """A metric with its interval over the `queries` that counted."""
+class Measurement:
+    """A metric with its interval, over the `queries` that have something relevant to find."""
 
     score: Score
     queries: int
 
 
 @dataclass(frozen=True)
-class Judge:
-    """Of a block of queries: how many items are right for each, itself left out, and which of those that they found."""
+class Relevance:
+    """For a block of queries: how many other items are relevant to each, and which of the items that it found are."""
 
     others: Callable[[slice], Codes]
     relevant: Callable[[slice, Keys], NDArray[np.bool_]]
 
 
-class Judging(Protocol):
-    """What is right for queries at a moment."""
+class GroundTruth(Protocol):
+    """Which items are relevant to queries, kept up to date with the gallery."""
 
     def follow(self, connection: Connection) -> None:
         """Read what was written since the last time."""
 
     def catch_up(self, connection: Connection) -> None:
-        """The same between two blocks, for the judge that there is: a block finds what was written while it waited."""
+        """Read what was written between two blocks, for the `Relevance` in use: a block finds it already."""
 
-    def judge(self, probes: Probes) -> Judge:
+    def relevance(self, probes: Probes) -> Relevance:
         """What is right for these queries now."""
 
 
 class RelevantItems:
-    """The live items that entries of an evaluation set name."""
+    """Relevance by the live items that entries of an evaluation set name."""
 
     def __init__(self, gallery_id: int, evaluation_id: int) -> None:
         self._gallery_id = gallery_id
@@ -84,13 +84,13 @@ class RelevantItems:
         self._keys: dict[str, int] = {}
 
     def follow(self, connection: Connection) -> None:
-        """Look which of them are there."""
+        """Read which of these items exist."""
         self._keys = live_keys(connection, self._gallery_id, read_entries(connection, self._evaluation_id, None))
 
     def catch_up(self, connection: Connection) -> None:
-        """Nothing: an item that was not there cannot be right, or it changes little."""
+        """Do nothing: an item that did not exist cannot be relevant, or changes little."""
 
-    def judge(self, probes: Probes) -> Judge:
+    def relevance(self, probes: Probes) -> Relevance:
         """What is right for these queries now."""
         right_of = right_keys(probes.entries, self._keys)
 
@@ -99,11 +99,11 @@ class RelevantItems:
             return np.stack([np.isin(found, right[right >= 0]) for found, right in pairs])
 
         others = (right_of >= 0).sum(axis=1)
-        return Judge(lambda rows: others[rows], relevant)
+        return Relevance(lambda rows: others[rows], relevant)
 
 
 class ItemLabels:
-    """Which label each live item has, following the gallery's change feed from mark to mark."""
+    """Relevance by the label of each live item, following the gallery's change feed from mark to mark."""
 
     def __init__(self, gallery_id: int, field: str) -> None:
         self._gallery_id = gallery_id
@@ -113,7 +113,7 @@ class ItemLabels:
         self._code_of: dict[int, int] = {}
         self._counts: Counter[int] = Counter()
         self._table = _sorted({})
-        # Of what got another label since the table was made; what was deleted since keeps its label in the table.
+        # Items that got another label since the table was made; deleted ones keep their label in the table.
         self._since: dict[int, int] = {}
 
     def follow(self, connection: Connection) -> None:
@@ -122,7 +122,7 @@ class ItemLabels:
         self._table, self._since = _sorted(self._code_of), {}
 
     def catch_up(self, connection: Connection) -> None:
-        """The same, in less time."""
+        """Read what was written since the last time, without rebuilding the table."""
         columns = (item.c.id, item.c.seq, item.c.deleted, item.c.metadata)
         changed = select(*columns).where(item.c.gallery_id == self._gallery_id, item.c.seq > self._seq)
         for row in connection.execute(changed.order_by(item.c.seq), execution_options=STREAMED):
@@ -135,7 +135,8 @@ class ItemLabels:
                 code = self._vocabulary.setdefault(value_text(value), len(self._vocabulary))
                 self._code_of[row.id] = code
                 self._counts[code] += 1
-            if not row.deleted and code != before:  # most were only moved
+            # Most were only moved. One without a label may have been deleted and come back.
+            if not row.deleted and (code is None or code != before):
                 self._since[row.id] = -1 if code is None else code
 
     def of_items(self, keys: Keys) -> Codes:
@@ -143,7 +144,7 @@ class ItemLabels:
         since, known = _looked_up(_sorted(self._since), keys), _looked_up(self._table, keys)
         return np.where(np.isin(keys, list(self._since)), since, known)
 
-    def judge(self, probes: Probes) -> Judge:
+    def relevance(self, probes: Probes) -> Relevance:
         """What is right for these queries now."""
         labels, keys = probes.labels, probes.keys.tolist()
 
@@ -156,7 +157,7 @@ class ItemLabels:
             itself = [self._code_of.get(key) == code for key, code in zip(keys[rows], wanted, strict=True)]
             return np.array(live, np.int64) - np.array(itself, np.int64)
 
-        return Judge(others, lambda rows, found: self.of_items(found) == codes(rows)[:, None])
+        return Relevance(others, lambda rows, found: self.of_items(found) == codes(rows)[:, None])
 
 
 def _sorted(code_of: Mapping[int, int]) -> tuple[Keys, Codes]:
@@ -165,7 +166,7 @@ def _sorted(code_of: Mapping[int, int]) -> tuple[Keys, Codes]:
 
 
 def _looked_up(table: tuple[Keys, Codes], keys: Keys) -> Codes:
-    """The codes of keys, -1 of those that the table lacks."""
+    """The codes of keys, -1 for keys that are not in the table."""
     known, codes = table
     if not len(known):
         return np.full(keys.shape, -1, np.int64)
@@ -173,51 +174,53 @@ def _looked_up(table: tuple[Keys, Codes], keys: Keys) -> Codes:
     return np.where(known[at] == keys, codes[at], -1)
 
 
-def worth(
+def measure(
     live: LoadedGallery,
     target: LoadedVersion,
     probes: Probes,
-    asked: CurveIn,
-    judging: Judging | None,
-    rest: Rest,
+    request: CurveIn,
+    ground_truth: GroundTruth | None,
+    pause: Pause,
     caught_up: Callable[[], None],
-) -> Worth:
-    """What the metric is now, over the gallery that answers queries; `judging` where the metric needs it.
+) -> Measurement:
+    """Measure the metric on the live gallery; `ground_truth` None: against the target's own ranking.
 
-    `caught_up`: has `judging` catch up; called with what each block found, before it is judged.
+    `caught_up`: has `ground_truth` catch up; called after each block is searched, before its relevance is computed.
 
     Raises:
-        InvalidArgument: no query has anything right to find.
+        InvalidArgument: no query has anything relevant to find.
     """
-    depth = int(asked.measured.removeprefix("cmc@")) if asked.measured not in FULL_RANKINGS else None
-    rankings = _rankings(live, target, probes, depth, rest)
-    found = (
-        _recalled(rankings, target, probes, asked.k)
-        if judging is None
-        else _found(rankings, asked, judging.judge(probes), caught_up)
+    depth = int(request.measured.removeprefix("cmc@")) if request.measured not in FULL_RANKINGS else None
+    rankings = _rankings(live, target, probes, depth, pause)
+    values = (
+        _by_recall(rankings, target, probes, request.k)
+        if ground_truth is None
+        else _by_relevance(rankings, request, ground_truth.relevance(probes), caught_up)
     )
-    if not len(found):
-        raise InvalidArgument(NOTHING_RIGHT, pointer="/label")
-    return Worth(mean_interval(found, asked.seed), len(found))
+    if not len(values):
+        raise InvalidArgument(NOTHING_RELEVANT, pointer="/label")
+    return Measurement(mean_interval(values, request.seed), len(values))
 
 
-def _found(rankings: Rankings, asked: CurveIn, judge: Judge, caught_up: Callable[[], None]) -> NDArray[np.float64]:
-    """The metric of each query that has something right to find."""
+def _by_relevance(
+    rankings: Rankings, request: CurveIn, relevance: Relevance, caught_up: Callable[[], None]
+) -> NDArray[np.float64]:
+    """The metric of each query that has something relevant to find."""
     values, valid = [np.empty(0)], [np.empty(0, bool)]
     for rows, keys in rankings:
         caught_up()
-        relevant = judge.relevant(rows, keys)
-        # What was found and then deleted is right, but not among what is there now.
-        others = np.maximum(judge.others(rows), relevant.sum(axis=1))
+        relevant = relevance.relevant(rows, keys)
+        # An item that was found and then deleted is relevant, but not counted among those that exist.
+        others = np.maximum(relevance.others(rows), relevant.sum(axis=1))
         judged = retrieval_from_rankings(relevant, np.ones(len(keys), bool), others)
-        values.append(judged.per_query(asked.measured))
+        values.append(judged.per_query(request.measured))
         valid.append(judged.valid)
     found: NDArray[np.float64] = np.concatenate(values)[np.concatenate(valid)]
     return found
 
 
-def _recalled(rankings: Rankings, target: LoadedVersion, probes: Probes, k: int) -> NDArray[np.float64]:
-    """recall@k of each query: what it finds of the sampled items, against how the target alone would rank them.
+def _by_recall(rankings: Rankings, target: LoadedVersion, probes: Probes, k: int) -> NDArray[np.float64]:
+    """recall@k of each query over the sampled items, against the ranking by the target version alone.
 
     Raises:
         InvalidArgument: k or fewer of the sampled items are left.
@@ -232,16 +235,16 @@ def _recalled(rankings: Rankings, target: LoadedVersion, probes: Probes, k: int)
     return np.concatenate(values)
 
 
-def _rankings(live: LoadedGallery, target: LoadedVersion, probes: Probes, depth: int | None, rest: Rest) -> Rankings:
-    """What each query finds besides itself, a block at a time; `depth` None: every item."""
+def _rankings(live: LoadedGallery, target: LoadedVersion, probes: Probes, depth: int | None, pause: Pause) -> Rankings:
+    """The ranking of each query without itself, in blocks; `depth` None: of every item."""
     items = sum(live.gallery.items_by_version().values())
-    wanted = (items if depth is None else depth) + 1
+    places = (items if depth is None else depth) + 1
     size = max(1, min(BLOCK_QUERIES, BLOCK_SCORES // max(items, 1)))
     for start in range(0, len(probes), size):
         rows, started = slice(start, start + size), time.perf_counter()
-        keys = _ask(live, target, probes, rows, wanted)
-        yield rows, _without_itself(keys, probes.keys[rows])[:, : wanted - 1]
-        rest(time.perf_counter() - started)
+        keys = _ask(live, target, probes, rows, places)
+        yield rows, _without_itself(keys, probes.keys[rows])[:, : places - 1]
+        pause(time.perf_counter() - started)
 
 
 def _ask(live: LoadedGallery, target: LoadedVersion, probes: Probes, rows: slice, k: int) -> Keys:
@@ -252,6 +255,6 @@ def _ask(live: LoadedGallery, target: LoadedVersion, probes: Probes, rows: slice
 
 
 def _without_itself(keys: Keys, own: Keys) -> Keys:
-    """The rankings without each query's own item, which goes to the end as a place that nothing holds."""
+    """The rankings without each query's own item, which becomes MISSING at the end."""
     itself = (keys == own[:, None]) & (keys != MISSING)
     return np.take_along_axis(np.where(itself, MISSING, keys), np.argsort(itself, 1, kind="stable"), axis=1)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sqlalchemy import event
 
+from service.store.repository import rows_of
 from service.upgrades.curves import scoring
 from staging.builders import add_text, make_version
 from staging.curves import Loops, curve_of, deploy, ended, evaluation, group, start, turn, wait_for
@@ -298,3 +299,23 @@ class TestBadInput:
 
         assert (answer.status_code, answer.json()["items"]) == (200, 20)
         assert served.http.get(f"{filled}/backfills").json() == {"backfills": []}
+
+
+def test_an_item_that_was_deleted_and_came_back_has_the_label_it_came_back_with(
+    served: Any, filled: str, pictures: list[bytes]
+) -> None:
+    gallery_id = served.runtime.replica.find(filled.rpartition("/")[2]).id
+    labels, database = scoring.ItemLabels(gallery_id, "group"), served.runtime.database
+    with database.read() as connection:
+        labels.follow(connection)
+    assert served.http.delete(f"{filled}/items/i0").status_code == 204
+    with database.read() as connection:
+        labels.catch_up(connection)
+    assert served.ingest(filled, {"i0": pictures[0]}).status_code == 200
+
+    with database.read() as connection:
+        labels.catch_up(connection)
+        keys = np.array([[row.id for row in rows_of(connection, gallery_id, ["i0", "i1"])]])
+
+    without, with_label = labels.of_items(keys)[0].tolist()
+    assert (without, with_label >= 0) == (-1, True)
