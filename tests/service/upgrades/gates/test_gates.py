@@ -86,6 +86,7 @@ class TestReport:
         assert report["new_new"]["value"] == pytest.approx(cmc(new, new, versions["v2"]))
         assert report["new_old"]["value"] == pytest.approx(cmc(new[:, :4], old, versions["v1"]))
         assert (report["items"], report["queries"], report["unreadable"]) == (20, 20, 0)
+        assert set(report["latency_ms"]) == {"v1", "v2"}
         assert (report["metric"], report["label"], report["sample"], report["seed"]) == ("cmc@1", "digit", 1000, 0)
 
     def test_a_chain_of_edges_is_followed(self, served: Any, labelled: Any) -> None:
@@ -95,9 +96,12 @@ class TestReport:
         assert report["new_old"]["value"] > 0.5
 
     def test_an_item_edge_is_measured_as_its_backfill_would_leave_the_items(
-        self, served: Any, labelled: Any, made: dict[str, Version]
+        self, served: Any, labelled: Any, made: dict[str, Version], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        report = gate(served, labelled("poor"), "fct").json()
+        path = labelled("poor")
+        report = gate(served, path, "fct").json()
+        monkeypatch.setattr(sides, "MOST_MADE", 0)
+        sampled = gate(served, path, "fct", sample=8).json()
         forward = load_transform(made["fct"].edges[0], made["fct"].card, made["poor"].card)
         given = Encoder(made["poor"]).encode([make_image(n % 5, n) for n in range(20)])
         moved = forward(given.vectors, given.side)
@@ -107,6 +111,10 @@ class TestReport:
         assert report["new_old"]["value"] == pytest.approx(expected)
         assert report["new_old"]["value"] > report["old_old"]["value"]
         assert report["verdict"] == "pass"
+        old_old, new_old, new_new = (report[side]["value"] for side in ("old_old", "new_old", "new_new"))
+        assert report["gap_closed"] == pytest.approx((new_old - old_old) / (new_new - old_old))
+        # M(new/new) over the items that the new version embeds says nothing of the gap over all.
+        assert (sampled["new_new_items"], sampled["gap_closed"]) == (8, None)
 
     def test_what_an_edge_made_counts_only_where_there_is_no_image(self, served: Any, labelled: Any) -> None:
         path = labelled()
@@ -223,6 +231,7 @@ class TestSample:
         report = gate(served, path, new, sample=8).json()
 
         assert (report["current"], report["items"], report["whole"]) == (current, items, False)
+        assert report["new_new_items"] == 8
 
     def test_items_without_image_or_label_deleted_and_unreadable_ones_are_left_out(
         self, served: Any, labelled: Any, pictures: list[bytes]
