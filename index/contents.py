@@ -26,10 +26,9 @@ from index.folder import sha256
 from index.incoming import incoming_folder
 from index.kept_items import NOBODY
 from index.scan import Mask
+from index.version import ShardKey
 
 Keys = NDArray[np.int64]
-Place = tuple[str, str]
-"""Version and origin of a shard."""
 
 HeldBySlot = tuple[Keys, Callable[[], Keys]]
 """Embeddings of a shard (M,): the slots of their items, and what gives their digests."""
@@ -59,7 +58,7 @@ class Contents:
     seqs_N: Keys
     texts: NDArray[np.uint8]
     places_N3: Keys
-    held: Mapping[Place, HeldColumns]
+    held: Mapping[ShardKey, HeldColumns]
 
     def only(self, kept_N: Mask) -> Contents:
         """The same of some of the items."""
@@ -73,7 +72,7 @@ class Contents:
         return Contents(self.keys_N[kept_N], self.seqs_N[kept_N], self.texts, self.places_N3[kept_N], held)
 
 
-def of_slots(slots: Contents, held: Mapping[Place, Sequence[HeldBySlot]]) -> Contents:
+def of_slots(slots: Contents, held: Mapping[ShardKey, Sequence[HeldBySlot]]) -> Contents:
     """The contents of a gallery, of all its slots, of which some are empty, and of what they hold."""
     columns = {}
     for place, parts in held.items():
@@ -89,7 +88,7 @@ class ContentsManifest(BaseModel):
 
     format: Literal[1] = 1
     seq: int
-    held: list[Place]
+    held: list[ShardKey]
     sha256: dict[str, str]
 
 

@@ -28,13 +28,13 @@ from index.contents import Contents, of_slots
 from index.edge_maps import Maps
 from index.engines.base import Keys
 from index.engines.config import IndexConfig
-from index.engines.remote import Elsewhere, nowhere
+from index.engines.remote import OpenCollection, no_engine
 from index.engines.remote_answers import Answers, Unanswered
 from index.filter import Filter
 from index.lock import ReadWriteLock
 from index.merge import Mode
 from index.metadata import Item, Metadata
-from index.query_plan import Encode, GalleryQuery, ShardKey
+from index.query_plan import Encode, GalleryQuery
 from index.remote_part import RemotePart
 from index.retry import GalleryChanged, attempts
 from index.scan import Mask
@@ -44,7 +44,7 @@ from index.search_result import Degraded, Missing, SearchResult
 from index.shards import Placed, Shards
 from index.space import Vectors
 from index.topology import Topology
-from index.version import Edge, EdgeKey, Version
+from index.version import Edge, EdgeKey, ShardKey, Version
 from index.view import View
 
 NO_ITEMS: Mapping[int, Item] = MappingProxyType({})
@@ -57,10 +57,12 @@ ADOPT_BATCH = 16_384
 class Gallery:
     """The shards of one gallery, the edges between their versions, and the maps that make their scores comparable."""
 
-    def __init__(self, config: IndexConfig = AUTO, folder: Path | None = None, elsewhere: Elsewhere = nowhere) -> None:
+    def __init__(
+        self, config: IndexConfig = AUTO, folder: Path | None = None, open_collection: OpenCollection = no_engine
+    ) -> None:
         """`folder`: where sealed segments are kept for another start; None: in memory only."""
         self._topology = Topology()
-        self._shards = Shards(config, folder, elsewhere)
+        self._shards = Shards(config, folder, open_collection)
         self._metadata = Metadata()
         # Items that are in no shard, because they have no vector that can be searched.
         self._missing: dict[int, Missing] = {}

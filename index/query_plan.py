@@ -23,9 +23,6 @@ from index.space import Space, Vectors
 Encode = Callable[[str], Vectors]
 """Version name -> this request's queries embedded by that version, (Q, D)."""
 
-ShardKey = tuple[str, str]
-"""(version, origin)."""
-
 
 class GalleryQuery(NamedTuple):
     """A batch of queries with common options.
@@ -106,9 +103,9 @@ class Plan:
         return {version: route for version, route in routes.items() if route.edges and not route.dual}
 
     @cached_property
-    def elsewhere(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether a shard may have to ask a remote engine."""
-        return any(one.shard.elsewhere for one in self.shards)
+        return any(one.shard.is_remote for one in self.shards)
 
     @cached_property
     def _maps(self) -> Sequence[Calibration]:

@@ -62,7 +62,7 @@ def scatter(query: ShardQuery, answers: Answers | None = None) -> Gathered:
         EngineUnavailable: strict, and one engine gave no answer; or no shard did.
     """
     plan, vectors, k = query.plan, query.vectors, query.k
-    answers = answers or (Answers() if plan.elsewhere else None)
+    answers = answers or (Answers() if plan.is_remote else None)
     found: list[Hits] = []
     traces: list[ShardTrace] = []
     degraded: list[Degraded] = []
@@ -106,7 +106,7 @@ def _search_function(query: ShardQuery, shard: Shard, answers: Answers | None) -
 
 def _engine_seconds(shard: Shard, answers: Answers) -> float:
     """Seconds that a remote shard's engine took."""
-    return answers.seconds[shard.there] if isinstance(shard, RemoteShard) else 0.0
+    return answers.seconds[shard.remote_rows] if isinstance(shard, RemoteShard) else 0.0
 
 
 def _search_whole_list(

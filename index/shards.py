@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 from index.contents import Contents, HeldBySlot
 from index.engines.base import Keys
 from index.engines.config import IndexConfig
-from index.engines.remote import Collection, Elsewhere, metric_of, nowhere
+from index.engines.remote import Collection, OpenCollection, metric_of, no_engine
 from index.engines.remote_shard import RemoteShard
 from index.engines.segments import Job, SegmentedShard
 from index.paths import paths_in
-from index.query_plan import ShardKey
 from index.scan import Mask
 from index.space import Space, Vectors
-from index.version import Version
+from index.version import ShardKey, Version
 
 Placed = Mapping[ShardKey, tuple[Sequence[int], Vectors]]
 """(version, origin) -> keys and vectors (N, D)."""
@@ -35,9 +34,11 @@ Placed = Mapping[ShardKey, tuple[Sequence[int], Vectors]]
 class Shards:
     """The shards of one gallery."""
 
-    def __init__(self, config: IndexConfig, folder: Path | None = None, elsewhere: Elsewhere = nowhere) -> None:
+    def __init__(
+        self, config: IndexConfig, folder: Path | None = None, open_collection: OpenCollection = no_engine
+    ) -> None:
         """`folder`: where sealed segments are kept for another start; None: in memory only."""
-        self.config, self._elsewhere = config, elsewhere
+        self.config, self._open_remote = config, open_collection
         self._folder = folder
         self._by_key: dict[ShardKey, SegmentedShard] = {}
         # Version -> its position; versions that are not in it come last, by name.
@@ -163,17 +164,17 @@ class Shards:
         self.config = config
         for place, shard in self._by_key.items():
             shard.config = config
-            if config.kind.elsewhere and not isinstance(shard, RemoteShard):
+            if config.kind.is_remote and not isinstance(shard, RemoteShard):
                 self._by_key[place] = self._rebuild(place, shard)
         self.drop_emptied()
 
     def drop_emptied(self) -> None:
         """Rebuild shards that leave a remote collection and have all rows in memory by now."""
         for place, shard in self._by_key.items():
-            if isinstance(shard, RemoteShard) and shard.leaving and not shard.there.row_count():
+            if isinstance(shard, RemoteShard) and shard.is_leaving and not shard.remote_rows.row_count():
                 self._by_key[place] = self._rebuild(place, shard)
 
-    def elsewhere(self) -> dict[ShardKey, RemoteShard]:
+    def remote_shards(self) -> dict[ShardKey, RemoteShard]:
         """The shards whose rows are in remote collections, or move there."""
         return {place: shard for place, shard in self._by_key.items() if isinstance(shard, RemoteShard)}
 
@@ -194,20 +195,20 @@ class Shards:
         return sum(shard.indexed_count() for shard in self._by_key.values())
 
     def _create(self, place: ShardKey, dim: int, space: Space) -> SegmentedShard:
-        if self.config.kind.elsewhere:
+        if self.config.kind.is_remote:
             return RemoteShard(dim, space, self.config, self._open_collection(place, dim, space))
         return SegmentedShard(dim, space, self.config, self._folder and self._folder.joinpath(*place))
 
     def _rebuild(self, place: ShardKey, shard: SegmentedShard) -> SegmentedShard:
         """A new shard for the current configuration, with all rows of `shard`, which is not used any more."""
-        if self.config.kind.elsewhere:
-            return RemoteShard.over(shard, self._open_collection(place, shard.dim, shard.space))
+        if self.config.kind.is_remote:
+            return RemoteShard.from_shard(shard, self._open_collection(place, shard.dim, shard.space))
         rebuilt = self._create(place, shard.dim, shard.space)
         rebuilt.take_over(shard)
         return rebuilt
 
     def _open_collection(self, place: ShardKey, dim: int, space: Space) -> Collection:
-        return self._elsewhere(self.config.kind, place, space.width(dim), metric_of(space))
+        return self._open_remote(self.config.kind, place, space.width(dim), metric_of(space))
 
     def _served(self, placed: Placed) -> dict[ShardKey, Mask]:
         """Which of these embeddings are served; `placed` has all embeddings of its items."""

@@ -66,6 +66,9 @@ class Origin(StrEnum):
 EdgeKey = tuple[str, str, str]
 """(new, old, kind): there is at most one edge of each kind between two versions."""
 
+ShardKey = tuple[str, str]
+"""(version, origin): there is one shard for each in a gallery."""
+
 EDGE_MODEL = {EdgeKind.ONNX: "edge.onnx", EdgeKind.FORWARD: "edge.onnx"}
 EDGE_DOMAIN = "domain.npz"
 """Beside the files of a fitted edge: what it was fitted on, see `index.evaluation.domain`."""

@@ -14,9 +14,10 @@ from index.calibration import Calibration
 from index.engines.base import Shard
 from index.graph import Route
 from index.merge import Mode, choose_mode
-from index.query_plan import Plan, PlannedShard, ShardKey
+from index.query_plan import Plan, PlannedShard
 from index.search_result import Degraded
 from index.topology import Topology
+from index.version import ShardKey
 
 MAX_CACHED = 256
 """Cached plans: one for each query version and set of versions that can embed the query."""
@@ -58,7 +59,7 @@ class View:
             self.items_by_version[version] = self.items_by_version.get(version, 0) + size
         self.items = sum(self.sizes.values())
         self._rows_scanned: float = self.items - sum(shard.indexed_count() for shard in shards.values())
-        if any(shard.elsewhere for shard in shards.values()):
+        if any(shard.is_remote for shard in shards.values()):
             self._rows_scanned = math.inf  # a query may have to wait for a server
         # Dictionaries, not lru_cache: that would keep this view and removed shards until the next collection.
         self._reaches: dict[tuple[str, frozenset[str]], Reach] = {}

@@ -77,7 +77,7 @@ class Shard(Protocol):
     Searches find only those that are served; the items of the others are served by another version's embedding.
     """
 
-    elsewhere: bool
+    is_remote: bool
     """Whether a search may wait for a remote engine."""
 
     def upsert(

@@ -1,4 +1,4 @@
-"""The options a gallery chooses its index by."""
+"""The index configuration of a gallery."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class IndexKind(StrEnum):
-    """What large sealed segments are searched by."""
+    """The index over large sealed segments."""
 
     AUTO = "auto"
     EXACT = "exact"
@@ -19,13 +19,13 @@ class IndexKind(StrEnum):
     MILVUS = "milvus"
 
     @property
-    def elsewhere(self) -> bool:
-        """Whether vectors lie in an engine that is a server of its own."""
+    def is_remote(self) -> bool:
+        """Whether vectors are stored in a remote engine."""
         return self in {IndexKind.PGVECTOR, IndexKind.MILVUS}
 
 
 class Storage(StrEnum):
-    """How an approximate index keeps its vectors; candidates are always scored by the float32 rows."""
+    """How an approximate index stores its vectors; candidates are always scored by the float32 rows."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"

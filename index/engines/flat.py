@@ -28,7 +28,7 @@ MIN_ROWS = 4
 class FlatShard:
     """Exact search by FAISS's brute-force kernel over one array in memory."""
 
-    elsewhere = False
+    is_remote = False
 
     def __init__(self, dim: int, space: Space) -> None:
         self.space, self.dim = space, dim

@@ -1,10 +1,10 @@
-"""Milvus as an engine: `index.engines.remote` says what is promised, docs/engines.md what it costs.
+"""Milvus as an engine: for the interface see `index.engines.remote`, for its costs docs/engines.md.
 
-Milvus replaces a row by its primary key and knows no condition. So a row stands once for each (key, number), and those
-below the highest number of their key are removed after that one is found.
+Milvus upserts by primary key, without conditions. So a row is stored for each (key, number), and those below the
+highest number of their key are removed once that one is found.
 
-The index is approximate, also where few rows may be found. What is to compare every row is computed here, of rows that
-are read page by page.
+Its index is approximate also for restricted searches. Exact searches are computed here, from rows that are read page
+by page.
 
 Shape suffixes: N rows, W their width, Q queries, C candidates, P rows of a page.
 """
@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from index.contents import Place
 from index.engines.base import MISSING, Keys
 from index.engines.milvus_server import MilvusServer
-from index.engines.milvus_table import MOST, VECTOR, MilvusTable, Row, row_id
+from index.engines.milvus_table import MAX_RESULTS, VECTOR, MilvusTable, Row, row_id
 from index.engines.remote import (
     READ_TIMES,
     SEARCH_SECONDS,
@@ -35,21 +34,22 @@ from index.engines.remote import (
 from index.errors import InvalidArgument, InvalidVector
 from index.scan import scan
 from index.space import Vectors
+from index.version import ShardKey
 
 WRITE_SECONDS = 60.0
-"""Time limit of a call that nobody waits for, and of all that read every row."""
+"""Time limit of calls that no query waits for, and of reading every row."""
 MIN_WIDTH, MAX_WIDTH = 2, 32_768
 """Milvus's limits of a vector."""
 MAX_KEYS = 4096
 """Keys in an expression: 80 kB of text."""
 MESSAGE_BYTES = 32 << 20
-"""What is sent or asked for at once: half of what Milvus takes in a request, 64 MB, a third of what it answers with."""
-MOST_QUERIES = 32
-"""Of one search: its time limit is for these, however many queries a request has."""
+"""Bytes of one request or answer: half of what Milvus takes in a request, 64 MB, a third of what it answers with."""
+MAX_QUERIES = 32
+"""Queries of one search: its time limit is for these, however many a request has."""
 SEARCH_BYTES = 4 << 20
-"""Of every row so much is asked for at once: it is to come in the time of a search."""
+"""Bytes of a page when every row is read: it must arrive within the time limit of a search."""
 ROW_BYTES = 100
-"""Of a row, beside its vector."""
+"""Bytes of a row, beside its vector."""
 
 
 class MilvusEngine:
@@ -67,7 +67,7 @@ class MilvusEngine:
         self._reading = MilvusServer(uri, token, READ_TIMES * seconds)
         self._writing = MilvusServer(uri, token, WRITE_SECONDS)
 
-    def collection(self, gallery: str, place: Place, width: int, metric: Metric) -> MilvusCollection:
+    def collection(self, gallery: str, place: ShardKey, width: int, metric: Metric) -> MilvusCollection:
         """See Engine."""
         if not MIN_WIDTH <= width <= MAX_WIDTH:
             why = f"Milvus takes vectors of {MIN_WIDTH} to {MAX_WIDTH} numbers, these have {width}"
@@ -75,13 +75,13 @@ class MilvusEngine:
         servers = self._searching, self._reading, self._writing
         return MilvusCollection(*(MilvusTable(server, _name(gallery, place), width, metric) for server in servers))
 
-    def places(self, gallery: str) -> list[Place]:
+    def places(self, gallery: str) -> list[ShardKey]:
         """See Engine."""
         prefix, names = _prefix(gallery), self._searching.collections()
         found = (name.removeprefix(prefix).split("__") for name in names if name.startswith(prefix))
         return [(_unescaped(version), _unescaped(origin)) for version, origin in found]
 
-    def drop(self, gallery: str, place: Place) -> None:
+    def drop(self, gallery: str, place: ShardKey) -> None:
         """See Engine."""
         self._writing.drop(_name(gallery, place))
 
@@ -99,11 +99,11 @@ class MilvusCollection:
     """The rows of one version and origin of one gallery; see `index.engines.remote.Collection`."""
 
     def __init__(self, searching: MilvusTable, reading: MilvusTable, writing: MilvusTable) -> None:
-        """The same table, with the time limits of what queries wait for, loads, and nobody."""
+        """The same table with the time limits of queries, of loads and of writes."""
         self._searching, self._reading, self._table = searching, reading, writing
         self.name = writing.name
         self._row_bytes = 4 * writing.width + ROW_BYTES
-        self._page = min(MOST, MESSAGE_BYTES // self._row_bytes)
+        self._page = min(MAX_RESULTS, MESSAGE_BYTES // self._row_bytes)
         some = min(MAX_KEYS, self._page)
         self.capabilities = Capabilities(max_k=self._page, max_keys=some, max_rows=some, max_width=MAX_WIDTH)
 
@@ -129,33 +129,33 @@ class MilvusCollection:
             )
             self._remove_older(entries.keys_N)
 
-    def delete(self, keys_N: Keys, numbers_N: Keys) -> None:
+    def delete(self, keys_N: Keys, seqs_N: Keys) -> None:
         """See Collection."""
-        most = dict(zip(keys_N.tolist(), numbers_N.tolist(), strict=True))
-        for page in self._of(self._table, keys_N):
+        most = dict(zip(keys_N.tolist(), seqs_N.tolist(), strict=True))
+        for page in self._pages_of(self._table, keys_N):
             self._table.remove([row["id"] for row in page if row["number"] <= most[row["key"]]])
 
     def search(self, queries_QW: Vectors, c: int, *, keys_N: Keys | None = None, exact: bool = False) -> Candidates:
         """See Collection."""
         if not len(queries_QW) or exact or keys_N is not None:
-            return self._compared(queries_QW, c, keys_N)
+            return self._compare_all(queries_QW, c, keys_N)
         found = _nothing(len(queries_QW), c, self._table.width)
-        step = min(MOST_QUERIES, max(1, MESSAGE_BYTES // (c * self._row_bytes)))
+        step = min(MAX_QUERIES, max(1, MESSAGE_BYTES // (c * self._row_bytes)))
         for start in range(0, len(queries_QW), step):
             for query, hits in enumerate(self._searching.nearest(queries_QW[start : start + step], c), start):
                 for place, hit in enumerate(hits):
-                    found.keys_QC[query, place], found.numbers_QC[query, place] = hit["key"], hit["number"]
+                    found.keys_QC[query, place], found.seqs_QC[query, place] = hit["key"], hit["number"]
                     found.rows_QCW[query, place] = hit[VECTOR]
         return found
 
     def entries(self, keys_N: Keys) -> Entries:
         """See Collection."""
-        return _entries(_newest(row for page in self._of(self._reading, keys_N) for row in page))
+        return _entries(_newest(row for page in self._pages_of(self._reading, keys_N) for row in page))
 
     def listed(self, after: int, limit: int) -> Entries:
         """See Collection."""
         newest: dict[int, Row] = {}
-        for page in self._reading.pages(f'id >= "{row_id(after + 1, 0)}"', min(MOST, limit + 1)):
+        for page in self._reading.pages(f'id >= "{row_id(after + 1, 0)}"', min(MAX_RESULTS, limit + 1)):
             newest |= {row["key"]: row for row in page}
             if len(newest) > limit:  # so that the last one wanted has come whole
                 break
@@ -163,14 +163,14 @@ class MilvusCollection:
 
     def fetch(self, keys_N: Keys) -> tuple[Entries, Vectors]:
         """See Collection."""
-        rows = _newest(row for page in self._of(self._reading, keys_N, VECTOR) for row in page)
+        rows = _newest(row for page in self._pages_of(self._reading, keys_N, VECTOR) for row in page)
         return _entries(rows), self._vectors(rows)
 
-    def covers(self) -> int:
+    def covered_seq(self) -> int:
         """See Collection."""
-        return self._searching.covers()
+        return self._searching.covered_seq()
 
-    def record(self, number: int, *, more: bool = False) -> None:
+    def set_covered_seq(self, number: int, *, more: bool = False) -> None:
         """See Collection."""
         self._table.note(number)
 
@@ -182,7 +182,7 @@ class MilvusCollection:
         """See Collection."""
         self._table.drop()
 
-    def _of(self, table: MilvusTable, keys_N: Keys, *more: str) -> Iterable[list[Row]]:
+    def _pages_of(self, table: MilvusTable, keys_N: Keys, *more: str) -> Iterable[list[Row]]:
         """The rows of some keys, see `MilvusTable.pages`."""
         return table.pages(_among(keys_N), self._page, *more)
 
@@ -190,7 +190,7 @@ class MilvusCollection:
         """Remove the rows of these keys but for those of the highest numbers."""
         older: list[str] = []
         last: Row | None = None
-        for page in self._of(self._table, keys_N):
+        for page in self._pages_of(self._table, keys_N):
             for row in page:
                 if last is not None and last["key"] == row["key"]:
                     older.append(last["id"])
@@ -198,28 +198,28 @@ class MilvusCollection:
         for start in range(0, len(older), MAX_KEYS):
             self._table.remove(older[start : start + MAX_KEYS])
 
-    def _compared(self, queries_QW: Vectors, c: int, keys_N: Keys | None) -> Candidates:
-        """The c best of all rows, or of those of some keys: each is read, and compared here."""
+    def _compare_all(self, queries_QW: Vectors, c: int, keys_N: Keys | None) -> Candidates:
+        """The c best of all rows, or of those of some keys, all read and compared here."""
         inner_product = self._table.metric is Metric.INNER_PRODUCT
         best = _nothing(len(queries_QW), c, self._table.width)
         scores_QC = np.full((len(queries_QW), c), np.inf, np.float32)
-        size = self._page if keys_N is not None else max(1, min(MOST, SEARCH_BYTES // self._row_bytes))
+        size = self._page if keys_N is not None else max(1, min(MAX_RESULTS, SEARCH_BYTES // self._row_bytes))
         where = "" if keys_N is None else _among(keys_N)
         deadline = time.monotonic() + WRITE_SECONDS
         for page in self._searching.pages(where, size, VECTOR) if len(queries_QW) else ():
             if time.monotonic() > deadline:
                 raise EngineUnavailable("Milvus does not give every row in time")
-            rows_PW, (keys_P, numbers_P, _) = self._vectors(page), _entries(page)
+            rows_PW, (keys_P, seqs_P, _) = self._vectors(page), _entries(page)
             scanned_QC, at_QC = scan(queries_QW, rows_PW, min(c, len(page)), inner_product=inner_product)
             both_QC = np.concatenate([scores_QC, -scanned_QC if inner_product else scanned_QC], axis=1)
             order_QC = np.argsort(both_QC, axis=1, kind="stable")[:, :c]
             scores_QC = np.take_along_axis(both_QC, order_QC, axis=1)
             keys_QC = np.concatenate([best.keys_QC, keys_P[at_QC]], axis=1)
-            numbers_QC = np.concatenate([best.numbers_QC, numbers_P[at_QC]], axis=1)
+            seqs_QC = np.concatenate([best.seqs_QC, seqs_P[at_QC]], axis=1)
             rows_QCW = np.concatenate([best.rows_QCW, rows_PW[at_QC]], axis=1)
             best = Candidates(
                 np.take_along_axis(keys_QC, order_QC, axis=1),
-                np.take_along_axis(numbers_QC, order_QC, axis=1),
+                np.take_along_axis(seqs_QC, order_QC, axis=1),
                 np.take_along_axis(rows_QCW, order_QC[:, :, None], axis=1),
             )
         return best
@@ -233,7 +233,7 @@ def _prefix(gallery: str) -> str:
     return f"regraft_{hashlib.sha256(gallery.encode()).hexdigest()[:32]}__"
 
 
-def _name(gallery: str, place: Place) -> str:
+def _name(gallery: str, place: ShardKey) -> str:
     return _prefix(gallery) + "__".join(_escaped(word) for word in place)
 
 
@@ -251,12 +251,12 @@ def _unescaped(word: str) -> str:
 
 
 def _entries(rows: Iterable[Mapping[str, Any]]) -> Entries:
-    told = [(row["key"], row["number"], row["digest"]) for row in rows]
-    return Entries(*np.array(told, np.int64).reshape(-1, 3).T)
+    triples = [(row["key"], row["number"], row["digest"]) for row in rows]
+    return Entries(*np.array(triples, np.int64).reshape(-1, 3).T)
 
 
 def _newest(rows: Iterable[Row]) -> list[Row]:
-    """Of rows by id the last of each key."""
+    """The last row of each key, of rows sorted by id."""
     return list({row["key"]: row for row in rows}.values())
 
 

@@ -1,7 +1,7 @@
-"""`MilvusServer`: calls to a server of Milvus, and what its client says of failures, in our words.
+"""`MilvusServer`: calls to a Milvus server, with the client's errors translated to our own.
 
-The client raises its own errors and gRPC's. pymilvus is imported with this module, which is read where a gallery lies
-in Milvus: it is an extra.
+The client raises its own errors and gRPC's. pymilvus, an extra, is imported with this module, which is imported only
+where a gallery uses Milvus.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from index.engines.remote import EngineUnavailable
 
 Found = TypeVar("Found")
 
-# It prints a traceback for every call that fails, beside raising.
+# It logs a traceback for every failed call, beside raising.
 logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
 
 NO_COLLECTION, NOT_LOADED, NO_PARTITION = 100, 101, 200
-"""Codes that Milvus answers with."""
+"""Error codes of Milvus."""
 NOT_CONNECTED = 2
-"""What its client says itself."""
+"""Error code of its client."""
 CHANNEL = {"grpc.use_local_subchannel_pool": 1, "grpc.max_reconnect_backoff_ms": 1000}
-"""gRPC's own would try a server again after two minutes, for all channels of the process."""
+"""gRPC's default retries a server after two minutes, for all channels of the process."""
 
 
-class NotThere(Exception):
-    """The server knows no such collection, or no such part of it."""
+class NotFound(Exception):
+    """The server has no such collection, or no such partition of it."""
 
 
 class NotLoaded(Exception):
-    """The server has the collection, and has to load it before it can be read."""
+    """The server has the collection, but must load it before it can be read."""
 
 
 class MilvusServer:
-    """See the module. Thread-safe; connects when it is first asked, and again after `close`."""
+    """See the module. Thread-safe; connects on the first call, and again after `close`."""
 
     def __init__(self, uri: str, token: str, seconds: float) -> None:
         """`seconds`: the time limit of each call."""
         self.seconds = seconds
         self._uri, self._token, self._breaker = uri, token, CircuitBreaker()
         self.making = threading.Lock()
-        """Held by whoever creates collections: Milvus refuses a second one of a name."""
+        """Held while a collection is created: Milvus refuses a second one of a name."""
         self._lock = threading.Lock()
         self._client: Any = None
 
     def ask(self, call: Callable[[Any], Found]) -> Found:
-        """What a call of the client gives.
+        """Run a call of the client.
 
         Raises:
             EngineUnavailable: the server is away, slow or refuses, or has just failed.
-            NotThere, NotLoaded: see there.
+            NotFound, NotLoaded: see there.
         """
         with self._breaker.call():
             client = self._connected()
@@ -76,7 +76,7 @@ class MilvusServer:
 
     def drop(self, name: str) -> None:
         """Remove a collection; harmless where there is none."""
-        with suppress(NotThere):
+        with suppress(NotFound):
             self.ask(lambda client: client.drop_collection(name, timeout=self.seconds))
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class MilvusServer:
 
     def _connect(self) -> Any:
         try:
-            # Its own connection: one that is shared in the process nobody may close.
+            # A connection of its own: one that is shared in the process must not be closed.
             return MilvusClient(
                 self._uri, token=self._token, timeout=self.seconds, dedicated=True, grpc_options=CHANNEL
             )
@@ -112,7 +112,7 @@ def _ours(error: Exception) -> Exception:
     """The error to raise in the place of one of the client's."""
     code: Any = getattr(error, "code", None)
     if code in {NO_COLLECTION, NO_PARTITION}:
-        return NotThere()
+        return NotFound()
     if code == NOT_LOADED:
         return NotLoaded()
     status = code() if callable(code) else code  # gRPC's errors have it as a method

@@ -1,10 +1,10 @@
-"""`MilvusTable`: one collection of Milvus as rows by id, made when something is written, loaded when something is read.
+"""`MilvusTable`: one Milvus collection as rows by id, created by the first write, loaded by the first read.
 
-Of a row there are its id, key, number, digest and vector. Ids are hexadecimal digits of one length, so that they order
-as (key, number) do, and pages of rows come by id. A page is asked for at the time it is read, never a snapshot: a newer
-row of a key has the higher id, so no key that stays there is passed over.
+A row has an id, key, number, digest and vector. Ids are hexadecimal of fixed length, so that they sort as (key, number)
+do, and pages of rows come by id. A page shows the time it is read, not a snapshot: a newer row of a key has a higher
+id, so no key that stays in the collection is skipped.
 
-How far the rows cover the feed is a row in a partition of its own, so that it goes when the collection goes.
+The covered feed number is a row in a partition of its own, so that it goes when the collection goes.
 
 Shape suffixes: W width of a row, Q queries.
 """
@@ -17,26 +17,26 @@ from typing import Any, TypeVar
 import numpy as np
 from pymilvus import DataType
 
-from index.engines.milvus_server import MilvusServer, NotLoaded, NotThere
+from index.engines.milvus_server import MilvusServer, NotFound, NotLoaded
 from index.engines.remote import EngineUnavailable, Metric
 from index.space import Vectors
 
 Found = TypeVar("Found")
 Row = dict[str, Any]
 
-MOST = 16_384
+MAX_RESULTS = 16_384
 """Milvus's limit of what a search or a query finds, and of the queries of one search."""
 ROWS, COVERS = "rows", "covers"
 """The partitions of a collection."""
-TOLD = ["id", "key", "number", "digest"]
+ROW_FIELDS = ["id", "key", "number", "digest"]
 VECTOR = "vector"
 HNSW = {"M": 16, "efConstruction": 200}
 MIN_EF, EF = 64, 2
-"""An index looks at so many rows, and at so many times as many as are wanted."""
+"""Search effort `ef`: at least so many rows, and so many times the rows wanted."""
 
 
 def row_id(key: int, number: int) -> str:
-    """Of a row; also an end of a range of rows."""
+    """The id of a row; also the bound of a range of rows."""
     return f"{key:016x}{number:016x}"
 
 
@@ -58,16 +58,16 @@ class MilvusTable:
             self._read(lambda client: client.delete(self.name, ids=ids, partition_name=ROWS, **self._limited), None)
 
     def pages(self, where: str, size: int, *more: str) -> Iterator[list[Row]]:
-        """The rows for which an expression holds, by id, so many at a time; none where there is no collection.
+        """The rows that match an expression, by id, in pages of `size`; none if there is no collection.
 
-        `where`: empty for all; `more`: what is wanted of them beside what all are `TOLD` with.
+        `where`: empty for all; `more`: fields to read besides ROW_FIELDS.
         """
         last = ""
         while True:
             behind = f'id > "{last}"' + (f" and {where}" if where else "")
             page = self._query(
                 behind,
-                [*TOLD, *more],
+                [*ROW_FIELDS, *more],
                 # What the client's own iterator sends, for rows in the order of their ids; that one has calls without
                 # a time limit.
                 limit=size,
@@ -107,13 +107,13 @@ class MilvusTable:
         found = self._query("key >= 0", ["count(*)"])
         return int(found[0]["count(*)"]) if found else 0
 
-    def covers(self) -> int:
-        """The number that was noted; 0: none."""
+    def covered_seq(self) -> int:
+        """The covered feed number; 0: none was set."""
         found = self._query(f'id == "{COVERS}"', ["number"], partition=COVERS)
         return int(found[0]["number"]) if found else 0
 
     def note(self, number: int) -> None:
-        """Note a number; it lies there as long as the rows that were put before."""
+        """Set the covered feed number; it stays as long as the rows stored before."""
         nothing_W = np.zeros(self.width, np.float32)
         self._write([{"id": COVERS, "key": 0, "number": number, "digest": 0, VECTOR: nothing_W}], COVERS)
 
@@ -140,32 +140,32 @@ class MilvusTable:
         )
 
     def _read(self, call: Callable[[Any], Found], nothing: Found) -> Found:
-        """A call for what is there; `nothing` where there is no collection."""
+        """Run a reading call, loading the collection if needed; `nothing` if there is no collection."""
         try:
             try:
                 return self._server.ask(call)
             except NotLoaded:
                 self._load()
                 return self._server.ask(call)
-        except NotThere:
+        except NotFound:
             return nothing
         except NotLoaded:
             raise EngineUnavailable("Milvus is loading a collection") from None
 
     def _write(self, rows: list[Row], partition: str) -> None:
-        """Store rows in a partition, in a collection that is made where there is none."""
+        """Store rows in a partition, creating the collection if there is none."""
 
         def write(client: Any) -> None:
             client.upsert(self.name, rows, partition_name=partition, **self._limited)
 
         try:
             self._server.ask(write)
-        except NotThere:
+        except NotFound:
             self._make()
             self._server.ask(write)
 
     def _make(self) -> None:
-        """Create what is missing of the collection: whoever began may have been killed."""
+        """Create what is missing of the collection: a process may have been killed while it created it."""
         with self._server.making:
             if not self._server.ask(lambda client: client.has_collection(self.name, **self._limited)):
                 self._server.ask(self._create)
@@ -186,7 +186,7 @@ class MilvusTable:
                 client.create_partition(self.name, partition, **self._limited)
 
     def _load(self) -> None:
-        """Have it be found; harmless where it is."""
+        """Create its indexes and load it; harmless if that is done."""
         self._server.ask(self._index)
         self._server.ask(lambda client: client.load_collection(self.name, **self._limited))
 

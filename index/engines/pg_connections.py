@@ -1,6 +1,6 @@
-"""Connections to a PostgreSQL with pgvector: kept, given up after a time limit, and made anew where the server went.
+"""A pool of connections to a PostgreSQL with pgvector, with a time limit for calls.
 
-psycopg is imported with this module, which is read where a gallery lies in pgvector: it is an extra.
+psycopg, an extra, is imported with this module, which is imported only where a gallery uses pgvector.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from psycopg.types import TypeInfo
 from index.engines.circuit_breaker import CircuitBreaker
 from index.engines.remote import EngineUnavailable
 
-MOST_IDLE = 32
+MAX_IDLE = 32
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 CONNECT_SECONDS = 2
 EXTENSION = "create extension if not exists vector"
 MISSING_TABLE = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)
-"""What is there is made by the first write."""
+"""Errors of a table that the first write would create."""
 
 
 class PgVector(bytes):
@@ -35,12 +35,12 @@ class PgVector(bytes):
     __slots__ = ()
 
 
-class Timed(psycopg.Connection[Any]):
+class TimedConnection(psycopg.Connection[Any]):
     """A connection that waits for no answer longer than until `deadline`, whatever the server or the network does."""
 
     deadline = float("inf")
     settings: Mapping[str, str] = NO_SETTINGS
-    """What was set in its session."""
+    """The settings of its session."""
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         """As psycopg's."""
@@ -53,20 +53,20 @@ class Timed(psycopg.Connection[Any]):
 
 
 def libpq_url(url: str) -> str:
-    """A URL of SQLAlchemy's or libpq's as libpq reads it, which knows no driver."""
+    """A URL of SQLAlchemy or libpq in libpq's form, which knows no driver."""
     return url.replace("postgresql+psycopg://", "postgresql://", 1)
 
 
 class PgConnections:
-    """Those to one server, for calls of at most so many seconds. Thread-safe."""
+    """A pool of connections to one server, for calls of at most so many seconds. Thread-safe."""
 
     def __init__(self, url: str, seconds: float) -> None:
         self._seconds, self._url = seconds, libpq_url(url)
-        self._idle: deque[Timed] = deque(maxlen=MOST_IDLE)
+        self._idle: deque[TimedConnection] = deque(maxlen=MAX_IDLE)
         self._breaker = CircuitBreaker()
 
     @contextmanager
-    def take(self, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[Timed]:
+    def take(self, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[TimedConnection]:
         """A connection in autocommit mode for one call, with these settings of the session.
 
         Raises:
@@ -90,12 +90,12 @@ class PgConnections:
                 raise EngineUnavailable(f"pgvector: {str(error).strip() or type(error).__name__}") from error
 
     def close(self) -> None:
-        """Close those that are idle."""
+        """Close the idle connections."""
         with suppress(IndexError):
             while True:
                 self._idle.pop().close()
 
-    def _open(self) -> Timed:
+    def _open(self) -> TimedConnection:
         deadline = time.monotonic() + self._seconds
         with suppress(IndexError):
             while True:
@@ -105,14 +105,14 @@ class PgConnections:
                     return idle
                 idle.close()
         limit = f"-c statement_timeout={int(1000 * self._seconds)}"
-        made = Timed.connect(
+        made = TimedConnection.connect(
             self._url, autocommit=True, prepare_threshold=None, connect_timeout=CONNECT_SECONDS, options=limit
         )
         made.deadline = deadline
         try:
             kind = TypeInfo.fetch(made, "vector")
             if kind is None:
-                _extend(made)
+                _create_extension(made)
                 kind = TypeInfo.fetch(made, "vector")
         except (psycopg.Error, EngineUnavailable):
             made.close()
@@ -124,15 +124,15 @@ class PgConnections:
         return made
 
 
-def _extend(connection: Timed) -> None:
+def _create_extension(connection: TimedConnection) -> None:
     try:
         connection.execute(EXTENSION)
     except psycopg.Error as error:
         raise EngineUnavailable(f"this PostgreSQL has no pgvector: {str(error).strip()}") from error
 
 
-def _is_quiet(connection: Timed) -> bool:
-    """Whether the server has said nothing on a connection that lay idle: what it would say is that it has ended it."""
+def _is_quiet(connection: TimedConnection) -> bool:
+    """Whether an idle connection has no unread data: that would be the notice that the server has closed it."""
     if connection.closed:
         return False
     poll = select.poll()
@@ -140,7 +140,7 @@ def _is_quiet(connection: Timed) -> bool:
     return not poll.poll(0)
 
 
-def _set(connection: Timed, settings: Mapping[str, str]) -> None:
+def _set(connection: TimedConnection, settings: Mapping[str, str]) -> None:
     if new := {name: value for name, value in settings.items() if connection.settings.get(name) != value}:
         calls = ", ".join(["set_config(%s, %s, false)"] * len(new))
         connection.execute(f"select {calls}", [part for one in new.items() for part in one])

@@ -1,10 +1,10 @@
 """Collections in PostgreSQL with pgvector: a table for each, with an HNSW graph over its vectors.
 
-Tables lie in a schema of their own, under names that are hashes, and one table says which there are. A statement asks
-for all queries of a request at once. Vectors travel in binary, so that they come back bit for bit.
+Tables are in a schema of their own, named by hashes, and one table lists them. One statement searches all queries of a
+request. Vectors travel in binary, so that they come back bit for bit.
 
-A graph that grows row by row takes four times as long as one over rows that are there. So it is made when the first
-load has come whole, and what it covers is told afterwards: until then nobody forgets these rows, or asks for them here.
+A graph that grows row by row takes four times as long as one built over existing rows. So it is built after the first
+full load, and `covered_seq` is set afterwards: until then no process drops these rows, or searches them here.
 
 Shape suffixes: N rows, W their width, Q queries, C candidates.
 """
@@ -18,24 +18,24 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from index.contents import Place
 from index.engines.base import MISSING, Keys
-from index.engines.pg_connections import MISSING_TABLE, NO_SETTINGS, PgConnections, PgVector, Timed
+from index.engines.pg_connections import MISSING_TABLE, NO_SETTINGS, PgConnections, PgVector, TimedConnection
 from index.engines.remote import READ_TIMES, SEARCH_SECONDS, Candidates, Capabilities, Entries, Metric
 from index.errors import InvalidArgument
 from index.space import Vectors
+from index.version import ShardKey
 
 SCHEMA = "regraft_vectors"
 WRITE_SECONDS, BUILD_SECONDS = 60.0, 6 * 3600.0
-"""Time limits of what nobody waits for, and of making a graph."""
+"""Time limits of calls that no query waits for, and of building a graph."""
 BUILDING = {"maintenance_work_mem": "256MB", "max_parallel_maintenance_workers": "0"}
-"""A graph of what does not fit is made as slowly as it grows; workers would need shared memory that containers lack."""
+"""A graph that does not fit in memory is built as slowly as it grows; workers need shared memory containers lack."""
 LIMITS = Capabilities(max_k=16_384, max_keys=2_000, max_rows=2_000, max_width=4_000)
-WHOLE_WIDTH = 2_000
-"""The graph holds wider vectors as float16: pgvector's limit of a page. Rows stay float32."""
-EFFORT, LEAST_EFFORT, MOST_EFFORT = 4, 100, 1_000
-"""`hnsw.ef_search` for each candidate, at least, and at most (pgvector's own limit)."""
-MOST_SCANNED = 100_000
+MAX_FLOAT32_WIDTH = 2_000
+"""The graph stores wider vectors as float16: pgvector's limit of a page. Rows stay float32."""
+EFFORT, MIN_EFFORT, MAX_EFFORT = 4, 100, 1_000
+"""`hnsw.ef_search` per candidate, its minimum, and its maximum (pgvector's own limit)."""
+MAX_SCAN_TUPLES = 100_000
 """`hnsw.max_scan_tuples`: how far a graph is followed for more candidates."""
 HEADER = np.dtype([("width", ">u2"), ("unused", ">u2")])
 
@@ -50,7 +50,7 @@ class PgvectorEngine:
         self._searching, self._reading = PgConnections(url, seconds), PgConnections(url, READ_TIMES * seconds)
         self._writing, self._building = PgConnections(url, WRITE_SECONDS), PgConnections(url, BUILD_SECONDS)
 
-    def collection(self, gallery: str, place: Place, width: int, metric: Metric) -> PgvectorCollection:
+    def collection(self, gallery: str, place: ShardKey, width: int, metric: Metric) -> PgvectorCollection:
         """See Engine."""
         if width > LIMITS.max_width:
             why = f"pgvector indexes vectors of up to {LIMITS.max_width} numbers, these have {width}"
@@ -58,7 +58,7 @@ class PgvectorEngine:
         connections = self._searching, self._reading, self._writing, self._building
         return PgvectorCollection(*connections, gallery, place, width, metric)
 
-    def places(self, gallery: str) -> list[Place]:
+    def places(self, gallery: str) -> list[ShardKey]:
         """See Engine."""
         with self._searching.take() as connection:
             try:
@@ -67,7 +67,7 @@ class PgvectorEngine:
             except MISSING_TABLE:
                 return []
 
-    def drop(self, gallery: str, place: Place) -> None:
+    def drop(self, gallery: str, place: ShardKey) -> None:
         """See Engine."""
         _drop(self._writing, "gallery = %s and version = %s and origin = %s", [gallery, *place])
 
@@ -94,7 +94,7 @@ class PgvectorCollection:
         writing: PgConnections,
         building: PgConnections,
         gallery: str,
-        place: Place,
+        place: ShardKey,
         width: int,
         metric: Metric,
     ) -> None:
@@ -116,13 +116,13 @@ class PgvectorCollection:
         columns = [column.tolist() for column in entries]
         self._write(lambda connection: connection.execute(statement, [*columns, _to_binary(rows_NW)]))
 
-    def delete(self, keys_N: Keys, numbers_N: Keys) -> None:
+    def delete(self, keys_N: Keys, seqs_N: Keys) -> None:
         """See Collection."""
         given = "unnest(%b::bigint[], %b::bigint[]) as given (key, number)"
         statement = (
             f"delete from {self._table} held using {given} where held.key = given.key and held.number <= given.number"
         )
-        self._rows(self._writing, statement, [keys_N.tolist(), numbers_N.tolist()])
+        self._rows(self._writing, statement, [keys_N.tolist(), seqs_N.tolist()])
 
     def search(self, queries_QW: Vectors, c: int, *, keys_N: Keys | None = None, exact: bool = False) -> Candidates:
         """See Collection."""
@@ -141,15 +141,15 @@ class PgvectorCollection:
         values: list[Any] = [_to_binary(queries_QW), *([] if keys_N is None else [keys_N.tolist()])]
         settings = {
             "enable_indexscan": "off" if every else "on",
-            "hnsw.ef_search": str(min(MOST_EFFORT, max(LEAST_EFFORT, EFFORT * c))),
+            "hnsw.ef_search": str(min(MAX_EFFORT, max(MIN_EFFORT, EFFORT * c))),
             "hnsw.iterative_scan": "strict_order",
-            "hnsw.max_scan_tuples": str(MOST_SCANNED),
+            "hnsw.max_scan_tuples": str(MAX_SCAN_TUPLES),
         }
         rows = self._rows(self._searching, statement, values, settings)
         filled = [0] * len(queries_QW)
         for query, key, number, vector in rows:
             at = query - 1, filled[query - 1]
-            found.keys_QC[at], found.numbers_QC[at], found.rows_QCW[at] = key, number, _from_binary(vector)
+            found.keys_QC[at], found.seqs_QC[at], found.rows_QCW[at] = key, number, _from_binary(vector)
             filled[query - 1] += 1
         return found
 
@@ -171,13 +171,13 @@ class PgvectorCollection:
         vectors = [_from_binary(row[3]) for row in rows]
         return _entries([row[:3] for row in rows]), np.array(vectors, np.float32).reshape(-1, self._width)
 
-    def covers(self) -> int:
+    def covered_seq(self) -> int:
         """See Collection."""
         statement = f"select covers from {SCHEMA}.collection where name = %s"
         rows = self._rows(self._searching, statement, [self._name])
         return int(rows[0][0]) if rows else 0
 
-    def record(self, number: int, *, more: bool = False) -> None:
+    def set_covered_seq(self, number: int, *, more: bool = False) -> None:
         """See Collection."""
         if more and not self._has_graph():
             number = min(number, 1)  # not 0: whoever goes on must be told also of what was deleted
@@ -185,7 +185,7 @@ class PgvectorCollection:
             self._write(lambda _: self._build())
         statement = f"update {SCHEMA}.collection set covers = %s where name = %s"
 
-        def update(connection: Timed) -> None:
+        def update(connection: TimedConnection) -> None:
             if not connection.execute(statement, [number, self._name]).rowcount:
                 self._create(connection)
                 connection.execute(statement, [number, self._name])
@@ -202,8 +202,8 @@ class PgvectorCollection:
         _drop(self._writing, "name = %s", [self._name])
 
     def _order(self) -> str:
-        """As the graph's expression is, so that it is used."""
-        if self._width <= WHOLE_WIDTH:
+        """Sort by the graph's own expression, so that it is used."""
+        if self._width <= MAX_FLOAT32_WIDTH:
             return self._exact_order()
         half = f"halfvec({self._width})"
         return f"embedding::{half} {self._operator} query.vector::{half}"
@@ -211,8 +211,8 @@ class PgvectorCollection:
     def _exact_order(self) -> str:
         return f"embedding {self._operator} query.vector"
 
-    def _write(self, work: Callable[[Timed], T]) -> T:
-        """Do it, in a table that is made where there is none."""
+    def _write(self, work: Callable[[TimedConnection], T]) -> T:
+        """Run a write, creating the table if there is none."""
         with self._writing.take() as connection:
             try:
                 return work(connection)
@@ -227,7 +227,7 @@ class PgvectorCollection:
         values: Sequence[Any],
         settings: Mapping[str, str] = NO_SETTINGS,
     ) -> list[tuple[Any, ...]]:
-        """What a statement gives; nothing where there is no table."""
+        """The rows of a statement; none if there is no table."""
         with connections.take(settings) as connection:
             try:
                 result = connection.execute(statement, values, binary=True)
@@ -236,20 +236,20 @@ class PgvectorCollection:
                 return []
 
     def _has_graph(self) -> bool:
-        """Whether the graph is there."""
+        """Whether the graph exists."""
         return bool(self._rows(self._writing, f"select 1 where to_regclass('{self._table}_graph') is not null", []))
 
     def _build(self) -> None:
-        """Make the graph, unless another does; whoever writes meanwhile waits."""
+        """Build the graph, unless another process does; writers wait meanwhile."""
         operators, indexed = "vector_" + self._class, "embedding"
-        if self._width > WHOLE_WIDTH:
+        if self._width > MAX_FLOAT32_WIDTH:
             indexed, operators = f"(embedding::halfvec({self._width}))", "halfvec_" + self._class
         graph = f"v{self._name}_graph on {self._table} using hnsw ({indexed} {operators})"
         with self._building.take(BUILDING) as connection:
             connection.execute(f"create index if not exists {graph}")
 
-    def _create(self, connection: Timed) -> None:
-        """Make the table and the row that names it, in one transaction; harmless when another has."""
+    def _create(self, connection: TimedConnection) -> None:
+        """Create the table and the row that lists it, in one transaction; harmless if another process has."""
         with connection.transaction():
             connection.execute("select pg_advisory_xact_lock(hashtext(%s))", [SCHEMA])
             connection.execute(f"create schema if not exists {SCHEMA}")
@@ -269,7 +269,7 @@ class PgvectorCollection:
 
 
 def _drop(connections: PgConnections, which: str, values: Sequence[str]) -> None:
-    """Remove collections, each with the row that names it; harmless where there are none."""
+    """Remove collections, each with the row that lists it; harmless if there are none."""
     with connections.take() as connection, suppress(*MISSING_TABLE), connection.transaction():
         asked = f"delete from {SCHEMA}.collection where {which} returning name"
         for (name,) in connection.execute(asked, values).fetchall():

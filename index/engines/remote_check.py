@@ -1,6 +1,6 @@
-"""Whether a collection answers as memory does: asked before rows that lie here are forgotten for those that lie there.
+"""Compares a collection's answers with memory, before rows in memory are dropped for those in the collection.
 
-Shape suffixes: N rows that lie in both places, Q queries, D dimension.
+Shape suffixes: N rows that are in both, Q queries, D dimension.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from index.engines.tuning import RECALL_K, found_mask
 from index.scan import Mask
 
 ASKED = 32
-"""So many of the rows stand for queries."""
+"""Number of rows used as queries."""
 ANY_NUMBER = np.iinfo(np.int64).max
 
 
 class RecallCheck:
-    """What memory answers to a sample of queries; made while nobody writes, and compared beside whoever does."""
+    """Exact answers from memory to sample queries, computed under the lock, to compare a collection's with later."""
 
     def __init__(self, here: SegmentedShard, keys_N: Keys, digests_N: Keys, slots_N: Keys, served_N: Mask) -> None:
-        """Ask memory, which holds these rows."""
+        """Search memory, which holds these rows."""
         self._space, self._dim = here.space, here.dim
         self._rows = RemoteRows()
         self._rows.add(keys_N, digests_N, np.full(len(keys_N), ANY_NUMBER), slots_N, served_N)

@@ -1,7 +1,7 @@
-"""`RemoteRows`: which rows of a collection count, where their items' texts lie, and whether they are served.
+"""`RemoteRows`: the valid rows of a remote collection, with their slots and whether they are served.
 
-Columns in the order of keys, without the vectors: some fifty bytes a row, for a collection of any width. Not
-thread-safe. Shape suffixes: N rows given, R rows, S slots.
+Columns sorted by key, without the vectors: some fifty bytes a row, for a collection of any width. Not thread-safe.
+Shape suffixes: N rows given, R rows, S slots.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from index.engines.base import MISSING, Keys
 from index.scan import Mask, Rows
 
 ROW_BYTES = 4 * 8 + 3
-"""Of a row: its key, number, digest and slot, and three bits, a byte each."""
+"""Bytes of a row: its key, feed number, digest and slot, and three bits, a byte each."""
 
 
 class RemoteRows:
     """See the module."""
 
     def __init__(self) -> None:
-        # More than are in use, so that most additions, which come with higher keys, copy nothing.
+        # Over-allocated, so that most additions, which have higher keys, copy nothing.
         self._columns_4R = np.empty((4, 0), np.int64)
         self._bits_2R = np.empty((2, 0), np.bool_)
         self._rows = 0
-        self.added = 0
-        """How often rows came to lie there."""
+        self.additions = 0
+        """How often rows were added."""
         self._refresh()
 
-    def add(self, keys_N: Keys, digests_N: Keys, numbers_N: Keys, slots_N: Keys, served_N: Mask) -> None:
-        """Have these count, in the place of what there was of their keys, which are all different."""
-        self.added += 1
+    def add(self, keys_N: Keys, digests_N: Keys, seqs_N: Keys, slots_N: Keys, served_N: Mask) -> None:
+        """Add rows of different keys, replacing earlier rows of these keys."""
+        self.additions += 1
         order_N = np.argsort(keys_N, kind="stable")
-        columns_4N = np.stack([keys_N, numbers_N, digests_N, slots_N])[:, order_N]
+        columns_4N = np.stack([keys_N, seqs_N, digests_N, slots_N])[:, order_N]
         bits_2N = np.stack([np.ones(len(keys_N), np.bool_), served_N])[:, order_N]
-        mostly_dead = self._rows > 2 * self._held
+        mostly_dead = self._rows > 2 * self._alive
         if len(keys_N) and self._rows and (mostly_dead or columns_4N[0, 0] <= self.keys_R[-1]):
             left_R = self.alive_R & ~np.isin(self.keys_R, keys_N)
             columns_4N = np.concatenate([self._columns_4R[:, : self._rows][:, left_R], columns_4N], axis=1)
@@ -48,14 +48,14 @@ class RemoteRows:
         self._refresh()
 
     def find(self, keys_N: Keys) -> Rows:
-        """The rows of these keys that count (N,); MISSING where there is none."""
+        """The alive rows of these keys (N,); MISSING if there is none."""
         if not self._rows:
             return np.full(len(keys_N), MISSING, np.int64)
         at_N = np.searchsorted(self.keys_R, keys_N).clip(max=self._rows - 1)
         return np.where((self.keys_R[at_N] == keys_N) & self.alive_R[at_N], at_N, MISSING)
 
-    def take(self, keys_N: Keys, digests_N: Keys, slots_N: Keys, served_N: Mask) -> Mask:
-        """Have the rows go on that have the digests these keys are given, and any other row of them not; which (N,)."""
+    def keep_matching(self, keys_N: Keys, digests_N: Keys, slots_N: Keys, served_N: Mask) -> Mask:
+        """Keep rows of these keys that have the given digests, mark others dead; returns which were kept (N,)."""
         at_N = self.find(keys_N)
         held_N: Mask = at_N != MISSING
         same_N: Mask = held_N.copy()
@@ -67,8 +67,8 @@ class RemoteRows:
             self._refresh()
         return same_N
 
-    def kill(self, keys_N: Keys) -> None:
-        """These do not count from now on; unknown ones are ignored."""
+    def mark_dead(self, keys_N: Keys) -> None:
+        """Mark the rows of these keys dead; unknown keys are ignored."""
         at_N = self.find(keys_N)
         at_N = at_N[at_N != MISSING]
         if len(at_N):
@@ -76,36 +76,36 @@ class RemoteRows:
             self._refresh()
 
     def serve(self, served_S: Mask) -> None:
-        """Which rows are served, by slot."""
+        """Set which rows are served, by slot."""
         self.served_R[self.alive_R] = served_S[self.slots_R[self.alive_R]]
         self._refresh()
 
     def live(self, allowed_S: Mask | None) -> Mask:
-        """The rows that count, are served and allowed (R,)."""
+        """The rows that are alive, served and allowed (R,)."""
         return self._live_R if allowed_S is None else self._live_R & allowed_S[self.slots_R]
 
     def row_count(self) -> int:
-        """Rows that count, served or not."""
-        return self._held
+        """Number of alive rows, served or not."""
+        return self._alive
 
     def count(self) -> int:
-        """Rows that count and are served."""
+        """Number of alive, served rows."""
         return self._count
 
     def slots(self) -> Keys:
-        """The slots of all that count."""
+        """The slots of all alive rows."""
         slots_M: Keys = self.slots_R[self.alive_R]
         return slots_M
 
     def bytes(self) -> int:
-        """What it takes of memory."""
+        """Memory in bytes."""
         return self._columns_4R.shape[1] * ROW_BYTES
 
     def _refresh(self) -> None:
-        self.keys_R, self.numbers_R, self.digests_R, self.slots_R = self._columns_4R[:, : self._rows]
+        self.keys_R, self.seqs_R, self.digests_R, self.slots_R = self._columns_4R[:, : self._rows]
         self.alive_R, self.served_R = self._bits_2R[:, : self._rows]
         self._live_R: Mask = self.alive_R & self.served_R
-        self._held, self._count = int(np.count_nonzero(self.alive_R)), int(np.count_nonzero(self._live_R))
+        self._alive, self._count = int(np.count_nonzero(self.alive_R)), int(np.count_nonzero(self._live_R))
 
     def _reserve(self, rows: int) -> None:
         if rows <= self._columns_4R.shape[1]:

@@ -1,11 +1,11 @@
-"""Searching a collection for the rows that count: deeper until enough were found, or among some keys.
+"""Searching a remote collection for its valid rows: deeper until enough were found, or restricted to keys.
 
-A candidate is valid if its vector has the digest that its key has in the table. What falls out is made up for by asking
-deeper, and where that is not enough, by having the engine compare every row that may be found. Scores are computed
-here, from the vectors that come with the candidates.
+A candidate is valid if its vector has the digest that its key has in `RemoteRows`. Invalid ones are made up for by
+asking for more candidates, or by having the engine compare every allowed row. Scores are computed here, from the
+vectors that come with the candidates.
 
-Shape suffixes: Q queries, K results wanted, C candidates, N keys, D dimension, R rows there, S slots, A rows that may
-be found, P a part of them, G valid candidates.
+Shape suffixes: Q queries, K results wanted, C candidates, N keys, D dimension, R remote rows, S slots, A allowed rows,
+P a part of them, G valid candidates.
 """
 
 from __future__ import annotations
@@ -27,23 +27,22 @@ from index.retry import GalleryChanged, may_retry_within
 from index.scan import Mask, Rows
 from index.space import Lorentz, Space, Vectors
 
-EXTRA, SLACK, GROWS = 8, 1.2, 4
-"""So many more candidates than are wanted, so many times what should do, and so many times that where it did not."""
-RESTRICTED = 0.5
-"""A search is restricted to keys where no larger share of the rows may be found."""
-MOST_OF = 0.5
-"""Who wants a larger share of the rows than this has every row compared: a graph would be walked to its end."""
+EXTRA_CANDIDATES, OVERSAMPLING, DEPTH_FACTOR = 8, 1.2, 4
+"""Extra candidates beyond the expected number, as a number and a factor, and the factor of the next, deeper search."""
+MAX_RESTRICTED_SHARE = 0.5
+"""A search is restricted to keys if no larger share of the rows is allowed."""
+MAX_APPROXIMATE_SHARE = 0.5
+"""For a larger share of the rows as results every row is compared: a graph would be searched to its end."""
 PATIENCE_SECONDS = 1.0
-"""So long may a request be told of other rows than this process knows, before engines are not believed: feeds are
-faster."""
+"""How long a request may see other rows than this process knows before it fails: the change feed is faster."""
 
 
 GalleryQuery = Callable[..., Answer]
-"""`Answers.search`, or what stands for it where the engine is waited for."""
+"""`Answers.search`, or a search that waits for the engine."""
 
 
 class _Request(NamedTuple):
-    """What is to be found there: queries in both forms, how many rows of each, and which rows may be."""
+    """A search: queries in both layouts, results wanted, the live rows, and how the engine is asked."""
 
     queries_QD: Vectors
     queries_QW: Vectors
@@ -54,7 +53,7 @@ class _Request(NamedTuple):
 
 
 class _Valid(NamedTuple):
-    """The valid candidates of one query: their rows in the table, their vectors (G, W), and whether they are enough."""
+    """The valid candidates of one query: their rows in `RemoteRows`, their vectors (G, W), and whether they suffice."""
 
     at_G: Rows
     rows_GW: Vectors
@@ -62,7 +61,7 @@ class _Valid(NamedTuple):
 
 
 class RemoteSearch:
-    """Searches of one collection; `rows` says which of its rows count."""
+    """Searches one collection; `rows` holds its valid rows."""
 
     def __init__(self, collection: Collection, rows: RemoteRows, dim: int, space: Space) -> None:
         self._collection, self._rows, self._dim, self._space = collection, rows, dim, space
@@ -70,50 +69,55 @@ class RemoteSearch:
     def search(
         self, queries_QD: Vectors, k: int, allowed_S: Mask | None, *, exact: bool, answers: Answers | None = None
     ) -> Hits:
-        """As `Shard.search`; `answers`: of the engine, None: it is waited for.
+        """As `Shard.search`; `answers`: of the engine so far, None: wait for it.
 
         Raises:
-            Unanswered: the engine is to be asked first.
+            Unanswered: the engine must be asked first.
             EngineUnavailable: the engine does not answer.
             GalleryChanged: it holds newer rows than this process knows of.
         """
-        # A graph over inner products of points of a hyperboloid misses a third of the nearest; FAISS's does too, and is
-        # not used where it is measured to.
+        # A graph over inner products of hyperboloid points misses a third of the nearest; FAISS's does too, and is not
+        # used where that is measured.
         exact = exact or isinstance(self._space, Lorentz)
         live_R = self._rows.live(allowed_S)
-        among = int(np.count_nonzero(live_R))
-        wanted = min(k, among)
-        exact = exact or wanted > MOST_OF * self._rows.row_count()
+        allowed = int(np.count_nonzero(live_R))
+        wanted = min(k, allowed)
+        exact = exact or wanted > MAX_APPROXIMATE_SHARE * self._rows.row_count()
         scores_QK = np.zeros((len(queries_QD), k), np.float32)
         slots_QK = np.full((len(queries_QD), k), MISSING, np.int64)
         if not wanted or not len(queries_QD):
             return Hits(scores_QK, slots_QK, is_full(slots_QK), Scanned(), k)
         queries_QW = np.ascontiguousarray(self._space.queries(queries_QD), np.float32)
-        ask = self._wait if answers is None else partial(answers.search, self._collection, self._rows)
+        ask = self._search_now if answers is None else partial(answers.search, self._collection, self._rows)
         asked = _Request(queries_QD, queries_QW, wanted, live_R, exact, ask)
-        few = among <= self._collection.capabilities.max_keys and among <= RESTRICTED * self._rows.row_count()
-        depth = self._depth(wanted, among)
-        found = {} if few else dict(enumerate(self._deepened(asked, np.arange(len(queries_QD)), wanted, depth)))
+        by_keys = (
+            allowed <= self._collection.capabilities.max_keys
+            and allowed <= MAX_RESTRICTED_SHARE * self._rows.row_count()
+        )
+        depth = self._depth(wanted, allowed)
+        found = (
+            {} if by_keys else dict(enumerate(self._search_deeper(asked, np.arange(len(queries_QD)), wanted, depth)))
+        )
         left_Q = np.array([n for n in range(len(queries_QD)) if n not in found or not found[n].enough], np.int64)
         if len(left_Q):
-            found |= zip(left_Q.tolist(), self._by_keys(asked, left_Q), strict=True)
+            found |= zip(left_Q.tolist(), self._search_by_keys(asked, left_Q), strict=True)
         for query, valid in found.items():
             scores_1K, best_1K = self._nearest(asked, query, valid)
             scores_QK[query, : scores_1K.shape[1]] = scores_1K[0]
             slots_QK[query, : scores_1K.shape[1]] = self._rows.slots_R[valid.at_G[best_1K[0]]]
-        how = Scanned(among) if few or exact else Scanned(0, among, depth)
+        how = Scanned(allowed) if by_keys or exact else Scanned(0, allowed, depth)
         return Hits(scores_QK, slots_QK, is_full(slots_QK), how, k)
 
-    def _wait(self, queries_QW: Vectors, c: int, *, least: int, **how: Any) -> Answer:
-        return Answer(c, self._collection.search(queries_QW, c, **how))
+    def _search_now(self, queries_QW: Vectors, c: int, *, min_candidates: int, **options: Any) -> Answer:
+        return Answer(c, self._collection.search(queries_QW, c, **options))
 
-    def _depth(self, wanted: int, among: int) -> int:
-        """The candidates to ask for first, where any row is found as soon as any other."""
-        needed = math.ceil(SLACK * wanted * self._rows.row_count() / among) + EXTRA
+    def _depth(self, wanted: int, allowed: int) -> int:
+        """The number of candidates to ask for first, if allowed rows are randomly distributed."""
+        needed = math.ceil(OVERSAMPLING * wanted * self._rows.row_count() / allowed) + EXTRA_CANDIDATES
         return min(self._collection.capabilities.max_k, needed)
 
-    def _by_keys(self, asked: _Request, left_Q: Rows) -> list[_Valid]:
-        """The valid candidates of some queries, where the engine compares every row that may be found, in parts."""
+    def _search_by_keys(self, asked: _Request, left_Q: Rows) -> list[_Valid]:
+        """The valid candidates of some queries, with every allowed row compared, in parts of `max_keys`."""
         keys_A, most = self._rows.keys_R[asked.live_R], self._collection.capabilities.max_keys
         gathered: list[list[_Valid]] = [[] for _ in left_Q]
         unanswered: Unanswered | None = None
@@ -121,42 +125,45 @@ class RemoteSearch:
             keys_P = keys_A[start : start + most]
             least = min(len(keys_P), asked.k)
             try:
-                found = self._deepened(asked, left_Q, least, least + EXTRA, keys_P)
+                found = self._search_deeper(asked, left_Q, least, least + EXTRA_CANDIDATES, keys_P)
             except Unanswered as error:  # the other parts are asked for at once
                 unanswered = error
                 continue
             for parts, valid in zip(gathered, found, strict=True):
                 if not valid.enough:
-                    self._disagree(f"{least - len(valid.at_G)} rows or more are not found in it")
+                    self._raise_disagreement(f"{least - len(valid.at_G)} rows or more are not found in it")
                 parts.append(valid)
         if unanswered is not None:
             raise unanswered
         columns = (zip(*parts, strict=True) for parts in gathered)
         return [_Valid(np.concatenate(at), np.concatenate(rows), True) for at, rows, _ in columns]
 
-    def _deepened(
+    def _search_deeper(
         self, asked: _Request, queries_P: Rows, least: int, depth: int, keys_N: Keys | None = None
     ) -> list[_Valid]:
-        """What is valid of some queries' candidates: more are asked for until enough are, or there are no more."""
+        """The valid candidates of some queries, searched deeper and deeper until they suffice or there are no more."""
         found: dict[int, _Valid] = {}
         left_Q, most = queries_P, self._collection.capabilities.max_k
         depth, deep = min(depth, most), min(least, most)
         while len(left_Q):
-            answer = asked.ask(asked.queries_QW[left_Q], depth, least=deep, keys_N=keys_N, exact=asked.exact)
+            answer = asked.ask(asked.queries_QW[left_Q], depth, min_candidates=deep, keys_N=keys_N, exact=asked.exact)
             candidates, again = answer.candidates, []
-            for query, ended, (at_G, rows_GW) in zip(
-                left_Q.tolist(), _ended(candidates, answer.depth), self._valid(candidates, asked.live_R), strict=True
+            for query, exhausted, (at_G, rows_GW) in zip(
+                left_Q.tolist(),
+                _is_exhausted(candidates, answer.depth),
+                self._valid(candidates, asked.live_R),
+                strict=True,
             ):
                 valid = found[query] = _Valid(at_G, rows_GW, True)
-                if len(at_G) < least or not (ended or self._is_sure(asked, query, valid)):
+                if len(at_G) < least or not (exhausted or self._is_sure(asked, query, valid)):
                     found[query] = _Valid(at_G, rows_GW, False)
-                    again += [] if ended or answer.depth == most else [query]
-            left_Q, depth = np.array(again, np.int64), min(GROWS * answer.depth, most)
+                    again += [] if exhausted or answer.depth == most else [query]
+            left_Q, depth = np.array(again, np.int64), min(DEPTH_FACTOR * answer.depth, most)
             deep = depth
         return [found[query] for query in queries_P.tolist()]
 
     def _is_sure(self, asked: _Request, query: int, valid: _Valid) -> bool:
-        """Whether no other row can be nearer; it may be where the engine's order is rounded."""
+        """Whether no other row can be nearer; in Lorentz space the engine's order is rounded."""
         if not isinstance(self._space, Lorentz):
             return True
         scores_1K, _ = self._nearest(asked, query, valid)
@@ -164,19 +171,19 @@ class RemoteSearch:
         return bool(self._space.nearest(asked.queries_QD[query], last) >= scores_1K[0, -1])
 
     def _nearest(self, asked: _Request, query: int, valid: _Valid) -> tuple[Vectors, Rows]:
-        """Scores of the best of a query's candidates (1, K or fewer), and which they are."""
+        """Scores of the best of a query's candidates (1, K or fewer), and their indices."""
         found = min(asked.k, len(valid.at_G))
         return nearest_rows(self._space, asked.queries_QD[query : query + 1], valid.rows_GW, None, found)
 
     def _valid(self, found: Candidates, live_R: Mask) -> list[tuple[Rows, Vectors]]:
-        """Of each query's candidates those that are valid, once each: their rows in the table, and their vectors."""
+        """The valid candidates of each query, once each: their rows in `RemoteRows`, and their vectors."""
         at_QC = self._rows.find(found.keys_QC.ravel()).reshape(found.keys_QC.shape)
         known_QC = at_QC != MISSING
         same_QC = np.zeros(at_QC.shape, np.bool_)
         same_QC[known_QC] = digests(found.rows_QCW[known_QC][:, : self._dim]) == self._rows.digests_R[at_QC[known_QC]]
-        newer_QC = known_QC & ~same_QC & (found.numbers_QC > self._rows.numbers_R[at_QC])
+        newer_QC = known_QC & ~same_QC & (found.seqs_QC > self._rows.seqs_R[at_QC])
         if newer_QC.any():
-            self._disagree("it holds newer rows than the database tells of")
+            self._raise_disagreement("it holds newer rows than the database tells of")
         good_QC = same_QC & live_R[at_QC]
         valid = []
         for good_C, at_C, rows_CW in zip(good_QC, at_QC, found.rows_QCW, strict=True):
@@ -184,15 +191,15 @@ class RemoteSearch:
             valid.append((at_G, np.ascontiguousarray(rows_CW[good_C][first_G])))
         return valid
 
-    def _disagree(self, how: str) -> None:
-        """It tells of other rows than those known here: as a rule writes that are about to arrive by the feed."""
+    def _raise_disagreement(self, how: str) -> None:
+        """Raise: the engine has other rows than this process, usually writes that the change feed is about to bring."""
         if may_retry_within(PATIENCE_SECONDS):
             raise GalleryChanged
         raise EngineUnavailable(f"the engine and the database disagree, {how}: `regraft doctor --fix` mends it")
 
 
-def _ended(found: Candidates, depth: int) -> list[bool]:
-    """Of each query whether the engine has no more than it gave."""
+def _is_exhausted(found: Candidates, depth: int) -> list[bool]:
+    """For each query whether the engine has no more candidates."""
     if found.keys_QC.shape[1] < depth:
         return [True] * len(found.keys_QC)
     return [key == MISSING for key in found.keys_QC[:, -1].tolist()]

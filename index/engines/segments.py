@@ -107,7 +107,7 @@ class Job:
 class SegmentedShard:
     """The vectors of one version in one gallery, at any size; see the module."""
 
-    elsewhere = False
+    is_remote = False
 
     def __init__(self, dim: int, space: Space, config: IndexConfig, folder: Path | None = None) -> None:
         """`folder`: of segment files; their rows are dead until `upsert` or `revive` brings them again."""
@@ -212,10 +212,10 @@ class SegmentedShard:
             here_N |= segment.find(keys_N) != MISSING
         return here_N, SegmentedShard.fetch(self, keys_N[here_N])[:, : self.dim]
 
-    def sealed(self, keys_N: Keys, digests_N: Keys, numbers_N: Keys) -> Mask:
+    def sealed(self, keys_N: Keys, digests_N: Keys, seqs_N: Keys) -> Mask:
         """Which of these vectors are in segments, found by their digests, dead or not (N,).
 
-        `numbers_N`: the feed numbers of the items' last writes, unused here because rows never change.
+        `seqs_N`: the feed numbers of the items' last writes, unused here because rows never change.
         """
         left = np.arange(len(keys_N))
         for segment in self.segments:
@@ -224,7 +224,7 @@ class SegmentedShard:
         known_N[left] = False
         return known_N
 
-    def revive(self, keys_N: Keys, digests_N: Keys, numbers_N: Keys, slots_N: Keys, served_N: Mask) -> None:
+    def revive(self, keys_N: Keys, digests_N: Keys, seqs_N: Keys, slots_N: Keys, served_N: Mask) -> None:
         """Mark the rows of these keys and digests alive, each in one segment; they are all `sealed`, and dead."""
         left = np.arange(len(keys_N))
         for segment in self.segments:

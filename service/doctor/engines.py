@@ -12,10 +12,10 @@ from sqlalchemy import Connection
 
 from index.contents import Contents, HeldColumns
 from index.engines.base import Keys
-from index.engines.remote import Collection, EngineUnavailable, held_there, metric_of
+from index.engines.remote import Collection, EngineUnavailable, find_up_to_date, metric_of
 from index.errors import InvalidArgument
-from index.query_plan import ShardKey
 from index.space import Space, space_from_json
+from index.version import ShardKey
 from service.doctor.findings import Context, Finding
 from service.registry.registry import Registry
 from service.replica.engine_writer import write_block
@@ -51,7 +51,7 @@ def check(context: Context, fix: bool) -> list[Finding]:
     )
     with closing(Engines(context.settings)) as engines:
         for row in context.galleries():
-            if index_of(row).kind.elsewhere:
+            if index_of(row).kind.is_remote:
                 try:
                     _Examined(context, engines, row, fix=fix).compare(missing, unknown)
                 except (EngineUnavailable, InvalidArgument) as error:
@@ -117,15 +117,15 @@ class _Examined:
         for block in feed_of(connection, self._row.id, keys.tolist()):
             mine = np.array(sorted({row[0] for row in block}))
             found = collection.entries(mine)  # of the same number, so that they would stay
-            collection.delete(found.keys_N, found.numbers_N)
+            collection.delete(found.keys_N, found.seqs_N)
             write_block(collection, place, space, block, gather_changes(self._registry, [block]))
 
 
 def _lost(collection: Collection, keys: Keys, digests: Keys, numbers: Keys) -> Keys:
     """Of what the collection covers the keys that it does not have as they are."""
-    due = numbers <= collection.covers()
+    due = numbers <= collection.covered_seq()
     keys, digests, numbers = (column[due] for column in (keys, digests, numbers))
-    return keys[~held_there(collection, keys, digests, numbers)]
+    return keys[~find_up_to_date(collection, keys, digests, numbers)]
 
 
 def _strays(collection: Collection, known: Keys, among: Range) -> Iterator[tuple[Keys, Keys]]:
@@ -133,9 +133,9 @@ def _strays(collection: Collection, known: Keys, among: Range) -> Iterator[tuple
     after, last = among
     while len((found := collection.listed(after, collection.capabilities.max_rows)).keys_N):
         mine = np.full(len(found.keys_N), True) if last is None else found.keys_N <= last
-        stray = mine & ~np.isin(found.keys_N, known) & (found.numbers_N <= collection.covers())
+        stray = mine & ~np.isin(found.keys_N, known) & (found.seqs_N <= collection.covered_seq())
         if stray.any():
-            yield found.keys_N[stray], found.numbers_N[stray]
+            yield found.keys_N[stray], found.seqs_N[stray]
         if not mine.all():
             return
         after = int(found.keys_N[-1])

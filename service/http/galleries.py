@@ -150,7 +150,9 @@ def describe(live: LoadedGallery) -> GalleryInfo:
         bytes=live.bytes,
         loading=None,
         collections=[
-            CollectionInfo(version=version, origin=origin, lag=max(0, live.seq - shard.covered), here=shard.held_here())
+            CollectionInfo(
+                version=version, origin=origin, lag=max(0, live.seq - shard.covered_seq), here=shard.local_row_count()
+            )
             for (version, origin), shard in live.gallery.remote.shards().items()
         ],
     )

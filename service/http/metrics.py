@@ -97,7 +97,7 @@ class Gauges(Collector):
             for version, count in live.gallery.items_by_version().items():
                 items.add_metric((live.name, version), count)
             for place, shard in live.gallery.remote.shards().items():
-                engine_lag.add_metric((live.name, *place), max(live.seq - shard.covered, 0))
+                engine_lag.add_metric((live.name, *place), max(live.seq - shard.covered_seq, 0))
             if live.id in now:
                 lag.add_metric((live.name,), max(now[live.id][0] - 1 - live.seq, 0))
         yield items

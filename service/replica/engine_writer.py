@@ -21,8 +21,8 @@ from index.engines.digest import digests
 from index.engines.remote import Collection, Entries
 from index.engines.remote_shard import RemoteShard
 from index.events import Event
-from index.query_plan import ShardKey
 from index.space import Space
+from index.version import ShardKey
 from service.background import Background
 from service.logs import RecurringErrors
 from service.registry.registry import Registry
@@ -74,7 +74,7 @@ class EngineWriter(Background):
         if before is not None and before[0] == seq and time.monotonic() - before[1] < IDLE_SECONDS:
             return
         kept = remote.settle()  # before anything is written: that would hide what was lost
-        if kept and live.gallery.config.kind.elsewhere:
+        if kept and live.gallery.config.kind.is_remote:
             self._bring(live)
             kept = remote.settle()
         if not kept:
@@ -89,14 +89,14 @@ class EngineWriter(Background):
     def _bring(self, live: LoadedGallery) -> None:
         """Write what the collections lack, a block of the feed at a time."""
         kind = live.gallery.config.kind
-        covers = {place: shard.collection.covers() for place, shard in _going_to(kind, live).items()}
-        while not self._stop.is_set() and (after := min(covers.values(), default=live.seq)) < live.seq:
+        covered_seq = {place: shard.collection.covered_seq() for place, shard in _going_to(kind, live).items()}
+        while not self._stop.is_set() and (after := min(covered_seq.values(), default=live.seq)) < live.seq:
             if not self._leased(live, kind):
                 return
             with self._database.read() as connection:
                 row = gallery_row(connection, live.id)
                 # From 0 on the feed leaves out what was deleted, of which there is something where others went on.
-                block = next(changes(connection, live.id, after or -any(covers.values())), [])
+                block = next(changes(connection, live.id, after or -any(covered_seq.values())), [])
             if row is None:
                 return
             upto = block[-1][6] if block else row.next_seq - 1
@@ -104,10 +104,10 @@ class EngineWriter(Background):
             shards = _going_to(kind, live)
             found = gather_changes(self._registry, [block] if block else [])
             for place, shard in shards.items():
-                if covers.get(place, after) < upto:
+                if covered_seq.get(place, after) < upto:
                     write_block(shard.collection, place, shard.space, block, found)
-                    shard.collection.record(upto, more=upto < live.seq)
-            covers = {place: max(covers.get(place, after), upto) for place in shards}
+                    shard.collection.set_covered_seq(upto, more=upto < live.seq)
+            covered_seq = {place: max(covered_seq.get(place, after), upto) for place in shards}
 
     def _leased(self, live: LoadedGallery, kind: IndexKind) -> bool:
         with self._database.write() as connection:
@@ -153,7 +153,7 @@ class EngineWriter(Background):
 def _going_to(kind: IndexKind, live: LoadedGallery) -> dict[ShardKey, RemoteShard]:
     """The shards whose rows are to lie in an engine of a kind, and not in the one that they leave for it."""
     shards = live.gallery.remote.shards().items()
-    return {place: shard for place, shard in shards if shard.kind is kind and not shard.leaving}
+    return {place: shard for place, shard in shards if shard.kind is kind and not shard.is_leaving}
 
 
 def write_block(

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from index.contents import Place
 from index.engines.config import IndexKind
-from index.engines.remote import Collection, Elsewhere, Engine, Metric, Unreachable, nowhere
+from index.engines.remote import Collection, Engine, Metric, OpenCollection, Unreachable, no_engine
 from index.errors import InvalidArgument, RegraftError
+from index.version import ShardKey
 from service.settings import Settings
 from service.store.rows import GalleryRow
 
@@ -46,10 +46,10 @@ class Engines:
 
     def check(self, kind: IndexKind) -> None:
         """Whether a gallery can lie in it: InvalidArgument, or EngineUnavailable where it does not answer."""
-        if kind.elsewhere:
+        if kind.is_remote:
             self.get(kind).check()
 
-    def of(self, row: GalleryRow) -> Elsewhere:
+    def of(self, row: GalleryRow) -> OpenCollection:
         """What opens the collections of a gallery."""
         return partial(self._collection, name_of(row))
 
@@ -58,7 +58,7 @@ class Engines:
         for engine in self._open.values():
             engine.close()
 
-    def _collection(self, gallery: str, kind: IndexKind, place: Place, width: int, metric: Metric) -> Collection:
+    def _collection(self, gallery: str, kind: IndexKind, place: ShardKey, width: int, metric: Metric) -> Collection:
         try:
             return self.get(kind).collection(gallery, place, width, metric)
         except RegraftError as error:  # the gallery is served without what lies there, and its indexer says why
@@ -66,7 +66,7 @@ class Engines:
 
     def _made(self, kind: IndexKind) -> Engine:
         if kind not in self._makers:
-            here = [kind.value for kind in IndexKind if not kind.elsewhere or kind in self._makers]
+            here = [kind.value for kind in IndexKind if not kind.is_remote or kind in self._makers]
             why = f"this service has no {kind.value}: set {SETTINGS[kind]}, or take one of {', '.join(here)}"
             raise InvalidArgument(why, pointer="/index/kind")
         try:
@@ -76,9 +76,9 @@ class Engines:
             raise InvalidArgument(why, pointer="/index/kind") from error
 
 
-def no_engines(_: GalleryRow) -> Elsewhere:
+def no_engines(_: GalleryRow) -> OpenCollection:
     """Of a process that has none."""
-    return nowhere
+    return no_engine
 
 
 def name_of(row: GalleryRow) -> str:

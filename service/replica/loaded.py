@@ -17,7 +17,7 @@ import numpy as np
 
 from index.edge_maps import Maps
 from index.engines.digest import digests
-from index.engines.remote import Elsewhere, nowhere
+from index.engines.remote import OpenCollection, no_engine
 from index.errors import RegraftError
 from index.events import Event
 from index.gallery import Gallery
@@ -44,7 +44,9 @@ LOGGED = 10
 class LoadedGallery:
     """One gallery in memory."""
 
-    def __init__(self, row: GalleryRow, registry: Registry, folder: Path, elsewhere: Elsewhere = nowhere) -> None:
+    def __init__(
+        self, row: GalleryRow, registry: Registry, folder: Path, elsewhere: OpenCollection = no_engine
+    ) -> None:
         """`folder`: of its sealed segments; `elsewhere`: opens its collections in engines."""
         self._registry = registry
         self.id = row.id

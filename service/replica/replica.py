@@ -18,7 +18,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from index.contents import Contents
-from index.engines.remote import Elsewhere
+from index.engines.remote import OpenCollection
 from index.events import Event
 from index.garbage_collection import gc_paused
 from service.errors import UnknownGallery
@@ -61,7 +61,7 @@ class Replica:
         memory: int = sys.maxsize,
         *,
         shared: bool = False,
-        elsewhere: Callable[[GalleryRow], Elsewhere] = no_engines,
+        elsewhere: Callable[[GalleryRow], OpenCollection] = no_engines,
     ) -> None:
         """`indexes`: the folder of all galleries' sealed segments, a cache; `memory`: bytes that galleries may take.
 
@@ -299,7 +299,7 @@ class Replica:
         """
         live.declare()
         # Where no vector lies elsewhere, every one is read: at once, then, with what is known of the items.
-        if not (has_segments(live.folder) or live.gallery.config.kind.elsewhere):
+        if not (has_segments(live.folder) or live.gallery.config.kind.is_remote):
             progress.total = live_items(connection, live.id)
             for block in ahead(gather_changes(self._registry, [rows]) for rows in changes(connection, live.id, 0)):
                 live.apply(block)

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Text, case, cast, false, func, select
 
 from index.contents import Contents, HeldColumns
 from index.kept_items import joined_texts
-from index.query_plan import ShardKey
+from index.version import ShardKey
 from service.store.partitioned import of_item
 from service.store.tables import embedding, item
 from service.store.vector_codec import NO_DIGEST, STORED_DIGEST, digests_from_hex

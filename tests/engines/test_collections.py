@@ -69,29 +69,29 @@ def put(collection: Collection, number: int, **starts: float) -> None:
 def there(collection: Collection) -> dict[int, int]:
     found = collection.listed(-1, 100)
     assert found.keys_N.tolist() == sorted(found.keys_N.tolist())
-    return dict(zip(found.keys_N.tolist(), found.numbers_N.tolist(), strict=True))
+    return dict(zip(found.keys_N.tolist(), found.seqs_N.tolist(), strict=True))
 
 
 def test_of_what_was_never_written_nothing_is_found(remote: Engine, collection: Collection) -> None:
     none = np.empty(0, np.int64)
-    assert (collection.covers(), collection.count(), there(collection)) == (0, 0, {})
+    assert (collection.covered_seq(), collection.count(), there(collection)) == (0, 0, {})
     assert (collection.search(rows(1, 2), 3).keys_QC == MISSING).all()
     assert len(collection.entries(np.array([1])).keys_N) == len(collection.fetch(np.array([1]))[1]) == 0
     collection.delete(np.array([1]), np.array([1]))
     collection.upsert(Entries(none, none, none), rows()[:0].reshape(0, DIM))
     collection.drop()
-    collection.record(7)
-    assert collection.covers() == 7
+    collection.set_covered_seq(7)
+    assert collection.covered_seq() == 7
 
 
 def test_a_number_noted_in_the_middle_of_a_load_is_no_higher_and_is_there_at_its_end(collection: Collection) -> None:
     put(collection, 5, k1=1, k2=2)
-    collection.record(5, more=True)
-    assert collection.covers() <= 5
+    collection.set_covered_seq(5, more=True)
+    assert collection.covered_seq() <= 5
     put(collection, 9, k3=3)
-    collection.record(9)
+    collection.set_covered_seq(9)
 
-    assert collection.covers() == 9
+    assert collection.covered_seq() == 9
     assert collection.search(rows(2.9), 3).keys_QC.tolist() == [[3, 2, 1]]
 
 
@@ -101,7 +101,7 @@ def test_rows_come_back_bit_for_bit_nearest_first_with_their_numbers(collection:
 
     assert found.keys_QC[:, :3].tolist() == [[3, 1, 2], [2, 3, 1]]
     assert (found.keys_QC[:, 3:] == MISSING).all()
-    assert (found.numbers_QC[:, :3] == 5).all()
+    assert (found.seqs_QC[:, :3] == 5).all()
     np.testing.assert_array_equal(found.rows_QCW[0, :3], rows(7e-9, 0.1, -2.5))
     entries, fetched_NW = collection.fetch(np.array([2, 9]))
     assert (entries.keys_N.tolist(), entries.digests_N.tolist()) == ([2], digests(rows(-2.5)).tolist())
@@ -134,11 +134,11 @@ def test_collections_are_told_apart_and_dropped_alone(remote: Engine) -> None:
     made = [remote.collection(name, (version, "encoded"), DIM, Metric.L2) for name in galleries for version in "ab"]
     for number, one in enumerate(made):
         put(one, 1, **{f"k{number}": 1})
-        one.record(number)
+        one.set_covered_seq(number)
     made[0].drop()
 
     assert [there(one) for one in made] == [{}, {1: 1}, {2: 1}, {3: 1}]
-    assert [one.covers() for one in made] == [0, 1, 2, 3]
+    assert [one.covered_seq() for one in made] == [0, 1, 2, 3]
     assert sorted(remote.places(galleries[1])) == [("a", "encoded"), ("b", "encoded")]
     remote.drop(galleries[1], ("a", "encoded"))
     assert remote.places(galleries[1]) == [("b", "encoded")]
@@ -163,15 +163,15 @@ def test_a_shard_answers_as_a_scan_of_memory(remote: Engine, space: Space) -> No
     collection = remote.collection(uuid.uuid4().hex, PLACE, space.width(DIM), metric)
     shard, twin = RemoteShard(DIM, space, IndexConfig(kind=IndexKind.PGVECTOR), collection), FlatShard(DIM, space)
     given_ND = space.normalise(random.normal(size=(count, DIM)).astype(np.float32))
-    keys_N, numbers_N = np.arange(count), np.arange(1, count + 1)
-    collection.upsert(Entries(keys_N, numbers_N, digests(given_ND)), space.items(given_ND))
-    collection.record(count)
+    keys_N, seqs_N = np.arange(count), np.arange(1, count + 1)
+    collection.upsert(Entries(keys_N, seqs_N, digests(given_ND)), space.items(given_ND))
+    collection.set_covered_seq(count)
     given_ND[:10] = space.normalise(random.normal(size=(10, DIM)).astype(np.float32))  # written since
     for one in (shard, twin):
         one.upsert(keys_N, given_ND)
         one.delete(list(range(20, 30)))
     shard.settle(nullcontext, nullcontext, lambda slots: slots + 1)
-    assert (shard.head.row_count(), shard.there.row_count()) == (10, count - 20)
+    assert (shard.head.row_count(), shard.remote_rows.row_count()) == (10, count - 20)
 
     queries_QD = space.normalise(random.normal(size=(9, DIM)).astype(np.float32))
     for allowed in (None, random.random(count) < 0.5, np.arange(count) % 10 == 3):

@@ -119,7 +119,7 @@ def lies(served: Served, path: str) -> dict[tuple[str, str], tuple[int, int]]:
     """By version and origin what lies here and there."""
     live = served.runtime.replica.find(path.rpartition("/")[2])
     shards = live.gallery.remote.shards()
-    return {place: (one.head.row_count(), one.there.row_count()) for place, one in shards.items()}
+    return {place: (one.head.row_count(), one.remote_rows.row_count()) for place, one in shards.items()}
 
 
 def both(served: Served, kind: str) -> tuple[str, str]:
@@ -340,7 +340,7 @@ def test_the_doctor_compares_the_engine_with_the_database_and_mends_it(
     until(lambda: lies(served, path) == {("v1", "supplied"): (0, COUNT)})
     before = ask(served, path)
     shard = served.runtime.replica.find("g").gallery.remote.shards()["v1", "supplied"]
-    collection, keys = shard.collection, shard.there.keys_R.copy()
+    collection, keys = shard.collection, shard.remote_rows.keys_R.copy()
     kept, rows = collection.fetch(keys[3:4])
     collection.delete(keys[:4], np.full(4, 1_000))
     collection.upsert(kept._replace(digests_N=digests(rows + 1)), rows + 1)

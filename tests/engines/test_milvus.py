@@ -21,7 +21,6 @@ import pytest
 
 pytest.importorskip("pymilvus", reason="pymilvus is not installed")
 
-from index.contents import Place
 from index.engines import circuit_breaker
 from index.engines import milvus as module
 from index.engines.digest import digests
@@ -29,10 +28,11 @@ from index.engines.milvus import MilvusCollection, MilvusEngine
 from index.engines.milvus_table import row_id
 from index.engines.remote import EngineUnavailable, Entries, Metric
 from index.errors import InvalidArgument, InvalidVector
+from index.version import ShardKey
 from staging.milvus import MilvusTestServer
 from staging.waiting import until
 
-PLACE: Place = ("v1", "encoded")
+PLACE: ShardKey = ("v1", "encoded")
 DIM = 4
 
 
@@ -91,7 +91,7 @@ def test_a_frozen_server_costs_its_time_limit_once_and_a_killed_one_loses_nothin
     with closing(MilvusEngine(milvus_server.uri, seconds=0.5)) as engine:
         collection = engine.collection(uuid.uuid4().hex, PLACE, DIM, Metric.L2)
         put(collection, rows(50))
-        collection.record(7)
+        collection.set_covered_seq(7)
         milvus_server.freeze()
         try:
             assert fails(collection) < 3
@@ -111,7 +111,7 @@ def test_a_frozen_server_costs_its_time_limit_once_and_a_killed_one_loses_nothin
         assert fails(collection) < 0.1
         milvus_server.start()
         until(lambda: answers(collection))
-        assert (collection.count(), collection.covers()) == (50, 7)
+        assert (collection.count(), collection.covered_seq()) == (50, 7)
         np.testing.assert_array_equal(collection.fetch(np.arange(50))[1], rows(50))
         collection.drop()
 
@@ -159,19 +159,19 @@ def test_nothing_that_was_acknowledged_is_lost_to_kills_under_writes(
         until(lambda: answers(collection))
         listed = collection.listed(-1, 1_000)
         server.stop()
-    numbers = dict(zip(listed.keys_N.tolist(), listed.numbers_N.tolist(), strict=True))
+    numbers = dict(zip(listed.keys_N.tolist(), listed.seqs_N.tolist(), strict=True))
     assert [key for key, some in may.items() if numbers.get(key, 0) not in some] == []
     assert not set(numbers) - set(may)
 
 
 def test_a_collection_that_was_released_is_loaded_again(collection: MilvusCollection, client: Any) -> None:
     put(collection, rows(5))
-    for ask in (lambda: collection.search(rows(1), 5).keys_QC, collection.covers, collection.count):
+    for ask in (lambda: collection.search(rows(1), 5).keys_QC, collection.covered_seq, collection.count):
         client.release_collection(collection.name)
         assert np.size(ask())
     client.release_collection(collection.name)
     put(collection, rows(1), 2)
-    assert collection.entries(np.arange(9)).numbers_N.tolist() == [2, 1, 1, 1, 1]
+    assert collection.entries(np.arange(9)).seqs_N.tolist() == [2, 1, 1, 1, 1]
 
 
 def test_what_is_large_goes_in_parts(milvus: MilvusEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,16 +211,16 @@ def test_no_message_is_larger_than_milvus_takes(milvus: MilvusEngine, width: int
 def test_what_milvus_would_refuse_or_take_by_mistake_is_refused_here(
     collection: MilvusCollection, error: type[Exception], given_NW: np.ndarray
 ) -> None:
-    numbers_N = np.arange(len(given_NW))
+    seqs_N = np.arange(len(given_NW))
     with pytest.raises(error):
-        collection.upsert(Entries(numbers_N, numbers_N, numbers_N), given_NW)
+        collection.upsert(Entries(seqs_N, seqs_N, seqs_N), given_NW)
     assert collection.count() == 0
 
 
 @pytest.mark.slow
 def test_any_names_become_names_that_milvus_takes_and_come_back(milvus: MilvusEngine) -> None:
     gallery = f"1 ü-{uuid.uuid4().hex}'\""
-    places: list[Place] = [
+    places: list[ShardKey] = [
         ("a-b.c_d", "encoded"),
         ("a", "b__c"),
         ("9", "ü"),
@@ -229,7 +229,7 @@ def test_any_names_become_names_that_milvus_takes_and_come_back(milvus: MilvusEn
     ]
     made = [milvus.collection(gallery, place, DIM, Metric.L2) for place in places]
     for one in made:
-        one.record(3)
+        one.set_covered_seq(3)
 
     assert sorted(milvus.places(gallery)) == sorted(places)
     assert milvus.places(gallery[:-1]) == []
@@ -248,10 +248,10 @@ def test_who_was_killed_while_making_a_collection_is_followed_by_who_ends_it(
     client.drop_partition(collection.name, "covers")
     client.drop_index(collection.name, "vector")
 
-    assert (collection.count(), collection.covers()) == (0, 0)
+    assert (collection.count(), collection.covered_seq()) == (0, 0)
     put(collection, rows(3))
-    collection.record(4)
-    assert (collection.count(), collection.covers()) == (3, 4)
+    collection.set_covered_seq(4)
+    assert (collection.count(), collection.covered_seq()) == (3, 4)
 
 
 def test_rows_that_a_killed_writer_left_double_do_no_harm_and_go(collection: MilvusCollection, client: Any) -> None:
@@ -260,12 +260,12 @@ def test_rows_that_a_killed_writer_left_double_do_no_harm_and_go(collection: Mil
     client.upsert(collection.name, [older], partition_name="rows")
 
     assert collection.count() == 4
-    assert collection.entries(np.arange(3)).numbers_N.tolist() == [5, 5, 5]
+    assert collection.entries(np.arange(3)).seqs_N.tolist() == [5, 5, 5]
     assert collection.listed(-1, 3).keys_N.tolist() == [0, 1, 2]
     np.testing.assert_array_equal(collection.fetch(np.arange(3))[1], rows(3))
     put(collection, rows(1), 1, first=1)  # one that comes late
     assert collection.count() == 3
-    assert collection.entries(np.arange(3)).numbers_N.tolist() == [5, 5, 5]
+    assert collection.entries(np.arange(3)).seqs_N.tolist() == [5, 5, 5]
 
 
 def test_an_engine_that_is_closed_leaves_no_thread(milvus_server: MilvusTestServer) -> None:

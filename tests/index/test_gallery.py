@@ -231,7 +231,7 @@ def test_a_moving_item_is_found_exactly_once(
     assert built[0] >= BUILT or not sealed, "nothing was built"
 
 
-@pytest.mark.parametrize("step", [(Metadata, "compare"), (SegmentedShard, "reserve"), (Job, "clear")])
+@pytest.mark.parametrize("step", [(Metadata, "compare"), (SegmentedShard, "reserve"), (Job, "remove_replaced")])
 def test_queries_go_on_while_a_change_is_worked_out(
     step: tuple[type, str], gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ class Remote:
     """A gallery in a fake engine: each item lies in one of three versions, and all of them lie there."""
 
     def __init__(self) -> None:
-        self.engines = {kind: FakeEngine(limits=LIMITS) for kind in IndexKind if kind.elsewhere}
+        self.engines = {kind: FakeEngine(limits=LIMITS) for kind in IndexKind if kind.is_remote}
         opened = lambda kind, *where: self.engines[kind].collection("g", *where)  # noqa: E731
         self.gallery = Gallery(IndexConfig(kind=IndexKind.PGVECTOR), elsewhere=opened)
         edges = tuple(Edge("v0", name, EdgeKind.IDENTITY, {"cmc@1": Score(0.9, 0.8, 1.0)}) for name in VERSIONS[1:])
@@ -61,7 +61,7 @@ class Remote:
             mine = np.array([key for key in keys if key % 3 == n], np.int64)
             collection = self.collections[name]
             collection.upsert(Entries(mine, mine + 1, digests(VECTORS[mine])), VECTORS[mine])
-            collection.record(ITEMS + 1)
+            collection.set_covered_seq(ITEMS + 1)
         assert self.gallery.remote.settle()
 
     @property
@@ -92,7 +92,7 @@ def test_the_collections_of_several_versions_are_asked_at_once(remote: Remote, m
     together = threading.Barrier(len(VERSIONS), timeout=10)  # nobody passes before all are there
     remote.before(monkeypatch, together.wait)
 
-    assert {shard.there.row_count() for shard in remote.gallery.remote.shards().values()} == {ITEMS // 3}
+    assert {shard.remote_rows.row_count() for shard in remote.gallery.remote.shards().values()} == {ITEMS // 3}
     assert remote.ask() == best(ITEMS)
 
 
@@ -135,16 +135,16 @@ def test_what_came_to_lie_there_while_the_engine_answered_is_asked_for_again(
         return found
 
     monkeypatch.setattr(FakeCollection, "search", then_settled)
-    monkeypatch.setattr(remote_answers, "MOST_THREADS", 1)
+    monkeypatch.setattr(remote_answers, "MAX_THREADS", 1)
     assert remote.ask() == best(ITEMS + 1)
     assert times[0] > len(VERSIONS)
-    assert sum(shard.there.row_count() for shard in remote.gallery.remote.shards().values()) == ITEMS + 1
+    assert sum(shard.remote_rows.row_count() for shard in remote.gallery.remote.shards().values()) == ITEMS + 1
 
 
 def test_rows_that_come_faster_than_the_engine_answers_end_in_an_answer(
     remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables = [shard.there for shard in remote.gallery.remote.shards().values()]
+    tables = [shard.remote_rows for shard in remote.gallery.remote.shards().values()]
     remote.before(monkeypatch, lambda: [setattr(one, "added", one.added + 1) for one in tables])
 
     assert remote.ask() == best(ITEMS)
@@ -187,7 +187,7 @@ def test_a_gallery_moves_from_one_engine_to_another_while_it_serves(remote: Remo
     remote.engines[IndexKind.PGVECTOR].collections.clear()
     remote.settle(range(ITEMS + 1))
     shards = remote.gallery.remote.shards().values()
-    assert {(shard.kind, shard.held_here()) for shard in shards} == {(IndexKind.MILVUS, 0)}
+    assert {(shard.kind, shard.local_row_count()) for shard in shards} == {(IndexKind.MILVUS, 0)}
     assert all(shard.is_settled() for shard in shards)
     assert remote.ask() == best(ITEMS + 1)
 

@@ -134,7 +134,7 @@ def test_an_item_is_served_once_by_the_first_it_holds(
             if edge is not None:
                 toggle(gallery, model, edge)
             if work == "move":
-                config = IndexConfig(kind=IndexKind.AUTO if config.kind.elsewhere else IndexKind.PGVECTOR)
+                config = IndexConfig(kind=IndexKind.AUTO if config.kind.is_remote else IndexKind.PGVECTOR)
                 gallery.configure(config)
             while work != "nothing" and (bring(gallery, model) or gallery.build_index()):
                 pass
@@ -186,7 +186,7 @@ def bring(gallery: Gallery, model: Model) -> bool:
     """Write to the engine what it lacks, as who follows the feed does; False: always."""
     for place, shard in gallery.remote.shards().items():
         version, origin = place
-        for key, seq in model.seqs.items() if gallery.config.kind.elsewhere else ():
+        for key, seq in model.seqs.items() if gallery.config.kind.is_remote else ():
             kind, row = model.holds.get(key, {}).get(version, ("", np.empty(0)))
             one = np.array([key]), np.array([seq])
             if kind == origin:

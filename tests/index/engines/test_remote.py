@@ -98,7 +98,7 @@ class Life:
             else:
                 self.collection.delete(one, numbers)
             if self.random is None or self.random.random() < 0.5:
-                self.collection.record(number)
+                self.collection.set_covered_seq(number)
 
     def deliver(self, _: Any = None) -> None:
         if self.random is not None:
@@ -110,7 +110,7 @@ class Life:
 
     def away(self, _: Any = None) -> None:
         self.collection.away = True
-        if self.shard.there.count():
+        if self.shard.remote_rows.count():
             with pytest.raises(EngineUnavailable):
                 self.shard.search(vectors(self.space, [0]), 1)
         self.collection.away = False
@@ -164,7 +164,7 @@ def test_what_was_taken_is_forgotten_here_and_found_there(space: Space) -> None:
     life.follow()
     life.settle()
 
-    assert (life.shard.head.row_count(), life.shard.there.row_count(), life.shard.indexed_count()) == (
+    assert (life.shard.head.row_count(), life.shard.remote_rows.row_count(), life.shard.indexed_count()) == (
         0,
         KEYS,
         life.twin.count(),
@@ -173,7 +173,7 @@ def test_what_was_taken_is_forgotten_here_and_found_there(space: Space) -> None:
     np.testing.assert_array_equal(life.shard.fetch([3, 1]), life.twin.fetch([3, 1]))
     life.upsert([1], [4])
     life.touch([2])
-    assert (life.shard.head.row_count(), life.shard.there.row_count()) == (1, KEYS - 1)
+    assert (life.shard.head.row_count(), life.shard.remote_rows.row_count()) == (1, KEYS - 1)
     life.check(0, 5, set(), exact=False)
 
 
@@ -182,13 +182,13 @@ def test_a_start_reads_no_vector_that_the_collection_has() -> None:
     life.upsert(list(range(4)), range(4))
     life.follow()
     life.upsert([1], [6])
-    held_N, numbers_N = np.arange(4), np.array([life.written[key] for key in range(4)])
+    held_N, seqs_N = np.arange(4), np.array([life.written[key] for key in range(4)])
     digests_N = digests(np.stack([life.held[key] for key in range(4)]))
     started = RemoteShard(DIM, Cosine(), IndexConfig(kind=IndexKind.PGVECTOR), life.collection)
 
-    sealed_N = started.sealed(held_N, digests_N, numbers_N)
+    sealed_N = started.sealed(held_N, digests_N, seqs_N)
     assert sealed_N.tolist() == [True, False, True, True]
-    columns = (held_N, digests_N, numbers_N, KEYS - held_N, np.ones(4, np.bool_))
+    columns = (held_N, digests_N, seqs_N, KEYS - held_N, np.ones(4, np.bool_))
     started.revive(*(column[sealed_N] for column in columns))
     assert (started.count(), started.search(vectors(Cosine(), [0]), 1).slots_QK.item()) == (3, KEYS)
 
@@ -197,13 +197,13 @@ def test_a_start_without_the_engine_reads_no_vector_and_answers_when_it_was_aske
     life = Life(Cosine(), None)
     life.upsert(list(range(4)), range(4))
     life.follow()
-    held_N, numbers_N = np.arange(4), np.arange(1, 5)
+    held_N, seqs_N = np.arange(4), np.arange(1, 5)
     digests_N = digests(np.stack([life.held[key] for key in range(4)]))
     started = RemoteShard(DIM, Cosine(), IndexConfig(kind=IndexKind.PGVECTOR), life.collection)
     life.collection.away = True
 
-    assert started.sealed(held_N, digests_N, numbers_N).all()
-    started.revive(held_N, digests_N, numbers_N, KEYS - held_N, np.ones(4, np.bool_))
+    assert started.sealed(held_N, digests_N, seqs_N).all()
+    started.revive(held_N, digests_N, seqs_N, KEYS - held_N, np.ones(4, np.bool_))
     for away in (True, False):  # what it is to have was not asked
         life.collection.away = away
         with pytest.raises(EngineUnavailable):
@@ -280,14 +280,14 @@ def test_items_that_came_and_went_leave_nothing_and_no_search_is_deeper_for_them
     for day in range(20):
         keys_N = np.arange(40 * day, 40 * day + 40)
         table.add(keys_N, digests(given), keys_N, keys_N, np.ones(40, np.bool_))
-        table.kill(keys_N - 40)
+        table.mark_dead(keys_N - 40)
     assert (table.row_count(), len(table.keys_R) <= 120) == (40, True)
     assert table.slots_R[table.find(keys_N)].tolist() == keys_N.tolist()
 
-    table.kill(keys_N[:30])
+    table.mark_dead(keys_N[:30])
     collection.upsert(Entries(keys_N[30:], keys_N[30:], digests(given[30:])), given[30:])
     found = RemoteSearch(collection, table, DIM, Cosine()).search(given[30:31], 5, None, exact=False)
-    assert found.scanned == Scanned(0, 10, math.ceil(remote_search.SLACK * 5) + remote_search.EXTRA)
+    assert found.scanned == Scanned(0, 10, math.ceil(remote_search.OVERSAMPLING * 5) + remote_search.EXTRA_CANDIDATES)
 
 
 def test_nobody_waits_for_an_engine_that_has_just_failed_and_one_sees_when_it_is_back(monkeypatch: Any) -> None:
@@ -320,21 +320,21 @@ def test_rows_that_lay_here_leave_when_all_are_there_and_are_found_there(monkeyp
     life = Life(Cosine(), None)
     life.collection.capabilities = Capabilities(max_k=64, max_keys=1, max_rows=100, max_width=9)
     life.upsert(list(range(KEYS)), range(KEYS))
-    life.shard = RemoteShard.over(life.shard, life.collection)
+    life.shard = RemoteShard.from_shard(life.shard, life.collection)
     life.upsert([5], [3])
     life.follow()
-    life.collection.record(life.seq - 1)
+    life.collection.set_covered_seq(life.seq - 1)
     life.settle()
-    assert life.shard.there.row_count() == 0  # not before it has them all
-    life.collection.record(life.seq)
+    assert life.shard.remote_rows.row_count() == 0  # not before it has them all
+    life.collection.set_covered_seq(life.seq)
     with monkeypatch.context() as patch:
         patch.setattr(RecallCheck, "recall", lambda *_: 0.9)
         life.settle()
-    assert life.shard.there.row_count() == 0  # nor where it finds less
+    assert life.shard.remote_rows.row_count() == 0  # nor where it finds less
     life.check(0, 3, set(), exact=False)
-    life.shard._again = 0.0
+    life.shard._verify_after = 0.0
     life.settle()
-    assert life.shard.there.row_count() == KEYS
+    assert life.shard.remote_rows.row_count() == KEYS
     life.check(0, 3, set(), exact=False)
 
 
@@ -344,7 +344,7 @@ def test_a_row_of_an_earlier_write_is_not_taken_for_the_same_vector_written_agai
     life.follow()
     life.upsert([1], [4])
     life.upsert([1], [1])
-    life.collection.record(life.seq)  # of the last two writes it has acknowledged both, and shows none yet
+    life.collection.set_covered_seq(life.seq)  # of the last two writes it has acknowledged both, and shows none yet
     life.settle()
     between_1D = vectors(Cosine(), [4])
     life.collection.upsert(Entries(np.array([1]), np.array([life.seq - 1]), digests(between_1D)), between_1D)

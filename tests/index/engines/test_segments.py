@@ -59,7 +59,7 @@ class Twins:
 
 
 keys = st.lists(st.integers(0, 120), max_size=60, unique=True)
-KINDS = [kind for kind in IndexKind if not kind.elsewhere]
+KINDS = [kind for kind in IndexKind if not kind.is_remote]
 operations = st.lists(st.tuples(st.sampled_from([Twins.put, Twins.delete, Twins.work]), keys), max_size=12)
 
 

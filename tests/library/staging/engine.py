@@ -11,9 +11,9 @@ from random import Random
 
 import numpy as np
 
-from index.contents import Place
 from index.engines.base import MISSING
 from index.engines.remote import Candidates, Capabilities, EngineUnavailable, Entries, Metric
+from index.version import ShardKey
 
 LIMITS = Capabilities(max_k=16, max_keys=5, max_rows=3, max_width=100)
 
@@ -35,9 +35,9 @@ class FakeCollection:
         for key, number, digest, row in zip(*map(np.ndarray.tolist, entries), rows_NW.copy(), strict=True):
             self._do(lambda key=key, number=number, digest=digest, row=row: self._put(key, number, digest, row))
 
-    def delete(self, keys_N: np.ndarray, numbers_N: np.ndarray) -> None:
+    def delete(self, keys_N: np.ndarray, seqs_N: np.ndarray) -> None:
         self._asked(len(keys_N))
-        for key, number in zip(keys_N.tolist(), numbers_N.tolist(), strict=True):
+        for key, number in zip(keys_N.tolist(), seqs_N.tolist(), strict=True):
             self._do(lambda key=key, number=number: self._remove(key, number))
 
     def search(
@@ -60,7 +60,7 @@ class FakeCollection:
             near = self.metric is Metric.INNER_PRODUCT
             far_R = -(rows_RW @ query_W) if near else np.square(rows_RW - query_W).sum(axis=1)
             for place, row in enumerate(np.argsort(far_R, kind="stable")[:c]):
-                found.keys_QC[query, place], found.numbers_QC[query, place] = among[row]
+                found.keys_QC[query, place], found.seqs_QC[query, place] = among[row]
                 found.rows_QCW[query, place] = rows_RW[row]
         return found
 
@@ -77,14 +77,14 @@ class FakeCollection:
 
     def fetch(self, keys_N: np.ndarray) -> tuple[Entries, np.ndarray]:
         found = self.entries(keys_N)
-        at = zip(found.keys_N.tolist(), found.numbers_N.tolist(), strict=True)
+        at = zip(found.keys_N.tolist(), found.seqs_N.tolist(), strict=True)
         return found, np.array([self.rows[one][1] for one in at], np.float32).reshape(-1, self.width)
 
-    def covers(self) -> int:
+    def covered_seq(self) -> int:
         self._asked(0)
         return self.number
 
-    def record(self, number: int, *, more: bool = False) -> None:
+    def set_covered_seq(self, number: int, *, more: bool = False) -> None:
         self._asked(0)
         self.number = number
 
@@ -129,16 +129,16 @@ class FakeEngine:
 
     def __init__(self, random: Random | None = None, limits: Capabilities = LIMITS) -> None:
         self._random, self._limits = random, limits
-        self.collections: dict[tuple[str, Place], FakeCollection] = {}
+        self.collections: dict[tuple[str, ShardKey], FakeCollection] = {}
 
-    def collection(self, gallery: str, place: Place, width: int, metric: Metric) -> FakeCollection:
+    def collection(self, gallery: str, place: ShardKey, width: int, metric: Metric) -> FakeCollection:
         made = FakeCollection(width, metric, self._random, self._limits)
         return self.collections.setdefault((gallery, place), made)
 
-    def places(self, gallery: str) -> list[Place]:
+    def places(self, gallery: str) -> list[ShardKey]:
         return [place for name, place in self.collections if name == gallery]
 
-    def drop(self, gallery: str, place: Place) -> None:
+    def drop(self, gallery: str, place: ShardKey) -> None:
         self.collections.pop((gallery, place), None)
 
     def check(self) -> None:

@@ -15,7 +15,7 @@ from staging.life import Life
 from staging.lives import NAME, step
 from staging.processes import Site
 
-KINDS = [kind.value for kind in IndexKind if not kind.elsewhere]
+KINDS = [kind.value for kind in IndexKind if not kind.is_remote]
 WAIT_SECONDS, BUILD_SECONDS = 2.0, 15.0
 """So long a step waits for something to be begun, and for something to be built."""
 

@@ -22,7 +22,7 @@ from service.replica.loaded import LoadedGallery
 from staging.lives import Follower
 from staging.run import RACING, Run
 
-KINDS = [kind.value for kind in IndexKind if not kind.elsewhere]
+KINDS = [kind.value for kind in IndexKind if not kind.is_remote]
 G, OTHER = 1, "other"
 
 
