@@ -39,7 +39,7 @@ class Remote:
     def __init__(self) -> None:
         self.engines = {kind: FakeEngine(limits=LIMITS) for kind in IndexKind if kind.is_remote}
         opened = lambda kind, *where: self.engines[kind].collection("g", *where)  # noqa: E731
-        self.gallery = Gallery(IndexConfig(kind=IndexKind.PGVECTOR), elsewhere=opened)
+        self.gallery = Gallery(IndexConfig(kind=IndexKind.PGVECTOR), open_collection=opened)
         edges = tuple(Edge("v0", name, EdgeKind.IDENTITY, {"cmc@1": Score(0.9, 0.8, 1.0)}) for name in VERSIONS[1:])
         for name in reversed(VERSIONS):
             card = Card(name, DIM, {"kind": "cosine"})
@@ -145,7 +145,7 @@ def test_rows_that_come_faster_than_the_engine_answers_end_in_an_answer(
     remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = [shard.remote_rows for shard in remote.gallery.remote.shards().values()]
-    remote.before(monkeypatch, lambda: [setattr(one, "added", one.added + 1) for one in tables])
+    remote.before(monkeypatch, lambda: [setattr(one, "additions", one.additions + 1) for one in tables])
 
     assert remote.ask() == best(ITEMS)
 

@@ -193,7 +193,7 @@ def bring(gallery: Gallery, model: Model) -> bool:
                 shard.collection.upsert(Entries(*one, digests(row[None])), row[None])
             else:
                 shard.collection.delete(*one)
-        shard.collection.record(max(model.seqs.values(), default=0))
+        shard.collection.set_covered_seq(max(model.seqs.values(), default=0))
     assert gallery.remote.settle()
     assert all(not shard.head.row_count() for shard in gallery.remote.shards().values())
     return False
