@@ -240,6 +240,11 @@ class Gallery:
             taken = None if self._missing else (self._metadata.copied(), self._shards.copied(), self._seq)
         return taken and (of_slots(*taken[:2]), taken[2])
 
+    def keys(self) -> list[int]:
+        """The keys of all items, in no order, those that cannot be searched among them."""
+        with self._lock.read():
+            return [*self._metadata.keys(), *self._missing]
+
     def unsealed_count(self) -> int:
         """Number of embeddings in no segment yet: a snapshot does not hold their vectors."""
         with self._lock.read():

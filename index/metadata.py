@@ -162,6 +162,10 @@ class Metadata:
         if changes.keys:
             self._store(changes.keys, changes.texts, changes.seqs)
 
+    def keys(self) -> list[int]:
+        """The keys of all items, in no order."""
+        return list(self._slot_of)
+
     def slots_of(self, keys: Sequence[int]) -> Slots:
         """The slots of items that are there (N,)."""
         return np.fromiter(map(self._slot_of.__getitem__, keys), np.int64, len(keys))

@@ -38,6 +38,7 @@ from service.store.offloader import Offloader
 from service.upgrades.curves.measure import Curves
 from service.upgrades.deployments.reaper import Reaper
 from service.upgrades.rollouts.monitor import RolloutMonitor
+from service.upgrades.tombstones import TombstonePurger
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -196,6 +197,7 @@ def _background_parts(runtime: Runtime) -> Sequence[Background | Replica]:
         runtime.curves,
         runtime.planner,
         runtime.reaper,
+        TombstonePurger(database),
         Offloader(database, runtime.blobs, settings.vectors),
         Checkpoints(database),
         runtime.keys,

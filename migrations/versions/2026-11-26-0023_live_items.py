@@ -16,8 +16,13 @@ depends_on = None
 
 
 def upgrade() -> None:
-    live = {"sqlite_where": sa.text("deleted = 0"), "postgresql_where": sa.text("NOT deleted")}
-    op.create_index("ix_item_live", "item", ["gallery_id", "id"], **live)
+    op.create_index(
+        "ix_item_live",
+        "item",
+        ["gallery_id", "id"],
+        sqlite_where=sa.text("deleted = 0"),
+        postgresql_where=sa.text("NOT deleted"),
+    )
 
 
 def downgrade() -> None:

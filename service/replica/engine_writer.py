@@ -18,7 +18,7 @@ import numpy as np
 from index.engines.base import Keys
 from index.engines.config import IndexKind
 from index.engines.digest import digests
-from index.engines.remote import Collection, Entries
+from index.engines.remote import Collection, Entries, keep_only
 from index.engines.remote_shard import RemoteShard
 from index.events import Event
 from index.space import Space
@@ -32,7 +32,7 @@ from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.database import Database
 from service.store.engine_leases import EngineLeaseRow, engine_leases, forget_lease, take_lease
-from service.store.repository import FeedRow, changes, gallery_row, index_of
+from service.store.repository import FeedRow, changes, gallery_row, index_of, live_keys
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class EngineWriter(Background):
 
     def _bring(self, live: LoadedGallery) -> None:
         """Write what the collections lack, a block of the feed at a time."""
-        kind = live.gallery.config.kind
+        kind, compared = live.gallery.config.kind, 0
         covered_seq = {place: shard.collection.covered_seq() for place, shard in _going_to(kind, live).items()}
         while not self._stop.is_set() and (after := min(covered_seq.values(), default=live.seq)) < live.seq:
             if not self._leased(live, kind):
@@ -97,14 +97,20 @@ class EngineWriter(Background):
                 row = gallery_row(connection, live.id)
                 # From 0 on the feed leaves out what was deleted, of which there is something where others went on.
                 block = next(changes(connection, live.id, after or -any(covered_seq.values())), [])
+                # What was deleted before is told of no more.
+                behind = row is not None and any(covered_seq.values()) and after < row.purged_seq != compared
+                kept = live_keys(connection, live.id) if behind else None
             if row is None:
                 return
+            compared = row.purged_seq
             upto = block[-1][6] if block else row.next_seq - 1
             self._replica.refresh(live.id)  # so that there is a shard of each place that the block tells of
             shards = _going_to(kind, live)
             found = gather_changes(self._registry, [block] if block else [])
             for place, shard in shards.items():
                 if covered_seq.get(place, after) < upto:
+                    if kept is not None:
+                        keep_only(shard.collection, kept)
                     write_block(shard.collection, place, shard.space, block, found)
                     shard.collection.set_covered_seq(upto, more=upto < live.seq)
             covered_seq = {place: max(covered_seq.get(place, after), upto) for place in shards}

@@ -43,6 +43,7 @@ from service.store.repository import (
     gallery_row,
     index_of,
     live_items,
+    live_keys,
 )
 from service.store.rows import GalleryRow
 
@@ -281,10 +282,14 @@ class Replica:
                 fitted = None if known and gates == live.gates else maps_of(connection, self._registry, gates)
                 if building is not None:
                     self._build(connection, live, building)
-                blocks = (
-                    list(changes(connection, live.id, live.seq, live.at_hand)) if live.seq or building is None else []
-                )
-            live.apply(gather_changes(self._registry, blocks), row.next_seq - 1, current, fitted)
+                blocks, purged = [], set[int]()
+                if live.seq or building is None:
+                    blocks = list(changes(connection, live.id, live.seq, live.at_hand))
+                    if live.seq < row.purged_seq:
+                        purged = set(live.gallery.keys()).difference(live_keys(connection, live.id).tolist())
+            found = gather_changes(self._registry, blocks)
+            found.removed += purged.difference(found.removed)
+            live.apply(found, row.next_seq - 1, current, fitted)
             live.rollout, live.gates, live.seen_edges = rollout, gates, edges
             live.gallery.configure(index_of(row))
             live.bytes = live.gallery.bytes()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -31,7 +32,7 @@ from service.errors import UnknownGallery, UnknownItem
 from service.store.embeddings import first_held, put_embeddings, put_first_embeddings, remove_embeddings
 from service.store.partitioned import in_gallery, of_item
 from service.store.rows import EMPTIED, GalleryRow, ItemRow, all_of, first_of
-from service.store.sql_arrays import blocks, columns_of, listed, records, texts
+from service.store.sql_arrays import blocks, columns_of, gathered, listed, records, texts
 from service.store.tables import deployment, embedding, gallery, item, version
 from service.store.vector_codec import any_place, is_place
 from service.store.vector_reader import read_vectors
@@ -299,8 +300,8 @@ def changes(
     """The feed behind number `after`: (id, version_id, origin, vector, metadata as JSON, external_id, seq, deleted).
 
     A row for each embedding that an item holds, and one without version, origin and vector for an item that holds none,
-    as a deleted one does. The rows of an item are in one block. Vectors that lie in files are read, but for those that
-    `at_hand` gives.
+    as a deleted one does: those deleted up to `purged_seq` may be left out. The rows of an item are in one block.
+    Vectors that lie in files are read, but for those that `at_hand` gives.
     """
     statement = _FEED.where(item.c.gallery_id == gallery_id, item.c.seq > after).order_by(item.c.seq, item.c.id)
     # A rebuild has no use for tombstones, and there may be many.
@@ -316,6 +317,11 @@ def changes(
                 yield _with_vectors(connection, rows[:cut], at_hand)
     if last:
         yield _with_vectors(connection, last, at_hand)
+
+
+def live_keys(connection: Connection, gallery_id: int) -> NDArray[np.int64]:
+    """The keys of the items that a gallery has (N,), ascending."""
+    return gathered(connection, select(item.c.id).where(item.c.gallery_id == gallery_id, item.c.deleted == false()))
 
 
 def live_items(connection: Connection, gallery_id: int) -> int:

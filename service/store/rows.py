@@ -57,7 +57,10 @@ class EdgeRow(NamedTuple):
 
 
 class GalleryRow(NamedTuple):
-    """A gallery; `next_seq` is the next number of its change feed, `deleted` None for all that are read so."""
+    """A gallery; `next_seq` is the next number of its change feed, `deleted` None for all that are read so.
+
+    `purged_seq`, `settling_seq`, `settling_since`: see `service.upgrades.tombstones`.
+    """
 
     id: int
     name: str
@@ -66,6 +69,9 @@ class GalleryRow(NamedTuple):
     created: float
     index_config: dict[str, Any] | None
     deleted: float | None
+    purged_seq: int
+    settling_seq: int
+    settling_since: float | None
 
 
 class ItemRow(NamedTuple):

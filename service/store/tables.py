@@ -89,6 +89,10 @@ gallery = Table(
     Column("index_config", JSON),
     # When it was deleted: nothing knows it any more, and its items are freed block by block; null: it is there.
     Column("deleted", Float),
+    # Rows of items deleted up to this number of the feed may be gone; up to the other one, once a day has passed since.
+    Column("purged_seq", BigInteger, nullable=False, server_default=text("0")),
+    Column("settling_seq", BigInteger, nullable=False, server_default=text("0")),
+    Column("settling_since", Float),
     sqlite_autoincrement=True,
 )
 
@@ -116,8 +120,9 @@ item = Table(
     UniqueConstraint("gallery_id", "external_id"),
     Index(None, "gallery_id", "seq"),
     Index(None, "gallery_id", "id"),
-    # Rows of deleted items stay: a page of live ones does not read its way past them.
+    # Rows of deleted items stay for a while: a page of live ones does not read its way past them.
     Index("ix_item_live", "gallery_id", "id", sqlite_where=text("deleted = 0"), postgresql_where=text("NOT deleted")),
+    Index("ix_item_deleted", "gallery_id", "seq", sqlite_where=text("deleted = 1"), postgresql_where=text("deleted")),
     sqlite_autoincrement=True,
 )
 

@@ -75,6 +75,7 @@ def test_any_life_of_a_gallery_is_as_the_model_says(lives: Callable[[int], Seale
     assert all(run.counts[kind] for kind in KINDS)
     assert run.counts["most indexed"] >= len(IDS) / 2
     assert run.counts["best found"] >= 0.9 * run.counts["best asked for"] > 0
+    assert run._rows("select purged_seq from gallery where name = 'g'")[0][0] > 0
     for what in ("snapshots", "unloaded", "files damaged", "segments merged: 2"):
         assert run.counts[what] > 0, what
 

@@ -22,6 +22,7 @@ from service.backfills.worker import Worker
 from service.http.app import create_app
 from service.settings import Settings
 from service.store.database import Database
+from service.upgrades.tombstones import TombstonePurger
 from staging.flaky import Flaky
 from staging.galleries import Model
 from staging.sight import look
@@ -83,7 +84,7 @@ class Run:
         if not at_work or self.draw.random() < 0.3:
             return self.draw.choice(IDS)
         names = {row.id: row.external_id for row in self._rows("select id, external_id from item")}
-        return str(names[self.draw.choice(at_work)])
+        return str(names.get(self.draw.choice(at_work)) or self.draw.choice(IDS))
 
     def end(self) -> None:
         self.life.close()
@@ -180,6 +181,8 @@ class Run:
         name = self.pick()
         answer = self.http.delete(f"/galleries/g/items/{name}")
         assert answer.status_code == (204 if self.model.delete(name) is None else 404)
+        if self.repeat.random() < 0.4:  # the rows go of what was deleted before the last time
+            TombstonePurger(self.database, settle_seconds=0.0).look()
 
     def deploy(self) -> None:
         self._begin(self.draw.choice(list(self.world.versions)))

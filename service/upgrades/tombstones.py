@@ -1,0 +1,104 @@
+"""Removing the rows of deleted items, tombstones, once every process that follows the change feed has seen them.
+
+The position of a gallery's feed is noted; a day later the tombstones up to there are removed, and `gallery.purged_seq`
+says so. A process that reads on from before that position, as of an old snapshot, also compares its keys with those of
+the database. So the id of a deleted item is kept for a day or two, not for ever; longer while a backfill is active, as
+it may have planned the item.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from sqlalchemy import Connection, delete, exists, or_, select, true, update
+
+from index.events import Event
+from service.backfills.planner import ACTIVE
+from service.background import Background
+from service.errors import UnknownGallery
+from service.logs import RecurringErrors
+from service.store.database import Database
+from service.store.repository import IS_THERE, gallery_row, take_seq
+from service.store.sql_arrays import listed
+from service.store.tables import backfill, backfill_failure, gallery, item, item_traffic
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 60.0
+"""Pause between two looks for galleries that are due."""
+SETTLE_SECONDS = 24 * 3600.0
+"""So long a tombstone is kept at least, and twice as long at most."""
+BLOCK = 5_000
+"""Tombstones removed in one transaction."""
+
+
+class TombstonePurger(Background):
+    """A thread that removes tombstones; several processes that do so take turns by the lock of the gallery."""
+
+    def __init__(self, database: Database, settle_seconds: float = SETTLE_SECONDS) -> None:
+        super().__init__("tombstones")
+        self._database, self._settle_seconds = database, settle_seconds
+        self._errors = RecurringErrors(logger)
+
+    def _run(self) -> None:
+        while not self._stop.wait(LOOK_SECONDS):
+            self._errors.attempt(Event("tombstones_not_purged"), self.look)
+
+    def look(self) -> None:
+        """Purge each gallery that is due."""
+        with self._database.lookup() as connection:
+            due = _due_galleries(connection, self._settle_seconds)
+        for gallery_id in due:
+            try:
+                purge(self._database, gallery_id, self._settle_seconds, self._stop)
+            except UnknownGallery:  # deleted since
+                continue
+
+
+def purge(database: Database, gallery_id: int, settle_seconds: float, stop: threading.Event) -> None:
+    """Remove the tombstones up to the position that was noted so long ago, and note the present one; if that is due.
+
+    What a process that is killed leaves is removed the next time.
+
+    Raises:
+        UnknownGallery: the gallery was deleted.
+    """
+    with database.write() as connection:
+        take_seq(connection, gallery_id, 0)
+        if gallery_id not in _due_galleries(connection, settle_seconds, gallery_id):
+            return
+        row = gallery_row(connection, gallery_id)
+        assert row is not None
+        noted = {"purged_seq": row.settling_seq, "settling_seq": row.next_seq - 1, "settling_since": time.time()}
+        connection.execute(update(gallery).where(gallery.c.id == gallery_id).values(noted))
+    left = True
+    while left and not stop.is_set():
+        with database.write() as connection:
+            left = _purge_block(connection, gallery_id)
+
+
+def _due_galleries(connection: Connection, settle_seconds: float, *only: int) -> list[int]:
+    """Those with tombstones and no backfill whose position was noted long ago, never, or when the clock was ahead."""
+    now, since = time.time(), gallery.c.settling_since
+    due = or_(since.is_(None), since <= now - settle_seconds, since > now + settle_seconds)
+    holds = exists().where(item.c.gallery_id == gallery.c.id, item.c.deleted == true())
+    worked_on = exists().where(backfill.c.gallery_id == gallery.c.id, backfill.c.state.in_(ACTIVE))
+    these = [gallery.c.id.in_(only)] if only else []
+    return list(connection.execute(select(gallery.c.id).where(IS_THERE, due, holds, ~worked_on, *these)).scalars())
+
+
+def _purge_block(connection: Connection, gallery_id: int) -> bool:
+    """Whether there may be more."""
+    take_seq(connection, gallery_id, 0)
+    row = gallery_row(connection, gallery_id)
+    assert row is not None
+    conditions = (item.c.gallery_id == gallery_id, item.c.deleted == true(), item.c.seq <= row.purged_seq)
+    keys = list(connection.execute(select(item.c.id).where(*conditions).limit(BLOCK)).scalars())
+    if keys:
+        purged = listed(connection, keys).keys
+        for table in (item_traffic, backfill_failure):
+            connection.execute(delete(table).where(table.c.item_id.in_(purged)))
+        connection.execute(delete(item).where(item.c.id.in_(purged)))
+    return len(keys) == BLOCK
