@@ -31,7 +31,7 @@ from service.store.audit import ChangeContext, record
 from service.store.repository import gallery_named, gallery_row, take_seq
 from service.store.rows import BackfillRow, first_of, one_of
 from service.store.tables import backfill
-from service.upgrades.curves.measure import Begun
+from service.upgrades.curves.measure import StartedCurve
 from service.upgrades.curves.points import curve_of
 from service.upgrades.curves.probes import CurveIn
 
@@ -198,7 +198,7 @@ def _chunk_size(request: BackfillIn) -> int:
     return size if request.rate is None else max(1, min(size, int(request.rate * RATED_SECONDS)))
 
 
-def _begin_curve(service: Runtime, name: str, request: BackfillIn, curve: CurveIn) -> Begun:
+def _begin_curve(service: Runtime, name: str, request: BackfillIn, curve: CurveIn) -> StartedCurve:
     """Embed the queries of a curve, before the transaction that adds the backfill: others wait for its lock."""
     with _checked_scope(service, name, request) as (connection, _, target, scope):
         chosen = service.curves.choose(connection, scope.gallery_id, target, curve)

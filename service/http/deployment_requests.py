@@ -1,4 +1,4 @@
-"""What a request may ask of a deployment: which steps, and which options each of them looks at."""
+"""Request bodies of deployments: which steps they ask for, and which options each step takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS: dict[str, set[DeploymentState]] = {
     "shadow": {DeploymentState.SHADOW},
     "canary": {DeploymentState.CANARY},
 }
-"""Which steps look at an option of a change."""
+"""The steps that take each option."""
 
 
 class StepIn(Body):
@@ -45,7 +45,7 @@ class AdvanceIn(StepIn):
 
 
 def steps_to(until: DeploymentState, gate: int | None) -> list[DeploymentState]:
-    """The way to `until`: a gate where its report is named, a trial only where it is the end of the way."""
+    """The steps that lead to `until`: a gate where its report is named, a trial only as the last step."""
     if until in (DeploymentState.REGISTERED, DeploymentState.VERIFIED):
         return [DeploymentState.VERIFIED] if until is DeploymentState.VERIFIED else []
     gated = [DeploymentState.GATED] if gate is not None or until is DeploymentState.GATED else []
@@ -53,25 +53,25 @@ def steps_to(until: DeploymentState, gate: int | None) -> list[DeploymentState]:
 
 
 def check_options(body: StepIn, steps: Sequence[DeploymentState]) -> None:
-    """Refuse an option that none of the steps would look at: what was asked for must not be dropped in silence.
+    """Refuse an option that none of the steps takes, so that nothing is ignored in silence.
 
     Raises:
         InvalidArgument: names the field, the steps it belongs to, and what is legal here.
     """
-    legal = [name for name, belongs in OPTIONS.items() if belongs & set(steps)]
-    for name, belongs in OPTIONS.items():
+    legal = [name for name, steps_of_option in OPTIONS.items() if steps_of_option & set(steps)]
+    for name, steps_of_option in OPTIONS.items():
         if getattr(body, name) is not None and name not in legal:
-            taken = ", ".join(step.value for step in steps) or "registered"
-            where = " or ".join(step.value for step in DeploymentState if step in belongs)
-            here = ", ".join(legal) or "none"
-            why = f"{name}: belongs to the step {where}; the steps of this call ({taken}) take: {here}"
+            step_names = ", ".join(step.value for step in steps) or "registered"
+            expected = " or ".join(step.value for step in DeploymentState if step in steps_of_option)
+            legal_here = ", ".join(legal) or "none"
+            why = f"{name}: belongs to the step {expected}; the steps of this call ({step_names}) take: {legal_here}"
             raise InvalidArgument(why, pointer=f"/{name}")
 
 
-def order_of(
+def transition_request(
     body: StepIn, who: str, to: DeploymentState, if_match: str | None, checked: dict[str, Any], placed: PlacedItems
 ) -> TransitionRequest:
-    """The steps' order; of a trial's settings those that were given, null included."""
+    """The request of a step; of a trial's settings those that were given, null included."""
     settings = {DeploymentState.SHADOW: body.shadow, DeploymentState.CANARY: body.canary}.get(to)
     return TransitionRequest(
         who=who,

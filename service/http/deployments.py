@@ -18,7 +18,7 @@ from regraft.models import (
     RollbackResult,
     TransitionInfo,
 )
-from service.http.deployment_requests import AdvanceIn, DeploymentIn, check_options, order_of, steps_to
+from service.http.deployment_requests import AdvanceIn, DeploymentIn, check_options, steps_to, transition_request
 from service.http.request_context import IfMatchContext
 from service.http.requests import LOADED, CheckedRoute, Service
 from service.registry.registry import LoadedVersion, Registry
@@ -31,7 +31,7 @@ from service.store.rows import DeploymentRow
 from service.upgrades.deployments.history import DeploymentState, deployment_row, etag, history, transitions
 from service.upgrades.deployments.lifecycle import begin, lock, move, roll_back
 from service.upgrades.deployments.notes import notes
-from service.upgrades.deployments.retiring import count, retire
+from service.upgrades.deployments.retiring import precheck, retire
 from service.upgrades.deployments.transition import TransitionContext, TransitionRequest
 
 router = APIRouter(route_class=CheckedRoute, tags=["deployments"])
@@ -64,12 +64,12 @@ def create(
     # Slow, so before the transaction: it holds the lock that writers of this gallery wait for.
     checked = {} if until is DeploymentState.REGISTERED else check_folder(service, version)
     with _change(service, name, response, context) as (connection, gallery_id):
-        order = order_of(body, context.who, until, context.if_match, checked, service.replica)
-        transition = begin(connection, service.registry, gallery_id, version, order)
+        request = transition_request(body, context.who, until, context.if_match, checked, service.replica)
+        transition = begin(connection, service.registry, gallery_id, version, request)
         for step in steps:
             move(transition, step)
-        said = notes(connection, service.registry, service.replica, transition.row)
-    return _answer(service, response, gallery_id, transition.row, context, said)
+        found_notes = notes(connection, service.registry, service.replica, transition.row)
+    return _answer(service, response, gallery_id, transition.row, context, found_notes)
 
 
 @router.get("/galleries/{name}/deployments")
@@ -112,12 +112,12 @@ def advance(
     checked = check_folder(service, service.registry.by_id(row.version_id)) if to is DeploymentState.VERIFIED else {}
     with _change(service, name, response, context) as (connection, gallery_id):
         locked = lock(connection, gallery_id, context.if_match)
-        order = order_of(body, context.who, to, None, checked, service.replica)
+        request = transition_request(body, context.who, to, None, checked, service.replica)
         row = deployment_row(connection, locked.id, number)
-        transition = TransitionContext(connection, service.registry, locked, row, order)
+        transition = TransitionContext(connection, service.registry, locked, row, request)
         move(transition, to)
-        said = notes(connection, service.registry, service.replica, transition.row)
-    return _answer(service, response, gallery_id, transition.row, context, said, done=200)
+        found_notes = notes(connection, service.registry, service.replica, transition.row)
+    return _answer(service, response, gallery_id, transition.row, context, found_notes, done=200)
 
 
 @router.post("/galleries/{name}/rollback", status_code=201, dependencies=[LOADED])
@@ -131,10 +131,10 @@ def create_rollback(
     """
     body = body or RollbackIn()
     with _change(service, name, response, context) as (connection, gallery_id):
-        order = TransitionRequest(
+        request = TransitionRequest(
             context.who, service.replica, body.reason, if_match=context.if_match, force=body.force
         )
-        row = roll_back(connection, service.registry, gallery_id, order)
+        row = roll_back(connection, service.registry, gallery_id, request)
         lost = transitions(connection, row.id)[-1].evidence.get("out_of_reach", {})
     answer = _answer(service, response, gallery_id, row, context)
     return RollbackResult(**answer.model_dump(), out_of_reach=lost)
@@ -147,10 +147,10 @@ def create_retirement(
     """Free a version's embeddings and shards; refused while items depend on them."""
     service.registry.sync()
     version = service.registry.named(body.version)
-    counted = count(service.database, service.registry, name, version, context.if_match)
+    prechecked = precheck(service.database, service.registry, name, version, context.if_match)
     with _change(service, name, response, context) as (connection, gallery_id):
-        order = TransitionRequest(context.who, service.replica, body.reason, context.if_match)
-        numbers = retire(connection, service.registry, gallery_id, version, order, counted)
+        request = TransitionRequest(context.who, service.replica, body.reason, context.if_match)
+        numbers = retire(connection, service.registry, gallery_id, version, request, prechecked)
         freed = transitions(connection, numbers[-1])[-1].evidence
     if not context.dry_run:
         service.reaper.free(gallery_id, version.id)
@@ -162,9 +162,9 @@ def create_retirement(
 def _change(
     service: Runtime, name: str, response: Response, context: ChangeContext
 ) -> Iterator[tuple[Connection, int]]:
-    """A transaction on a gallery's deployments. The ETag it gives out is that of a state there is.
+    """A transaction on a gallery's deployments; sets the ETag of the response.
 
-    A dry run's own state never comes to be, and another change could get its number: it shows what it started from.
+    A dry run gets the ETag it started from: its own state never exists, and another change could get that number.
     """
     with service.database.write(dry_run=context.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id
@@ -176,7 +176,7 @@ def _change(
 
 
 def check_folder(service: Runtime, version: LoadedVersion) -> dict[str, Any]:
-    """Everything a registration checks, once more, and that the folder is still the one that was registered.
+    """Repeat the checks of a registration, and check that the folder is still the registered one.
 
     Raises:
         VersionBroken: it is quarantined, from now on if its folder has changed; names the file.
@@ -188,7 +188,7 @@ def check_folder(service: Runtime, version: LoadedVersion) -> dict[str, Any]:
 
 
 def describe(registry: Registry, row: DeploymentRow) -> DeploymentInfo:
-    """What a user sees of a deployment."""
+    """The public description of a deployment."""
     return DeploymentInfo(
         id=row.id,
         version=registry.by_id(row.version_id).name,
@@ -207,11 +207,11 @@ def _answer(
     gallery_id: int,
     row: DeploymentRow,
     context: ChangeContext,
-    said: Sequence[str] = (),
+    found_notes: Sequence[str] = (),
     done: int = 201,
 ) -> DeploymentInfo:
     response.status_code = context.status(done)
-    described = describe(service.registry, row).model_copy(update={"notes": list(said)})
+    described = describe(service.registry, row).model_copy(update={"notes": list(found_notes)})
     if context.dry_run:
         return described.model_copy(update={"id": None})
     service.replica.refresh(gallery_id)

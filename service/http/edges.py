@@ -30,7 +30,7 @@ from service.registry.registry import LoadedVersion
 from service.runtime import Runtime
 from service.schemas import MOST, NAME, Body, KindName, Name, Reason
 from service.store.audit import ChangeContext
-from service.upgrades.edges.changes import accept, check_free, find, remove
+from service.upgrades.edges.changes import accept, check_no_edge, find, remove
 from service.upgrades.edges.claims import VerifyIn, verify
 from service.upgrades.edges.dependents import Dependent
 
@@ -150,7 +150,7 @@ def add_archive(service: Runtime, form: Form, context: ChangeContext) -> EdgeRec
                 "an identity edge without scores is a claim: send it as JSON, so that it is verified",
                 pointer="/archive",
             )
-        check_free(service.registry, edge.key, replacing)
+        check_no_edge(service.registry, edge.key, replacing)
         check_edge_isolated(edge, new.card, old.card, service.settings.verifying)
         declared = EdgeRecord(edge, EdgeOrigin.ADDED)
         # An edge that cannot be described must not be committed: every list of edges would fail from then on.
@@ -230,7 +230,7 @@ def _both_versions(service: Runtime, new: str, old: str) -> tuple[LoadedVersion,
 
 def _check(service: Runtime, edge: Edge, new: LoadedVersion, old: LoadedVersion, replacing: bool) -> None:
     """Check an edge as a registration does, and that there is no other of its key."""
-    check_free(service.registry, edge.key, replacing)
+    check_no_edge(service.registry, edge.key, replacing)
     check_calibration(edge, new.card, old.card)
     load_transform(edge, new.card, old.card)
 

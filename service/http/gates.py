@@ -29,17 +29,17 @@ from service.store.rows import GateRow, all_of, first_of, one_of
 from service.store.tables import gate_report
 from service.upgrades.gates.maps import Place, choose_mode, fit, live_places
 from service.upgrades.gates.measuring import RECALL, measure
-from service.upgrades.gates.relevance import asked_by, live_keys
+from service.upgrades.gates.relevance import live_keys, with_queries
 from service.upgrades.gates.samples import (
     Entry,
     Sample,
     embed,
     evaluation_row,
-    labelled_ones,
     read_embeddings,
     read_entries,
+    with_labels,
 )
-from service.upgrades.gates.sides import Drawn, DrawOptions, draw_sides, embed_sides
+from service.upgrades.gates.sides import DrawnSides, DrawOptions, draw_sides, embed_sides
 
 router = APIRouter(route_class=CheckedRoute, tags=["gates"])
 
@@ -160,7 +160,7 @@ def take_sample(
             evaluation = evaluation_row(connection, gallery_id, request.evaluation)
             entries = read_entries(connection, evaluation.id, request.slice, request.label)
             relevant = any(entry.relevant for entry in entries)
-            used = entries if relevant or request.metric == RECALL else labelled_ones(entries)
+            used = entries if relevant or request.metric == RECALL else with_labels(entries)
             _check_slice(request, used)
             if relevant:
                 drawn = _draw_relevant(connection, gallery_id, old, new, entries, request)
@@ -180,7 +180,7 @@ def take_sample(
     if len(sample) < 2:
         raise InvalidArgument("fewer than two images of the sample can be read", pointer="/label")
     if relevant:
-        return asked_by(sample, embed_sides(service.blobs, service.decoder, drawn, old, new, ()))
+        return with_queries(sample, embed_sides(service.blobs, service.decoder, drawn, old, new, ()))
     return replace(sample, unlabelled=len(entries) - len(used))
 
 
@@ -191,12 +191,12 @@ def _draw_relevant(
     new: LoadedVersion,
     entries: Sequence[Entry],
     request: GateIn,
-) -> Drawn:
+) -> DrawnSides:
     """The sides for entries that name relevant items: those items first, then others."""
     if request.label is not None:
         raise InvalidArgument("the evaluation set names relevant items: leave label out", pointer="/label")
     first = list(live_keys(connection, gallery_id, entries).values())
-    options = DrawOptions(None, None, 0, request.seed, others=len(entries), first=first)
+    options = DrawOptions(None, None, 0, request.seed, outside_queries=len(entries), first=first)
     return draw_sides(connection, gallery_id, old, new, options)
 
 

@@ -227,8 +227,11 @@ def _claim(service: Runtime, owner: str, kinds: list[Kind]) -> Chunk | None:
 
 def _check_share(holders: Sequence[str], owner: str) -> None:
     worker = chunks.worker_of(owner)
-    mine = sum(chunks.worker_of(holder) == worker for holder in holders)
-    for held, most, who in ((mine, MOST_HELD, "this worker holds"), (len(holders), MOST_REMOTE, "remote workers hold")):
+    condition = sum(chunks.worker_of(holder) == worker for holder in holders)
+    for held, most, who in (
+        (condition, MOST_HELD, "this worker holds"),
+        (len(holders), MOST_REMOTE, "remote workers hold"),
+    ):
         if held >= most:
             raise TooManyChunks(f"{who} {held} chunks, the most there may be: return or release some first")
 
@@ -279,5 +282,7 @@ def _with_embeddings(service: Runtime, connection: Connection, chunk: Chunk) -> 
 
 
 def _names(connection: Connection, chunk: Chunk) -> dict[int, str]:
-    mine = item.c.id.in_(listed(connection, chunk.item_ids).keys)
-    return {row.id: row.external_id for row in connection.execute(select(item.c.id, item.c.external_id).where(mine))}
+    condition = item.c.id.in_(listed(connection, chunk.item_ids).keys)
+    return {
+        row.id: row.external_id for row in connection.execute(select(item.c.id, item.c.external_id).where(condition))
+    }

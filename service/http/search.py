@@ -24,7 +24,7 @@ from service.http.search_request import LISTS, OPTIONS, QueryBatch, SearchReques
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
 from service.schemas import ID, NAME, Name
-from service.upgrades.rollouts.monitor import Asking
+from service.upgrades.rollouts.monitor import TrialQuery
 
 router = APIRouter(route_class=CheckedRoute, tags=["query"])
 
@@ -126,13 +126,13 @@ def respond(
                 service.replica.refresh(live.id)
             live.declare()
             request = read(live)
-            answers = service.rollouts.answer(live, [_asking(request, part, key) for part in request.parts])
+            answers = service.rollouts.answer(live, [_trial_query(request, part, key) for part in request.parts])
     pages = [page_of(service, request, part, answer) for part, answer in zip(request.parts, answers, strict=True)]
     return write(request, pages, time.perf_counter() - started)
 
 
-def _asking(request: SearchRequest, part: QueryBatch, key: str | None) -> Asking:
+def _trial_query(request: SearchRequest, part: QueryBatch, key: str | None) -> TrialQuery:
     # One more than shown tells whether there is a next page; another because a stored item finds itself.
     depth = request.end + 1 + (max(part.exclude_keys) >= 0)
     ask = GalleryQuery(part.encode, depth, request.params, part.encoders, part.stored)
-    return Asking(part.version, ask, part.content, key, request.params.k)
+    return TrialQuery(part.version, ask, part.content, key, request.params.k)

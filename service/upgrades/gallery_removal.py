@@ -1,6 +1,6 @@
-"""Freeing what a deleted gallery held: items and embeddings block by block, then its images, and its row at last.
+"""Free a deleted gallery: items and embeddings block by block, then its images, and its row at last.
 
-The row is what a process that starts finds: killed anywhere in between, the next one goes on.
+A process that starts finds the row and goes on, wherever the one before it was killed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from service.store.deletion import forget_gallery, free_items
 BLOCK = 2_000
 """Items freed in one transaction."""
 PAUSE_SECONDS = 0.005
-"""Between two blocks, so that those who wait to write get their turn."""
+"""Between two blocks, so that other writers get their turn."""
 
 
 def free_gallery(database: Database, blobs: Blobs, gallery_id: int, stop: threading.Event) -> None:
     """Free a deleted gallery until nothing is left, or `stop` is set; harmless when it is done already.
 
     Raises:
-        TimeoutError: others still read there; to be tried again.
+        TimeoutError: partitions are still being read; try again.
     """
     partitions.drop_gallery(database, gallery_id)
     last: int | None = 0
@@ -30,16 +30,16 @@ def free_gallery(database: Database, blobs: Blobs, gallery_id: int, stop: thread
         last = _free_block(database, gallery_id, last)
         if last is not None and stop.wait(PAUSE_SECONDS):
             return
-    if not _end(database, blobs, gallery_id):
+    if not _remove_rest(database, blobs, gallery_id):
         raise TimeoutError("the partitions of a deleted gallery are being read")
 
 
 def free_small_gallery(database: Database, blobs: Blobs, gallery_id: int) -> bool:
-    """Free a deleted gallery at once if it is small, else a part; whether nothing is left."""
+    """Free a deleted gallery if it is small, else a part of it. Returns whether nothing is left."""
     partitions.drop_gallery(database, gallery_id)
     last = _free_block(database, gallery_id, 0)
     small = last is None or _free_block(database, gallery_id, last) is None
-    return small and _end(database, blobs, gallery_id)
+    return small and _remove_rest(database, blobs, gallery_id)
 
 
 def _free_block(database: Database, gallery_id: int, after: int) -> int | None:
@@ -47,10 +47,10 @@ def _free_block(database: Database, gallery_id: int, after: int) -> int | None:
         return free_items(connection, gallery_id, after, BLOCK)
 
 
-def _end(database: Database, blobs: Blobs, gallery_id: int) -> bool:
+def _remove_rest(database: Database, blobs: Blobs, gallery_id: int) -> bool:
     if not partitions.drop_gallery(database, gallery_id):
-        return False  # once the gallery's row is gone nobody would know of them
-    # No row names them, so nobody misses them; whoever is storing one now finds the gallery gone and removes it again.
+        return False  # without the gallery's row they would never be found again
+    # No row refers to them. An ingest that is writing one now finds the gallery gone and removes it again.
     blobs.remove_gallery(gallery_id)
     with database.write() as connection:
         forget_gallery(connection, gallery_id)

@@ -39,8 +39,8 @@ from service.store.tables import (
 )
 from service.upgrades.edges.changes import forget_files
 
-NAMED = 5
-"""How many of each sort a refusal names."""
+MAX_NAMED = 5
+"""How many dependents of each kind a refusal names."""
 
 
 class VersionNeeded(RegraftError):
@@ -51,7 +51,7 @@ class VersionNeeded(RegraftError):
 
 
 def remove(versions: Path, database: Database, registry: Registry, name: str, context: ChangeContext) -> None:
-    """Delete a version, its folder below `versions`, or as a dry run only find out whether that can be done.
+    """Delete a version and its folder below `versions`; a dry run only checks whether that can be done.
 
     Raises:
         UnknownVersion: there is none of this name.
@@ -83,7 +83,7 @@ def remove(versions: Path, database: Database, registry: Registry, name: str, co
 
 @contextmanager
 def _aside(final: Path, aside: Path) -> Iterator[Callable[[], None]]:
-    """Gives what puts a folder aside; it comes back if anything fails after that."""
+    """Yields a function that moves a folder aside; if anything fails later, the folder is moved back."""
 
     def put() -> None:
         if final.exists():  # one that was lost before is deleted all the same
@@ -103,18 +103,18 @@ def _unused(connection: Connection, name: str) -> VersionRow:
     row = first_of(VersionRow, connection.execute(select(version).where(version.c.name == name)))
     if row is None:
         raise UnknownVersion(f"version {name!r} is not registered")
-    used = [f"{what} {_some(names)}" for what, names in _dependents(connection, row.id).items() if names]
+    used = [f"{what} {_shortened(names)}" for what, names in _dependents(connection, row.id).items() if names]
     if used:
         raise VersionNeeded(f"version {name!r} cannot be deleted, it is needed by {'; '.join(used)}")
     return row
 
 
 def _dependents(connection: Connection, version_id: int) -> dict[str, Sequence[str]]:
-    """The names of what depends on a version, by their sort."""
+    """The names of what depends on a version, by kind."""
 
     def galleries(*conditions: tuple[Column[int], ColumnElement[bool]]) -> Sequence[str]:
-        mine = or_(*(gallery.c.id.in_(select(key).where(condition)) for key, condition in conditions))
-        return names(select(gallery.c.name).where(mine))
+        used = or_(*(gallery.c.id.in_(select(key).where(condition)) for key, condition in conditions))
+        return names(select(gallery.c.name).where(used))
 
     def names(found: Select[Any]) -> Sequence[str]:
         return sorted(map(str, connection.execute(found.distinct()).scalars()))
@@ -138,5 +138,5 @@ def _dependents(connection: Connection, version_id: int) -> dict[str, Sequence[s
     }
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + " ..." * (len(names) > NAMED)
+def _shortened(names: Sequence[str]) -> str:
+    return ", ".join(names[:MAX_NAMED]) + " ..." * (len(names) > MAX_NAMED)

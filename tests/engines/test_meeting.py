@@ -25,7 +25,7 @@ from service.store.database import Database
 from service.store.deletion import delete_gallery, free_items
 from service.store.rows import BackfillRow
 from service.store.tables import item_traffic
-from service.upgrades.deployments.retiring import VersionInUse, count, retire
+from service.upgrades.deployments.retiring import VersionInUse, precheck, retire
 from service.upgrades.deployments.transition import TransitionRequest
 from staging.builders import image_bytes, make_image
 from staging.plans import ORDER, Planning
@@ -92,7 +92,7 @@ def test_a_retirement_knows_of_an_edge_that_another_process_removed(
     with closing(Database(settings.database_url)) as database:
         elsewhere = Registry(database, settings)
         elsewhere.sync()
-        counted = count(database, elsewhere, path.rpartition("/")[2], elsewhere.named("v1"), None)
+        counted = precheck(database, elsewhere, path.rpartition("/")[2], elsewhere.named("v1"), None)
         assert served.remove("/edges/v3/plain/truncate").status_code == 200
         assert mix(served, path) == {"v1": 5}
 

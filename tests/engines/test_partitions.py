@@ -276,18 +276,18 @@ def test_a_retired_version_goes_at_once_or_block_by_block_where_somebody_reads_i
     assert {row[0] for row in places(database)} == {"embedding_1_2", "embedding_2_1"}
     assert (names(database), unfinished(database)) == (left, [])
     assert known(served) == {"v2": 10}
-    reaper.drop_left(database)  # as every half a minute
+    reaper.drop_empty_partitions(database)  # as every half a minute
     assert names(database) == WHOLE - {"embedding_1_1"}
     partitions.make(database, 1, 1)
-    reaper.drop_left(database)
+    reaper.drop_empty_partitions(database)
     add(served, "g", "v1", 4)  # the same embeddings again
-    reaper.drop_left(database)
+    reaper.drop_empty_partitions(database)
     assert partitions.settle(database)
     assert names(database) == WHOLE
 
 
 def test_replicas_hear_of_a_retirement_that_was_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    tell_block, told = reaper._tell_block, []
+    tell_block, told = reaper._announce_block, []
 
     def once(*arguments: Any) -> int | None:
         told.append(arguments)
@@ -295,8 +295,8 @@ def test_replicas_hear_of_a_retirement_that_was_cut_off(served: Served, monkeypa
             raise RuntimeError
         return tell_block(*arguments)
 
-    monkeypatch.setattr(reaper, "_tell_block", once)
-    monkeypatch.setattr(reaper, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(reaper, "_announce_block", once)
+    monkeypatch.setattr(reaper, "RETRY_SECONDS", 0.01)
     served.http.post("/galleries/g/retire", json={"version": "v1"})
 
     until(lambda: not unfinished(served.runtime.database))

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from service.backfills import attempts, chunks, planner, sweeps
+from service.backfills import attempts, chunks, planner
 from service.http import backfill_progress as progress
 from service.http import backfills as routes
-from service.store import job_leases
+from service.store import job_leases, sql_time
 from service.store.tables import backfill, backfill_chunk, backfill_failure, item
 from staging.working import SteppedWorker, work
 
@@ -38,7 +38,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (attempts, chunks, job_leases, planner, progress, routes, sweeps):
+    for module in (sql_time, progress, routes):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -171,7 +171,7 @@ def test_the_time_left_and_the_speed_are_numbers_and_not_negative(site: Any, clo
     assert site.backfill(number).state == "done"
 
 
-def described(site: Any, number: int) -> progress.BackfillOut:
+def described(site: Any, number: int) -> progress.BackfillInfo:
     from service.registry.registry import Registry
 
     with site.database.read() as connection:

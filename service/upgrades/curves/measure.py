@@ -1,8 +1,8 @@
-"""MEASURING A BACKFILL: its curve, taken from the live gallery by the service itself, mark after mark.
+"""MEASURING A BACKFILL: its curve, measured on the live gallery by the service itself, mark after mark.
 
-The point before the first item moves is measured in the request that starts the backfill. Every other one is
-measured by a thread of whichever service process claims the mark: see what is due, read the queries that are left,
-follow the feed, ask, store. What fails is noted and never disturbs a query or the backfill.
+The point before the first item moves is measured in the request that starts the backfill. Every other point is measured
+by a thread of the service process that claims the mark: find the due mark, read the queries that still exist, follow
+the feed, search, store. A failure is recorded and never disturbs queries or the backfill.
 """
 
 from __future__ import annotations
@@ -29,51 +29,58 @@ from service.store.database import Database
 from service.store.leases import Leases
 from service.store.repository import take_seq
 from service.upgrades.curves import points, probes
-from service.upgrades.curves.points import CurveJob, CurveState, abandoned, due, last, standing
-from service.upgrades.curves.probes import Chosen, CurveIn, Probes
-from service.upgrades.curves.scoring import NOTHING_RIGHT, ItemLabels, Judging, RelevantItems, Worth, worth
+from service.upgrades.curves.points import CurveJob, CurveState, abandoned, due_mark, is_last, measuring_jobs
+from service.upgrades.curves.probes import ChosenQueries, CurveIn, Probes
+from service.upgrades.curves.scoring import (
+    NOTHING_RELEVANT,
+    GroundTruth,
+    ItemLabels,
+    Measurement,
+    RelevantItems,
+    measure,
+)
 from service.upgrades.gates.samples import UnknownEvaluation
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.25
-"""How often a process looks whether a mark is due."""
+POLL_SECONDS = 0.25
+"""How often a process checks whether a mark is due."""
 ATTEMPTS = 3
 """A curve whose points fail so many times in a row is given up."""
 PAUSE_SECONDS = 2.0
-"""How long a mark rests after it failed; twice as long after the next failure."""
+"""How long a mark is not retried after a failure; twice as long after the next one."""
 
 
 @dataclass(frozen=True)
 class CurveSession:
-    """What a process keeps between two marks: the queries, embedded once they are needed, and what is right."""
+    """What a process keeps between two marks: the queries, embedded once they are needed, and the ground truth."""
 
-    asked: CurveIn
-    chosen: Chosen
-    judging: Judging | None
+    request: CurveIn
+    chosen: ChosenQueries
+    ground_truth: GroundTruth | None
     probes: Probes | None = None
 
 
 @dataclass(frozen=True)
-class Begun:
+class StartedCurve:
     """A curve to a `version` whose first point is measured, with the gallery's feed followed to `seq`."""
 
     version: str
-    held: CurveSession
-    worth: Worth
+    session: CurveSession
+    measure: Measurement
     seq: int
 
 
 @dataclass
-class Trouble:
-    """How often in a row a curve's points failed, and until when it rests (monotonic seconds)."""
+class Backoff:
+    """How often in a row a curve's points failed, and until when none is tried (monotonic seconds)."""
 
     failures: int = 0
-    rests_until: float = 0.0
+    until: float = 0.0
 
 
-class Stopping(Exception):
-    """The process ends in the middle of a mark."""
+class Stopped(Exception):
+    """The process stops in the middle of a mark."""
 
 
 class Curves(Background):
@@ -89,84 +96,91 @@ class Curves(Background):
         self._blobs = blobs
         self._decoder = decoder
         self._owner = uuid.uuid4().hex
-        self._held: dict[int, CurveSession] = {}
-        self._troubles: dict[int, Trouble] = {}
-        # Not between two blocks of queries alone: embedding them takes longest.
+        self._sessions: dict[int, CurveSession] = {}
+        self._backoffs: dict[int, Backoff] = {}
+        # Renewed on a thread, not only between two blocks of queries: embedding them takes longest.
         self._claims = Leases(self._renew, points.CLAIM_SECONDS)
         self._errors = RecurringErrors(logger)
 
     def stop(self) -> None:
-        """End the thread; another process, or the next one, measures what it was measuring."""
+        """End the thread; another process, or the next one, measures the mark it was at."""
         super().stop()
         self._claims.close()
 
     # A backfill that is being started
 
-    def choose(self, connection: Connection, gallery_id: int, target: LoadedVersion, asked: CurveIn) -> CurveSession:
+    def choose(self, connection: Connection, gallery_id: int, target: LoadedVersion, request: CurveIn) -> CurveSession:
         """Choose the queries and read the labels.
 
         Raises:
             UnknownEvaluation, InvalidArgument, NoEncoder: as `begin`, as far as it can be told without embedding.
         """
-        with probes.inside("/curve"):
-            chosen, judging = probes.choose(connection, gallery_id, target, asked), _judging(gallery_id, asked)
-            entries = probes.read(connection, gallery_id, asked, chosen)
-            brought = probes.brought(connection, self._registry, gallery_id, asked, target)
-            if brought is None and not target.card.text:
+        with probes.pointing_into("/curve"):
+            chosen, ground_truth = (
+                probes.choose(connection, gallery_id, target, request),
+                _ground_truth(gallery_id, request),
+            )
+            entries = probes.read(connection, gallery_id, request, chosen)
+            uploaded = probes.uploaded(connection, self._registry, gallery_id, request, target)
+            if uploaded is None and not target.card.text:
                 target.encoder()
-            if judging is not None:
-                judging.follow(connection)
-                if not judging.judge(Probes(entries, {}, asked.evaluation is None)).others(slice(None)).any():
-                    raise InvalidArgument(NOTHING_RIGHT, pointer="/label" if asked.label else "/evaluation")
-            return CurveSession(asked, chosen, judging)
+            if ground_truth is not None:
+                ground_truth.follow(connection)
+                if (
+                    not ground_truth.relevance(Probes(entries, {}, request.evaluation is None))
+                    .others(slice(None))
+                    .any()
+                ):
+                    raise InvalidArgument(NOTHING_RELEVANT, pointer="/label" if request.label else "/evaluation")
+            return CurveSession(request, chosen, ground_truth)
 
-    def begin(self, gallery_name: str, target: LoadedVersion, chosen: CurveSession) -> Begun:
+    def begin(self, gallery_name: str, target: LoadedVersion, chosen: CurveSession) -> StartedCurve:
         """Embed what `choose` chose, and measure before anything moves.
 
         Raises:
             UnknownEvaluation, InvalidArgument, NoEncoder: as `probes` and `scoring` do, pointing into `/curve`.
         """
         live = self._replica.find(gallery_name)
-        with probes.inside("/curve"):
-            held = self._ready(live, target, chosen)
-            seq, found = self._ask(live, target, held)
-        return Begun(target.name, held, found, seq)
+        with probes.pointing_into("/curve"):
+            session = self._ready(live, target, chosen)
+            seq, found = self._query(live, target, session)
+        return StartedCurve(target.name, session, found, seq)
 
-    def open(self, connection: Connection, backfill_id: int, begun: Begun) -> None:
-        """Note the curve of a new backfill, in the transaction that plans it."""
-        asked, chosen = begun.held.asked, begun.held.chosen
-        points.open_curve(connection, backfill_id, self._owner, asked, chosen, begun.worth, begun.seq)
+    def open(self, connection: Connection, backfill_id: int, started: StartedCurve) -> None:
+        """Store the curve of a new backfill, in the transaction that plans it."""
+        request, chosen = started.session.request, started.session.chosen
+        points.open_curve(connection, backfill_id, self._owner, request, chosen, started.measure, started.seq)
 
-    def keep(self, backfill_id: int, begun: Begun) -> None:
-        """Go on with the queries that `begin` embedded, once the backfill is committed."""
-        self._held[backfill_id] = begun.held
+    def keep(self, backfill_id: int, started: StartedCurve) -> None:
+        """Keep the queries that `begin` embedded for the next marks, once the backfill is committed."""
+        self._sessions[backfill_id] = started.session
 
     # The thread
 
     def _run(self) -> None:
-        while not self._stop.wait(LOOK_SECONDS):
-            self._errors.attempt(Event("curves_not_followed"), self._look)
+        while not self._stop.wait(POLL_SECONDS):
+            self._errors.attempt(Event("curves_not_followed"), self._follow)
 
-    def _look(self) -> None:
-        known = {*self._held, *self._troubles}
+    def _follow(self) -> None:
+        remembered = {*self._sessions, *self._backoffs}
         with self._database.lookup() as connection:
-            jobs = standing(connection)
-        for gone in known - {job.id for job in jobs}:
-            self._held.pop(gone, None)
-            self._troubles.pop(gone, None)
+            jobs = measuring_jobs(connection)
+        for ended in remembered - {job.id for job in jobs}:
+            self._sessions.pop(ended, None)
+            self._backoffs.pop(ended, None)
         for job in jobs:
             with suppress(UnknownGallery):  # deleted meanwhile, and the curve with it
-                self._attend(job)
+                self._advance(job)
 
-    def _attend(self, job: CurveJob) -> None:
+    def _advance(self, job: CurveJob) -> None:
         if abandoned(job):
             with self._database.write() as connection:
-                points.note(connection, job, None, CurveState.STOPPED)
-        elif (mark := due(job)) is not None and self._rested(job.id) and not self._stop.is_set():
+                points.set_state(connection, job, None, CurveState.STOPPED)
+        elif (mark := due_mark(job)) is not None and self._may_retry(job.id) and not self._stop.is_set():
             self._measure(job, mark)
 
     def _measure(self, job: CurveJob, mark: int) -> None:
-        """One mark, unless another process has it; a failure is noted."""
+        """Measure one mark, unless another process has claimed it; a failure is recorded."""
         with self._database.write() as connection:
             take_seq(connection, job.gallery_id, 0)
             if not points.claim(connection, job.id, mark, self._owner):
@@ -174,12 +188,12 @@ class Curves(Background):
         claimed = (job.id, mark)
         self._claims.hold(claimed)
         try:
-            if self._take(job, mark):
-                self._troubles.pop(job.id, None)
+            if self._measure_mark(job, mark):
+                self._backoffs.pop(job.id, None)
                 return
         except UnknownGallery:
             raise
-        except Stopping:
+        except Stopped:
             pass
         except Exception as error:
             self._fail(job, mark, error)
@@ -188,84 +202,86 @@ class Curves(Background):
         with self._database.write() as connection:
             points.release(connection, job.id, mark, self._owner)
 
-    def _take(self, job: CurveJob, mark: int) -> bool:
-        """Ask and store; False: the backfill went on to where this mark makes no point, or is somebody else's."""
+    def _measure_mark(self, job: CurveJob, mark: int) -> bool:
+        """Search and store; False: the backfill moved past this mark, or another process took the mark over."""
         live, target = self._replica.get(job.gallery_id), self._registry.by_id(job.version_id)
-        held = self._ready(live, target, self._held.get(job.id) or self._read(job))
-        self._held[job.id] = held
-        # What moves from here until the point is stored counts half.
+        session = self._ready(live, target, self._sessions.get(job.id) or self._read(job))
+        self._sessions[job.id] = session
+        # Items that move from here until the point is stored count half.
         with self._database.lookup() as connection:
-            before = next((found for found in standing(connection) if found.id == job.id), job)
-        if due(before) is None or last(before, due(before)) != last(before, mark):
+            before = next((found for found in measuring_jobs(connection) if found.id == job.id), job)
+        if due_mark(before) is None or is_last(before, due_mark(before)) != is_last(before, mark):
             return False
-        seq, found = self._ask(live, target, held)
+        seq, found = self._query(live, target, session)
         with self._database.write() as connection:
             return points.store(connection, before, mark, self._owner, found, seq)
 
     def _read(self, job: CurveJob) -> CurveSession:
-        """What another process chose, or this one before it was started anew."""
-        asked = CurveIn(**job.asked)
+        """The session of a curve that another process chose, or this one before a restart."""
+        request = CurveIn(**job.asked)
         with self._database.lookup() as connection:
-            return CurveSession(asked, points.chosen_of(connection, job.id), _judging(job.gallery_id, asked))
+            return CurveSession(request, points.chosen_of(connection, job.id), _ground_truth(job.gallery_id, request))
 
-    def _ready(self, live: LoadedGallery, target: LoadedVersion, held: CurveSession) -> CurveSession:
+    def _ready(self, live: LoadedGallery, target: LoadedVersion, session: CurveSession) -> CurveSession:
         """The queries embedded by every version that is needed to reach the items as they are now."""
         self._replica.refresh(live.id)
         live.declare()
-        needed = probes.needed(self._registry, target, live.gallery.items_by_version())
-        if held.probes is not None and {version.name for version in needed} <= set(held.probes.vectors):
-            return held
+        needed = probes.needed_versions(self._registry, target, live.gallery.items_by_version())
+        if session.probes is not None and {version.name for version in needed} <= set(session.probes.vectors):
+            return session
         with self._database.read() as connection:
-            entries = probes.read(connection, live.id, held.asked, held.chosen)
-            made = probes.brought(connection, self._registry, live.id, held.asked, target)
-        if made is None:
-            made = probes.embedded(self._blobs, self._decoder, held.asked, entries, needed)
-        return replace(held, probes=made)
+            entries = probes.read(connection, live.id, session.request, session.chosen)
+            embedded_probes = probes.uploaded(connection, self._registry, live.id, session.request, target)
+        if embedded_probes is None:
+            embedded_probes = probes.embed_queries(self._blobs, self._decoder, session.request, entries, needed)
+        return replace(session, probes=embedded_probes)
 
-    def _ask(self, live: LoadedGallery, target: LoadedVersion, held: CurveSession) -> tuple[int, Worth]:
-        """How far the feed was followed, and the metric by the queries that are still there."""
-        assert held.probes is not None
+    def _query(self, live: LoadedGallery, target: LoadedVersion, session: CurveSession) -> tuple[int, Measurement]:
+        """The feed number that was followed to, and the metric by the queries that still exist."""
+        assert session.probes is not None
         with self._database.read() as connection:
-            entries = probes.read(connection, live.id, held.asked, held.chosen)
-            if held.judging is not None:
-                held.judging.follow(connection)
+            entries = probes.read(connection, live.id, session.request, session.chosen)
+            if session.ground_truth is not None:
+                session.ground_truth.follow(connection)
         self._replica.refresh(live.id)
-        seq, there = live.seq, held.probes.among(entries)
-        return seq, worth(live, target, there, held.asked, held.judging, self._rest, lambda: self._catch_up(held))
+        seq, existing = live.seq, session.probes.restricted_to(entries)
+        return seq, measure(
+            live, target, existing, session.request, session.ground_truth, self._pause, lambda: self._catch_up(session)
+        )
 
-    def _catch_up(self, held: CurveSession) -> None:
-        if held.judging is not None:
+    def _catch_up(self, session: CurveSession) -> None:
+        if session.ground_truth is not None:
             with self._database.read() as connection:
-                held.judging.catch_up(connection)
+                session.ground_truth.catch_up(connection)
 
     def _renew(self, claimed: tuple[int, int]) -> None:
         with self._database.write() as connection:
             points.renew(connection, *claimed, self._owner)
 
     def _fail(self, job: CurveJob, mark: int, error: Exception) -> None:
-        trouble = self._troubles.setdefault(job.id, Trouble())
-        trouble.failures += 1
-        trouble.rests_until = time.monotonic() + PAUSE_SECONDS * 2.0 ** (trouble.failures - 1)
-        given_up = isinstance(error, UnknownEvaluation) or trouble.failures >= ATTEMPTS
+        backoff = self._backoffs.setdefault(job.id, Backoff())
+        backoff.failures += 1
+        backoff.until = time.monotonic() + PAUSE_SECONDS * 2.0 ** (backoff.failures - 1)
+        given_up = isinstance(error, UnknownEvaluation) or backoff.failures >= ATTEMPTS
         logger.warning(Event("curve_failed", backfill=job.id, mark=mark, given_up=given_up), exc_info=error)
         text = str(error) if isinstance(error, RegraftError) else f"{type(error).__name__}: {error}"
         with self._database.write() as connection:
-            points.note(connection, job, text, CurveState.STOPPED if given_up else CurveState.MEASURING)
+            points.set_state(connection, job, text, CurveState.STOPPED if given_up else CurveState.MEASURING)
 
-    def _rest(self, seconds: float) -> None:
+    def _pause(self, seconds: float) -> None:
         if self._stop.wait(seconds):
-            raise Stopping
+            raise Stopped
 
-    def _rested(self, backfill_id: int) -> bool:
-        trouble = self._troubles.get(backfill_id)
-        return trouble is None or time.monotonic() >= trouble.rests_until
+    def _may_retry(self, backfill_id: int) -> bool:
+        backoff = self._backoffs.get(backfill_id)
+        return backoff is None or time.monotonic() >= backoff.until
 
 
-def _judging(gallery_id: int, asked: CurveIn) -> Judging | None:
-    """By labels, or by what the entries of an evaluation set name; None: by the target's own ranking."""
-    if not asked.labelled:
+def _ground_truth(gallery_id: int, request: CurveIn) -> GroundTruth | None:
+    """Labels, or the items that an evaluation set names; None: the target's own ranking is the ground truth."""
+    if not request.labelled:
         return None
-    if asked.label is not None:
-        return ItemLabels(gallery_id, asked.label)
-    assert asked.evaluation is not None
-    return RelevantItems(gallery_id, asked.evaluation)
+    if request.label is not None:
+        return ItemLabels(gallery_id, request.label)
+    assert request.evaluation is not None
+    return RelevantItems(gallery_id, request.evaluation)

@@ -1,4 +1,4 @@
-"""The curve of a backfill as SQL keeps it and a user sees it: claim a mark, store its point, give up.
+"""The curve of a backfill in SQL, and its public description: claim a mark, store its point, give up.
 
 A mark is claimed by inserting its row, so that one process measures it; the row becomes a point when it is stored.
 Every function runs in its caller's transaction. Rows are locked in one order - gallery, then what belongs to it - so
@@ -24,11 +24,11 @@ from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, one_of
 from service.store.sql_arrays import INSERT
 from service.store.tables import backfill, backfill_curve, backfill_point, gallery
-from service.upgrades.curves.probes import Chosen, CurveIn
-from service.upgrades.curves.scoring import Worth
+from service.upgrades.curves.probes import ChosenQueries, CurveIn
+from service.upgrades.curves.scoring import Measurement
 
 CLAIM_SECONDS = 60.0
-"""Whoever claimed a mark, or renewed its claim, so long ago has died; further ahead: the clock was set back."""
+"""A claim not renewed for so long is dead; one that lies further ahead: the clock was set back."""
 ERROR_LENGTH = 1024
 
 
@@ -42,7 +42,7 @@ class CurveState(StrEnum):
 
 @dataclass(frozen=True)
 class Curve:
-    """What is shown of a curve, and the id of each point's event."""
+    """The public description of a curve, and the id of each point's event."""
 
     shown: CurveInfo
     events: Sequence[int]
@@ -57,38 +57,44 @@ class GalleryBackfill(BackfillRow):
 
 @dataclass(frozen=True)
 class CurveJob(GalleryBackfill):
-    """One whose curve is being measured: what was asked for, and the greatest share that has a point."""
+    """A backfill whose curve is being measured: the request for it, and the greatest share that has a point."""
 
     asked: dict[str, Any]
     measured: float
 
 
 def open_curve(
-    connection: Connection, backfill_id: int, owner: str, asked: CurveIn, chosen: Chosen, begun: Worth, seq: int
+    connection: Connection,
+    backfill_id: int,
+    owner: str,
+    request: CurveIn,
+    chosen: ChosenQueries,
+    started: Measurement,
+    seq: int,
 ) -> None:
-    """Note what is to be measured while a new backfill runs, with the point before its first item moved."""
-    values = {"asked": asked.model_dump(), "chosen": chosen, "state": CurveState.MEASURING}
+    """Store the curve of a new backfill, with the point from before its first item moved."""
+    values = {"asked": request.model_dump(), "chosen": chosen, "state": CurveState.MEASURING}
     connection.execute(insert(backfill_curve).values(backfill_id=backfill_id, **values))
     row = {"backfill_id": backfill_id, "mark": 0, "owner": owner, "claimed": time.time()}
     point = {"event": _next_event(connection, backfill_id), "share": 0.0, "moved": 0, "meanwhile": 0}
-    connection.execute(insert(backfill_point).values(row | point | _measured(begun, seq)))
+    connection.execute(insert(backfill_point).values(row | point | _measured(started, seq)))
 
 
-def standing(connection: Connection) -> list[CurveJob]:
+def measuring_jobs(connection: Connection) -> list[CurveJob]:
     """The backfills whose curves are being measured, oldest first."""
     measured = select(func.max(backfill_point.c.share)).where(backfill_point.c.backfill_id == backfill.c.id)
     columns = (backfill, gallery.c.current_id, backfill_curve.c.asked, measured.scalar_subquery())
     joined = backfill.join(backfill_curve, backfill_curve.c.backfill_id == backfill.c.id).join(
         gallery, gallery.c.id == backfill.c.gallery_id
     )
-    open_ones = select(*columns).select_from(joined).where(backfill_curve.c.state == CurveState.MEASURING)
-    return all_of(CurveJob, connection.execute(open_ones.order_by(backfill.c.id)))
+    statement = select(*columns).select_from(joined).where(backfill_curve.c.state == CurveState.MEASURING)
+    return all_of(CurveJob, connection.execute(statement.order_by(backfill.c.id)))
 
 
-def due(job: CurveJob) -> int | None:
-    """The mark that a backfill of `standing` has reached and that is to be measured now; those it jumped over are lost.
+def due_mark(job: CurveJob) -> int | None:
+    """The mark that a backfill has reached and that is to be measured now, if any; skipped marks get no point.
 
-    The last one is reached when the backfill is done: until then items may be planned that came meanwhile.
+    The last one is reached when the backfill is done: until then items that came meanwhile may be planned.
     """
     marks = int(job.asked["marks"])
     if job.state == BackfillState.DONE:
@@ -99,13 +105,13 @@ def due(job: CurveJob) -> int | None:
     return reached if reached > _mark(job.measured, marks) else None
 
 
-def last(job: CurveJob, mark: int | None) -> bool:
+def is_last(job: CurveJob, mark: int | None) -> bool:
     """Whether this is the mark of a backfill that is done."""
     return bool(mark == job.asked["marks"])
 
 
 def claim(connection: Connection, backfill_id: int, mark: int, owner: str) -> bool:
-    """Whether the mark is this process's to measure. The caller holds the gallery, so that it cannot be deleted."""
+    """Claim a mark; returns whether this process has it. The caller holds the gallery's lock against deletion."""
     now = time.time()
     claimed = {"owner": owner, "claimed": now}
     row = INSERT[connection.dialect.name](backfill_point).values(backfill_id=backfill_id, mark=mark, **claimed)
@@ -113,24 +119,28 @@ def claim(connection: Connection, backfill_id: int, mark: int, owner: str) -> bo
     if connection.execute(row.on_conflict_do_nothing().returning(backfill_point.c.mark)).first():
         return True
     dead = ~backfill_point.c.claimed.between(now - CLAIM_SECONDS, now + CLAIM_SECONDS)
-    again = _claimed(backfill_id, mark).where(or_(dead, backfill_point.c.owner == owner))
-    return bool(connection.execute(again.values(**claimed)).rowcount)
+    takeover = _claimed(backfill_id, mark).where(or_(dead, backfill_point.c.owner == owner))
+    return bool(connection.execute(takeover.values(**claimed)).rowcount)
 
 
 def renew(connection: Connection, backfill_id: int, mark: int, owner: str) -> None:
-    """A heartbeat: nobody else takes the mark over. Nothing happens to one that is another's by now, or a point."""
-    mine = _claimed(backfill_id, mark).where(backfill_point.c.owner == owner)
-    connection.execute(mine.values(claimed=time.time()))
+    """A heartbeat, so that no other process takes the mark over; does nothing if one has, or the point is stored."""
+    statement = _claimed(backfill_id, mark).where(backfill_point.c.owner == owner)
+    connection.execute(statement.values(claimed=time.time()))
 
 
 def release(connection: Connection, backfill_id: int, mark: int, owner: str) -> None:
     """Let the mark be claimed again."""
-    mine = (backfill_point.c.backfill_id == backfill_id, backfill_point.c.mark == mark, backfill_point.c.owner == owner)
-    connection.execute(delete(backfill_point).where(*mine, backfill_point.c.event.is_(None)))
+    conditions = (
+        backfill_point.c.backfill_id == backfill_id,
+        backfill_point.c.mark == mark,
+        backfill_point.c.owner == owner,
+    )
+    connection.execute(delete(backfill_point).where(*conditions, backfill_point.c.event.is_(None)))
 
 
-def store(connection: Connection, before: CurveJob, mark: int, owner: str, found: Worth, seq: int) -> bool:
-    """Make a claimed mark a point; `before` is the backfill of `standing` when measuring began.
+def store(connection: Connection, before: CurveJob, mark: int, owner: str, measurement: Measurement, seq: int) -> bool:
+    """Store the point of a claimed mark; `before` is the backfill of `measuring_jobs` when measuring began.
 
     Returns:
         False, and nothing is written: another process took the mark over, or the gallery is no longer on its way to
@@ -140,16 +150,16 @@ def store(connection: Connection, before: CurveJob, mark: int, owner: str, found
     event = _next_event(connection, before.id)
     now = select(backfill, gallery.c.current_id).join(gallery, gallery.c.id == backfill.c.gallery_id)
     after = one_of(GalleryBackfill, connection.execute(now.where(backfill.c.id == before.id)))
-    at_end = last(before, mark)
+    at_end = is_last(before, mark)
     point = {
         "event": event,
         "share": 1.0 if at_end else (_share(before) + _share(after)) / 2,
         "moved": before.done,
         "meanwhile": after.done - before.done,
-        **_measured(found, seq),
+        **_measured(measurement, seq),
     }
-    mine = _claimed(before.id, mark).where(backfill_point.c.owner == owner)
-    if abandoned(after) or not connection.execute(mine.values(point)).rowcount:
+    statement = _claimed(before.id, mark).where(backfill_point.c.owner == owner)
+    if abandoned(after) or not connection.execute(statement.values(point)).rowcount:
         return False
     overtaken = (backfill_point.c.backfill_id == before.id, backfill_point.c.mark < mark)
     connection.execute(delete(backfill_point).where(*overtaken, backfill_point.c.event.is_(None)))
@@ -159,64 +169,64 @@ def store(connection: Connection, before: CurveJob, mark: int, owner: str, found
 
 
 def abandoned(job: GalleryBackfill) -> bool:
-    """Whether a backfill no longer moves its gallery to the version that answers."""
+    """Whether a backfill was cancelled, or its target is no longer the gallery's current version."""
     return job.state == BackfillState.CANCELLED or job.current_id != job.version_id
 
 
-def note(connection: Connection, job: CurveJob, error: str | None, state: CurveState) -> None:
-    """Keep why a point of a backfill of `standing` is missing, or that there will be no more. Raises UnknownGallery."""
+def set_state(connection: Connection, job: CurveJob, error: str | None, state: CurveState) -> None:
+    """Store why a point is missing, or that there will be no more. Raises UnknownGallery."""
     take_seq(connection, job.gallery_id, 0)
     _next_event(connection, job.id)
     values = {"state": state, **({} if error is None else {"error": error[:ERROR_LENGTH]})}
     connection.execute(_curve(job.id).values(values))
 
 
-def chosen_of(connection: Connection, backfill_id: int) -> Chosen:
+def chosen_of(connection: Connection, backfill_id: int) -> ChosenQueries:
     """The queries of a curve."""
-    mine = select(backfill_curve.c.chosen).where(backfill_curve.c.backfill_id == backfill_id)
-    return [(number, blob) for number, blob in connection.execute(mine).scalar_one()]
+    statement = select(backfill_curve.c.chosen).where(backfill_curve.c.backfill_id == backfill_id)
+    return [(number, blob) for number, blob in connection.execute(statement).scalar_one()]
 
 
 def curve_of(connection: Connection, backfill_id: int) -> Curve | None:
-    """The curve as far as it is measured; None: none was asked for."""
+    """The curve as far as it is measured; None: the backfill has none."""
     row = connection.execute(select(backfill_curve).where(backfill_curve.c.backfill_id == backfill_id)).first()
     if row is None:
         return None
-    mine = (backfill_point.c.backfill_id == backfill_id, backfill_point.c.event.is_not(None))
-    points = connection.execute(select(backfill_point).where(*mine).order_by(backfill_point.c.share)).all()
-    asked = CurveIn(**row.asked)
-    so_far = BackfillCurve(np.array([p.share for p in points]), np.array([p.value for p in points]))
+    conditions = (backfill_point.c.backfill_id == backfill_id, backfill_point.c.event.is_not(None))
+    points = connection.execute(select(backfill_point).where(*conditions).order_by(backfill_point.c.share)).all()
+    request = CurveIn(**row.asked)
+    curve = BackfillCurve(np.array([p.share for p in points]), np.array([p.value for p in points]))
     shown = CurveInfo(
         state=row.state,
         error=row.error,
-        metric=asked.measured if asked.labelled else f"recall@{asked.k}",
-        label=asked.label,
-        evaluation=asked.evaluation,
-        sample=asked.sample,
-        seed=asked.seed,
-        marks=asked.marks,
+        metric=request.measured if request.labelled else f"recall@{request.k}",
+        label=request.label,
+        evaluation=request.evaluation,
+        sample=request.sample,
+        seed=request.seed,
+        marks=request.marks,
         points=[CurvePoint(**{name: getattr(p, name) for name in CurvePoint.model_fields}) for p in points],
-        area=so_far.area if row.state == CurveState.COMPLETE else None,
-        largest_dip=so_far.largest_dip,
+        area=curve.area if row.state == CurveState.COMPLETE else None,
+        largest_dip=curve.largest_dip,
     )
     return Curve(shown, [p.event for p in points])
 
 
-def _measured(found: Worth, seq: int) -> dict[str, Any]:
-    score = found.score
+def _measured(measurement: Measurement, seq: int) -> dict[str, Any]:
+    score = measurement.score
     values = {"value": score.value, "low": score.low, "high": score.high}
-    return {**values, "queries": found.queries, "seq": seq, "at": time.time()}
+    return {**values, "queries": measurement.queries, "seq": seq, "at": time.time()}
 
 
 def _next_event(connection: Connection, backfill_id: int) -> int:
-    """The id of a point's event; the one behind it is that of the backfill with the point."""
+    """The id of a point's event; the next id is that of the backfill's progress with the point."""
     grown = update(backfill).where(backfill.c.id == backfill_id).values(revision=backfill.c.revision + 2)
     return int(connection.execute(grown.returning(backfill.c.revision)).scalar_one()) - 1
 
 
 def _claimed(backfill_id: int, mark: int) -> Update:
-    mine = (backfill_point.c.backfill_id == backfill_id, backfill_point.c.mark == mark)
-    return update(backfill_point).where(*mine, backfill_point.c.event.is_(None))
+    conditions = (backfill_point.c.backfill_id == backfill_id, backfill_point.c.mark == mark)
+    return update(backfill_point).where(*conditions, backfill_point.c.event.is_(None))
 
 
 def _curve(backfill_id: int) -> Update:

@@ -1,6 +1,6 @@
 """The queries that a backfill's curve is measured with: chosen once, the same at every mark, embedded once a process.
 
-They come from where a gate takes its sample. Shapes: Q queries, D dimension.
+They are chosen as a gate chooses its sample. Shapes: Q queries, D dimension.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from service.upgrades.gates.samples import (
 FULL_RANKINGS = (MEAN_AP, RECALL)
 """Metrics that need every item of every query's ranking."""
 MAX_PLACES = 50_000_000
-"""Places in the rankings of one mark, queries times items, beyond which a full ranking is asked for fewer queries."""
+"""Queries times items that one mark may rank in full; where they are more, fewer queries are drawn."""
 
-Chosen = list[tuple[int, str | None]]
-"""Number and image of each query: of the item it is, or of its entry in the evaluation set."""
+ChosenQueries = list[tuple[int, str | None]]
+"""Number and blob of each query: of its item, or of its entry in the evaluation set."""
 
 
 class CurveIn(Body):
@@ -69,12 +69,12 @@ class CurveIn(Body):
 
     @property
     def measured(self) -> str:
-        """The metric, chosen by what is there to measure it with where none is named."""
+        """The metric: the one that was named, else by whether there are labels or an evaluation set."""
         return self.metric or (RECALL if self.label is None and self.evaluation is None else "cmc@1")
 
     @property
     def labelled(self) -> bool:
-        """Whether labels say what is right."""
+        """Whether labels, or named relevant items, are the ground truth."""
         return self.measured != RECALL
 
 
@@ -83,9 +83,9 @@ class Probes:
     """Q queries.
 
     Attributes:
-        entries: (Q,) what they are.
+        entries: (Q,) their entries.
         vectors: version -> its embeddings of them (Q, D).
-        stored: whether they are items of the gallery, which must not find themselves.
+        stored: whether they are items of the gallery, which are left out of their own rankings.
     """
 
     entries: Sequence[Entry]
@@ -97,7 +97,7 @@ class Probes:
 
     @cached_property
     def keys(self) -> NDArray[np.int64]:
-        """(Q,) the item that each is, -1 where it is none."""
+        """(Q,) the key of the item that each query is, -1: none."""
         return np.array([entry.number if self.stored else -1 for entry in self.entries], np.int64)
 
     @property
@@ -105,27 +105,27 @@ class Probes:
         """(Q,) their labels."""
         return [entry.label or "" for entry in self.entries]
 
-    def among(self, entries: Sequence[Entry]) -> Probes:
-        """Those that are still there, with the labels they have now."""
+    def restricted_to(self, entries: Sequence[Entry]) -> Probes:
+        """The queries among `entries`, those that still exist, with their current labels."""
         now = {entry.number: entry for entry in entries}
         rows = [row for row, entry in enumerate(self.entries) if entry.number in now]
         vectors = {version: made[rows] for version, made in self.vectors.items()}
         return replace(self, entries=[now[self.entries[row].number] for row in rows], vectors=vectors)
 
 
-def check(asked: CurveIn, *, relevant: bool) -> None:
-    """Raise InvalidArgument where the fields do not go together; `relevant`: the set names what is right."""
-    if not asked.labelled and asked.evaluation is not None:
+def check(request: CurveIn, *, relevant: bool) -> None:
+    """Raise InvalidArgument where fields do not go together; `relevant`: the evaluation set names relevant items."""
+    if not request.labelled and request.evaluation is not None:
         why = "recall@k compares items of the gallery with each other: leave evaluation out, or name another metric"
         raise InvalidArgument(why, pointer="/metric")
-    if relevant and asked.label is not None:
+    if relevant and request.label is not None:
         raise InvalidArgument("the evaluation set names relevant items: leave label out", pointer="/label")
-    if asked.labelled and asked.label is None and not relevant:
-        why = f"metric {asked.measured!r} needs label: the metadata field that says which items are right"
+    if request.labelled and request.label is None and not relevant:
+        why = f"metric {request.measured!r} needs label: the metadata field that says which items are right"
         raise InvalidArgument(why, pointer="/label")
 
 
-def choose(connection: Connection, gallery_id: int, target: LoadedVersion, asked: CurveIn) -> Chosen:
+def choose(connection: Connection, gallery_id: int, target: LoadedVersion, request: CurveIn) -> ChosenQueries:
     """Draw the queries: of the gallery, images and texts that the target embeds.
 
     Raises:
@@ -133,99 +133,103 @@ def choose(connection: Connection, gallery_id: int, target: LoadedVersion, asked
         InvalidArgument: fields that do not go together, an entry without label, or fewer than two items to draw from.
     """
     entries = []
-    if asked.evaluation is not None:
-        entries = read_entries(connection, evaluation_row(connection, gallery_id, asked.evaluation).id, None)
+    if request.evaluation is not None:
+        entries = read_entries(connection, evaluation_row(connection, gallery_id, request.evaluation).id, None)
     relevant = any(entry.relevant for entry in entries)
-    check(asked, relevant=relevant)
-    size = _affordable(connection, gallery_id, asked)
-    if asked.evaluation is None:
-        drawn = draw(connection, gallery_id, target, asked.label, size, asked.seed)
+    check(request, relevant=relevant)
+    size = _affordable(connection, gallery_id, request)
+    if request.evaluation is None:
+        drawn = draw(connection, gallery_id, target, request.label, size, request.seed)
     else:
         if not relevant and any(entry.label is None for entry in entries):
             raise InvalidArgument("every entry of the evaluation set needs a label", pointer="/evaluation")
-        drawn = [entries[n] for n in np.random.default_rng(asked.seed).permutation(len(entries))[:size]]
-    if not asked.labelled and len(drawn) <= asked.k:
-        why = f"k is {asked.k}; it must be below {len(drawn)}, the number of items there are to draw"
+        drawn = [entries[n] for n in np.random.default_rng(request.seed).permutation(len(entries))[:size]]
+    if not request.labelled and len(drawn) <= request.k:
+        why = f"k is {request.k}; it must be below {len(drawn)}, the number of items there are to draw"
         raise InvalidArgument(why, pointer="/k")
     return sorted((entry.number, entry.blob) for entry in drawn)
 
 
-def read(connection: Connection, gallery_id: int, asked: CurveIn, chosen: Chosen) -> list[Entry]:
-    """The chosen queries that are still there: an item that was deleted, replaced or lost its label is no more.
+def read(connection: Connection, gallery_id: int, request: CurveIn, chosen: ChosenQueries) -> list[Entry]:
+    """The chosen queries that still exist: without items that were deleted, replaced or lost their label.
 
     Raises:
         UnknownEvaluation: the evaluation set was deleted.
     """
     blob_of = dict(chosen)
-    if asked.evaluation is not None:
-        found = read_entries(connection, evaluation_row(connection, gallery_id, asked.evaluation).id, None)
+    if request.evaluation is not None:
+        found = read_entries(connection, evaluation_row(connection, gallery_id, request.evaluation).id, None)
         return [entry for entry in found if entry.number in blob_of]
     entries: list[Entry] = []
     for block in blocks(list(blob_of), READ_BLOCK):
-        mine = select(item.c.id, item.c.blob, item.c.metadata).where(item.c.id.in_(block), item.c.deleted == false())
-        for row in connection.execute(mine.order_by(item.c.id)):
-            value = value_at(row.metadata, asked.label) if asked.label else None
-            if row.blob == blob_of[row.id] and (value is not None or asked.label is None):
+        statement = select(item.c.id, item.c.blob, item.c.metadata).where(
+            item.c.id.in_(block), item.c.deleted == false()
+        )
+        for row in connection.execute(statement.order_by(item.c.id)):
+            value = value_at(row.metadata, request.label) if request.label else None
+            if row.blob == blob_of[row.id] and (value is not None or request.label is None):
                 entries.append(Entry(row.id, row.blob, None if value is None else value_text(value), None))
     return entries
 
 
-def brought(
-    connection: Connection, registry: Registry, gallery_id: int, asked: CurveIn, target: LoadedVersion
+def uploaded(
+    connection: Connection, registry: Registry, gallery_id: int, request: CurveIn, target: LoadedVersion
 ) -> Probes | None:
-    """The queries of an evaluation set that came as embeddings; None: there are images to be embedded.
+    """The queries of an evaluation set of embeddings; None: the queries are images or texts, to be embedded.
 
     Raises:
         UnknownEvaluation: the evaluation set was deleted.
         InvalidArgument: it holds no embeddings by the target.
     """
-    if asked.evaluation is None:
+    if request.evaluation is None:
         return None
-    row = evaluation_row(connection, gallery_id, asked.evaluation)
+    row = evaluation_row(connection, gallery_id, request.evaluation)
     if row.kind != "embeddings":
         return None
     entries = read_entries(connection, row.id, None)
-    held = read_embeddings(connection, registry, row.id, entries, [target])
-    return Probes(entries, {version: found.vectors for version, found in held.embedded.items()}, stored=False)
+    sample = read_embeddings(connection, registry, row.id, entries, [target])
+    return Probes(entries, {version: found.vectors for version, found in sample.embedded.items()}, stored=False)
 
 
-def embedded(
-    blobs: Blobs, decoder: Decoder, asked: CurveIn, entries: Sequence[Entry], needed: Sequence[LoadedVersion]
+def embed_queries(
+    blobs: Blobs, decoder: Decoder, request: CurveIn, entries: Sequence[Entry], versions: Sequence[LoadedVersion]
 ) -> Probes:
-    """The queries that can be read, embedded by every version that is needed.
+    """Embed the queries that can be read, by every version that is needed.
 
     Texts are left out while items are reached through a version that embeds images only, and the other way round.
 
     Raises:
         InvalidArgument: fewer than two can be read.
-        NoEncoder, NoTextEntrance: there are none that each of the versions embeds.
+        NoEncoder, NoTextEntrance: no query can be embedded by all of these versions.
     """
-    able = [entry for entry in entries if all(embeds(version.card, entry.blob or "") for version in needed)]
-    made = embed(blobs, decoder, able or entries, needed, timed=0)
-    if len(made) < 2:
+    embeddable = [entry for entry in entries if all(embeds(version.card, entry.blob or "") for version in versions)]
+    sample = embed(blobs, decoder, embeddable or entries, versions, timed=0)
+    if len(sample) < 2:
         raise InvalidArgument("fewer than two images of the sample can be read", pointer="/sample")
-    return Probes(made.entries, {v: found.vectors for v, found in made.embedded.items()}, asked.evaluation is None)
+    return Probes(
+        sample.entries, {v: found.vectors for v, found in sample.embedded.items()}, request.evaluation is None
+    )
 
 
-def needed(registry: Registry, target: LoadedVersion, live: Collection[str]) -> list[LoadedVersion]:
-    """The versions that have to embed image queries to reach items of the `live` versions; the target first."""
+def needed_versions(registry: Registry, target: LoadedVersion, live: Collection[str]) -> list[LoadedVersion]:
+    """The versions that must embed queries to reach items of the versions `live`; the target first."""
     return [target, *map(registry.named, sorted(registry.needed(target.name, live) - {target.name}))]
 
 
 @contextmanager
-def inside(field: str) -> Iterator[None]:
-    """Errors about a field of the object in `field` point there."""
+def pointing_into(field: str) -> Iterator[None]:
+    """Make errors about a field of the object at `field` point into that object."""
     try:
         yield
     except RegraftError as error:
-        own = "/evaluation" if isinstance(error, UnknownEvaluation) else error.pointer
-        error.pointer = field + own
+        pointer = "/evaluation" if isinstance(error, UnknownEvaluation) else error.pointer
+        error.pointer = field + pointer
         raise
 
 
-def _affordable(connection: Connection, gallery_id: int, asked: CurveIn) -> int:
-    """How many queries to draw: where full rankings are needed and the gallery is big, fewer than were asked for."""
-    if asked.measured not in FULL_RANKINGS:
-        return asked.sample
+def _affordable(connection: Connection, gallery_id: int, request: CurveIn) -> int:
+    """How many queries to draw: fewer than requested where full rankings of a large gallery are needed."""
+    if request.measured not in FULL_RANKINGS:
+        return request.sample
     live = select(func.count()).where(item.c.gallery_id == gallery_id, item.c.deleted == false())
-    return min(asked.sample, max(2, MAX_PLACES // max(connection.execute(live).scalar_one(), 1)))
+    return min(request.sample, max(2, MAX_PLACES // max(connection.execute(live).scalar_one(), 1)))

@@ -1,6 +1,6 @@
-"""Reading deployments: the states there are, which deployments stand, and the ETag of them all.
+"""Read deployments: their states, the chain that a rollback goes back along, and the ETag of them all.
 
-Every function runs in its caller's transaction; `service.upgrades.deployments.lifecycle` is what changes them.
+Every function runs in its caller's transaction; `service.upgrades.deployments.lifecycle` changes deployments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from service.store.tables import deployment, deployment_transition
 
 
 class DeploymentState(StrEnum):
-    """Where a deployment is."""
+    """The states of a deployment."""
 
     REGISTERED = "registered"
     VERIFIED = "verified"
@@ -54,14 +54,14 @@ ON_ITS_WAY = (
 
 def on_its_way(connection: Connection, gallery_id: int) -> DeploymentRow | None:
     """The gallery's deployment that is not current yet, if there is one."""
-    mine = (deployment.c.gallery_id == gallery_id, deployment.c.state.in_(ON_ITS_WAY))
-    return first_of(DeploymentRow, connection.execute(select(deployment).where(*mine)))
+    conditions = (deployment.c.gallery_id == gallery_id, deployment.c.state.in_(ON_ITS_WAY))
+    return first_of(DeploymentRow, connection.execute(select(deployment).where(*conditions)))
 
 
 def deployment_row(connection: Connection, gallery_id: int, number: int) -> DeploymentRow:
     """A deployment of a gallery. Raises UnknownDeployment."""
-    mine = (deployment.c.id == number, deployment.c.gallery_id == gallery_id)
-    row = first_of(DeploymentRow, connection.execute(select(deployment).where(*mine)))
+    conditions = (deployment.c.id == number, deployment.c.gallery_id == gallery_id)
+    row = first_of(DeploymentRow, connection.execute(select(deployment).where(*conditions)))
     if row is None:
         raise UnknownDeployment(f"this gallery has no deployment {number}")
     return row
@@ -69,36 +69,36 @@ def deployment_row(connection: Connection, gallery_id: int, number: int) -> Depl
 
 def history(connection: Connection, gallery_id: int) -> list[DeploymentRow]:
     """Every deployment of a gallery, oldest first."""
-    mine = select(deployment).where(deployment.c.gallery_id == gallery_id)
-    return all_of(DeploymentRow, connection.execute(mine.order_by(deployment.c.id)))
+    statement = select(deployment).where(deployment.c.gallery_id == gallery_id)
+    return all_of(DeploymentRow, connection.execute(statement.order_by(deployment.c.id)))
 
 
 def transitions(connection: Connection, deployment_id: int) -> list[TransitionRow]:
     """The record of a deployment, oldest first."""
-    mine = select(deployment_transition).where(deployment_transition.c.deployment_id == deployment_id)
-    return all_of(TransitionRow, connection.execute(mine.order_by(deployment_transition.c.id)))
+    statement = select(deployment_transition).where(deployment_transition.c.deployment_id == deployment_id)
+    return all_of(TransitionRow, connection.execute(statement.order_by(deployment_transition.c.id)))
 
 
-def standing(rows: Sequence[DeploymentRow]) -> list[DeploymentRow]:
-    """The deployments a rollback goes back through, the current one last; those that never were current left out.
+def rollback_chain(rows: Sequence[DeploymentRow]) -> list[DeploymentRow]:
+    """The deployments that rollbacks go back along, the current one last; without those that never were current.
 
-    A rollback stands in the place of what it returned to.
+    A rollback takes the place of the deployment it returned to.
     """
-    found: list[DeploymentRow] = []
+    chain: list[DeploymentRow] = []
     for row in rows:
         if row.since is None:
             continue
         if row.undoes_id is not None:
-            del found[-2:]
-        found.append(row)
-    return found
+            del chain[-2:]
+        chain.append(row)
+    return chain
 
 
 def etag(connection: Connection, gallery_id: int) -> str:
-    """What `If-Match` is compared with: it changes with every step of any deployment of the gallery."""
-    mine = deployment_transition.c.deployment_id == deployment.c.id
+    """The ETag that `If-Match` is compared with: it changes with every step of any deployment of the gallery."""
+    condition = deployment_transition.c.deployment_id == deployment.c.id
     newest = select(func.coalesce(func.max(deployment_transition.c.id), 0)).select_from(
-        deployment_transition.join(deployment, mine)
+        deployment_transition.join(deployment, condition)
     )
     number = connection.execute(newest.where(deployment.c.gallery_id == gallery_id)).scalar_one()
     return f'"{gallery_id}-{number}"'

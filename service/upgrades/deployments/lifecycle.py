@@ -27,7 +27,7 @@ from service.upgrades.deployments.history import (
     deployment_row,
     history,
     on_its_way,
-    standing,
+    rollback_chain,
 )
 from service.upgrades.deployments.steps import BEGINNINGS, TRANSITIONS, AlreadyCurrent
 from service.upgrades.deployments.transition import TransitionContext, TransitionRequest
@@ -122,7 +122,7 @@ def roll_back(connection: Connection, registry: Registry, gallery_id: int, reque
         transition = TransitionContext(connection, registry, locked, row, request)
         move(transition, DeploymentState.ROLLED_BACK)
         return transition.row
-    rows = standing(history(connection, gallery_id))
+    rows = rollback_chain(history(connection, gallery_id))
     if len(rows) < 2:
         undone = rows and rows[-1].undoes_id and deployment_row(connection, gallery_id, rows[-1].undoes_id)
         again = f"; {registry.by_id(undone.version_id).name!r} was rolled back: deploy it to return" if undone else ""

@@ -1,4 +1,4 @@
-"""What whoever deploys a version should know, though nothing refuses it: what it does not reach, what trials said.
+"""Notes for the user who deploys a version, which refuse nothing: items it reaches by old encoders, verdicts, trials.
 
 Every function runs in its caller's transaction.
 """
@@ -29,18 +29,18 @@ def notes(connection: Connection, registry: Registry, placed: PlacedItems, row: 
     if row.previous_id is not None:
         current = registry.by_id(row.previous_id)
         report = deciding_report(connection, row.gallery_id, version, current.name)
-        found += _said(report, version.name, current.name)
+        found += _verdict(report, version.name, current.name)
         if report is not None:
-            found += _unmeasured(connection, registry, placed, report, version, current)
-    return [*found, *_untried(transitions(connection, row.id)[-1], row.settings or {})]
+            found += _third_versions(connection, registry, placed, report, version, current)
+    return [*found, *_short_canary(transitions(connection, row.id)[-1], row.settings or {})]
 
 
 def _by_old_encoders(
     connection: Connection, registry: Registry, placed: PlacedItems, gallery_id: int, version: LoadedVersion
 ) -> Iterator[str]:
     """Items behind `dual`: the version's own encoder has no part in what is found there."""
-    held = {registry.by_id(version_id).name for version_id in versions_held(connection, gallery_id)}
-    routes = {name: registry.route(version.name, name) for name in held}
+    stored = {registry.by_id(version_id).name for version_id in versions_held(connection, gallery_id)}
+    routes = {name: registry.route(version.name, name) for name in stored}
     waiting = {name for name, route in routes.items() if route is None or route.dual}
     gallery = gallery_row(connection, gallery_id)
     if not waiting or gallery is None:  # as a rule, and it saves a look at every item
@@ -55,7 +55,7 @@ def _by_old_encoders(
         )
 
 
-def _said(report: GateRow | None, version: str, current: str) -> Iterator[str]:
+def _verdict(report: GateRow | None, version: str, current: str) -> Iterator[str]:
     if report is None:
         yield f"no gate has compared {version!r} with {current!r}: nobody knows whether answers get better"
     elif report.verdict == REFUSE:
@@ -64,7 +64,7 @@ def _said(report: GateRow | None, version: str, current: str) -> Iterator[str]:
         yield f"gate {report.id} warned: it is not known whether {version!r} gives better answers than {current!r}"
 
 
-def _unmeasured(
+def _third_versions(
     connection: Connection,
     registry: Registry,
     placed: PlacedItems,
@@ -84,7 +84,7 @@ def _unmeasured(
         )
 
 
-def _untried(step: TransitionRow, settings: Mapping[str, Any]) -> Iterator[str]:
+def _short_canary(step: TransitionRow, settings: Mapping[str, Any]) -> Iterator[str]:
     """A canary that ends before its limits were looked at."""
     if (step.before, step.after) != (DeploymentState.CANARY, DeploymentState.CURRENT):
         return

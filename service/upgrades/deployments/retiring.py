@@ -1,7 +1,7 @@
-"""Retiring a version: free its embeddings and shards in one gallery, once no item depends on it.
+"""Retire a version: free its embeddings and shards in one gallery, once no item depends on it.
 
-Every item is looked at while nobody waits; the decision, in one transaction, looks at those written since, for whatever
-changes what serves an item gives it a new number of the feed. The embeddings then go block by block, see
+All items are checked without a lock; the transaction that decides checks only those written since, for every change of
+what serves an item gives it a new feed number. The embeddings are then freed block by block, see
 `upgrades.deployments.reaper`.
 """
 
@@ -44,24 +44,24 @@ class NothingToRetire(RegraftError):
 
 
 @dataclass(frozen=True)
-class Counted:
-    """No item depended on the version when every one was looked at.
+class Precheck:
+    """The result of `precheck`: no item depended on the version then.
 
     Attributes:
         seq: the next number of the gallery's feed then.
-        basis: what decides which items depend on a version, but for the items.
-        held: items that held an embedding of it.
+        basis: what decides, besides the items, which of them depend on a version.
+        embeddings: how many embeddings of the version there were.
     """
 
     seq: int
     basis: tuple[object, ...]
-    held: int
+    embeddings: int
 
 
-def count(
+def precheck(
     database: Database, registry: Registry, gallery_name: str, version: LoadedVersion, if_match: str | None
-) -> Counted:
-    """Look at every item of a gallery before a version of it is retired.
+) -> Precheck:
+    """Check all items of a gallery before a version is retired, without its lock.
 
     Raises:
         UnknownGallery: there is none of this name.
@@ -72,8 +72,8 @@ def count(
         gallery = gallery_named(connection, gallery_name)
         check_unchanged(connection, gallery.id, if_match)
         _check_unused(connection, registry, gallery, version, since=0)
-        held = _count(connection, holding(gallery.id, version.id))
-        return Counted(gallery.next_seq, _basis(connection, registry, gallery), held)
+        embeddings = _count(connection, holds_version(gallery.id, version.id))
+        return Precheck(gallery.next_seq, _basis(connection, registry, gallery), embeddings)
 
 
 def retire(
@@ -82,12 +82,12 @@ def retire(
     gallery_id: int,
     version: LoadedVersion,
     request: TransitionRequest,
-    counted: Counted,
+    prechecked: Precheck,
 ) -> list[int]:
-    """Mark every ended deployment of a version as retired; returns their numbers. the `Reaper` does the rest.
+    """Mark every ended deployment of a version as retired; returns their numbers. The `Reaper` frees the embeddings.
 
-    Embeddings that came with items, of a version that is retired already or never was deployed here, go by a deployment
-    that begins as retired. Asked again while its embeddings are still being freed, it is the same retirement.
+    Embeddings that came with items, of a version that is retired already or never was deployed here, are freed by a
+    deployment that begins as retired. While embeddings are still being freed, a repeated call is the same retirement.
 
     Raises:
         VersionInUse: it is current, on its way, or items depend on it; says how many and what would free them.
@@ -95,45 +95,45 @@ def retire(
         ChangedMeanwhile: see `lifecycle.lock`.
     """
     gallery = lock(connection, gallery_id, request.if_match)
-    # Whoever removes an edge locks every gallery first: what is there now stays until this commit.
+    # A removal of an edge locks every gallery first: the edges known now stay until this commit.
     registry.sync_edges()
-    since = counted.seq if counted.basis == _basis(connection, registry, gallery) else 0
+    since = prechecked.seq if prechecked.basis == _basis(connection, registry, gallery) else 0
     _check_unused(connection, registry, gallery, version, since)
-    mine = (deployment.c.gallery_id == gallery_id, deployment.c.version_id == version.id)
-    over = select(deployment).where(*mine, deployment.c.state.in_(ENDED))
-    ended = all_of(DeploymentRow, connection.execute(over))
-    under_way = select(deployment.c.id).where(*mine, deployment.c.to_free.is_not(None)).order_by(deployment.c.id)
+    conditions = (deployment.c.gallery_id == gallery_id, deployment.c.version_id == version.id)
+    statement = select(deployment).where(*conditions, deployment.c.state.in_(ENDED))
+    ended = all_of(DeploymentRow, connection.execute(statement))
+    under_way = select(deployment.c.id).where(*conditions, deployment.c.to_free.is_not(None)).order_by(deployment.c.id)
     if not ended and (numbers := list(connection.execute(under_way).scalars())):
         return numbers
-    held = _count(connection, and_(holding(gallery_id, version.id), item.c.seq >= since)) + (
-        counted.held if since else 0
+    embeddings = _count(connection, and_(holds_version(gallery_id, version.id), item.c.seq >= since)) + (
+        prechecked.embeddings if since else 0
     )
-    if not ended and not held:
+    if not ended and not embeddings:
         raise NothingToRetire(f"no deployment of version {version.name!r} has ended here", pointer="/version")
-    checked = {"embeddings": held, "bytes": held * 4 * (version.card.dim + version.card.side_dim)}
+    checked = {"embeddings": embeddings, "bytes": embeddings * 4 * (version.card.dim + version.card.side_dim)}
     done = TransitionRequest(request.who, request.placed, request.why, checked=checked)
     retired = [TransitionContext(connection, registry, gallery, row, done) for row in ended]
     for transition in retired:
         move(transition, DeploymentState.RETIRED)
     if not retired:  # items brought these embeddings along: retired already, or never deployed here
         retired = [begin_retired(connection, registry, gallery, version, done)]
-    emptied = held and partitions.empty(connection, gallery_id, version.id)
+    emptied = embeddings and partitions.empty(connection, gallery_id, version.id)
     for transition in retired:
-        transition.change(to_free=EMPTIED if emptied else held)
+        transition.change(to_free=EMPTIED if emptied else embeddings)
     return [transition.row.id for transition in retired]
 
 
 def _check_unused(
     connection: Connection, registry: Registry, gallery: GalleryRow, version: LoadedVersion, since: int
 ) -> None:
-    """`since`: look at items with this number of the feed, and above."""
+    """`since`: check items with this feed number and above."""
     if gallery.current_id == version.id:
         raise VersionInUse(f"version {version.name!r} is current: deploy another one first", pointer="/version")
     if (row := on_its_way(connection, gallery.id)) and row.version_id == version.id:
         raise VersionInUse(f"deployment {row.id} of {version.name!r} is {row.state}: roll it back first")
     served = first_held(places_in(registry, gallery).order)
-    mine = (item.c.gallery_id == gallery.id, item.c.seq >= since, item.c.deleted == false())
-    depending = and_(*mine, served == version.id)
+    conditions = (item.c.gallery_id == gallery.id, item.c.seq >= since, item.c.deleted == false())
+    depending = and_(*conditions, served == version.id)
     if items := _count(connection, depending):
         way_out = _way_out(connection, registry, gallery, depending)
         raise VersionInUse(f"{items} items depend on version {version.name!r}: {way_out}", pointer="/version")
@@ -143,7 +143,7 @@ def _check_unused(
 def _check_unread(
     connection: Connection, registry: Registry, gallery: GalleryRow, version: LoadedVersion, since: int
 ) -> None:
-    """What a transform backfill has still to read must not go while it runs."""
+    """Embeddings that a running transform backfill has still to read must stay."""
     for job, order in _transforming(connection, registry, gallery):
         waiting = waiting_items(gallery.id, Kind.TRANSFORM, job.version_id, order)
         reads = read_version(Kind.TRANSFORM, job.version_id, order) == version.id
@@ -160,14 +160,14 @@ def _basis(connection: Connection, registry: Registry, gallery: GalleryRow) -> t
 def _transforming(
     connection: Connection, registry: Registry, gallery: GalleryRow
 ) -> list[tuple[BackfillRow, tuple[int, ...]]]:
-    """The transform backfills of a gallery that are not over, and in which order they look for what they read."""
-    mine = (backfill.c.gallery_id == gallery.id, backfill.c.kind == Kind.TRANSFORM, backfill.c.state.in_(ACTIVE))
-    jobs = all_of(BackfillRow, connection.execute(select(backfill).where(*mine).order_by(backfill.c.id)))
+    """The active transform backfills of a gallery, and the order of versions in which each reads an item."""
+    conditions = (backfill.c.gallery_id == gallery.id, backfill.c.kind == Kind.TRANSFORM, backfill.c.state.in_(ACTIVE))
+    jobs = all_of(BackfillRow, connection.execute(select(backfill).where(*conditions).order_by(backfill.c.id)))
     return [(job, order_to(registry, job.version_id)) for job in jobs]
 
 
 def _way_out(connection: Connection, registry: Registry, gallery: GalleryRow, depending: ColumnElement[bool]) -> str:
-    """What would move the items away, and how many of them."""
+    """Says what would move the items to another version, and how many of them."""
     current = registry.current_of(gallery)
     ways: list[str] = []
     movable: ColumnElement[bool] = false()
@@ -185,7 +185,7 @@ def _way_out(connection: Connection, registry: Registry, gallery: GalleryRow, de
 
 
 def _given_up(kind: Kind, version_id: int) -> ColumnElement[bool]:
-    """Items that such a backfill could not move as they are; written since, they are worth another attempt."""
+    """Items that such a backfill gave up and that were not written since, which would be worth another attempt."""
     jobs = select(backfill.c.id).where(backfill.c.kind == kind, backfill.c.version_id == version_id)
     return exists().where(
         backfill_failure.c.item_id == item.c.id,
@@ -199,6 +199,6 @@ def _count(connection: Connection, which: ColumnElement[bool]) -> int:
     return int(connection.execute(select(func.count()).select_from(item).where(which)).scalar_one())
 
 
-def holding(gallery_id: int, version_id: int) -> ColumnElement[bool]:
+def holds_version(gallery_id: int, version_id: int) -> ColumnElement[bool]:
     """Which rows of `item` are the gallery's and hold an embedding of a version."""
     return and_(item.c.gallery_id == gallery_id, exists().where(of_item(), embedding.c.version_id == version_id))

@@ -1,4 +1,4 @@
-"""What gates said of a deployment's version, and whether it may serve queries despite a refusal.
+"""The verdicts of gates on a deployment's version, and whether it may serve queries despite a refusal.
 
 The reports that compared the version with the current one count, whether or not the deployment names one: leaving out
 its number does not lead past it, nor does measuring less. A refusal stands until a report of at least its strength
@@ -31,13 +31,13 @@ class GateRefused(RegraftError):
 def named_report(
     connection: Connection, gallery_id: int, version: LoadedVersion, current: str | None, number: int
 ) -> GateRow:
-    """The report of this number, which has compared this version with the current one.
+    """The gate report of this number, which must have compared this version with the current one.
 
     Raises:
-        InvalidArgument: there is none, or it compared others.
+        InvalidArgument: there is none, or it compared other versions.
     """
-    mine = (gate_report.c.id == number, gate_report.c.gallery_id == gallery_id)
-    row = first_of(GateRow, connection.execute(select(gate_report).where(*mine)))
+    conditions = (gate_report.c.id == number, gate_report.c.gallery_id == gallery_id)
+    row = first_of(GateRow, connection.execute(select(gate_report).where(*conditions)))
     if row is None:
         raise InvalidArgument(f"gate: this gallery has no gate report {number}", pointer="/gate")
     if (row.version_id, row.report["current"]) != (version.id, current):
@@ -51,18 +51,18 @@ def deciding_report(
     connection: Connection, gallery_id: int, version: LoadedVersion, current: str | None
 ) -> GateRow | None:
     """The newest refusal that stands between this version and the current one, else the newest report, if any."""
-    mine = (gate_report.c.gallery_id == gallery_id, gate_report.c.version_id == version.id)
-    rows = all_of(GateRow, connection.execute(select(gate_report).where(*mine).order_by(gate_report.c.id)))
+    conditions = (gate_report.c.gallery_id == gallery_id, gate_report.c.version_id == version.id)
+    rows = all_of(GateRow, connection.execute(select(gate_report).where(*conditions).order_by(gate_report.c.id)))
     # Not by SQL: SQLite refuses to look into reports of earlier releases that hold NaN.
     reports = [row for row in rows if row.report["current"] == current]
-    standing: list[GateRow] = []
+    refusals: list[GateRow] = []
     for row in reports:
         if row.verdict == PASS:
-            standing = [refused for refused in standing if not _at_least(row.report, refused.report)]
+            refusals = [refused for refused in refusals if not _at_least(row.report, refused.report)]
         elif row.verdict == REFUSE:
-            standing.append(row)
-    found = standing or reports
-    return found[-1] if found else None
+            refusals.append(row)
+    deciding = refusals or reports
+    return deciding[-1] if deciding else None
 
 
 def _at_least(report: Mapping[str, Any], refused: Mapping[str, Any]) -> bool:
@@ -76,7 +76,7 @@ def _at_least(report: Mapping[str, Any], refused: Mapping[str, Any]) -> bool:
 def weigh(
     connection: Connection, deployment_id: int, version: LoadedVersion, report: GateRow, override: str | None
 ) -> Mapping[str, Any]:
-    """What a step that rests on a report leaves as evidence.
+    """The evidence of a step that rests on a report.
 
     Raises:
         GateRefused: the report refuses, `override` gives no reason, and none was given at an earlier step.
@@ -91,6 +91,6 @@ def weigh(
 
 
 def _overridden_before(connection: Connection, deployment_id: int, number: int) -> str | None:
-    mine = deployment_transition.c.deployment_id == deployment_id
-    given = connection.execute(select(deployment_transition.c.evidence).where(mine)).scalars()
-    return next((found["override"] for found in given if found.get("gate") == number and found.get("override")), None)
+    condition = deployment_transition.c.deployment_id == deployment_id
+    evidence = connection.execute(select(deployment_transition.c.evidence).where(condition)).scalars()
+    return next((step["override"] for step in evidence if step.get("gate") == number and step.get("override")), None)

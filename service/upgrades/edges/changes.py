@@ -1,8 +1,8 @@
-"""Accepting and removing edges: one transaction each, of a few rows, however many items there are.
+"""Accept and remove edges: one transaction each, of a few rows, however many items there are.
 
 Which embedding serves an item follows from the current version, the edges and what the item holds
 (`service.registry.placement`). So when an edge comes or goes, items that hold embeddings of several versions may be
-served by another; what a transform backfill made of an item stays, whatever becomes of the edge that made it.
+served by another; embeddings that a transform backfill made stay, also when their edge is removed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from service.upgrades.edges.dependents import Counts, Dependent, Uncounted, with
 
 logger = logging.getLogger(__name__)
 
-_changing = threading.Lock()
+_lock = threading.Lock()
 
 
 class UnknownEdge(RegraftError):
@@ -74,14 +74,14 @@ class EdgeInUse(RegraftError):
 
 @dataclass(frozen=True)
 class Removal:
-    """What a removal did, or would do: `blocked_by` are the transform backfills that apply the edge."""
+    """What a removal did, or would do; `blocked_by`: the active transform backfills that apply the edge."""
 
     edge: EdgeRecord
     dependents: tuple[Dependent, ...]
     blocked_by: tuple[int, ...]
 
 
-def check_free(registry: Registry, key: EdgeKey, replacing: bool) -> None:
+def check_no_edge(registry: Registry, key: EdgeKey, replacing: bool) -> None:
     """Raise EdgeExists when there is an edge of this key and it is not to be replaced."""
     if not replacing and registry.edge(key) is not None:
         new, old, kind = key
@@ -95,56 +95,56 @@ def accept(
     database: Database,
     registry: Registry,
     replica: Replica,
-    declared: EdgeRecord,
+    edge_record: EdgeRecord,
     context: ChangeContext,
     *,
     replacing: bool = False,
 ) -> EdgeRecord:
-    """Make an edge, everything about it checked, known for good; its folder, if it has one, becomes the service's.
+    """Store a checked edge; its folder, if it has one, is moved to the service's folder of edges.
 
-    A dry run gives the edge back as it came.
+    A dry run returns the edge as it came.
 
     Raises:
         EdgeExists: there is one of its key, and it is not to be replaced.
         EdgeInUse: a running or paused backfill applies the one it would replace: half its items would be moved by each.
     """
-    edge = declared.edge
+    edge = edge_record.edge
     incoming = edge.folder
-    place = None if incoming is None else "/".join((*edge.key, uuid.uuid4().hex))
+    folder_key = None if incoming is None else "/".join((*edge.key, uuid.uuid4().hex))
     files = {} if incoming is None else files_of(incoming)
-    if incoming is not None and place is not None and not context.dry_run:
-        registry.folders.keep(incoming, edge_key(place))  # before the row: who reads that may be on another machine
-    with _changing:
+    if incoming is not None and folder_key is not None and not context.dry_run:
+        registry.folders.keep(incoming, edge_key(folder_key))  # before the row: its readers may be on another machine
+    with _lock:
         with database.write(dry_run=context.dry_run) as connection:
             galleries = _lock_galleries(connection)
             registry.sync()
-            check_free(registry, edge.key, replacing)
-            before = registry.edge(edge.key)
-            if before is not None:
-                _check_unused(_applied_by(connection, before))
-                delete_edge(connection, before.id)
+            check_no_edge(registry, edge.key, replacing)
+            previous = registry.edge(edge.key)
+            if previous is not None:
+                _check_unused(_applied_by(connection, previous))
+                delete_edge(connection, previous.id)
                 forget_edge(connection, edge.key)
             new, old = (registry.named(name) for name in (edge.new, edge.old))
             try:
-                added = insert_edge(connection, new.id, old.id, replace(declared, files=files), place)
+                added = insert_edge(connection, new.id, old.id, replace(edge_record, files=files), folder_key)
             except IntegrityError:  # another replica's, at the same moment
                 raise EdgeExists("there is an edge of this kind since this moment", pointer="/kind") from None
-            replaced = None if before is None else before.id
+            replaced = None if previous is None else previous.id
             subject = "/".join(edge.key)
-            record(connection, context.who, f"edge_{declared.origin}", subject, edge=added.id, replaced=replaced)
-            _tell(connection, registry, galleries, Graph((*registry.graph().edges, edge)))
-            if incoming is not None and place is not None and not context.dry_run:
+            record(connection, context.who, f"edge_{edge_record.origin}", subject, edge=added.id, replaced=replaced)
+            _take_numbers(connection, registry, galleries, Graph((*registry.graph().edges, edge)))
+            if incoming is not None and folder_key is not None and not context.dry_run:
                 # Not committed yet: at worst a crash leaves a folder here that no row names.
-                final = registry.edges_folder / place
+                final = registry.edges_folder / folder_key
                 final.parent.mkdir(parents=True, exist_ok=True)
                 sync_all([incoming, *incoming.iterdir()])
                 incoming.rename(final)
                 sync_all([final.parent])
         if context.dry_run:
-            return declared
-        forget_files(registry, before)
+            return edge_record
+        forget_files(registry, previous)
     _refresh(registry, replica)
-    # It may have been removed since: then it is what was added.
+    # The registry may lack it: it may have been removed since.
     return next((record for record in registry.edges() if record.id == added.id), added)
 
 
@@ -158,7 +158,7 @@ def remove(
     force: bool,
     reason: str,
 ) -> Removal:
-    """Remove an edge, or as a dry run only find out what that would do.
+    """Remove an edge; a dry run only finds out what that would do.
 
     Raises:
         UnknownEdge: there is none of this key.
@@ -169,13 +169,13 @@ def remove(
     if force and not reason.strip():
         raise InvalidArgument("force needs a reason: say why these items may become unreachable", pointer="/reason")
     counts = Counts(database, registry, replica, key)
-    with _changing:
+    with _lock:
         removal: Removal | None = None
         while removal is None:
             try:
                 removal = _remove(database, registry, key, context, counts, force=force, reason=reason)
-            except Uncounted as late:
-                counts.count(late.galleries)
+            except Uncounted as uncounted:
+                counts.count(uncounted.galleries)
         if not context.dry_run:
             forget_files(registry, removal.edge)
     if not context.dry_run:
@@ -194,58 +194,58 @@ def _remove(
     force: bool,
     reason: str,
 ) -> Removal:
-    """The transaction of it. Raises Uncounted: galleries have to be counted first, while nobody waits."""
+    """The transaction of a removal. Raises Uncounted: galleries have to be counted first, without locks."""
     with database.write(dry_run=context.dry_run) as connection:
         galleries = _lock_galleries(connection)
         registry.sync()
-        declared = find(registry, key)
-        touched = counts.of(connection, galleries)
-        removal = Removal(declared, touched, _applied_by(connection, declared))
+        edge_record = find(registry, key)
+        dependents = counts.of(connection, galleries)
+        removal = Removal(edge_record, dependents, _applied_by(connection, edge_record))
         if not context.dry_run:
             _check(removal, force)
-            delete_edge(connection, declared.id)
+            delete_edge(connection, edge_record.id)
             forget_edge(connection, key)
-            _tell(connection, registry, galleries, without(registry, key))
-            done = {"edge": declared.id, "forced": force, "moved": sum(d.moved for d in touched)}
-            done["lost"] = sum(d.lost for d in touched)
-            record(connection, context.who, "edge_removed", "/".join(key), reason, **done)
+            _take_numbers(connection, registry, galleries, without(registry, key))
+            evidence = {"edge": edge_record.id, "forced": force, "moved": sum(d.moved for d in dependents)}
+            evidence["lost"] = sum(d.lost for d in dependents)
+            record(connection, context.who, "edge_removed", "/".join(key), reason, **evidence)
     return removal
 
 
 def find(registry: Registry, key: EdgeKey) -> EdgeRecord:
     """The edge of a key. Raises UnknownEdge."""
-    declared = registry.edge(key)
-    if declared is None:
+    edge_record = registry.edge(key)
+    if edge_record is None:
         new, old, kind = key
-        there = [d.edge.kind.value for d in registry.edges() if d.edge.key[:2] == (new, old)]
+        kinds = [d.edge.kind.value for d in registry.edges() if d.edge.key[:2] == (new, old)]
         raise UnknownEdge(
-            f"there is no edge of kind {kind!r} from {new!r} to {old!r} (there are: {', '.join(there) or 'none'})"
+            f"there is no edge of kind {kind!r} from {new!r} to {old!r} (there are: {', '.join(kinds) or 'none'})"
         )
-    return declared
+    return edge_record
 
 
 def _lock_galleries(connection: Connection) -> list[GalleryRow]:
-    """Every gallery that has a current version, ours until the commit: nobody deploys or writes meanwhile."""
+    """Lock all galleries until the commit, against deployments and writes; returns those with a current version."""
     for row in all_galleries(connection):
         with suppress(UnknownGallery):  # deleted since
             take_seq(connection, row.id, 0)
     return [row for row in all_galleries(connection) if row.current_id is not None]
 
 
-def _tell(connection: Connection, registry: Registry, galleries: Sequence[GalleryRow], graph: Graph) -> None:
-    """Take a number of the feed where other embeddings may serve with these edges: from there on answers differ."""
+def _take_numbers(connection: Connection, registry: Registry, galleries: Sequence[GalleryRow], graph: Graph) -> None:
+    """Take a feed number of each gallery where another embedding may serve items with the edges of `graph`."""
     for gallery in galleries:
         current = registry.current_of(gallery)
         if preference(registry, current) != preference(registry, current, graph):
             take_seq(connection, gallery.id, 1)
 
 
-def _applied_by(connection: Connection, declared: EdgeRecord) -> tuple[int, ...]:
-    if declared.edge.kind is not EdgeKind.FORWARD:
+def _applied_by(connection: Connection, edge_record: EdgeRecord) -> tuple[int, ...]:
+    if edge_record.edge.kind is not EdgeKind.FORWARD:
         return ()
-    new = select(version.c.id).where(version.c.name == declared.edge.new).scalar_subquery()
-    mine = backfill.c.version_id == new
-    active = select(backfill.c.id).where(mine, backfill.c.kind == Kind.TRANSFORM, backfill.c.state.in_(ACTIVE))
+    new = select(version.c.id).where(version.c.name == edge_record.edge.new).scalar_subquery()
+    condition = backfill.c.version_id == new
+    active = select(backfill.c.id).where(condition, backfill.c.kind == Kind.TRANSFORM, backfill.c.state.in_(ACTIVE))
     return tuple(connection.execute(active.order_by(backfill.c.id)).scalars())
 
 
@@ -265,15 +265,15 @@ def _check_unused(backfills: Sequence[int]) -> None:
         raise EdgeInUse(f"backfill {numbers} applies this edge: let it end, or cancel it")
 
 
-def forget_files(registry: Registry, declared: EdgeRecord | None) -> None:
-    """Remove the folder of an edge that is gone, where it has one of its own."""
-    if declared is not None and declared.files and (folder := declared.edge.folder) is not None:
+def forget_files(registry: Registry, edge_record: EdgeRecord | None) -> None:
+    """Remove the own folder of an edge that was removed, if it has one."""
+    if edge_record is not None and edge_record.files and (folder := edge_record.edge.folder) is not None:
         shutil.rmtree(folder, ignore_errors=True)
         registry.folders.forget(edge_key(folder.relative_to(registry.edges_folder).as_posix()))
 
 
 def _refresh(registry: Registry, replica: Replica) -> None:
-    """Show it here at once; other processes look for themselves."""
+    """Show the change in this process at once; others follow the feeds."""
     registry.sync()
     for live in replica.all():
         replica.refresh(live.id)

@@ -1,7 +1,7 @@
-"""The provider swap: is a version the same model under another name? Checked before an `identity` edge is accepted.
+"""Provider swaps: verifies the claim that a version is another's model, before an `identity` edge is accepted.
 
 Both versions' embeddings of the same images are compared, image by image. The worst one decides: an average would hide
-the images on which two models part. Arrays of vectors are (images, dimension).
+the images on which two models differ. Arrays of vectors are (images, dimension).
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class VerifyIn(Body):
 
 
 @dataclass(frozen=True)
-class Twin:
-    """The same images by both versions: `source` says where they come from."""
+class ComparedImages:
+    """Embeddings of the same images by both versions; `source`: where the images come from."""
 
     source: str
     names: Sequence[str]
@@ -68,63 +68,65 @@ class Twin:
 
 
 def verify(
-    database: Database, blobs: Blobs, decoder: Decoder, new: LoadedVersion, old: LoadedVersion, asked: VerifyIn
+    database: Database, blobs: Blobs, decoder: Decoder, new: LoadedVersion, old: LoadedVersion, request: VerifyIn
 ) -> tuple[dict[str, Any], dict[str, Score]]:
     """Compare two versions of one dimension and space.
 
     Returns:
-        What was compared and how far apart it was at worst; and, of items, how well the embedding by the new version
-        finds the item's own among those by the old one.
+        By source the number of images and the largest disagreement; and, of items, how well embeddings by the new
+        version retrieve the same item among those by the old one.
 
     Raises:
         NotIdentical: gives the measured disagreement, and the image on which it is greatest.
         NothingToVerifyOn: says what is missing.
     """
-    twins = [
-        twin for twin in (_probes(new, old), _items(database, blobs, decoder, new, old, asked)) if twin is not None
+    compared = [
+        comparison
+        for comparison in (_probes(new, old), _items(database, blobs, decoder, new, old, request))
+        if comparison is not None
     ]
-    if not twins:
+    if not compared:
         raise NothingToVerifyOn(
             f"{new.name!r} and {old.name!r} have no encoders that read the same input: name a gallery with items that "
             f"hold embeddings by both",
             pointer="/verify/gallery",
         )
-    evidence = {twin.source: _compare(twin) for twin in twins}
-    worst = max(evidence.values(), key=lambda found: found["distance"])
+    evidence = {comparison.source: _compare(comparison) for comparison in compared}
+    worst = max(evidence.values(), key=lambda result: result["distance"])
     if not worst["distance"] <= TOLERANCE:
         raise NotIdentical(
             f"{new.name!r} and {old.name!r} differ: on {worst['worst']!r} by {worst['distance']:.4g} of the old "
             f"embedding's length (cosine {worst['cosine']:.6f}), at most {TOLERANCE:g} is legal",
             pointer="/kind",
         )
-    scores = next((_scores(twin, old.space) for twin in twins if twin.source == ITEMS), {})
+    scores = next((_scores(comparison, old.space) for comparison in compared if comparison.source == ITEMS), {})
     return {"tolerance": TOLERANCE, **evidence}, scores
 
 
-def _compare(twin: Twin) -> dict[str, Any]:
-    new, old = (np.asarray(x, np.float64) for x in (twin.new, twin.old))
+def _compare(comparison: ComparedImages) -> dict[str, Any]:
+    new, old = (np.asarray(x, np.float64) for x in (comparison.new, comparison.old))
     lengths = np.linalg.norm(old, axis=1)
     tiny = np.finfo(np.float64).tiny
     distances = np.linalg.norm(new - old, axis=1) / np.maximum(lengths, tiny)
-    at = int(np.argmax(distances))
-    cosine = float(new[at] @ old[at] / max(np.linalg.norm(new[at]) * lengths[at], tiny))
-    return {"images": len(new), "distance": float(distances[at]), "cosine": cosine, "worst": twin.names[at]}
+    worst = int(np.argmax(distances))
+    cosine = float(new[worst] @ old[worst] / max(np.linalg.norm(new[worst]) * lengths[worst], tiny))
+    return {"images": len(new), "distance": float(distances[worst]), "cosine": cosine, "worst": comparison.names[worst]}
 
 
-def _scores(twin: Twin, space: Space) -> dict[str, Score]:
-    own = np.arange(len(twin.names))
-    return intervals(retrieval(twin.new, own, twin.old, own, space))
+def _scores(comparison: ComparedImages, space: Space) -> dict[str, Score]:
+    own = np.arange(len(comparison.names))
+    return intervals(retrieval(comparison.new, own, comparison.old, own, space))
 
 
-def _probes(new: LoadedVersion, old: LoadedVersion) -> Twin | None:
-    """Both versions' stored probes by both encoders; None where one has no encoder or they read another input."""
+def _probes(new: LoadedVersion, old: LoadedVersion) -> ComparedImages | None:
+    """Both versions' stored probes, embedded by both encoders; None where one has none, or their inputs differ."""
     if not new.card.encoder or not old.card.encoder or new.card.preprocess != old.card.preprocess:
         return None
     spec = new.encoder().spec
     shape: dict[str, tuple[int, ...]] = {"image": (1, spec.channels, spec.height, spec.width)}
     images = np.concatenate([_probe(version, shape) for version in (new, old)])
-    made = [version.encoder().encode_arrays(images).vectors for version in (new, old)]
-    return Twin(PROBES, [f"probe of {new.name}", f"probe of {old.name}"], made[0], made[1])
+    vectors = [version.encoder().encode_arrays(images).vectors for version in (new, old)]
+    return ComparedImages(PROBES, [f"probe of {new.name}", f"probe of {old.name}"], vectors[0], vectors[1])
 
 
 def _probe(version: LoadedVersion, shape: dict[str, tuple[int, ...]]) -> Vectors:
@@ -132,37 +134,37 @@ def _probe(version: LoadedVersion, shape: dict[str, tuple[int, ...]]) -> Vectors
 
 
 def _items(
-    database: Database, blobs: Blobs, decoder: Decoder, new: LoadedVersion, old: LoadedVersion, asked: VerifyIn
-) -> Twin | None:
-    """Exactly as many items as asked for: those that hold both embeddings, then those that both can embed."""
-    if asked.gallery is None:
+    database: Database, blobs: Blobs, decoder: Decoder, new: LoadedVersion, old: LoadedVersion, request: VerifyIn
+) -> ComparedImages | None:
+    """As many items as requested: those that hold both embeddings, then those that both versions can embed."""
+    if request.gallery is None:
         return None
     encodes = bool((new.card.encoder and old.card.encoder) or (new.card.text and old.card.text))
     with database.read() as connection:
-        gallery_id = gallery_named(connection, asked.gallery).id
-        held, _ = draw_held(
-            connection, new, old, gallery_id=gallery_id, label=None, sample=asked.items, seed=asked.seed
+        gallery_id = gallery_named(connection, request.gallery).id
+        drawn, _ = draw_held(
+            connection, new, old, gallery_id=gallery_id, label=None, sample=request.items, seed=request.seed
         )
-        rows = pictured(connection, gallery_id, asked.items + len(held.names), asked.seed) if encodes else ()
-    names, new_parts, old_parts = list(held.names), [held.new], [held.old]
-    known = set(names)
+        rows = pictured(connection, gallery_id, request.items + len(drawn.names), request.seed) if encodes else ()
+    names, new_parts, old_parts = list(drawn.names), [drawn.new], [drawn.old]
+    drawn_names = set(names)
     versions = (new, old) if encodes else ()
-    for readable in _readable(blobs, decoder, [row for row in rows if row.external_id not in known], versions):
-        some = readable[: asked.items - len(names)]
-        if len(names) == asked.items:
+    for readable in _readable(blobs, decoder, [row for row in rows if row.external_id not in drawn_names], versions):
+        batch = readable[: request.items - len(names)]
+        if len(names) == request.items:
             break
-        if not some:
+        if not batch:
             continue
-        names += [name for name, _ in some]
+        names += [name for name, _ in batch]
         for version, parts in ((new, new_parts), (old, old_parts)):
-            parts.append(embed(version, [inputs[version.name] for _, inputs in some]).vectors)
-    if len(names) < asked.items:
+            parts.append(embed(version, [inputs[version.name] for _, inputs in batch]).vectors)
+    if len(names) < request.items:
         raise NothingToVerifyOn(
-            f"gallery {asked.gallery!r} has {len(names)} items that hold embeddings by both {new.name!r} and "
-            f"{old.name!r} or an image or text that both can encode; {asked.items} were asked for",
+            f"gallery {request.gallery!r} has {len(names)} items that hold embeddings by both {new.name!r} and "
+            f"{old.name!r} or an image or text that both can encode; {request.items} were asked for",
             pointer="/verify/items",
         )
-    return Twin(ITEMS, names, np.concatenate(new_parts), np.concatenate(old_parts))
+    return ComparedImages(ITEMS, names, np.concatenate(new_parts), np.concatenate(old_parts))
 
 
 def _readable(

@@ -1,7 +1,7 @@
-"""What becomes of galleries when an edge goes, counted in memory, one gallery after the other.
+"""What removing an edge does to galleries, counted in memory, one gallery after the other.
 
-Most galleries use no given edge, and are not looked at. One that does may have to be loaded, which takes seconds and
-room: that is done before the transaction that removes the edge, in which every gallery's writers wait.
+Galleries that do not use the edge, which are most, are skipped. One that does may have to be loaded, which takes
+seconds and memory: that is done before the transaction that removes the edge, in which all writers wait.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Dependent:
 
     Attributes:
         gallery: its name.
-        version: the one whose queries lose: its current version, or one that is tried out there.
-        routes: what is reached along the edge now.
-        moved: items that another embedding they hold serves then.
-        lost: items that no route reaches any more.
+        version: the version of the queries that lose: its current one, or one in shadow or canary there.
+        routes: the items that are reached along the edge now.
+        moved: items that another of their embeddings would serve.
+        lost: items that no route would reach any more.
     """
 
     gallery: str
@@ -56,7 +56,7 @@ class Dependent:
 
 
 class Uncounted(Exception):
-    """Nobody has counted these galleries as they are now."""
+    """These galleries were not counted as they are now."""
 
     def __init__(self, galleries: Sequence[GalleryRow]) -> None:
         super().__init__()
@@ -64,62 +64,78 @@ class Uncounted(Exception):
 
 
 class Counts:
-    """What becomes of the galleries without one edge."""
+    """Counts what removing one edge does to galleries."""
 
     def __init__(self, database: Database, registry: Registry, replica: Replica, key: EdgeKey) -> None:
         self._database, self._registry, self._replica, self._key = database, registry, replica, key
-        # By gallery: as what it was counted, with which edges, and what was found.
-        self._found: dict[int, tuple[GalleryRow, tuple[EdgeRecord, ...], tuple[Dependent, ...]]] = {}
-        # Those that were written since they were counted: they stay in memory.
-        self._live: dict[int, LoadedGallery] = {}
+        # By gallery: its row and the edges when it was counted, and the result.
+        self._results: dict[int, tuple[GalleryRow, tuple[EdgeRecord, ...], tuple[Dependent, ...]]] = {}
+        # Galleries that were written since they were counted: kept in memory, to be counted under their locks.
+        self._written_since: dict[int, LoadedGallery] = {}
 
     def of(self, connection: Connection, galleries: Sequence[GalleryRow]) -> tuple[Dependent, ...]:
-        """Of galleries whose locks are held: those that the edge does something for.
+        """The dependents of the edge among galleries whose locks are held.
 
         Raises:
-            Uncounted: some are to be counted first.
+            Uncounted: some have to be counted first, see `count`.
         """
-        touched = [gallery for gallery in galleries if self._is_touched(connection, gallery)]
-        late = [gallery for gallery in touched if gallery.id not in self._live and not self._is_known(gallery)]
-        if late:
-            raise Uncounted(late)
-        found = [self._counted(g, self._live[g.id]) if g.id in self._live else self._found[g.id][2] for g in touched]
-        return tuple(d for of_one in found for d in of_one if d.routes or d.moved or d.lost)
+        affected = [gallery for gallery in galleries if self._is_affected(connection, gallery)]
+        uncounted = [
+            gallery for gallery in affected if gallery.id not in self._written_since and not self._is_counted(gallery)
+        ]
+        if uncounted:
+            raise Uncounted(uncounted)
+        results = [
+            self._count_dependents(g, self._written_since[g.id])
+            if g.id in self._written_since
+            else self._results[g.id][2]
+            for g in affected
+        ]
+        return tuple(d for of_gallery in results for d in of_gallery if d.routes or d.moved or d.lost)
 
     def count(self, galleries: Sequence[GalleryRow]) -> None:
-        """Count galleries while nobody waits."""
+        """Count galleries before they are locked."""
         for gallery in galleries:
             with suppress(UnknownGallery):  # deleted since
                 live, edges = self._replica.get(gallery.id), self._registry.edges()
-                if gallery.id in self._found:
-                    self._live[gallery.id] = live
-                self._found[gallery.id] = gallery, edges, self._counted(gallery, live)
+                if gallery.id in self._results:
+                    self._written_since[gallery.id] = live
+                self._results[gallery.id] = gallery, edges, self._count_dependents(gallery, live)
 
-    def _is_known(self, gallery: GalleryRow) -> bool:
-        row, edges, _ = self._found.get(gallery.id, (None, None, None))
+    def _is_counted(self, gallery: GalleryRow) -> bool:
+        row, edges, _ = self._results.get(gallery.id, (None, None, None))
         return row == gallery and edges is self._registry.edges()
 
-    def _is_touched(self, connection: Connection, gallery: GalleryRow) -> bool:
-        """Whether the edge is on any way of its queries, or decides which embedding serves an item."""
-        registry, asking = self._registry, self._asking(connection, gallery)
-        routes = (route_to(registry, version, held) for version in asking for held in registry.all())
+    def _is_affected(self, connection: Connection, gallery: GalleryRow) -> bool:
+        """Whether the edge is on a route of the gallery's queries, or decides which embedding serves an item."""
+        registry, query_versions = self._registry, self._query_versions(connection, gallery)
+        routes = (
+            route_to(registry, version, item_version) for version in query_versions for item_version in registry.all()
+        )
         if any(route is not None and self._key in route.signature for route in routes):
             return True
-        return preference(registry, asking[0]) != preference(registry, asking[0], without(registry, self._key))
+        return preference(registry, query_versions[0]) != preference(
+            registry, query_versions[0], without(registry, self._key)
+        )
 
-    def _asking(self, connection: Connection, gallery: GalleryRow) -> list[LoadedVersion]:
-        """The versions that queries go through: the current one, and one that is tried out."""
+    def _query_versions(self, connection: Connection, gallery: GalleryRow) -> list[LoadedVersion]:
+        """The versions that answer queries: the current one, and one in shadow or canary."""
         trial, _ = deployed(connection, self._registry, gallery.id)
         return [self._registry.current_of(gallery), *([] if trial is None else [trial.version])]
 
-    def _counted(self, gallery: GalleryRow, live: LoadedGallery) -> tuple[Dependent, ...]:
+    def _count_dependents(self, gallery: GalleryRow, live: LoadedGallery) -> tuple[Dependent, ...]:
         self._replica.refresh(gallery.id)
         registry, current = self._registry, self._registry.current_of(gallery)
         graph = without(registry, self._key)
         with self._database.lookup() as connection:
-            gone, asking = versions_emptied(connection, gallery.id), self._asking(connection, gallery)
-        # Memory may still count what they held: their items are those that it knows nothing else of.
-        order = [held.name for held in sorted(preference(registry, current, graph), key=lambda held: held.id in gone)]
+            emptied, query_versions = (
+                versions_emptied(connection, gallery.id),
+                self._query_versions(connection, gallery),
+            )
+        # Memory may still hold embeddings of emptied versions: these come last, for items without any other.
+        order = [
+            held.name for held in sorted(preference(registry, current, graph), key=lambda held: held.id in emptied)
+        ]
         now, then = live.gallery.items_by_version(), live.gallery.items_by_version(order)
         moved = live.gallery.moved_by(order)
         return tuple(
@@ -128,27 +144,27 @@ class Counts:
                 version.name,
                 self._rerouted(version, now, graph),
                 moved if version is current else 0,
-                _unreached(registry, version, then, graph) - _unreached(registry, version, now),
+                _items_unreached(registry, version, then, graph) - _items_unreached(registry, version, now),
             )
-            for version in asking
+            for version in query_versions
         )
 
-    def _rerouted(self, asking: LoadedVersion, now: Mapping[str, int], graph: Graph) -> tuple[Rerouted, ...]:
+    def _rerouted(self, query_version: LoadedVersion, now: Mapping[str, int], graph: Graph) -> tuple[Rerouted, ...]:
         registry, routes = self._registry, []
         for name, items in now.items():
-            before = route_to(registry, asking, registry.named(name))
+            before = route_to(registry, query_version, registry.named(name))
             if before is not None and self._key in before.signature:
-                after = route_to(registry, asking, registry.named(name), graph)
+                after = route_to(registry, query_version, registry.named(name), graph)
                 routes.append(Rerouted(name, items, before.kinds, None if after is None else after.kinds))
         return tuple(routes)
 
 
 def without(registry: Registry, key: EdgeKey) -> Graph:
-    """All edges but one."""
+    """The graph of all edges but one."""
     return Graph(edge for edge in registry.graph().edges if edge.key != key)
 
 
-def _unreached(
+def _items_unreached(
     registry: Registry, current: LoadedVersion, items_by_version: Mapping[str, int], graph: Graph | None = None
 ) -> int:
     counted = items_by_version.items()

@@ -1,4 +1,4 @@
-"""How far queries are from the pairs that an edge was fitted on: `index.evaluation.domain`, asked of a stored edge."""
+"""How far queries are from the pairs that a stored edge was fitted on, by `index.evaluation.domain`."""
 
 from __future__ import annotations
 
@@ -45,58 +45,61 @@ class DomainIn(Body):
     seed: Seed = 0
 
 
-def check(database: Database, registry: Registry, asked: DomainIn, given: NDArray[Any] | None = None) -> DomainCoverage:
+def check(
+    database: Database, registry: Registry, request: DomainIn, sent: NDArray[Any] | None = None
+) -> DomainCoverage:
     """Compare queries by the edge's new version with the pairs it was fitted on.
 
-    `given`: queries (Q, M); without them those of the gallery's items that hold embeddings which the version itself
-    made.
+    `sent`: queries (Q, M); None: embeddings of the gallery's items that the version itself made.
 
     Raises:
         UnknownVersion, UnknownEdge, UnknownGallery: there is no such version, edge or gallery.
-        NoDomain: the edge was not fitted, or elsewhere.
+        NoDomain: the edge was not fitted, or not by this service.
         InvalidArgument: there is nothing to compare.
-        InvalidVector: a query is none of the version's; names the row.
+        InvalidVector: a query is not valid for the version; names the row.
     """
     registry.sync_edges()
-    new = registry.named(asked.new)
-    registry.named(asked.old)
-    declared = find(registry, (asked.new, asked.old, asked.kind))
-    declared.check()
-    folder, expected = declared.edge.folder, declared.edge.hashes.get(EDGE_DOMAIN)
+    new = registry.named(request.new)
+    registry.named(request.old)
+    edge_record = find(registry, (request.new, request.old, request.kind))
+    edge_record.check()
+    folder, expected = edge_record.edge.folder, edge_record.edge.hashes.get(EDGE_DOMAIN)
     if folder is None or expected is None:
         raise NoDomain(
-            f"the {asked.kind} edge {asked.new} -> {asked.old} says nothing of what it was fitted on: only edges that "
-            "were fitted at the service do",
+            f"the {request.kind} edge {request.new} -> {request.old} says nothing of what it was fitted on: only "
+            "edges that were fitted at the service do",
             pointer="/kind",
         )
-    queries = _queries(database, new, asked) if given is None else _checked(given, new)
-    with registry.opening(declared.edge):
+    queries = _queries(database, new, request) if sent is None else _checked(sent, new)
+    with registry.opening(edge_record.edge):
         domain = read_domain(folder, new.card.dim, expected)
     return check_domain(domain, queries, new.space)
 
 
-def _checked(given: NDArray[Any], new: LoadedVersion) -> Vectors:
-    if not len(given):
+def _checked(sent: NDArray[Any], new: LoadedVersion) -> Vectors:
+    if not len(sent):
         raise InvalidArgument("there is no query to check", pointer="/vectors")
-    return check_vectors(given, new.card.dim, new.space, pointer="/vectors")
+    return check_vectors(sent, new.card.dim, new.space, pointer="/vectors")
 
 
-def _queries(database: Database, new: LoadedVersion, asked: DomainIn) -> Vectors:
-    if asked.gallery is None:
+def _queries(database: Database, new: LoadedVersion, request: DomainIn) -> Vectors:
+    if request.gallery is None:
         raise InvalidArgument("send vectors, or name a gallery whose items stand for queries", pointer="/gallery")
     with database.read() as connection:
-        rows = _drawn(connection, gallery_named(connection, asked.gallery).id, new, asked)
+        rows = _drawn(connection, gallery_named(connection, request.gallery).id, new, request)
     if not rows:
-        why = f"no item of gallery {asked.gallery!r} holds an embedding that {new.name!r} made"
+        why = f"no item of gallery {request.gallery!r} holds an embedding that {new.name!r} made"
         raise InvalidArgument(why, pointer="/gallery")
     return from_bytes(rows, new.card.dim)
 
 
-def _drawn(connection: Connection, gallery_id: int, new: LoadedVersion, asked: DomainIn) -> list[bytes]:
-    mine = (embedding.c.version_id == new.id, embedding.c.origin.in_(OWN), in_gallery(embedding, gallery_id))
-    able = and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), says_itself(new.id))
+def _drawn(connection: Connection, gallery_id: int, new: LoadedVersion, request: DomainIn) -> list[bytes]:
+    conditions = (embedding.c.version_id == new.id, embedding.c.origin.in_(OWN), in_gallery(embedding, gallery_id))
+    eligible = and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), says_itself(new.id))
     rows: list[bytes] = []
-    for block in blocks(Drawing(connection, able, asked.seed).first(asked.sample)):
-        found = connection.execute(select(embedding.c.vector).where(embedding.c.item_id.in_(block), *mine)).scalars()
-        rows += [row for row in read_vectors(connection, found.all()) if is_whole(row, new.card.dim)]
+    for block in blocks(Drawing(connection, eligible, request.seed).first(request.sample)):
+        vectors = connection.execute(
+            select(embedding.c.vector).where(embedding.c.item_id.in_(block), *conditions)
+        ).scalars()
+        rows += [row for row in read_vectors(connection, vectors.all()) if is_whole(row, new.card.dim)]
     return rows

@@ -1,4 +1,4 @@
-"""Fitting an edge on stored items: draw the pairs, fit on most of them, measure what is served on the rest."""
+"""Fit an edge on pairs of embeddings: draw or read them, fit on most, measure the edge on the rest."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ from service.store.audit import ChangeContext
 from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.repository import gallery_named
-from service.upgrades.edges.changes import accept, check_free
+from service.upgrades.edges.changes import accept, check_no_edge
 from service.upgrades.edges.sampling import make_pairs
 
 MIN_PAIRS = 20
-"""Below so many a fit means nothing; from here to `index.evaluation.adapters.FEW_PAIRS` it comes with a warning."""
+"""Fewer pairs are refused; from here to `index.evaluation.adapters.FEW_PAIRS` it comes with a warning."""
 
-MOST_EMBEDDED = 10_000
-"""Items that are embedded for a fit, at most: it answers in its request."""
+MAX_EMBEDDED = 10_000
+"""Items that a fit may embed: it runs within its request."""
 
-MOST_PAIRS = 100_000
-"""As many as are drawn of stored items, or sent, at most."""
+MAX_PAIRS = 100_000
+"""Pairs that may be drawn from stored items, or sent."""
 
 
 Contents = tuple[Blobs, Decoder]
-"""Where images and texts lie, and what opens images."""
+"""The store of images and texts, and the decoder of images."""
 
 SERVED = {kind: EdgeKind.SLERP if kind == "slerp" else EdgeKind.MATRIX for kind in FITS}
 
@@ -77,9 +77,9 @@ class FitIn(Body):
     gallery: Name | None = None
     options: dict[str, float] = Field(default_factory=dict)
     # A fifth is held out: of 5,000 the 4,000 are left that Drift-Adapter finds enough.
-    sample: Annotated[int, Field(ge=MIN_PAIRS, le=MOST_PAIRS)] = 5_000
+    sample: Annotated[int, Field(ge=MIN_PAIRS, le=MAX_PAIRS)] = 5_000
     # Where fewer hold both: so many more images and texts are embedded on the spot, of which nothing is stored.
-    embed: Annotated[int, Field(ge=0, le=MOST_EMBEDDED)] = 0
+    embed: Annotated[int, Field(ge=0, le=MAX_EMBEDDED)] = 0
     label: FieldPath | None = None
     seed: Seed = 0
     replace: bool = False
@@ -90,71 +90,73 @@ def fit(
     registry: Registry,
     replica: Replica,
     contents: Contents,
-    asked: FitIn,
+    request: FitIn,
     context: ChangeContext,
-    given: PairArrays | None = None,
+    sent: PairArrays | None = None,
 ) -> EdgeRecord:
     """Fit an edge, measure it as it will be served, and accept it unless it is a dry run.
 
     A fifth of the pairs measures the edge, and is neither fitted on nor chosen by: see `index.evaluation.choosing`.
-    Without `given` the pairs are stored items that hold both embeddings, or whose missing ones are made.
+    `sent`: the pairs; None: stored items that hold both embeddings, or whose missing ones are computed here.
 
     Raises:
         UnknownVersion, UnknownGallery: there is no such version or gallery.
         EdgeExists: there is one of this kind, and it is not to be replaced.
         TooFewPairs: says how many there are, and how to get more.
-        InvalidArgument, InvalidVector: an option, the kind or the given pairs cannot be used.
+        InvalidArgument, InvalidVector: an option, the kind or the sent pairs cannot be used.
     """
     registry.sync()
-    new, old = (registry.named(name) for name in (asked.new, asked.old))
+    new, old = (registry.named(name) for name in (request.new, request.old))
     if new is old:
         raise InvalidArgument("new and old must be two versions", pointer="/old")
-    for served in {SERVED[kind] for kind in (FITS if asked.kind == AUTO else [asked.kind])}:
-        check_free(registry, (new.name, old.name, served.value), asked.replace)
-    options = _options(asked)
-    held, there, made_now = _pairs(database, contents, new, old, asked, given)
-    if asked.kind == "slerp" and len(held.new) > MOST_COMPARED:
+    for served in {SERVED[kind] for kind in (FITS if request.kind == AUTO else [request.kind])}:
+        check_no_edge(registry, (new.name, old.name, served.value), request.replace)
+    options = _options(request)
+    drawn, available, embedded_count = _pairs(database, contents, new, old, request, sent)
+    if request.kind == "slerp" and len(drawn.new) > MOST_COMPARED:
         raise InvalidArgument(f"kind slerp takes at most {MOST_COMPARED} pairs", pointer="/pairs")
-    pairs = split_pairs(*held, asked.seed)
+    pairs = split_pairs(*drawn, request.seed)
     if not pairs.matching.valid.any():
-        shared = f"items share a value of metadata field {asked.label!r}" if given is None else "pairs share a label"
-        where = "/label" if given is None else "/pairs/labels"
-        raise InvalidArgument(f"no two of the {len(held.new)} {shared}", pointer=where)
+        shared = f"items share a value of metadata field {request.label!r}" if sent is None else "pairs share a label"
+        pointer = "/label" if sent is None else "/pairs/labels"
+        raise InvalidArgument(f"no two of the {len(drawn.new)} {shared}", pointer=pointer)
     fitter = _Fitter(new.card, old.card, options)
-    choice = choose_kind(FITS, fitter.search, pairs, old.card, asked.seed) if asked.kind == AUTO else None
-    kind = choice.kind if choice else asked.kind
+    choice = choose_kind(FITS, fitter.search, pairs, old.card, request.seed) if request.kind == AUTO else None
+    kind = choice.kind if choice else request.kind
     adapter = fitter.adapter(kind, pairs)
     with incoming_folder(registry.edges_folder) as folder:
         adapter.save(folder)
         domain = fit_domain(pairs, new.space)
         domain.save(folder)
-        bare = Edge(new.name, old.name, SERVED[kind], old_encoder=old.card.encoder, folder=folder)
-        queries = load_transform(bare, new.card, old.card)(pairs.new_QM, pairs.old_QN)
+        unmeasured = Edge(new.name, old.name, SERVED[kind], old_encoder=old.card.encoder, folder=folder)
+        queries = load_transform(unmeasured, new.card, old.card)(pairs.new_QM, pairs.old_QN)
         measured = measure(queries, pairs, old.card)
         edge = replace(
-            bare,
+            unmeasured,
             support=len(pairs.new_SM),
             scores=intervals(measured),
-            calibration=fit_calibration_maps(bare.kind, queries, pairs, new.card, old.card) if pairs.labelled else None,
+            calibration=fit_calibration_maps(unmeasured.kind, queries, pairs, new.card, old.card)
+            if pairs.labelled
+            else None,
         )
         write(edge, folder)
-        made = {
+        evidence = {
             "fit": kind,
             "options": options,
-            "source": "items" if given is None else "file",
-            "gallery": asked.gallery,
-            "label": asked.label,
-            "seed": asked.seed,
-            "held": there,
-            "embedded": made_now,
+            "source": "items" if sent is None else "file",
+            "gallery": request.gallery,
+            "label": request.label,
+            "seed": request.seed,
+            "held": available,
+            "embedded": embedded_count,
             "fitted": edge.support,
             "queries": int(measured.valid.sum()),
             "domain": as_json(domain),
             **_evidence(fitter, kind, choice, pairs, measured),
             "warning": few_pairs(edge.support),
         }
-        fitted = EdgeRecord(edge, EdgeOrigin.FITTED, made)
-        return accept(database, registry, replica, fitted, context, replacing=asked.replace)
+        fitted = EdgeRecord(edge, EdgeOrigin.FITTED, evidence)
+        return accept(database, registry, replica, fitted, context, replacing=request.replace)
 
 
 def write(edge: Edge, folder: Path) -> None:
@@ -175,18 +177,18 @@ class _Fitter:
         try:
             return fit_adapter(kind, pairs, self.new, self.old, self.options)
         except InvalidArgument as error:
-            below = "/options" if error.pointer.lstrip("/") in legal_options(FITS[kind]) else ""
-            raise InvalidArgument(error.message, pointer=below + error.pointer) from error
+            prefix = "/options" if error.pointer.lstrip("/") in legal_options(FITS[kind]) else ""
+            raise InvalidArgument(error.message, pointer=prefix + error.pointer) from error
 
     def search(self, kind: str, pairs: Pairs) -> Search:
-        """The same as a map of queries."""
+        """The adapter as a map of queries. Raises as `adapter`."""
         return searching(self.adapter(kind, pairs), self.old)
 
 
 def _evidence(
     fitter: _Fitter, kind: str, choice: ChosenKind | None, pairs: Pairs, measured: Retrieval
 ) -> dict[str, Any]:
-    """Of `made`: what is beside the edge's own scores, and what they say in words."""
+    """The part of an edge's evidence beside its own scores: baselines, the learning curve, and advice in words."""
     old_old = measure(pairs.old_QN, pairs, fitter.old) if pairs.labelled else None
     curve = learning_curve(kind, fitter.search, pairs, fitter.old, measured)
     chosen = [choice.in_words()] if choice else []
@@ -203,71 +205,75 @@ def _pairs(
     contents: Contents,
     new: LoadedVersion,
     old: LoadedVersion,
-    asked: FitIn,
-    given: PairArrays | None,
+    request: FitIn,
+    sent: PairArrays | None,
 ) -> tuple[PairArrays, int, int]:
-    """What to fit on and measure with, how many there are to draw from, and how many were made."""
-    if given is not None and len(given.new) > MOST_PAIRS:
-        raise InvalidArgument(f"{len(given.new)} pairs; at most {MOST_PAIRS}", pointer="/pairs")
-    if given is not None:
-        return check_given(given, new.card, old.card, MIN_PAIRS), len(given.new), 0
-    if asked.kind == "slerp" and asked.sample > MOST_COMPARED:
+    """The pairs, how many stored items hold both embeddings, and how many pairs were embedded here."""
+    if sent is not None and len(sent.new) > MAX_PAIRS:
+        raise InvalidArgument(f"{len(sent.new)} pairs; at most {MAX_PAIRS}", pointer="/pairs")
+    if sent is not None:
+        return check_given(sent, new.card, old.card, MIN_PAIRS), len(sent.new), 0
+    if request.kind == "slerp" and request.sample > MOST_COMPARED:
         raise InvalidArgument(f"kind slerp takes a sample of at most {MOST_COMPARED}", pointer="/sample")
     with database.read() as connection:
-        gallery_id = None if asked.gallery is None else gallery_named(connection, asked.gallery).id
-        held, there = draw_held(
-            connection, new, old, gallery_id=gallery_id, label=asked.label, sample=asked.sample, seed=asked.seed
+        gallery_id = None if request.gallery is None else gallery_named(connection, request.gallery).id
+        drawn, available = draw_held(
+            connection, new, old, gallery_id=gallery_id, label=request.label, sample=request.sample, seed=request.seed
         )
-    more = min(asked.embed, asked.sample - len(held.names))
-    made = None
-    if more > 0:
+    missing_count = min(request.embed, request.sample - len(drawn.names))
+    embedded = None
+    if missing_count > 0:
         blobs, decoder = contents
-        made = make_pairs(
+        embedded = make_pairs(
             database,
             blobs,
             decoder,
             (new, old),
             gallery_id=gallery_id,
-            label=asked.label,
-            count=more,
-            seed=asked.seed,
+            label=request.label,
+            count=missing_count,
+            seed=request.seed,
         )
-    found = held if made is None else held.with_more(made)
-    _check_enough(found, there, new, old, asked)
-    labels = None if found.labels is None else np.array(found.labels)
-    return PairArrays(found.new, found.old, labels), there, 0 if made is None else len(made.names)
+    pairs = drawn if embedded is None else drawn.with_more(embedded)
+    _check_enough(pairs, available, new, old, request)
+    labels = None if pairs.labels is None else np.array(pairs.labels)
+    return PairArrays(pairs.new, pairs.old, labels), available, 0 if embedded is None else len(embedded.names)
 
 
-def _check_enough(held: PairedEmbeddings, there: int, new: LoadedVersion, old: LoadedVersion, asked: FitIn) -> None:
-    if len(held.names) < MIN_PAIRS:
-        where = "stored items" if asked.gallery is None else f"items of gallery {asked.gallery!r}"
-        labelled = "" if asked.label is None else f", {len(held.names)} of them with metadata field {asked.label!r}"
+def _check_enough(
+    drawn: PairedEmbeddings, available: int, new: LoadedVersion, old: LoadedVersion, request: FitIn
+) -> None:
+    if len(drawn.names) < MIN_PAIRS:
+        source = "stored items" if request.gallery is None else f"items of gallery {request.gallery!r}"
+        labelled = (
+            "" if request.label is None else f", {len(drawn.names)} of them with metadata field {request.label!r}"
+        )
         raise TooFewPairs(
-            f"{there} {where} hold embeddings by both {new.name!r} and {old.name!r}{labelled}; a fit needs "
+            f"{available} {source} hold embeddings by both {new.name!r} and {old.name!r}{labelled}; a fit needs "
             f"{MIN_PAIRS}. {_how_to_get_more(new, old)}",
-            pointer="/label" if there >= MIN_PAIRS else "/gallery",
+            pointer="/label" if available >= MIN_PAIRS else "/gallery",
         )
 
 
 def _how_to_get_more(new: LoadedVersion, old: LoadedVersion) -> str:
-    beside = f"Send embeddings by {new.name!r} of items that hold one by {old.name!r}, or the other way round"
-    able = " or ".join(repr(version.name) for version in (new, old) if version.card.encoder or version.card.text)
-    if not able:
-        return beside
-    now = "embed=N (--embed N) has N of them embedded for the fit, and a reencode backfill"
-    return f"{beside}. Where items are images or texts, {now} to {able} makes them once that is current"
+    sending = f"Send embeddings by {new.name!r} of items that hold one by {old.name!r}, or the other way round"
+    encoders = " or ".join(repr(version.name) for version in (new, old) if version.card.encoder or version.card.text)
+    if not encoders:
+        return sending
+    embedding = "embed=N (--embed N) has N of them embedded for the fit, and a reencode backfill"
+    return f"{sending}. Where items are images or texts, {embedding} to {encoders} makes them once that is current"
 
 
-def _options(asked: FitIn) -> Mapping[str, int | float]:
+def _options(request: FitIn) -> Mapping[str, int | float]:
     """The options, each of the type of its default."""
-    legal: dict[str, Any] = legal_options(FITS.get(asked.kind))
+    legal: dict[str, Any] = legal_options(FITS.get(request.kind))
     options: dict[str, int | float] = {}
-    for name, value in asked.options.items():
+    for name, value in request.options.items():
         default = legal.get(name)
         if default is None:
             known = ", ".join(f"{key}={value}" for key, value in legal.items()) or "none"
             raise InvalidArgument(
-                f"kind {asked.kind} has no option {name!r}; legal: {known}", pointer=f"/options/{name}"
+                f"kind {request.kind} has no option {name!r}; legal: {known}", pointer=f"/options/{name}"
             )
         if isinstance(default, int) and value != int(value):
             raise InvalidArgument(f"option {name} must be a whole number, not {value:g}", pointer=f"/options/{name}")

@@ -1,4 +1,4 @@
-"""Pairs made on the spot: stored images and texts embedded by the versions that say nothing of them yet."""
+"""Pairs for a fit from stored images and texts, embedded by the version whose embedding is missing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_pairs(
     count: int,
     seed: int,
 ) -> PairedEmbeddings:
-    """Up to `count` items, drawn by `seed`, that do not hold embeddings by both versions: what is missing is made.
+    """Up to `count` items, drawn by `seed`, that lack an embedding by one of the versions, which is computed.
 
     Nothing is stored. Items whose image or text cannot be read are left out, with `label` those without that field.
 
@@ -53,13 +53,15 @@ def make_pairs(
             break
         with database.read() as connection:
             rows = list(_rows(connection, block, label))
-            held = {version.name: _held(connection, gallery_id, version, block) for version in versions}
-        made = _embedded(blobs, decoder, versions, rows, held)
-        whole = [row for row in rows if all(row[0] in made[version.name] for version in versions)][: count - len(names)]
-        names += [name for _, name, _, _ in whole]
-        labels += [found for *_, found in whole if found is not None]
+            stored = {version.name: _stored(connection, gallery_id, version, block) for version in versions}
+        vectors = _completed(blobs, decoder, versions, rows, stored)
+        complete = [row for row in rows if all(row[0] in vectors[version.name] for version in versions)][
+            : count - len(names)
+        ]
+        names += [name for _, name, _, _ in complete]
+        labels += [label_of for *_, label_of in complete if label_of is not None]
         for version in versions:
-            parts[version.name] += [made[version.name][key] for key, *_ in whole]
+            parts[version.name] += [vectors[version.name][key] for key, *_ in complete]
     by_new, by_old = (
         np.stack(parts[version.name]) if names else np.empty((0, version.card.dim), np.float32) for version in versions
     )
@@ -73,55 +75,55 @@ Row = tuple[int, str, str | None, str | None]
 def _drawn(
     database: Database, versions: tuple[LoadedVersion, LoadedVersion], gallery_id: int | None, seed: int, count: int
 ) -> Iterator[Sequence[int]]:
-    """Items of which something is missing that can be made, a batch at a time; nobody reads in between."""
+    """Keys of items that lack an embedding which can be computed, in batches; no transaction is open between them."""
     both = and_(*(says_itself(version.id) for version in versions))
-    able = (or_(says_itself(version.id), embeddable(version.id)) for version in versions)
-    mine = (item.c.deleted == false(), *(() if gallery_id is None else (item.c.gallery_id == gallery_id,)))
-    among, seen = and_(*mine, *able, ~both), set[int]()
+    obtainable = (or_(says_itself(version.id), embeddable(version.id)) for version in versions)
+    conditions = (item.c.deleted == false(), *(() if gallery_id is None else (item.c.gallery_id == gallery_id,)))
+    eligible, seen = and_(*conditions, *obtainable, ~both), set[int]()
     while True:
         with database.read() as connection:
-            drawn = Drawing(connection, among, seed).first(len(seen) + count)
-        more = [key for key in drawn if key not in seen]  # drawn again, the first are the same
-        if not more:
+            drawn = Drawing(connection, eligible, seed).first(len(seen) + count)
+        new_keys = [key for key in drawn if key not in seen]  # drawn again, the first are the same
+        if not new_keys:
             return
-        yield from blocks(more, BATCH)
-        seen.update(more)
+        yield from blocks(new_keys, BATCH)
+        seen.update(new_keys)
 
 
 def _rows(connection: Connection, block: Sequence[int], label: str | None) -> Iterator[Row]:
     columns = (item.c.id, item.c.external_id, item.c.blob, item.c.metadata)
-    there = {row.id: row for row in connection.execute(select(*columns).where(item.c.id.in_(block)))}
-    for row in (there[key] for key in block if key in there):
+    rows = {row.id: row for row in connection.execute(select(*columns).where(item.c.id.in_(block)))}
+    for row in (rows[key] for key in block if key in rows):
         if label is None or value_at(row.metadata, label) is not None:
             yield row.id, row.external_id, row.blob, None if label is None else label_text(row.metadata, label)
 
 
-def _held(
+def _stored(
     connection: Connection, gallery_id: int | None, version: LoadedVersion, block: Sequence[int]
 ) -> dict[int, Vectors]:
-    """What a version itself said of items, by their keys."""
-    mine = (embedding.c.version_id == version.id, embedding.c.origin.in_(OWN), item.c.id.in_(block))
-    where = mine if gallery_id is None else (*mine, item.c.gallery_id == gallery_id)
-    held_by = select(embedding.c.item_id, embedding.c.vector).join(item, of_item())
-    rows = connection.execute(held_by.where(*where)).all()
-    held = zip((row.item_id for row in rows), read_vectors(connection, [row.vector for row in rows]), strict=True)
-    good = {key: vector for key, vector in held if is_whole(vector, version.card.dim)}
-    return dict(zip(good, from_bytes(list(good.values()), version.card.dim), strict=True))
+    """Embeddings of items that a version itself made, by key."""
+    conditions = (embedding.c.version_id == version.id, embedding.c.origin.in_(OWN), item.c.id.in_(block))
+    where = conditions if gallery_id is None else (*conditions, item.c.gallery_id == gallery_id)
+    statement = select(embedding.c.item_id, embedding.c.vector).join(item, of_item())
+    rows = connection.execute(statement.where(*where)).all()
+    stored = zip((row.item_id for row in rows), read_vectors(connection, [row.vector for row in rows]), strict=True)
+    valid = {key: vector for key, vector in stored if is_whole(vector, version.card.dim)}
+    return dict(zip(valid, from_bytes(list(valid.values()), version.card.dim), strict=True))
 
 
-def _embedded(
+def _completed(
     blobs: Blobs,
     decoder: Decoder,
     versions: Sequence[LoadedVersion],
     rows: Sequence[Row],
-    held: dict[str, dict[int, Vectors]],
+    stored: dict[str, dict[int, Vectors]],
 ) -> dict[str, dict[int, Vectors]]:
-    """What is held and, where it is not, what the versions make of images and texts."""
-    missing = {key: [v for v in versions if key not in held[v.name]] for key, *_ in rows}
+    """The stored embeddings, completed by those that the versions compute from images and texts."""
+    missing = {key: [v for v in versions if key not in stored[v.name]] for key, *_ in rows}
     requests = {key: InputRequest(blob, missing[key]) for key, _, blob, _ in rows if blob and missing[key]}
     inputs = dict(zip(requests, read_inputs(blobs, decoder, list(requests.values())), strict=True))
     for version in versions:
-        mine = [(key, found[version.name]) for key, found in inputs.items() if found and version.name in found]
-        vectors = embed(version, [one for _, one in mine]).vectors
-        held[version.name] |= {key: vector for (key, _), vector in zip(mine, vectors, strict=True)}
-    return held
+        condition = [(key, found[version.name]) for key, found in inputs.items() if found and version.name in found]
+        vectors = embed(version, [one for _, one in condition]).vectors
+        stored[version.name] |= {key: vector for (key, _), vector in zip(condition, vectors, strict=True)}
+    return stored

@@ -27,13 +27,13 @@ from service.store.embeddings import first_held
 from service.store.partitioned import of_item
 from service.store.rows import GalleryRow
 from service.store.tables import embedding, item
-from service.upgrades.gates.measuring import forwarded, reach
+from service.upgrades.gates.measuring import moved_by_edge, reach
 from service.upgrades.gates.samples import Sample
 
 NEAREST = 10
-"""Without labels, so many first items of the new version's own ranking are taken for right."""
+"""Without labels, so many first items of the new version's own ranking count as relevant."""
 
-MOST_ITEMS = 2_000
+MAX_ITEMS = 2_000
 """Items of the sample that maps are fitted on, and modes compared on."""
 
 Place = tuple[LoadedVersion, str]
@@ -56,22 +56,26 @@ def live_places(connection: Connection, registry: Registry, gallery: GalleryRow)
 def fit(
     registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample, places: Mapping[Place, int], seed: int
 ) -> dict[MapKey, Calibration]:
-    """A map for queries of `new` over each place that is there, or will be once `new` is current."""
-    coming = [(old, Origin.ENCODED.value), (new, Origin.ENCODED.value), (new, Origin.TRANSFORMED.value)]
+    """A map for queries of `new` over each place that exists, or will once `new` is current."""
+    expected = [(old, Origin.ENCODED.value), (new, Origin.ENCODED.value), (new, Origin.TRANSFORMED.value)]
     sides: dict[MapKey, Compared] = {}
-    for version, origin in dict.fromkeys([*places, *coming]):
+    for version, origin in dict.fromkeys([*places, *expected]):
         route = registry.route(new.name, version.name)
         items = _items_of(registry, version, origin, old, sample)
-        if route is not None and items is not None and set(route.encoders) <= set(sample.asked):
+        if route is not None and items is not None and set(route.encoders) <= set(sample.query_vectors):
             sides[map_key(route, origin)] = _side(registry, route, items, sample, version)
-    count = min(MOST_ITEMS, *(len(side.items) for side in sides.values()))
-    cut = [Compared(side.queries, side.items[:count], side.space) for side in sides.values()]
+    count = min(MAX_ITEMS, *(len(side.items) for side in sides.values()))
+    comparisons = [Compared(side.queries, side.items[:count], side.space) for side in sides.values()]
     right = _right(sample, count, None)
     rows = np.flatnonzero(right.valid)
     if not len(rows):
         return {}
-    made = fit_maps(cut, right, rows, seed) if sample.judged else fit_evalue_maps(cut, right, rows, seed)
-    return dict(zip(sides, made, strict=True))
+    maps = (
+        fit_maps(comparisons, right, rows, seed)
+        if sample.has_ground_truth
+        else fit_evalue_maps(comparisons, right, rows, seed)
+    )
+    return dict(zip(sides, maps, strict=True))
 
 
 def choose_mode(
@@ -79,42 +83,42 @@ def choose_mode(
 ) -> tuple[MapKey, ChosenMode] | None:
     """The merge mode that serves a backfill from `old` to `new` best, and the route it was measured along.
 
-    None where serving would not reach what `old` has stored, or nothing has anything to find.
+    None where no route would reach the items of `old`, or no query has anything relevant to find.
     """
     route = registry.route(new.name, old.name)
-    by_new = sample.embedded[new.name].vectors[:MOST_ITEMS]
-    if route is None or not set(route.encoders) <= set(sample.asked) or not len(by_new):
+    by_new = sample.embedded[new.name].vectors[:MAX_ITEMS]
+    if route is None or not set(route.encoders) <= set(sample.query_vectors) or not len(by_new):
         return None
     before = _side(registry, route, sample.embedded[old.name].vectors[: len(by_new)], sample, old)
-    after = Compared(sample.asked[new.name][:MOST_ITEMS], by_new, new.space)
+    after = Compared(sample.query_vectors[new.name][:MAX_ITEMS], by_new, new.space)
     right = _right(sample, len(by_new), after)
-    decides = metric if metric.startswith("cmc@") and sample.judged else MEAN_AP
-    chosen = choose(before, after, right, safe=safe_mode(route.kinds), metric=decides, seed=seed)
+    deciding_metric = metric if metric.startswith("cmc@") and sample.has_ground_truth else MEAN_AP
+    chosen = choose(before, after, right, safe=safe_mode(route.kinds), metric=deciding_metric, seed=seed)
     return None if chosen is None else (map_key(route, Origin.ENCODED.value), chosen)
 
 
 def _side(registry: Registry, route: Route, items: Vectors, sample: Sample, version: LoadedVersion) -> Compared:
     queries = reach(registry, route, sample)
-    return Compared(queries[:MOST_ITEMS], items, version.space)
+    return Compared(queries[:MAX_ITEMS], items, version.space)
 
 
 def _right(sample: Sample, items: int, own: Compared | None) -> Right:
-    """What is right among the first items of the sample: what is known to be, else the first of `own`'s ranking."""
-    if sample.judged:
-        return sample.right(items, MOST_ITEMS)
-    alone = sample.alone(items)[:MOST_ITEMS]
+    """The relevant items among the first of the sample: by the ground truth, else the first of `own`'s ranking."""
+    if sample.has_ground_truth:
+        return sample.right(items, MAX_ITEMS)
+    self_numbers = sample.self_numbers(items)[:MAX_ITEMS]
     if own is None:
-        return Nearest(np.zeros((len(alone), 0), np.int64), items, alone)
-    return Nearest(first_items(own, min(NEAREST, items - 1), alone), items, alone)
+        return Nearest(np.zeros((len(self_numbers), 0), np.int64), items, self_numbers)
+    return Nearest(first_items(own, min(NEAREST, items - 1), self_numbers), items, self_numbers)
 
 
 def _items_of(
     registry: Registry, version: LoadedVersion, origin: str, old: LoadedVersion, sample: Sample
 ) -> Vectors | None:
-    """The sample as items of this version and origin; None where that cannot be had."""
+    """The sample as items of this version and origin; None where it cannot be computed."""
     if origin != Origin.TRANSFORMED:
-        given = sample.embedded.get(version.name)
-        return None if given is None else given.vectors
-    known: Iterable[LoadedVersion] = (old, *(registry.named(name) for name in sample.embedded))
-    moved = (forwarded(registry, source, version, sample) for source in known if source is not version)
-    return next((found for found in moved if found is not None), None)
+        embedded = sample.embedded.get(version.name)
+        return None if embedded is None else embedded.vectors
+    sources: Iterable[LoadedVersion] = (old, *(registry.named(name) for name in sample.embedded))
+    moved = (moved_by_edge(registry, source, version, sample) for source in sources if source is not version)
+    return next((vectors for vectors in moved if vectors is not None), None)

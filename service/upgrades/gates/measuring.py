@@ -1,4 +1,4 @@
-"""What a gate measures on a sample: M(old/old), M(new/old) by the route that serving takes, and M(new/new).
+"""Measures a gate on a sample: M(old/old), M(new/old) along the route that serving takes, and M(new/new).
 
 Q queries meet N items, of which the first Q are the queries, each left out of its own ranking; or none are. The new
 version may have embedded fewer items: then M(new/new) is over those, where they are enough, and the share of the gap
@@ -28,39 +28,39 @@ from service.upgrades.gates.samples import Sample
 
 TAR, RECALL = "TAR@FAR", "recall@k"
 
-MOST_FLIPS = 12
+MAX_FLIPS = 12
 """Negative flips that a report names."""
-MOST_LABEL = 200
+MAX_LABEL = 200
 """Characters of a flip's label that a report keeps."""
 
 
 def measure(
-    registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample, asked: Mapping[str, Any]
+    registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The report of a gate, as it is stored; `asked` holds metric, far, k and seed.
+    """The report of a gate, as it is stored; `options` holds metric, far, k and seed.
 
     Raises:
-        InvalidArgument: the metric needs labels that are not there, or that nobody shares, or the versions are one.
+        InvalidArgument: the metric needs labels that are missing or that no two share, or the versions are the same.
     """
     if old.id == new.id:
         raise InvalidArgument(f"{new.name!r} is current: a gate compares another version with it", pointer="/version")
-    kinds, old_old, new_old, new_new = compared(registry, old, new, sample)
-    metric, by, right = _metric(sample, new_new, asked)
-    before = by(old_old)
+    kinds, old_old, new_old, new_new = comparisons(registry, old, new, sample)
+    metric, measure_pair, right = _metric(sample, new_new, options)
+    before = measure_pair(old_old)
     if not before.valid.any():
-        raise _nothing_right(sample)
+        raise _nothing_relevant(sample)
     # By `dual` the old encoder embeds the query: the same ranking, never worse and never better.
-    after = before if kinds == (EdgeKind.DUAL.value,) else by(new_old)
-    own = by(new_new) if sample.asking is None or _can_rank(new_new, sample, asked) else None
+    after = before if kinds == (EdgeKind.DUAL.value,) else measure_pair(new_old)
+    own = measure_pair(new_new) if sample.query_side is None or _can_rank(new_new, sample, options) else None
     if own is not None and not own.valid.any():
         own = None
-    verdict = gate(before, after, own, metric, seed=asked["seed"], slice_of=sample.slices)
-    flips = worst_flips(before, after, new_old, right, MOST_FLIPS)
+    verdict = gate(before, after, own, metric, seed=options["seed"], slice_of=sample.slices)
+    flips = worst_flips(before, after, new_old, right, MAX_FLIPS)
     all_new = len(new_new.items) == len(sample)
     return {
-        **asked,
+        **options,
         **verdict.as_json(),
-        "flips": [_named(flip, sample) for flip in flips],
+        "flips": [_describe_flip(flip, sample) for flip in flips],
         "gap_closed": verdict.gap_closed if all_new else None,
         "version": new.name,
         "current": old.name,
@@ -71,118 +71,119 @@ def measure(
         "exhaustive": sample.exhaustive,
         "unreadable": sample.unreadable,
         "unlabelled": sample.unlabelled,
-        "labelled": sample.judged,
-        "relevant_missing": None if sample.asking is None else sample.asking.missing,
+        "labelled": sample.has_ground_truth,
+        "relevant_missing": None if sample.query_side is None else sample.query_side.missing,
         "latency_ms": {name: dict(found) for name, found in sample.latency_ms.items() if name in (old.name, new.name)},
     }
 
 
-def _named(flip: Flip, sample: Sample) -> dict[str, Any]:
-    """A flip by the ids and labels of its query and of what was found instead."""
-    ends = {"query": sample.askers[flip.query], "wrong": sample.entries[flip.wrong]}
-    named = {end: {"id": e.name, "label": e.label and e.label[:MOST_LABEL]} for end, e in ends.items()}
+def _describe_flip(flip: Flip, sample: Sample) -> dict[str, Any]:
+    """A flip, with ids and labels of its query and of the wrong item that was found."""
+    ends = {"query": sample.query_entries[flip.query], "wrong": sample.entries[flip.wrong]}
+    named = {end: {"id": e.name, "label": e.label and e.label[:MAX_LABEL]} for end, e in ends.items()}
     return {**named, "rank": flip.rank}
 
 
-def compared(
+def comparisons(
     registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample
 ) -> tuple[tuple[str, ...], Compared, Compared, Compared]:
-    """The kinds of edges new/old goes by, and what is compared with what: old/old, new/old and new/new."""
+    """The kinds of edges of the route new/old, and the pairs to compare: old/old, new/old and new/new."""
     by_new, items = sample.embedded[new.name].vectors, sample.embedded[old.name].vectors
-    queries = sample.asked[new.name]
-    old_old, new_new = _pair(sample.asked[old.name], items, old), _pair(queries, by_new, new)
-    # A slerp edge to a version that has not seen the sample would ask its encoder: the next best route counts.
-    route = registry.graph().route(new.name, old.name, frozenset(sample.asked))
+    queries = sample.query_vectors[new.name]
+    old_old, new_new = _pair(sample.query_vectors[old.name], items, old), _pair(queries, by_new, new)
+    # A slerp edge to a version that has not embedded the sample would need its encoder: take the next best route.
+    route = registry.graph().route(new.name, old.name, frozenset(sample.query_vectors))
     if route is not None and not route.dual:
         return route.kinds, old_old, _pair(reach(registry, route, sample), items, old), new_new
-    if (moved := forwarded(registry, old, new, sample)) is not None:
+    if (moved := moved_by_edge(registry, old, new, sample)) is not None:
         return (EdgeKind.FORWARD.value,), old_old, _pair(queries, moved, new), new_new
     return (EdgeKind.DUAL.value,), old_old, old_old, new_new
 
 
 def reach(registry: Registry, route: Route, sample: Sample) -> Vectors:
-    """The queries at the end of a route, whose encoders have seen them."""
-    return follow(route, partial(_opened, registry), sample.asked)
+    """The queries mapped along a route, whose encoders have embedded them."""
+    return follow(route, partial(_transform, registry), sample.query_vectors)
 
 
-def forwarded(registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample) -> Vectors | None:
+def moved_by_edge(registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample) -> Vectors | None:
     """The sample as items that a `transform` backfill moved from `old` to `new`; None without an item edge."""
     edge = registry.graph().forward(old.name, new.name)
     if edge is None:
         return None
-    given = sample.embedded[old.name]
-    return _opened(registry, edge)(given.vectors, given.side)
+    stored = sample.embedded[old.name]
+    return _transform(registry, edge)(stored.vectors, stored.side)
 
 
-def _opened(registry: Registry, edge: Edge) -> Transform:
+def _transform(registry: Registry, edge: Edge) -> Transform:
     with registry.opening(edge):
         return load_transform(edge, registry.named(edge.new).card, registry.named(edge.old).card)
 
 
 def _metric(
-    sample: Sample, new_new: Compared, asked: Mapping[str, Any]
+    sample: Sample, new_new: Compared, options: Mapping[str, Any]
 ) -> tuple[str, Callable[[Compared], Measured], Right]:
-    """The metric's full name, what measures it, and which items are right by it."""
-    if sample.asking is not None:
-        return _by_relevance(sample, asked)
-    labels, alone = sample.labels, np.arange(sample.queries)
-    metric = asked["metric"] or (RECALL if labels is None else "cmc@1")
+    """The metric's full name, the function that measures it, and the relevant items by it."""
+    if sample.query_side is not None:
+        return _by_relevance(sample, options)
+    labels, self_numbers = sample.labels, np.arange(sample.queries)
+    metric = options["metric"] or (RECALL if labels is None else "cmc@1")
     if metric == RECALL:
-        k = min(asked["k"], len(sample) - 1)
-        truth = first_items(new_new, k, alone)
-        right = Nearest(truth, len(sample), alone)
-        return f"recall@{k}", lambda pair: recall(first_items(pair, k, alone), truth), right
+        k = min(options["k"], len(sample) - 1)
+        truth = first_items(new_new, k, self_numbers)
+        right = Nearest(truth, len(sample), self_numbers)
+        return f"recall@{k}", lambda pair: recall(first_items(pair, k, self_numbers), truth), right
     if labels is None:
         why = f"metric {metric!r} needs labels: name a metadata field in `label`, or an evaluation set with labels"
         raise InvalidArgument(why, pointer="/metric")
     matching = sample.right(len(sample))
     if metric == TAR:
         return (
-            f"TAR@FAR={asked['far']:g}",
-            lambda pair: tar(pair, *_labels_of(labels, pair), asked["far"], alone),
+            f"TAR@FAR={options['far']:g}",
+            lambda pair: tar(pair, *_labels_of(labels, pair), options["far"], self_numbers),
             matching,
         )
     return metric, lambda pair: _rank(pair, labels), matching
 
 
-def _by_relevance(sample: Sample, asked: Mapping[str, Any]) -> tuple[str, Callable[[Compared], Measured], Right]:
-    """The same where entries name what is right: recall@k is then the share of it among the first k."""
-    metric, right = asked["metric"] or "cmc@1", sample.right(len(sample))
+def _by_relevance(sample: Sample, options: Mapping[str, Any]) -> tuple[str, Callable[[Compared], Measured], Right]:
+    """As `_metric` where entries name relevant items: recall@k is the share of those among the first k."""
+    metric, right = options["metric"] or "cmc@1", sample.right(len(sample))
     if metric == TAR:
         why = f"metric {TAR} needs labels, and this evaluation set names relevant items; legal: cmc@1, cmc@5, mAP@1.0, "
         raise InvalidArgument(f"{why}{RECALL}", pointer="/metric")
     if metric != RECALL:
         return metric, lambda pair: retrieval_by(pair, sample.right(len(pair.items))), right
-    k = min(asked["k"], len(sample))
+    k = min(options["k"], len(sample))
 
     def recalled(pair: Compared) -> Measured:
-        listed = sample.right(len(pair.items))
-        assert isinstance(listed, Listed)
-        return recall_of(first_items(pair, k, listed.self_Q), listed.right_QK, k)
+        relevant = sample.right(len(pair.items))
+        assert isinstance(relevant, Listed)
+        return recall_of(first_items(pair, k, relevant.self_Q), relevant.right_QK, k)
 
     return f"{RECALL.partition('@')[0]}@{k}", recalled, right
 
 
-def _can_rank(pair: Compared, sample: Sample, asked: Mapping[str, Any]) -> bool:
-    """Whether there are items enough to measure on."""
-    return len(pair.items) >= (min(asked["k"], len(sample)) if asked["metric"] == RECALL else 2)
+def _can_rank(pair: Compared, sample: Sample, options: Mapping[str, Any]) -> bool:
+    """Whether there are enough items to measure on."""
+    return len(pair.items) >= (min(options["k"], len(sample)) if options["metric"] == RECALL else 2)
 
 
-def _nothing_right(sample: Sample) -> InvalidArgument:
-    if sample.asking is None:
+def _nothing_relevant(sample: Sample) -> InvalidArgument:
+    if sample.query_side is None:
         return InvalidArgument("no two entries of the sample share a label", pointer="/label")
-    why = f"none of the items that the evaluation set names as relevant is there ({sample.asking.missing} are missing)"
+    missing = sample.query_side.missing
+    why = f"none of the items that the evaluation set names as relevant is there ({missing} are missing)"
     return InvalidArgument(why, pointer="/evaluation")
 
 
 def _rank(pair: Compared, labels: Sequence[str]) -> Measured:
     of_queries, of_items = _labels_of(labels, pair)
-    alone = np.arange(len(of_queries))
-    return retrieval(pair.queries, of_queries, pair.items, of_items, pair.space, remove_self=alone)
+    self_numbers = np.arange(len(of_queries))
+    return retrieval(pair.queries, of_queries, pair.items, of_items, pair.space, remove_self=self_numbers)
 
 
 def _labels_of(labels: Sequence[str], pair: Compared) -> tuple[Sequence[str], Sequence[str]]:
-    """The labels of its queries and of its items, which are the first entries."""
+    """The labels of a pair's queries and items, which are the first entries."""
     return labels[: len(pair.queries)], labels[: len(pair.items)]
 
 

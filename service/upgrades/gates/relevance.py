@@ -1,7 +1,7 @@
-"""What a gate measures on where an evaluation set names relevant items: its entries ask, the gallery is asked.
+"""The sample of a gate whose evaluation set names relevant items: its entries are queries, the gallery's items answer.
 
-Items that are named come first on the gallery side, so that a sample of a large gallery holds them too. Shapes: Q
-queries, K relevant items of one at most.
+Named items come first on the gallery side, so that a sample of a large gallery holds them too. Shapes: Q queries, K
+relevant items of one query at most.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sqlalchemy import Connection, false, select
 
 from service.store.sql_arrays import blocks
 from service.store.tables import item
-from service.upgrades.gates.samples import READ_BLOCK, Asking, Entry, Sample
+from service.upgrades.gates.samples import READ_BLOCK, Entry, QuerySide, Sample
 
 
 def live_keys(connection: Connection, gallery_id: int, entries: Sequence[Entry]) -> dict[str, int]:
-    """The keys of the items that entries name as relevant and that are there, by their ids, in the order named."""
+    """The keys of existing items that entries name as relevant, by id, in the order named."""
     named = list(dict.fromkeys(name for entry in entries for name in entry.relevant))
     found: dict[str, int] = {}
     for block in blocks(named, READ_BLOCK):
@@ -31,7 +31,7 @@ def live_keys(connection: Connection, gallery_id: int, entries: Sequence[Entry])
 
 
 def right_keys(entries: Sequence[Entry], number_of: Mapping[str, int]) -> NDArray[np.int64]:
-    """(Q, K) the numbers of each entry's relevant items, -1 where they are fewer or not there."""
+    """(Q, K) the numbers of each entry's relevant items, -1 where there are fewer, or one does not exist."""
     listed = [sorted({number_of[name] for name in entry.relevant if name in number_of}) for entry in entries]
     right = np.full((len(listed), max(map(len, listed), default=0)), -1)
     for row, numbers in enumerate(listed):
@@ -39,15 +39,15 @@ def right_keys(entries: Sequence[Entry], number_of: Mapping[str, int]) -> NDArra
     return right
 
 
-def asked_by(queries: Sample, items: Sample) -> Sample:
-    """The gallery side `items`, asked by the entries of an evaluation set, which `queries` holds embedded."""
+def with_queries(queries: Sample, items: Sample) -> Sample:
+    """The gallery side `items` with the entries of an evaluation set as queries, which `queries` holds embedded."""
     number_of = {entry.name: number for number, entry in enumerate(items.entries)}
     named = {name for entry in queries.entries for name in entry.relevant}
     vectors = {name: found.vectors for name, found in queries.embedded.items()}
     right = right_keys(queries.entries, number_of)
     return replace(
         items,
-        asking=Asking(queries.entries, vectors, right, len(named - number_of.keys())),
+        query_side=QuerySide(queries.entries, vectors, right, len(named - number_of.keys())),
         labels=None,
         slices=queries.slices,
         latency_ms=queries.latency_ms,

@@ -1,8 +1,8 @@
-"""What a gate measures on: items of the gallery (`service.upgrades.gates.sides`) or an evaluation set, embedded.
+"""The embedded sample of a gate: items of the gallery (`service.upgrades.gates.sides`) or an evaluation set.
 
 The first Q of the N entries are queries, all of them are items; a query is left out of its own ranking. In an
-evaluation set every entry is both, but where its entries name the items of the gallery that are relevant to them
-(`service.upgrades.gates.relevance`): then they are queries alone. Arrays are (N, dimension).
+evaluation set every entry is both, unless entries name the items of the gallery that are relevant to them
+(`service.upgrades.gates.relevance`): then they are only queries. Arrays are (N, dimension).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class UnknownEvaluation(RegraftError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry: where its image or text lies (None: there is none), its label and its slice as JSON texts.
+    """One entry: its image or text by blob key (None: there is none), its label and its slice as JSON texts.
 
-    `number` is the key of the item it is, or its place in the evaluation set; `name` is the item's id. `relevant`: ids
-    of the items that are right for it, where the evaluation set names them.
+    `number` is the key of its item, or its position in the evaluation set; `name` is the item's id. `relevant`: ids of
+    the relevant items, where the evaluation set names them.
     """
 
     number: int
@@ -61,14 +61,14 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Asking:
-    """Q queries that are no items, and what is right for them.
+class QuerySide:
+    """Q queries that are no items, and the items that are relevant to them.
 
     Attributes:
-        entries: (Q,) what they are.
+        entries: (Q,) their entries.
         vectors: version name -> its embeddings of them (Q, D).
-        right: (Q, K) numbers of the entries on the gallery side that are right, -1 where they are fewer.
-        missing: how many items are named that are not there.
+        right: (Q, K) numbers of the relevant entries on the gallery side, -1 where there are fewer.
+        missing: how many named items do not exist.
     """
 
     entries: Sequence[Entry]
@@ -79,21 +79,21 @@ class Asking:
 
 @dataclass(frozen=True)
 class Sample:
-    """N entries, embedded; the first `queries` of them ask, or those of `asking`.
+    """N embedded entries; the queries are the first `queries` of them, or those of `query_side`.
 
     Attributes:
-        entries: (N,) what was embedded.
-        embedded: version name -> its embeddings of the first so many entries, at least of the queries; the current
-            version's are of all.
+        entries: (N,) the entries.
+        embedded: version name -> its embeddings of the first entries, at least of the queries; of all by the current
+            version.
         labels: (N,), None where they are unknown.
         slices: (Q,), None for a query in no slice.
         latency_ms: version name -> p50 and p99 of encoding one image, where images were encoded.
         unreadable: how many entries were left out, because their image is gone or cannot be read.
-        queries: Q, how many of the entries ask.
+        queries: Q, how many queries there are.
         unlabelled: how many entries were left out, because they have no label and others do.
         whole: whether every item that can be compared is among the entries.
-        exhaustive: whether moreover every one that can ask does: there is no stronger measurement.
-        asking: queries that are no entries; None: the first entries ask.
+        exhaustive: whether moreover every item that can be a query is one: there is no stronger measurement.
+        query_side: queries that are no entries; None: the first entries are the queries.
     """
 
     entries: Sequence[Entry]
@@ -106,43 +106,43 @@ class Sample:
     unlabelled: int = 0
     whole: bool = True
     exhaustive: bool = True
-    asking: Asking | None = None
+    query_side: QuerySide | None = None
 
     def __len__(self) -> int:
         return len(self.entries)
 
     @property
-    def judged(self) -> bool:
-        """Whether it is known what is right, and no ranking has to be taken for the truth."""
-        return self.labels is not None or self.asking is not None
+    def has_ground_truth(self) -> bool:
+        """Whether labels or named items are the ground truth, and not a version's own ranking."""
+        return self.labels is not None or self.query_side is not None
 
     @property
-    def askers(self) -> Sequence[Entry]:
+    def query_entries(self) -> Sequence[Entry]:
         """(Q,) the entries that are queries."""
-        return self.entries[: self.queries] if self.asking is None else self.asking.entries
+        return self.entries[: self.queries] if self.query_side is None else self.query_side.entries
 
     @property
-    def asked(self) -> Mapping[str, Vectors]:
+    def query_vectors(self) -> Mapping[str, Vectors]:
         """Version name -> its embeddings of the queries (Q, D)."""
-        if self.asking is not None:
-            return self.asking.vectors
+        if self.query_side is not None:
+            return self.query_side.vectors
         return {name: found.vectors[: self.queries] for name, found in self.embedded.items()}
 
-    def alone(self, items: int) -> NDArray[np.int64]:
-        """(Q,) the number of the item, of the first so many, that each query is; -1: none."""
-        if self.asking is not None:
+    def self_numbers(self, items: int) -> NDArray[np.int64]:
+        """(Q,) each query's own number among the first `items` entries; -1: it is none of them."""
+        if self.query_side is not None:
             return np.full(self.queries, -1)
         own = np.arange(self.queries)
         return np.where(own < items, own, -1)
 
     def right(self, items: int, queries: int | None = None) -> Right:
-        """What is right for the first queries among the first items; something is `judged`."""
-        alone = self.alone(items)[:queries]
-        if self.asking is not None:
-            listed = self.asking.right[:queries]
-            return Listed(np.where(listed < items, listed, -1), items, alone)
+        """The relevant items of the first queries among the first items; needs `has_ground_truth`."""
+        self_numbers = self.self_numbers(items)[:queries]
+        if self.query_side is not None:
+            listed = self.query_side.right[:queries]
+            return Listed(np.where(listed < items, listed, -1), items, self_numbers)
         codes = np.unique(np.asarray(self.labels), return_inverse=True)[1]
-        return Matching(codes[: len(alone)], codes[:items], alone)
+        return Matching(codes[: len(self_numbers)], codes[:items], self_numbers)
 
 
 def draw(
@@ -155,24 +155,24 @@ def draw(
     Raises:
         InvalidArgument: there are fewer than two.
     """
-    able = and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), embeddable(target.id))
+    eligible = and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), embeddable(target.id))
     drawn: list[Entry] = []
-    for block in Drawing(connection, able, seed).in_blocks(READ_BLOCK):
+    for block in Drawing(connection, eligible, seed).in_blocks(READ_BLOCK):
         rows = connection.execute(select(item.c.id, item.c.blob, item.c.metadata).where(item.c.id.in_(block)))
         found = {row.id: row for row in rows if label is None or value_at(row.metadata, label) is not None}
         drawn += [Entry(i, found[i].blob, field_text(found[i].metadata, label), None) for i in block if i in found]
         if len(drawn) >= sample:
             break
     if len(drawn) < 2:
-        wanted = "with an image or a text" + (f" and metadata field {label!r}" if label else "")
-        raise InvalidArgument(f"measuring needs two items {wanted}; the gallery has {len(drawn)}", pointer="/label")
+        needed = "with an image or a text" + (f" and metadata field {label!r}" if label else "")
+        raise InvalidArgument(f"measuring needs two items {needed}; the gallery has {len(drawn)}", pointer="/label")
     return drawn[:sample]
 
 
 def evaluation_row(connection: Connection, gallery_id: int, number: int) -> EvaluationRow:
     """The row of a gallery's evaluation set. Raises UnknownEvaluation."""
-    mine = (evaluation.c.id == number, evaluation.c.gallery_id == gallery_id)
-    row = first_of(EvaluationRow, connection.execute(select(evaluation).where(*mine)))
+    conditions = (evaluation.c.id == number, evaluation.c.gallery_id == gallery_id)
+    row = first_of(EvaluationRow, connection.execute(select(evaluation).where(*conditions)))
     if row is None:
         raise UnknownEvaluation(f"this gallery has no evaluation set {number}")
     return row
@@ -180,8 +180,8 @@ def evaluation_row(connection: Connection, gallery_id: int, number: int) -> Eval
 
 def evaluation_rows(connection: Connection, gallery_id: int) -> list[EvaluationRow]:
     """Every evaluation set of a gallery, oldest first."""
-    mine = select(evaluation).where(evaluation.c.gallery_id == gallery_id)
-    return all_of(EvaluationRow, connection.execute(mine.order_by(evaluation.c.id)))
+    statement = select(evaluation).where(evaluation.c.gallery_id == gallery_id)
+    return all_of(EvaluationRow, connection.execute(statement.order_by(evaluation.c.id)))
 
 
 def read_entries(
@@ -192,20 +192,20 @@ def read_entries(
     Raises:
         InvalidArgument: no entry has that field.
     """
-    mine = select(evaluation_entry).where(evaluation_entry.c.evaluation_id == evaluation_id)
+    statement = select(evaluation_entry).where(evaluation_entry.c.evaluation_id == evaluation_id)
     entries = []
-    for row in connection.execute(mine.order_by(evaluation_entry.c.number)):
-        own = None if row.label is None else value_text(row.label)
-        label_text = own if label is None else field_text(row.metadata, label)
-        part, relevant = field_text(row.metadata, slice_field), tuple(row.relevant or ())
-        entries.append(Entry(row.number, row.blob, label_text, part, str(row.number), relevant))
+    for row in connection.execute(statement.order_by(evaluation_entry.c.number)):
+        own_label = None if row.label is None else value_text(row.label)
+        label_text = own_label if label is None else field_text(row.metadata, label)
+        slice_text, relevant = field_text(row.metadata, slice_field), tuple(row.relevant or ())
+        entries.append(Entry(row.number, row.blob, label_text, slice_text, str(row.number), relevant))
     if label is not None and all(entry.label is None for entry in entries):
         raise InvalidArgument(f"label: no entry has the metadata field {label!r}", pointer="/label")
     return entries
 
 
-def labelled_ones(entries: Sequence[Entry]) -> Sequence[Entry]:
-    """The entries that have a label, as items without one are left out too; all of them where fewer than two have."""
+def with_labels(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """The entries that have a label; all of them where fewer than two have one."""
     labelled = [entry for entry in entries if entry.label is not None]
     return labelled if len(labelled) >= 2 else entries
 
@@ -215,27 +215,27 @@ def embed(
 ) -> Sample:
     """Encode the entries' images and texts by each version; those that cannot be read are left out.
 
-    `timed` of them are also encoded one at a time, for the latencies. Texts that name what is relevant are queries and
-    no items, and get the prompt for those.
+    `timed` of them are also encoded one at a time, for the latencies. Texts of entries that name relevant items are
+    queries, and get the prompt of queries.
 
     Raises:
-        NoEncoder, NoTextEntrance: one of the versions does not embed what they are.
-        StoreUnreachable: it cannot be told whether they can.
+        NoEncoder, NoTextEntrance: one of the versions does not embed images, or texts.
+        StoreUnreachable: the store of images does not answer.
     """
     parts: dict[str, list[Embedded]] = {version.name: [] for version in versions}
-    kept: list[Entry] = []
+    readable_entries: list[Entry] = []
     seconds: dict[str, list[float]] = {version.name: [] for version in versions}
     for block in blocks(entries, BATCH):
         requests = [InputRequest(entry.blob, versions, "query" if entry.relevant else "item") for entry in block]
         read = list(zip(read_inputs(blobs, decoder, requests), block, strict=True))
         readable = [inputs for inputs, _ in read if inputs is not None]
         for version in versions:
-            inputs = [each[version.name] for each in readable]
+            inputs = [item_inputs[version.name] for item_inputs in readable]
             parts[version.name].append(embed_inputs(version, inputs))
             seconds[version.name] += time_each(version, inputs[: timed - len(seconds[version.name])])
-        kept += [entry for inputs, entry in read if inputs is not None]
+        readable_entries += [entry for inputs, entry in read if inputs is not None]
     embedded = {name: _joined(found) for name, found in parts.items()}
-    return _sample(embedded, kept, quantiles(seconds), len(entries) - len(kept))
+    return _sample(embedded, readable_entries, quantiles(seconds), len(entries) - len(readable_entries))
 
 
 def read_embeddings(
@@ -250,11 +250,12 @@ def read_embeddings(
     Raises:
         InvalidArgument: it holds none of a version that is needed.
     """
-    mine = select(evaluation_embedding).where(evaluation_embedding.c.evaluation_id == evaluation_id)
-    versions = {row.version_id: row.vectors for row in connection.execute(mine)}
+    statement = select(evaluation_embedding).where(evaluation_embedding.c.evaluation_id == evaluation_id)
+    versions = {row.version_id: row.vectors for row in connection.execute(statement)}
     if missing := [version.name for version in needed if version.id not in versions]:
-        held = ", ".join(sorted(registry.by_id(v).name for v in versions))
-        why = f"evaluation {evaluation_id} holds no embeddings of {' and '.join(map(repr, missing))} (it has: {held})"
+        available = ", ".join(sorted(registry.by_id(v).name for v in versions))
+        lacking = " and ".join(map(repr, missing))
+        why = f"evaluation {evaluation_id} holds no embeddings of {lacking} (it has: {available})"
         raise InvalidArgument(why, pointer="/evaluation")
     rows = [entry.number for entry in entries]
     embedded = {}
@@ -278,7 +279,7 @@ def _sample(
 
 
 def field_text(metadata: Mapping[str, Any], name: str | None) -> str | None:
-    """A metadata field as `value_text` has it; None where there is none."""
+    """A metadata field as text, by `value_text`; None where there is none."""
     found = None if name is None else value_at(metadata, name)
     return None if found is None else value_text(found)
 

@@ -1,9 +1,9 @@
 """The two sides of a gate on a gallery's own items: sampled queries, and the whole gallery where that is affordable.
 
-What is stored is not computed again, so that the gallery side costs little: only queries have to be embedded by the new
+Stored embeddings are not computed again, so the gallery side costs little: only queries have to be embedded by the new
 version, and items that hold no embedding by the old one. Affordable means: at most MOST_PAIRS pairs of a query and an
 item are compared, and each version has to embed at most MOST_MADE images. Beyond that the gallery side is a sample too:
-the items that come first in an order drawn by the seed, at least as many as there may be queries, whatever that takes.
+the items that come first in an order drawn by the seed, at least as many as there may be queries, at any cost.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from service.store.vector_codec import from_bytes
 from service.store.vector_reader import read_vectors
 from service.upgrades.gates.samples import READ_BLOCK, TIMED, Entry, Sample, field_text, quantiles
 
-MOST_PAIRS = 100_000_000
+MAX_PAIRS = 100_000_000
 """Pairs of a query and an item that are compared: 1,000 queries against 100,000 items."""
 
-MOST_MADE = 4_000
+MAX_EMBEDDED = 4_000
 """Images of the gallery side that each version embeds, where nothing is stored."""
 
 EmbeddedRow = tuple[Vectors, Vectors | None]
@@ -43,21 +43,21 @@ EmbeddedRow = tuple[Vectors, Vectors | None]
 
 
 @dataclass
-class Drawn:
-    """Entries in the order drawn, and what is stored of them.
+class DrawnSides:
+    """Entries in the order drawn, and their stored embeddings.
 
     Attributes:
-        asking: numbers of the entries that are queries.
+        queries: numbers of the entries that are queries.
         both: numbers of those that are embedded by both versions, the queries among them.
         stored: version name -> number of an entry -> its stored embedding.
         unlabelled: how many were left out because they have no label.
-        whole: whether every item that can be compared is there.
-        exhausted: whether every item that can ask does.
-        paired: whether only items that the new version embeds too are of use.
+        whole: whether every item that can be compared is among the entries.
+        exhausted: whether every item that can be a query is one.
+        paired: whether only items that the new version embeds too can be used.
     """
 
     entries: list[Entry] = field(default_factory=list)
-    asking: set[int] = field(default_factory=set)
+    queries: set[int] = field(default_factory=set)
     both: set[int] = field(default_factory=set)
     stored: dict[str, dict[int, EmbeddedRow]] = field(default_factory=dict)
     unlabelled: int = 0
@@ -70,8 +70,8 @@ class Drawn:
 class DrawOptions:
     """What to draw: up to `sample` queries by `seed`, with the metadata fields that are the label and the slice.
 
-    `paired`: only items that the new version embeds too are of use. `others`: so many queries come from elsewhere, and
-    no item asks; the items `first` are drawn before all others.
+    `paired`: only items that the new version embeds too can be used. `outside_queries`: queries come from elsewhere, so
+    many, and no item is one; the items `first` are drawn before all others.
     """
 
     label: str | None
@@ -79,70 +79,78 @@ class DrawOptions:
     sample: int
     seed: int
     paired: bool = False
-    others: int = 0
+    outside_queries: int = 0
     first: Sequence[int] = ()
 
 
 def draw_sides(
     connection: Connection, gallery_id: int, old: LoadedVersion, new: LoadedVersion, options: DrawOptions
-) -> Drawn:
+) -> DrawnSides:
     """Draw items of a gallery as queries and as items.
 
     Raises:
-        InvalidArgument: fewer than two can ask, or none can be compared.
+        InvalidArgument: fewer than two items can be queries, or none can be compared.
     """
-    drawn = Drawn(stored={old.name: {}, new.name: {}}, paired=options.paired)
-    most = MOST_PAIRS // options.others if options.others else max(options.sample, MOST_PAIRS // options.sample)
-    wanted = 0 if options.others else options.sample
-    made = dict.fromkeys(drawn.stored, 0)
+    drawn = DrawnSides(stored={old.name: {}, new.name: {}}, paired=options.paired)
+    max_items = (
+        MAX_PAIRS // options.outside_queries
+        if options.outside_queries
+        else max(options.sample, MAX_PAIRS // options.sample)
+    )
+    query_count = 0 if options.outside_queries else options.sample
+    computed = dict.fromkeys(drawn.stored, 0)
     for entry in _entries(connection, gallery_id, (old, new), options, drawn):
         has_old, has_new = (entry.number in drawn.stored[version.name] for version in (old, new))
-        asks = has_new or entry.blob is not None
-        if options.others:  # what the new version cannot embed need not be: it is asked for by given queries
-            asks = has_new or (entry.blob is not None and embeds(new.card, entry.blob))
-        if (not has_old and entry.blob is None) or (options.paired and not asks):
+        can_query = has_new or entry.blob is not None
+        if options.outside_queries:  # queries come from elsewhere: the new version need not embed the item
+            can_query = has_new or (entry.blob is not None and embeds(new.card, entry.blob))
+        if (not has_old and entry.blob is None) or (options.paired and not can_query):
             continue
-        room = has_new or made[new.name] < MOST_MADE
-        if len(drawn.asking) < wanted:
+        room = has_new or computed[new.name] < MAX_EMBEDDED
+        if len(drawn.queries) < query_count:
             room = True
-            drawn.asking.update([entry.number] if asks else [])
-        elif _beyond(len(drawn.entries), most, has_old or made[old.name] < MOST_MADE, room or not options.paired):
+            drawn.queries.update([entry.number] if can_query else [])
+        elif _is_unaffordable(
+            len(drawn.entries), max_items, has_old or computed[old.name] < MAX_EMBEDDED, room or not options.paired
+        ):
             drawn.whole = drawn.exhausted = False
             break
         else:
-            drawn.exhausted = drawn.exhausted and not asks
-        if asks and room:
+            drawn.exhausted = drawn.exhausted and not can_query
+        if can_query and room:
             drawn.both.add(entry.number)
-            made[new.name] += not has_new
-        made[old.name] += not has_old
+            computed[new.name] += not has_new
+        computed[old.name] += not has_old
         drawn.entries.append(entry)
-    if options.others and not drawn.entries:
+    if options.outside_queries and not drawn.entries:
         raise InvalidArgument(f"no item of the gallery can be compared as {old.name!r} has it", pointer="/evaluation")
-    if len(drawn.asking) < 2 and not options.others:
-        have = f"with an image or an embedding by {new.name!r}"
+    if len(drawn.queries) < 2 and not options.outside_queries:
+        needed = f"with an image or an embedding by {new.name!r}"
         labelled = f" and metadata field {options.label!r}" if options.label else ""
-        found = len(drawn.asking)
-        raise InvalidArgument(f"measuring needs two items {have}{labelled}; the gallery has {found}", pointer="/label")
+        found = len(drawn.queries)
+        raise InvalidArgument(
+            f"measuring needs two items {needed}{labelled}; the gallery has {found}", pointer="/label"
+        )
     return drawn
 
 
-def _beyond(items: int, most: int, old_has_room: bool, new_has_room: bool) -> bool:
+def _is_unaffordable(items: int, max_items: int, old_has_room: bool, new_has_room: bool) -> bool:
     """Whether one more item is not affordable."""
-    return items >= most or not (old_has_room and new_has_room)
+    return items >= max_items or not (old_has_room and new_has_room)
 
 
 def embed_sides(
     blobs: Blobs,
     decoder: Decoder,
-    drawn: Drawn,
+    drawn: DrawnSides,
     old: LoadedVersion,
     new: LoadedVersion,
-    helping: Sequence[LoadedVersion],
+    other_encoders: Sequence[LoadedVersion],
 ) -> Sample:
-    """Embed what is not stored: queries by every version, other items by those that it takes.
+    """Compute the embeddings that are not stored: of queries by every version, of other items by those needed.
 
-    An image or text that cannot be read is left out as a query, and as an item too where nothing is stored of it or
-    only items of both versions are of use.
+    An image or text that cannot be read is left out as a query, and as an item too where no embedding of it is stored,
+    or only items of both versions can be used.
 
     Raises:
         NoEncoder, NoTextEntrance: a version is needed that does not embed what an item is.
@@ -152,10 +160,10 @@ def embed_sides(
     unreadable: set[int] = set()
     seconds: dict[str, list[float]] = {old.name: [], new.name: []}
     for block in blocks(drawn.entries, BATCH):
-        missing = {entry.number: _missing(entry, drawn, known, old, new, helping) for entry in block}
+        missing = {entry.number: _missing(entry, drawn, known, old, new, other_encoders) for entry in block}
         timed = [version for version in (old, new) if _is_timed(version, seconds[version.name])]
         requests = {
-            entry.number: InputRequest(entry.blob, _once(needed, timed, entry.blob))
+            entry.number: InputRequest(entry.blob, _encoders_of(needed, timed, entry.blob))
             for entry in block
             if (needed := missing[entry.number])
         }
@@ -164,52 +172,54 @@ def embed_sides(
             found = {n: images[n] for n, needed in missing.items() if version in needed}
             _encode(version, {n: inputs[version.name] for n, inputs in found.items() if inputs is not None}, known)
         for version in timed:
-            seconds[version.name] += _timed(version, images.values(), TIMED - len(seconds[version.name]))
+            seconds[version.name] += _time_images(version, images.values(), TIMED - len(seconds[version.name]))
         unreadable |= {number for number, inputs in images.items() if inputs is None}
-    entries, asking, both = _left(drawn, known, unreadable, old)
-    if asking < 2 and drawn.asking:
+    entries, queries, both = _comparable(drawn, known, unreadable, old)
+    if queries < 2 and drawn.queries:
         raise InvalidArgument("fewer than two images of the sample can be read", pointer="/label")
     embedded = {old.name: _stack(known, old, entries), new.name: _stack(known, new, entries[:both])}
-    seen = {entry.number for entry in entries[:asking]}
-    helped = [version for version in helping if seen and seen <= set(known.get(version.name, {}))]
-    embedded |= {version.name: _stack(known, version, entries[:asking]) for version in helped}
+    query_numbers = {entry.number for entry in entries[:queries]}
+    complete = [
+        version for version in other_encoders if query_numbers and query_numbers <= set(known.get(version.name, {}))
+    ]
+    embedded |= {version.name: _stack(known, version, entries[:queries]) for version in complete}
     return Sample(
         entries=entries,
         embedded=embedded,
         labels=None if any(entry.label is None for entry in entries) else [entry.label or "" for entry in entries],
-        slices=[entry.slice for entry in entries[:asking]],
+        slices=[entry.slice for entry in entries[:queries]],
         latency_ms=quantiles(seconds),
         unreadable=len(unreadable),
         unlabelled=drawn.unlabelled,
-        queries=asking,
+        queries=queries,
         whole=drawn.whole,
         exhaustive=drawn.whole and drawn.exhausted,
     )
 
 
 def _entries(
-    connection: Connection, gallery_id: int, versions: Sequence[LoadedVersion], options: DrawOptions, drawn: Drawn
+    connection: Connection, gallery_id: int, versions: Sequence[LoadedVersion], options: DrawOptions, drawn: DrawnSides
 ) -> Iterator[Entry]:
-    """Live items in the order drawn; their stored embeddings are noted on the way."""
+    """Live items in the order drawn; their stored embeddings are added to `drawn`."""
     live, first = and_(item.c.gallery_id == gallery_id, item.c.deleted == false()), set(options.first)
-    rest = Drawing(connection, live, options.seed).in_blocks(READ_BLOCK)
-    others = ([key for key in block if key not in first] for block in rest)
+    blocks_drawn = Drawing(connection, live, options.seed).in_blocks(READ_BLOCK)
+    others = ([key for key in block if key not in first] for block in blocks_drawn)
     for block in chain(blocks(options.first, READ_BLOCK), others):
         columns = (item.c.id, item.c.blob, item.c.metadata, item.c.external_id)
         rows = {row.id: row for row in connection.execute(select(*columns).where(item.c.id.in_(block)))}
         labels = {key: field_text(row.metadata, options.label) for key, row in rows.items()}
-        taken = [key for key in block if options.label is None or labels[key] is not None]
-        drawn.unlabelled += len(block) - len(taken)
+        eligible = [key for key in block if options.label is None or labels[key] is not None]
+        drawn.unlabelled += len(block) - len(eligible)
         for version in versions:
-            with_image = {key for key in taken if rows[key].blob}
-            drawn.stored[version.name] |= _stored(connection, gallery_id, version, taken, with_image)
-        for row in map(rows.__getitem__, taken):
-            part = field_text(row.metadata, options.slice)
-            yield Entry(row.id, _readable(row.blob, versions[1]), labels[row.id], part, row.external_id)
+            with_image = {key for key in eligible if rows[key].blob}
+            drawn.stored[version.name] |= _stored(connection, gallery_id, version, eligible, with_image)
+        for row in map(rows.__getitem__, eligible):
+            slice_text = field_text(row.metadata, options.slice)
+            yield Entry(row.id, _readable(row.blob, versions[1]), labels[row.id], slice_text, row.external_id)
 
 
 def _readable(blob: str | None, new: LoadedVersion) -> str | None:
-    """Where the image or text of an item lies; None where the new version, which embeds the other, does not take it."""
+    """The blob of an item; None where the new version embeds the other kind of content only."""
     other = new.card.encoder or new.card.text
     return blob if blob is None or not other or embeds(new.card, blob) else None
 
@@ -217,18 +227,18 @@ def _readable(blob: str | None, new: LoadedVersion) -> str | None:
 def _stored(
     connection: Connection, gallery_id: int, version: LoadedVersion, ids: Sequence[int], with_image: set[int]
 ) -> dict[int, EmbeddedRow]:
-    """Embeddings by a version; one that an edge made counts only where there is no image to embed."""
-    mine = (in_gallery(embedding, gallery_id), embedding.c.version_id == version.id, embedding.c.item_id.in_(ids))
+    """Stored embeddings by a version; one that an edge made counts only where there is no image to embed."""
+    conditions = (in_gallery(embedding, gallery_id), embedding.c.version_id == version.id, embedding.c.item_id.in_(ids))
     rows = [
         row
         for row in connection.execute(
-            select(embedding.c.item_id, embedding.c.origin, embedding.c.vector, embedding.c.side).where(*mine)
+            select(embedding.c.item_id, embedding.c.origin, embedding.c.vector, embedding.c.side).where(*conditions)
         )
         if row.origin != Origin.TRANSFORMED or row.item_id not in with_image
     ]
     side_dim = version.card.side_dim
     if side_dim:
-        # Without its side-information an item edge has nothing to go by: what has none is embedded anew.
+        # An item edge needs the side-information: an item without it is embedded again.
         rows = [row for row in rows if row.side is not None or row.item_id not in with_image]
     vectors = from_bytes(read_vectors(connection, [row.vector for row in rows]), version.card.dim)
     sides = [from_bytes([row.side], side_dim)[0] if row.side is not None and side_dim else None for row in rows]
@@ -237,52 +247,54 @@ def _stored(
 
 def _missing(
     entry: Entry,
-    drawn: Drawn,
+    drawn: DrawnSides,
     known: Mapping[str, Mapping[int, EmbeddedRow]],
     old: LoadedVersion,
     new: LoadedVersion,
-    helping: Sequence[LoadedVersion],
+    other_encoders: Sequence[LoadedVersion],
 ) -> list[LoadedVersion]:
-    """The versions that have still to embed an entry."""
-    wanted = [old, *([new] if entry.number in drawn.both else [])]
-    if entry.number in drawn.asking and entry.blob is not None:
-        wanted += [version for version in helping if embeds(version.card, entry.blob)]
-    return [version for version in wanted if entry.number not in known.get(version.name, {})]
+    """The versions whose embedding of an entry has to be computed."""
+    versions = [old, *([new] if entry.number in drawn.both else [])]
+    if entry.number in drawn.queries and entry.blob is not None:
+        versions += [version for version in other_encoders if embeds(version.card, entry.blob)]
+    return [version for version in versions if entry.number not in known.get(version.name, {})]
 
 
-def _once(needed: Sequence[LoadedVersion], timed: Sequence[LoadedVersion], blob: str | None) -> list[LoadedVersion]:
-    """Those that are needed, and of those to be timed the ones that can embed it."""
-    able = [version for version in timed if blob is not None and embeds(version.card, blob)]
-    return list({version.name: version for version in [*needed, *able]}.values())
+def _encoders_of(
+    needed: Sequence[LoadedVersion], timed: Sequence[LoadedVersion], blob: str | None
+) -> list[LoadedVersion]:
+    """The needed versions, and those to be timed that can embed the blob, each once."""
+    can_embed = [version for version in timed if blob is not None and embeds(version.card, blob)]
+    return list({version.name: version for version in [*needed, *can_embed]}.values())
 
 
 def _encode(version: LoadedVersion, inputs: Mapping[int, Input], known: dict[str, dict[int, EmbeddedRow]]) -> None:
-    made = embed(version, list(inputs.values()))
+    computed = embed(version, list(inputs.values()))
     rows = known.setdefault(version.name, {})
     for n, number in enumerate(inputs):
-        rows[number] = (made.vectors[n], None if made.side is None else made.side[n])
+        rows[number] = (computed.vectors[n], None if computed.side is None else computed.side[n])
 
 
 def _is_timed(version: LoadedVersion, seconds: Sequence[float]) -> bool:
-    """Whether single images are still to be timed, which a version is too whose embeddings are all stored."""
+    """Whether a version's encoder is to be timed on more images; also where all its embeddings are stored."""
     opens = (version.card.encoder and version.opens("images")) or (version.card.text and version.opens("texts"))
     return bool(opens) and len(seconds) < TIMED
 
 
-def _timed(version: LoadedVersion, images: Iterable[Inputs | None], most: int) -> list[float]:
-    return time_each(version, [inputs[version.name] for inputs in images if inputs and version.name in inputs][:most])
+def _time_images(version: LoadedVersion, images: Iterable[Inputs | None], limit: int) -> list[float]:
+    return time_each(version, [inputs[version.name] for inputs in images if inputs and version.name in inputs][:limit])
 
 
-def _left(
-    drawn: Drawn, known: Mapping[str, Mapping[int, EmbeddedRow]], unreadable: set[int], old: LoadedVersion
+def _comparable(
+    drawn: DrawnSides, known: Mapping[str, Mapping[int, EmbeddedRow]], unreadable: set[int], old: LoadedVersion
 ) -> tuple[list[Entry], int, int]:
-    """The entries that can be compared - queries first, then those of both versions - and how many these are."""
-    both, asking = drawn.both - unreadable, drawn.asking - unreadable
+    """The entries that can be compared - queries first, then those of both versions - and the counts of these two."""
+    both, queries = drawn.both - unreadable, drawn.queries - unreadable
     usable = both if drawn.paired else known[old.name].keys()
-    there = [entry for entry in drawn.entries if entry.number in known[old.name] and entry.number in usable]
-    rank = [2 - (entry.number in both) - (entry.number in asking) for entry in there]
+    comparable = [entry for entry in drawn.entries if entry.number in known[old.name] and entry.number in usable]
+    rank = [2 - (entry.number in both) - (entry.number in queries) for entry in comparable]
     order: NDArray[np.int64] = np.argsort(rank, kind="stable")
-    return [there[n] for n in order.tolist()], rank.count(0), rank.count(0) + rank.count(1)
+    return [comparable[n] for n in order.tolist()], rank.count(0), rank.count(0) + rank.count(1)
 
 
 def _stack(

@@ -1,1 +1,1 @@
-"""Rollouts: shadow and canary, who is asked, and the end of a canary."""
+"""Rollouts: shadow and canary, which version answers a query, and the end of a canary."""

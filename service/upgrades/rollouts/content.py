@@ -1,4 +1,4 @@
-"""What a request asks, apart from who embeds it: so that a trial can tell queries apart and ask them once more."""
+"""The images or texts of a request, so that a trial can hash its queries and embed them by another version."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class ImageContent:
         """Versions that can embed it."""
 
     def digest(self) -> bytes:
-        """What tells these images from others."""
+        """A hash of the images."""
         return _digest([_read(file) for file in self._files])
 
     def size(self) -> int:
         """Bytes of all images."""
         return sum(file.seek(0, io.SEEK_END) for file in self._files)
 
-    def kept(self) -> Encode:
-        """An encoder of the same images that outlives the form."""
+    def keep(self) -> Encode:
+        """An encoder of a copy of the images, which outlives the form."""
         files = [io.BytesIO(_read(file)) for file in self._files]
         return embed_images(self._registry, files, self._decoder, Sight())
 
@@ -48,14 +48,14 @@ class TextContent:
         """Versions that can embed it."""
 
     def digest(self) -> bytes:
-        """What tells these texts from others."""
+        """A hash of the texts."""
         return _digest([text.encode() for text in self._texts])
 
     def size(self) -> int:
         """Bytes of all texts, about."""
         return sum(map(len, self._texts))
 
-    def kept(self) -> Encode:
+    def keep(self) -> Encode:
         """An encoder of the same texts."""
         return embed_texts(self._registry, self._texts)
 

@@ -1,8 +1,8 @@
-"""Watching a trial: which version answers a query, what both would have answered, and when it is enough.
+"""Monitor a trial: choose the version that answers a query, compare both versions, and end a canary over a limit.
 
-The query path only decides and counts. Everything else - answering once more by the new version for a shadow, adding
-the counts up in the database, rolling back a canary that passed a limit - happens behind the response, on one thread
-that drops what does not fit, and counts what it dropped.
+The query path only chooses and counts. Everything else - the new version's answers of a shadow, adding counts up in the
+database, rolling back a canary over a limit - happens after the response, on one thread with a bounded queue; queries
+that do not fit are dropped and counted.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING = 64
 MAX_WAITING_BYTES = 64 << 20
-"""How much a shadow may hold of what it has still to answer."""
+"""Bytes of queries that may wait for their shadow."""
 FLUSH_SECONDS = 0.25
-"""How long counts wait to be added up in the database, at most, while nothing holds up the thread."""
+"""How long counts wait to be written to the database, while nothing holds up the thread."""
 
 WHO = "canary"
-"""Who rolls back when a limit is passed."""
+"""The name of who rolls back, in the record, when a limit is passed."""
 
 
 class Content(Protocol):
@@ -57,23 +57,23 @@ class Content(Protocol):
         """Names of these versions."""
 
     def digest(self) -> bytes:
-        """What tells them from others."""
+        """A hash of them."""
 
     def size(self) -> int:
         """Bytes it takes to keep them."""
 
-    def kept(self) -> Encode:
+    def keep(self) -> Encode:
         """An encoder that outlives the request."""
 
 
-class Asking(NamedTuple):
-    """Queries as a trial sees them.
+class TrialQuery(NamedTuple):
+    """Queries of a request, as a trial needs them.
 
     Attributes:
-        version: what the request names; such queries take part in nothing.
-        ask: what is asked.
-        content: the queries, None when only their own version can embed them.
-        key: what keeps the same client on the same version during a canary; None: the content itself.
+        version: the version that the request names; such queries take no part in a trial.
+        ask: the query of the gallery.
+        content: the images or texts; None: only their own version can embed them.
+        key: keeps a client on one version during a canary; None: the hash of the content does.
         k: matches that are compared.
     """
 
@@ -85,8 +85,8 @@ class Asking(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Job:
-    """Queries that the new version has still to answer."""
+class _ShadowJob:
+    """Queries of a shadow that the new version has still to answer."""
 
     live: LoadedGallery
     rollout: Rollout
@@ -104,47 +104,47 @@ class RolloutMonitor(Background):
         self._database = database
         self._registry = registry
         self._replica = replica
-        self._jobs: queue.Queue[_Job] = queue.Queue(MAX_WAITING)
-        self._held = 0
-        self._counting = threading.Lock()
+        self._jobs: queue.Queue[_ShadowJob] = queue.Queue(MAX_WAITING)
+        self._waiting_bytes = 0
+        self._lock = threading.Lock()
         self._counters: dict[tuple[int, int, str], Counters] = defaultdict(Counters)
         self._errors = RecurringErrors(logger)
 
     def stop(self) -> None:
-        """Add up what was counted; queries that wait for their shadow are dropped."""
+        """Write the counts; queries that wait for their shadow are dropped."""
         super().stop()
         self._flush()
 
-    def answer(self, live: LoadedGallery, askings: Sequence[Asking]) -> list[SearchResult]:
-        """Answer queries as the gallery's trial has it.
+    def answer(self, live: LoadedGallery, requests: Sequence[TrialQuery]) -> list[SearchResult]:
+        """Answer queries by the versions that the gallery's trial chooses.
 
-        What the new version of a canary cannot answer the old one does; what neither can is the request's own fault.
+        The old version answers what the new one of a canary cannot; an error of both is the request's.
 
         Raises:
-            NoCurrentVersion: none is deployed, and a query names none.
+            NoCurrentVersion: no version is deployed, and a query names none.
             GalleryChanged, and what else `Gallery.answer` raises.
         """
-        if any(asking.version is None for asking in askings):
+        if any(request.version is None for request in requests):
             live.check_current()
         if (rollout := live.rollout) is None:
-            return live.gallery.answer([(asking.version, asking.ask) for asking in askings])
-        drawn = [_drawn(rollout, asking) for asking in askings]
+            return live.gallery.answer([(request.version, request.ask) for request in requests])
+        drawn = [_is_drawn(rollout, request) for request in requests]
         by_new = [rollout.version.name if rollout.phase == CANARY and chosen else None for chosen in drawn]
         error, started = None, time.perf_counter()
         try:
-            answers = live.gallery.answer([(new or a.version, a.ask) for new, a in zip(by_new, askings, strict=True)])
+            answers = live.gallery.answer([(new or a.version, a.ask) for new, a in zip(by_new, requests, strict=True)])
         except GalleryChanged:
             raise
         except Exception as raised:
             if not any(by_new):
                 raise
             error = raised
-            answers = live.gallery.answer([(asking.version, asking.ask) for asking in askings])
+            answers = live.gallery.answer([(request.version, request.ask) for request in requests])
         seconds = time.perf_counter() - started
-        for asking, chosen, new, answered in zip(askings, drawn, by_new, answers, strict=True):
+        for request, chosen, new, answer in zip(requests, drawn, by_new, answers, strict=True):
             if chosen is None:
                 continue
-            queries = len(answered.keys_QK)
+            queries = len(answer.keys_QK)
             with self._counters_of(live, rollout) as counters:
                 counters.add(**{"new" if new else "old": queries})
                 if new and error:
@@ -152,31 +152,31 @@ class RolloutMonitor(Background):
                 else:
                     counters.took("new" if new else "old", seconds, queries)
             if chosen and rollout.phase == SHADOW:
-                self._shadow(live, rollout, answered, asking)
+                self._shadow(live, rollout, answer, request)
         return answers
 
-    def _shadow(self, live: LoadedGallery, rollout: Rollout, old: SearchResult, asking: Asking) -> None:
-        assert asking.content is not None
-        size = asking.content.size()
-        fits = self._held + size <= MAX_WAITING_BYTES and not self._jobs.full()
+    def _shadow(self, live: LoadedGallery, rollout: Rollout, old: SearchResult, request: TrialQuery) -> None:
+        assert request.content is not None
+        size = request.content.size()
+        fits = self._waiting_bytes + size <= MAX_WAITING_BYTES and not self._jobs.full()
         try:
             if fits:
-                ask = asking.ask._replace(encode=asking.content.kept())
-                self._jobs.put_nowait(_Job(live, rollout, old, ask, size, asking.k))
-                self._hold(size)
+                ask = request.ask._replace(encode=request.content.keep())
+                self._jobs.put_nowait(_ShadowJob(live, rollout, old, ask, size, request.k))
+                self._add_waiting(size)
         except queue.Full:
             fits = False
         if not fits:
             with self._counters_of(live, rollout) as counters:
                 counters.add(dropped=len(old.keys_QK))
 
-    def _hold(self, size: int) -> None:
-        with self._counting:
-            self._held += size
+    def _add_waiting(self, size: int) -> None:
+        with self._lock:
+            self._waiting_bytes += size
 
     @contextmanager
     def _counters_of(self, live: LoadedGallery, rollout: Rollout) -> Iterator[Counters]:
-        with self._counting:
+        with self._lock:
             yield self._counters[live.id, rollout.deployment, rollout.phase]
 
     def _run(self) -> None:
@@ -187,16 +187,16 @@ class RolloutMonitor(Background):
             except queue.Empty:
                 pass
             else:
-                self._hold(-job.size)
+                self._add_waiting(-job.size)
                 self._compare(job)
-                del job  # while it waits for another one, it keeps no gallery in memory
+                del job  # so that waiting for the next one keeps no gallery in memory
             if time.monotonic() >= due:
                 self._flush()
                 due = time.monotonic() + FLUSH_SECONDS
 
-    def _compare(self, job: _Job) -> None:
+    def _compare(self, job: _ShadowJob) -> None:
         """Answer queries by the new version too, and count how far it agrees with the old one on the same items."""
-        now = job.live.rollout  # once: it may end between two looks
+        now = job.live.rollout  # read once: the trial may end meanwhile
         if now is None or now.deployment != job.rollout.deployment:
             return
         started = time.perf_counter()
@@ -207,7 +207,7 @@ class RolloutMonitor(Background):
                 with attempt:
                     (new,) = job.live.gallery.answer(asks[:1])
                     seconds = time.perf_counter() - started
-                    if new.seq != old.seq:  # items came, went or moved since: both once more, from one view
+                    if new.seq != old.seq:  # items were written since: search both again, from one view
                         new, old = job.live.gallery.answer(asks)
         except Exception as error:
             with self._counters_of(job.live, job.rollout) as counters:
@@ -217,32 +217,32 @@ class RolloutMonitor(Background):
         pair = (old.keys_QK[:, : job.k], new.keys_QK[:, : job.k])
         shares, rhos = overlap(*pair), rank_correlation(*pair)
         with self._counters_of(job.live, job.rollout) as counters:
-            # Queries that nothing matches, by a filter say, agree and disagree in nothing.
+            # Queries without matches, by a filter say, neither agree nor disagree.
             counters.add(new=queries, compared=int(np.isfinite(shares).sum()), overlap=float(np.nansum(shares)))
             counters.add(correlated=int(np.isfinite(rhos).sum()), rank_correlation=float(np.nansum(rhos)))
             counters.add(flips=first_match_flips(*pair))
             counters.took("new", seconds, queries)
 
     def _flush(self) -> None:
-        """Add counts up in the database; what cannot be written waits for the next time."""
-        with self._counting:
+        """Add the counts up in the database; those that cannot be written wait for the next time."""
+        with self._lock:
             waiting, self._counters = self._counters, defaultdict(Counters)
         for (gallery_id, number, phase), counters in waiting.items():
-            left = counters
+            unstored = counters
             try:
                 with self._database.write() as connection:
                     added = add_counters(connection, number, phase, counters)
-                # These counts are stored. If the canary cannot be ended now, none at all make the next time look again.
-                left = Counters()
+                # These counts are stored. If the canary cannot be ended now, empty counts make the next flush retry.
+                unstored = Counters()
                 if added is not None and phase == CANARY and (why := exceeded(*added)):
-                    self._end(gallery_id, number, why)
+                    self._roll_back_canary(gallery_id, number, why)
             except Exception:
                 self._errors.log(Event("trial_not_stored", deployment=number))
-                with self._counting:
-                    self._counters[gallery_id, number, phase] += left
+                with self._lock:
+                    self._counters[gallery_id, number, phase] += unstored
 
-    def _end(self, gallery_id: int, number: int, why: str) -> None:
-        """Roll a canary back, unless somebody decided about it meanwhile."""
+    def _roll_back_canary(self, gallery_id: int, number: int, why: str) -> None:
+        """Roll a canary back, unless it was advanced or ended meanwhile."""
         with self._database.write() as connection:
             take_seq(connection, gallery_id, 0)
             row = on_its_way(connection, gallery_id)
@@ -253,15 +253,15 @@ class RolloutMonitor(Background):
         self._replica.refresh(gallery_id)
 
 
-def _drawn(rollout: Rollout, asking: Asking) -> bool | None:
-    """Whether the queries are of the share that the new version answers; None: they take no part."""
-    content = asking.content
-    if content is None or asking.version is not None or rollout.version.name not in content.encoders:
+def _is_drawn(rollout: Rollout, request: TrialQuery) -> bool | None:
+    """Whether the queries belong to the share that the new version answers; None: they take no part."""
+    content = request.content
+    if content is None or request.version is not None or rollout.version.name not in content.encoders:
         return None
-    return share_of(rollout, asking.key.encode() if asking.key else content.digest()) < rollout.share
+    return share_of(rollout, request.key.encode() if request.key else content.digest()) < rollout.share
 
 
 def share_of(rollout: Rollout, key: bytes) -> float:
-    """Where a key lies in [0, 1), the same in every process; another deployment shuffles anew."""
+    """The position of a key in [0, 1): the same in every process, another for each deployment."""
     digest = hashlib.sha256(f"{rollout.deployment}:".encode() + key).digest()
     return int.from_bytes(digest[:8], "big") / 2.0**64

@@ -111,7 +111,7 @@ def test_a_large_gallery_is_gone_at_once_and_freed_afterwards(
 
     monkeypatch.setattr(gallery_removal, "BLOCK", 6)
     monkeypatch.setattr(gallery_removal, "free_items", slow)
-    monkeypatch.setattr(reaper, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(reaper, "RETRY_SECONDS", 0.01)
     threading.Timer(0.5, may_go_on.set).start()
 
     assert served.remove(path).status_code == 204
@@ -146,7 +146,7 @@ def test_one_gallery_that_cannot_be_freed_holds_up_no_other(
 
     monkeypatch.setattr(gallery_removal, "forget_gallery", failing)
     monkeypatch.setattr(reaper, "free_small_gallery", lambda *_: False)
-    monkeypatch.setattr(reaper, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(reaper, "RETRY_SECONDS", 0.01)
 
     for path in (stuck, other):
         assert served.remove(path).status_code == 204

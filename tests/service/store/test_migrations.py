@@ -21,7 +21,7 @@ from service.store.api_keys import add_key, all_keys
 from service.store.database import MIGRATIONS, Database, migrating, upgrade
 from service.store.tables import edge, embedding, gallery, item, metadata, version
 from service.store.vector_files import begin_file, file_row, vector_file
-from service.upgrades.deployments.history import history, standing
+from service.upgrades.deployments.history import history, rollback_chain
 from staging.together import together
 from staging.waiting import until
 
@@ -355,7 +355,7 @@ def test_deployments_of_the_first_release_keep_their_history(settings: Settings)
         (3, 2, 3.5),
         (4, None, 4.5),
     ]
-    assert [row.id for row in standing(rows)] == [3, 4]
+    assert [row.id for row in rollback_chain(rows)] == [3, 4]
     assert [row.undoes_id for row in other] == [None]
     with migrating(settings.database_url) as config:
         command.downgrade(config, "0001")

@@ -13,7 +13,7 @@ from staging.curves import deploy, group
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(curves, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(curves, "PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
 

@@ -142,7 +142,7 @@ class TestFailure:
         number = start(served, filled, {"label": "group"})
         monkeypatch.setattr(curves, "PAUSE_SECONDS", 0.2)
         with monkeypatch.context() as broken:
-            broken.setattr(curves, "worth", out_of_order)
+            broken.setattr(curves, "measure", out_of_order)
             served.work(1)
             failing = wait_for(served, number, lambda curve: curve["error"])
             assert served.query(filled, pictures[0]).status_code == 200
@@ -159,7 +159,7 @@ class TestFailure:
     ) -> None:
         number = start(served, filled, {"label": "group"})
         calls: list[int] = []
-        monkeypatch.setattr(curves, "worth", lambda *_: calls.append(1) or out_of_order())
+        monkeypatch.setattr(curves, "measure", lambda *_: calls.append(1) or out_of_order())
         served.work()
 
         curve = wait_for(served, number, ended)
@@ -175,10 +175,10 @@ class TestFailure:
 
         def ends(*_: Any) -> Any:
             calls.append(1)
-            raise curves.Stopping
+            raise curves.Stopped
 
         with monkeypatch.context() as ending:
-            ending.setattr(curves, "worth", ends)
+            ending.setattr(curves, "measure", ends)
             served.work()
             wait_for(served, number, lambda _: len(calls) > curves.ATTEMPTS)
             assert curve_of(served, number)["error"] is None
@@ -194,23 +194,23 @@ class TestClaims:
     @pytest.fixture
     def job(self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch) -> Any:
         """A backfill that has reached a mark, while the server's own thread is looking away."""
-        monkeypatch.setattr(served.runtime.curves, "_look", lambda: None)
+        monkeypatch.setattr(served.runtime.curves, "_follow", lambda: None)
         number = start(served, filled, {"label": "group"})
         served.work(1)
         return number
 
     def standing(self, served: Any, number: int) -> Any:
         with served.runtime.database.lookup() as connection:
-            return next(job for job in points.standing(connection) if job.id == number)
+            return next(job for job in points.measuring_jobs(connection) if job.id == number)
 
     def test_two_servers_measure_each_mark_once_between_them(
         self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked: list[Any] = []
-        counted = curves.worth
+        counted = curves.measure
         with serving(served.runtime.settings) as other:
             number = start(served, filled, {"label": "group", "metric": "mAP@1.0"})
-            monkeypatch.setattr(curves, "worth", lambda *given: asked.append(1) or counted(*given))
+            monkeypatch.setattr(curves, "measure", lambda *given: asked.append(1) or counted(*given))
             for step in range(1, 4):
                 served.work(1)
                 wait_for(other, number, points_are(step + 1))
@@ -221,7 +221,7 @@ class TestClaims:
         assert (whole["state"], len(whole["points"]), len(asked)) == ("complete", 5, 4)
 
     def test_a_mark_belongs_to_one_process_until_that_has_died(self, served: Any, job: int) -> None:
-        assert points.due(self.standing(served, job)) == 5
+        assert points.due_mark(self.standing(served, job)) == 5
         claims = [("a", 5), ("b", 5), ("a", 5), ("b", 6)]
         with served.runtime.database.write() as connection:
             assert [points.claim(connection, job, mark, who) for who, mark in claims] == [True, False, True, True]
@@ -233,7 +233,7 @@ class TestClaims:
     def test_a_mark_that_takes_long_stays_with_who_measures_it(
         self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        running, whole, others = served.runtime.curves, curves.worth, []
+        running, whole, others = served.runtime.curves, curves.measure, []
         signs = Leases(running._renew, 0.01)
         monkeypatch.setattr(running, "_claims", signs)
         number = start(served, filled, {"label": "group"})
@@ -254,7 +254,7 @@ class TestClaims:
                 others.append(points.claim(connection, number, mark, "another"))
             return whole(*given)
 
-        monkeypatch.setattr(curves, "worth", slow)
+        monkeypatch.setattr(curves, "measure", slow)
         served.work()
         try:
             assert wait_for(served, number, ended)["state"] == "complete"
@@ -269,7 +269,7 @@ class TestClaims:
         """As whoever deletes a gallery does, and whoever moves its items: on PostgreSQL nobody waits in a circle."""
         found = SimpleNamespace(score=SimpleNamespace(value=0.5, low=0.4, high=0.6), queries=3)
         standing, written = self.standing(served, job), []
-        monkeypatch.setattr(curves.Curves, "_take", lambda *_: True)
+        monkeypatch.setattr(curves.Curves, "_measure_mark", lambda *_: True)
         served.runtime.curves._measure(standing, 5)
         owner = served.runtime.curves._owner
 
@@ -278,7 +278,7 @@ class TestClaims:
 
         steps: list[Callable[[Any], Any]] = [
             lambda c: points.store(c, standing, 5, owner, found, 7),
-            lambda c: points.note(c, standing, "out of order", points.CurveState.MEASURING),
+            lambda c: points.set_state(c, standing, "out of order", points.CurveState.MEASURING),
         ]
         orders = []
         for step in steps:
@@ -305,7 +305,7 @@ class TestClaims:
 
         assert (stored, late) == ([False, True, False], False)
         assert [p["value"] for p in curve_of(served, job)["points"]][1:] == [0.5]
-        assert points.due(self.standing(served, job)) is None
+        assert points.due_mark(self.standing(served, job)) is None
 
     def test_a_point_is_not_stored_once_the_gallery_went_another_way(self, served: Any, filled: str, job: int) -> None:
         found = SimpleNamespace(score=SimpleNamespace(value=0.5, low=0.4, high=0.6), queries=3)
@@ -390,7 +390,7 @@ def test_an_item_that_asks_and_got_another_label_is_no_longer_among_those_of_its
         labels.catch_up(connection)
         now = {row.id: row.metadata.get("group") for row in rows_of(connection, gallery.id, IDS)}
 
-    counted = labels.judge(Probes(entries, {}, stored=True)).others(slice(None))
+    counted = labels.relevance(Probes(entries, {}, stored=True)).others(slice(None))
 
     assert counted.tolist() == [
         sum(str(group) == asks.label and key != asks.number for key, group in now.items()) for asks in entries

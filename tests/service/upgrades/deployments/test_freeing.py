@@ -107,7 +107,7 @@ def test_what_failed_is_gone_on_with_by_itself(served: Any, moved: str, monkeypa
             locked()
         return free_block(*args, **options)
 
-    monkeypatch.setattr(freeing, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(freeing, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(freeing, "_free_block", failing_twice)
 
     assert retire(served, moved).status_code == 503

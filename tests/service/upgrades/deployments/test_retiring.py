@@ -55,7 +55,7 @@ def test_what_comes_to_depend_on_it_after_every_item_was_looked_at_is_found(
     reencode(served, filled)
     runtime, name = served.runtime, filled.rpartition("/")[2]
     version, gallery_id = runtime.registry.named("v1"), runtime.replica.find(name).id
-    counted = retiring.count(runtime.database, runtime.registry, name, version, None)
+    counted = retiring.precheck(runtime.database, runtime.registry, name, version, None)
     if meanwhile == "written":
         late = {"items": [{"id": "late", "embedding": [1, 0, 0, 0]}], "version": "v1"}
         assert served.http.post(f"{filled}/items", json=late).status_code == 200

@@ -156,7 +156,7 @@ def test_a_bad_file_of_pairs_is_refused_by_name(served: Any, file: Any, fields: 
 def test_more_pairs_than_are_allowed_are_refused(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     small = npz(**drawn(40_000, new=np.zeros((40_000, 5))))
     problem(fit_file(served, small), 413, "body_too_large", "/pairs")
-    monkeypatch.setattr("service.upgrades.edges.fitting.MOST_PAIRS", 99)
+    monkeypatch.setattr("service.upgrades.edges.fitting.MAX_PAIRS", 99)
     assert "at most 99" in problem(fit_file(served, drawn()), 422, "invalid_argument", "/pairs")["detail"]
 
 

@@ -112,7 +112,7 @@ class TestRemove:
         replica, writing, opened, left = served.runtime.replica, served.runtime.database._turn, [], list(range(writes))
         number = replica.find(needing.rpartition("/")[2]).id
         replica.cache.drop(number)
-        count, open_one = dependents.Counts._counted, Replica._open
+        count, open_one = dependents.Counts._count_dependents, Replica._open
 
         def noting(self: Replica, gallery_id: int) -> LoadedGallery:
             opened.append(writing.locked())
@@ -126,7 +126,7 @@ class TestRemove:
             return found
 
         monkeypatch.setattr(Replica, "_open", noting)
-        monkeypatch.setattr(dependents.Counts, "_counted", counted)
+        monkeypatch.setattr(dependents.Counts, "_count_dependents", counted)
         told = remove(served, "bare2", "bare", "matrix", dry_run=True).json()["dependents"][-1]
 
         assert True not in opened

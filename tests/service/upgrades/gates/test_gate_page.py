@@ -74,7 +74,7 @@ class TestFlips:
         fields: dict[str, Any],
     ) -> None:
         whole = gate(served, filled, **fields)
-        monkeypatch.setattr(measuring, "MOST_FLIPS", 3)
+        monkeypatch.setattr(measuring, "MAX_FLIPS", 3)
         report = gate(served, filled, **fields)
 
         pixels = [Image.open(io.BytesIO(served.http.get(f"{filled}/items/i{n}/image").content)) for n in range(20)]

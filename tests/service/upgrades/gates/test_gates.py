@@ -100,7 +100,7 @@ class TestReport:
     ) -> None:
         path = labelled("poor")
         report = gate(served, path, "fct").json()
-        monkeypatch.setattr(sides, "MOST_MADE", 0)
+        monkeypatch.setattr(sides, "MAX_EMBEDDED", 0)
         sampled = gate(served, path, "fct", sample=8).json()
         forward = load_transform(made["fct"].edges[0], made["fct"].card, made["poor"].card)
         given = Encoder(made["poor"]).encode([make_image(n % 5, n) for n in range(20)])
@@ -202,7 +202,7 @@ class TestSample:
             return made
 
         monkeypatch.setattr(Encoder, "encode_arrays", counting)
-        monkeypatch.setattr(sides, "MOST_MADE", 0)
+        monkeypatch.setattr(sides, "MAX_EMBEDDED", 0)
 
         report = gate(served, path, "v2", sample=8, metric="mAP@1.0").json()
 
@@ -225,8 +225,8 @@ class TestSample:
         new = "chain" if current == "v2" else "v2"
         if current == "v1":
             served.http.post(f"{path}/rollback")
-        monkeypatch.setattr(sides, "MOST_PAIRS", pairs)
-        monkeypatch.setattr(sides, "MOST_MADE", 8)
+        monkeypatch.setattr(sides, "MAX_PAIRS", pairs)
+        monkeypatch.setattr(sides, "MAX_EMBEDDED", 8)
 
         report = gate(served, path, new, sample=8).json()
 
