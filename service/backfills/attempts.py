@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from service.backfills.planner import MAX_PAUSE_SECONDS, Kind, Order, pause_is_o
 from service.store.filtering import passing
 from service.store.rows import BackfillRow
 from service.store.sql_arrays import key_range, listed
+from service.store.sql_time import now
 from service.store.tables import backfill, backfill_failure, item
 
 PAUSE_SECONDS = 2.0
@@ -36,7 +36,7 @@ def note_failed(
     What was noted of the others is removed: they were moved, or changed meanwhile.
     """
     tried = _take_earlier_attempts(connection, backfill_id, item_ids)
-    now = time.time()
+    moment = connection.execute(select(now())).scalar_one()
     rows = []
     for f in failed:
         attempts = tried.get(f.item_id, 0) + 1
@@ -50,8 +50,8 @@ def note_failed(
                 "code": f.code,
                 "attempts": attempts,
                 "final": final,
-                "next_try": None if final else now + pause_seconds(attempts),
-                "at": now,
+                "next_try": None if final else moment + pause_seconds(attempts),
+                "at": moment,
             }
         )
     if rows:

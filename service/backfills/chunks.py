@@ -7,7 +7,6 @@ Every function runs in its caller's transaction.
 from __future__ import annotations
 
 import itertools
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from service.store.job_leases import LONGEST_LEASES
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, first_of, one_of
 from service.store.sql_arrays import listed
+from service.store.sql_time import now
 from service.store.tables import backfill, backfill_chunk, embedding, item
 from service.store.vector_reader import with_vectors
 
@@ -82,16 +82,16 @@ CHUNK = (backfill_chunk.c.id, backfill_chunk.c.backfill_id, backfill_chunk.c.ite
 
 
 class LostRow(NamedTuple):
-    """A chunk whose lease is over, and who held it."""
+    """A chunk whose lease is over, and who held it; `long_over`: for longer than a lease lasts."""
 
     id: int
     backfill_id: int
     item_ids: list[int]
     lease_owner: str
-    lease_until: float
+    long_over: bool
 
 
-LOST = (*CHUNK, backfill_chunk.c.lease_owner, backfill_chunk.c.lease_until)
+LOST = (*CHUNK, backfill_chunk.c.lease_owner)
 
 
 class ContentRow(NamedTuple):
@@ -120,9 +120,8 @@ def claimable(connection: Connection, kinds: Sequence[Kind] = tuple(Kind)) -> li
 
     The one that waits longest is first.
     """
-    now = time.time()
     next_claim = backfill.c.next_claim
-    due = or_(backfill.c.rate.is_(None), next_claim <= now, next_claim > now + _ahead(backfill.c))
+    due = or_(backfill.c.rate.is_(None), next_claim <= now(), next_claim > now() + _ahead(backfill.c))
     ready = (backfill.c.state == BackfillState.RUNNING, backfill.c.kind.in_(kinds), backfill.c.sweep_seq.is_(None))
     statement = select(backfill).where(*ready, due)
     return all_of(BackfillRow, connection.execute(statement.order_by(backfill.c.next_claim, backfill.c.id)))
@@ -144,7 +143,7 @@ def claim(
 def holders(connection: Connection, beginning: str) -> list[str]:
     """The owner of each chunk of a running backfill that is leased now, of those whose name begins so."""
     running = backfill_chunk.c.backfill_id.in_(select(backfill.c.id).where(backfill.c.state == BackfillState.RUNNING))
-    held = (running, backfill_chunk.c.state == "leased", backfill_chunk.c.lease_until >= time.time())
+    held = (running, backfill_chunk.c.state == "leased", backfill_chunk.c.lease_until >= now())
     named = backfill_chunk.c.lease_owner.startswith(beginning, autoescape=True)
     return list(connection.execute(select(backfill_chunk.c.lease_owner).where(*held, named)).scalars())
 
@@ -166,7 +165,7 @@ def _chunk(job: BackfillRow, taken: ChunkRow | LostRow, owner: str) -> Chunk:
 
 def extend(connection: Connection, chunk: Chunk, lease_seconds: float) -> bool:
     """A heartbeat: hold the chunk for longer. False when it is no longer ours."""
-    statement = _ours(chunk).values(lease_until=time.time() + lease_seconds)
+    statement = _ours(chunk).values(lease_until=now() + lease_seconds)
     return connection.execute(statement).rowcount == 1
 
 
@@ -190,19 +189,19 @@ def _free_lost(connection: Connection, job: BackfillRow, lease_seconds: float) -
 
     Alone it has failed where its worker held no other chunk that may have been at fault.
     """
-    now = time.time()
     leased = (backfill_chunk.c.state == "leased", backfill_chunk.c.lease_owner.is_not(None))
-    over = (backfill_chunk.c.backfill_id == job.id, *leased, backfill_chunk.c.lease_until < now)
+    over = (backfill_chunk.c.backfill_id == job.id, *leased, backfill_chunk.c.lease_until < now())
     if connection.execute(select(backfill_chunk.c.id).where(*over).limit(1)).first() is None:
         return
     take_seq(connection, job.gallery_id, 0)
-    rows = select(*LOST).where(*over).order_by(backfill_chunk.c.number).with_for_update(skip_locked=True)
+    long_over = (backfill_chunk.c.lease_until < now() - lease_seconds).label("long_over")
+    rows = select(*LOST, long_over).where(*over).order_by(backfill_chunk.c.number).with_for_update(skip_locked=True)
     alive = {worker_of(owner) for owner in holders(connection, "")}
     # The leases of a worker that died end one after the other, the last within the time of one.
     lost = [
         row
         for row in all_of(LostRow, connection.execute(rows))
-        if worker_of(row.lease_owner) not in alive or row.lease_until < now - lease_seconds
+        if worker_of(row.lease_owner) not in alive or row.long_over
     ]
     held = Counter(worker_of(row.lease_owner) for row in lost)
     numbers = itertools.count(next_number(connection, job.id))
@@ -231,9 +230,8 @@ def _halve(connection: Connection, row: LostRow, numbers: Iterator[int]) -> None
 
 
 def _take(connection: Connection, backfill_id: int, owner: str, lease_seconds: float) -> ChunkRow | None:
-    now = time.time()
-    until, latest = now + lease_seconds, now + max(LONGEST_LEASES * lease_seconds, MAX_PAUSE_SECONDS)
-    left = and_(backfill_chunk.c.lease_owner.is_(None), backfill_chunk.c.lease_until < now)
+    until, latest = now() + lease_seconds, now() + max(LONGEST_LEASES * lease_seconds, MAX_PAUSE_SECONDS)
+    left = and_(backfill_chunk.c.lease_owner.is_(None), backfill_chunk.c.lease_until < now())
     over = or_(left, backfill_chunk.c.lease_until > latest)
     expired = and_(backfill_chunk.c.state == "leased", over)
     # Two statements and no OR: each is answered from the index, however many chunks there are.
@@ -254,11 +252,10 @@ def _take(connection: Connection, backfill_id: int, owner: str, lease_seconds: f
 
 def _pace(connection: Connection, job: BackfillRow, items: int) -> None:
     """Move the next claim on. Computed in SQL, from the column: two workers that claim at once add up."""
-    now = time.time()
-    moved_on: ColumnElement[float] | float = now
+    moved_on: ColumnElement[float] = now()
     if job.rate:
-        possible = backfill.c.next_claim.between(now - BURST_SECONDS, now + _ahead(job))
-        moved_on = case((possible, backfill.c.next_claim), else_=now - BURST_SECONDS) + items / job.rate
+        possible = backfill.c.next_claim.between(now() - BURST_SECONDS, now() + _ahead(job))
+        moved_on = case((possible, backfill.c.next_claim), else_=now() - BURST_SECONDS) + items / job.rate
     connection.execute(update(backfill).where(backfill.c.id == job.id).values(next_claim=moved_on))
 
 

@@ -5,7 +5,6 @@ Every function runs in its caller's transaction.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from enum import StrEnum
@@ -17,6 +16,7 @@ from index.version import ENCODER, TEXT_ENCODER, EdgeKind
 from service.store.blob_keys import TEXT
 from service.store.embeddings import first_held, says_itself
 from service.store.partitioned import of_item
+from service.store.sql_time import now
 from service.store.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, item, version
 
 MAX_PAUSE_SECONDS = 300.0
@@ -112,8 +112,7 @@ def most(found: int, share: float | None, limit: int | None) -> int:
 
 def pause_is_over() -> ColumnElement[bool]:
     """Whether a row of `backfill_failure` is to be tried again now."""
-    now = time.time()
-    return or_(backfill_failure.c.next_try <= now, backfill_failure.c.next_try > now + MAX_PAUSE_SECONDS)
+    return or_(backfill_failure.c.next_try <= now(), backfill_failure.c.next_try > now() + MAX_PAUSE_SECONDS)
 
 
 def served_origin(order: Order, origin: str) -> ColumnElement[bool]:
@@ -135,18 +134,17 @@ def drained(connection: Connection) -> list[int]:
 
 def turn(connection: Connection, backfill_id: int, before: Sequence[BackfillState], after: BackfillState) -> bool:
     """Bring a backfill from one of the states `before` to another, keeping account of the time it ran."""
-    now = time.time()
     planning = and_(backfill.c.sweep_seq.is_not(None), backfill.c.kind.in_(tuple(Kind)))
-    ran = backfill.c.active_seconds + func.coalesce(now - backfill.c.resumed, 0.0)
+    ran = backfill.c.active_seconds + func.coalesce(now() - backfill.c.resumed, 0.0)
     values = {
         "state": after,
         "revision": backfill.c.revision + 1,
         # A clock that was set back must not take away what was counted.
         "active_seconds": case((ran > backfill.c.active_seconds, ran), else_=backfill.c.active_seconds),
         # What workers compute runs from the end of its planning on.
-        "resumed": case((planning, null()), else_=now) if after is BackfillState.RUNNING else None,
+        "resumed": case((planning, null()), else_=now()) if after is BackfillState.RUNNING else None,
         "sweep_until": None,  # whoever planned it stops: after a pause anybody may go on at once
-        "finished": None if after in ACTIVE else now,
+        "finished": None if after in ACTIVE else now(),
     }
     turned = update(backfill).where(backfill.c.id == backfill_id, backfill.c.state.in_(before))
     return connection.execute(turned.values(values)).rowcount == 1

@@ -49,6 +49,7 @@ from service.store.ranges import RANGE, Keys, first, keys_by_age, pieces
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, first_of, one_of
 from service.store.sql_arrays import gathered, listed
+from service.store.sql_time import now
 from service.store.tables import backfill, backfill_chunk, backfill_failure, item, item_traffic
 
 BY_AGE = ("oldest", "newest")
@@ -82,7 +83,7 @@ def fresh(seq: int) -> dict[str, Any]:
 
     It is left to who begins it for the time of a lease.
     """
-    return {"sweep_seq": seq, "sweep_at": 0, "sweep_until": time.time() + LEASE_SECONDS}
+    return {"sweep_seq": seq, "sweep_at": 0, "sweep_until": now() + LEASE_SECONDS}
 
 
 def begin_again(connection: Connection, backfill_id: int) -> BackfillRow | None:
@@ -101,7 +102,7 @@ def begin_again(connection: Connection, backfill_id: int) -> BackfillRow | None:
 def left_alone(connection: Connection) -> list[BackfillRow]:
     """The running backfills with a sweep that nobody goes on with."""
     until = backfill.c.sweep_until
-    free = or_(until.is_(None), is_over(until, time.time(), LEASE_SECONDS))
+    free = or_(until.is_(None), is_over(until, LEASE_SECONDS))
     mine = (backfill.c.state == BackfillState.RUNNING, backfill.c.sweep_seq.is_not(None), free)
     return all_of(BackfillRow, connection.execute(select(backfill).where(*mine).order_by(backfill.c.id)))
 
@@ -110,7 +111,7 @@ def take(connection: Connection, job: BackfillRow) -> BackfillRow | None:
     """Be who goes on with the sweep of this row for the time of a lease; None: another process was faster."""
     until = backfill.c.sweep_until
     unchanged = until.is_(None) if job.sweep_until is None else until == job.sweep_until
-    taken = _at(job).where(unchanged).values(sweep_until=time.time() + LEASE_SECONDS).returning(backfill)
+    taken = _at(job).where(unchanged).values(sweep_until=now() + LEASE_SECONDS).returning(backfill)
     return first_of(BackfillRow, connection.execute(taken))
 
 
@@ -282,7 +283,7 @@ def _at(job: BackfillRow) -> Update:
 def _extend(database: Database, job: BackfillRow) -> None:
     mine = update(backfill).where(backfill.c.id == job.id, backfill.c.sweep_seq == job.sweep_seq)
     with database.write() as connection:
-        connection.execute(mine.values(sweep_until=time.time() + LEASE_SECONDS))
+        connection.execute(mine.values(sweep_until=now() + LEASE_SECONDS))
 
 
 def _room(job: BackfillRow) -> int | None:
@@ -316,7 +317,7 @@ def _close(connection: Connection, job: BackfillRow, order: Order) -> BackfillSt
     planned = {
         "sweep_seq": None,
         "sweep_until": None,
-        "resumed": func.coalesce(backfill.c.resumed, time.time()),
+        "resumed": func.coalesce(backfill.c.resumed, now()),
         "revision": backfill.c.revision + 1,
     }
     row = first_of(BackfillRow, connection.execute(_at(job).values(planned).returning(backfill)))

@@ -25,6 +25,7 @@ from service.errors import DeletedMeanwhile
 from service.settings import CONNECTIONS, Settings
 from service.store.faults import check_references, check_sqlite, is_away, is_busy, is_damage, is_lost_reference
 from service.store.news import Clock, Notifications
+from service.store.sql_time import prepare_sqlite
 from service.store.vector_reader import VectorReader
 
 if TYPE_CHECKING:
@@ -337,6 +338,7 @@ def _sqlite_engine(url: str, begin: str | None = None, *, foreign_keys: bool = T
     )
 
     def prepare(connection: sqlite3.Connection, _: object) -> None:
+        prepare_sqlite(connection)
         connection.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
         connection.execute("PRAGMA journal_mode=WAL")
         # An acknowledged write survives a power cut, not only a killed process.

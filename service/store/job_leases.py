@@ -5,12 +5,12 @@ A lease keeps processes from doing the same work, no more: one that ran out may 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Column, ColumnElement, Connection, Float, String, Table, insert, or_, select, update
 
+from service.store.sql_time import now
 from service.store.tables import metadata
 
 LONGEST_LEASES = 4
@@ -26,9 +26,9 @@ job_lease = Table(
 )
 
 
-def is_over(until: ColumnElement[float], now: float, seconds: float) -> ColumnElement[bool]:
+def is_over(until: ColumnElement[float], seconds: float) -> ColumnElement[bool]:
     """Whether a lease of so many seconds is nobody's any more."""
-    return or_(until < now, until > now + LONGEST_LEASES * seconds)
+    return or_(until < now(), until > now() + LONGEST_LEASES * seconds)
 
 
 def take_job(connection: Connection, name: str, owner: str, seconds: float) -> bool:
@@ -43,13 +43,12 @@ def take_row(
 
     A row that is not there is made, with `more` as its other columns.
     """
-    now = time.time()
     mine = [table.c[name] == value for name, value in key.items()]
-    free = or_(table.c.owner == owner, is_over(table.c.until, now, seconds))
-    taken = connection.execute(update(table).where(*mine, free).values(owner=owner, until=now + seconds))
+    free = or_(table.c.owner == owner, is_over(table.c.until, seconds))
+    taken = connection.execute(update(table).where(*mine, free).values(owner=owner, until=now() + seconds))
     if taken.rowcount:
         return True
     if connection.execute(select(table.c.owner).where(*mine)).first() is not None:
         return False
-    connection.execute(insert(table).values(**key, **more, owner=owner, until=now + seconds))
+    connection.execute(insert(table).values(**key, **more, owner=owner, until=now() + seconds))
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -154,6 +155,24 @@ def test_an_item_whose_lease_ran_out_is_taken_over_by_one_worker_only(database: 
     with pytest.raises(chunks.ChunkLost):
         commit(database, lost)
     assert [commit(database, half)["done"] for half in halves] == [1, 1]
+
+
+def test_a_lease_ends_by_the_clock_of_the_database(
+    database: Database, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PostgreSQL processes run on machines whose clocks may differ; those that share a file of SQLite have one."""
+    if engine == "sqlite":
+        pytest.skip("there is one clock")
+    store(database, ["a", "b", "c"])
+    start(database)
+    clock = time.time
+    with monkeypatch.context() as late:
+        late.setattr(time, "time", lambda: clock() - 300.0)
+        held = claim(database, "late")
+    assert held is not None
+
+    assert claim(database, "other") is None
+    assert commit(database, held)["done"] == 3
 
 
 def test_the_feed_is_in_commit_order_whoever_writes(database: Database) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from service.backfills import chunks
 from service.settings import Settings
+from service.store import sql_time
 from service.store.database import Database, upgrade
 from staging.plans import Clock, Planning
 
@@ -25,5 +25,5 @@ def stage(tmp_path: Path) -> Iterator[Planning]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(chunks, "time", clock)
+    monkeypatch.setattr(sql_time, "time", clock)
     return clock

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from service.backfills import attempts, chunks, planner, traffic
+from service.backfills import chunks, traffic
 from service.backfills.outcome import Failed
 from service.backfills.planner import BackfillState, drained, turn
 from service.backfills.scores import scored_of
+from service.store import sql_time
 from service.store.repository import delete_items
 from service.store.tables import backfill_failure, item
 from staging.plans import V2, Clock, Planning, flat, moved_of
@@ -165,8 +166,7 @@ class TestRetries:
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
         clock = Clock()
-        for module in (chunks, planner, attempts):
-            monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(sql_time, "time", clock)
         return clock
 
     def fail(self, stage: Planning, names: set[str], retry: bool = True) -> list[str]:
@@ -351,7 +351,7 @@ class TestTime:
         self, stage: Planning, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         clock = Clock()
-        monkeypatch.setattr(planner, "time", clock)
+        monkeypatch.setattr(sql_time, "time", clock)
         started = stage.start(stage.gallery(4), resumed=clock.now)
         for passed, before, after in (
             (10, BackfillState.RUNNING, BackfillState.PAUSED),

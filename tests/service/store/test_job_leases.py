@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection
 
 from service.settings import Settings
-from service.store import job_leases
+from service.store import sql_time
 from service.store.database import Database, upgrade
 from service.store.job_leases import take_job
 from staging.plans import Clock
@@ -31,7 +31,7 @@ def test_a_job_is_one_processs_for_as_long_as_it_goes_on(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(job_leases, "time", clock)
+    monkeypatch.setattr(sql_time, "time", clock)
 
     def taken(by: str, after: float = 0.0, job: str = "a job") -> bool:
         clock.now += after
