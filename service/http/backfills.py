@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
@@ -30,6 +29,7 @@ from service.schemas import MAX_CHUNK, Body, Name, Number
 from service.store.audit import ChangeContext, record
 from service.store.repository import gallery_named, gallery_row, take_seq
 from service.store.rows import BackfillRow, first_of, one_of
+from service.store.sql_time import now
 from service.store.tables import backfill
 from service.upgrades.curves.measure import StartedCurve
 from service.upgrades.curves.points import curve_of
@@ -167,7 +167,6 @@ def start(
     target = _target(connection, registry, gallery_id, request.version)
     _check_free(connection, gallery_id)
     _check_possible(connection, registry, request, target)
-    now = time.time()
     values = {
         "gallery_id": gallery_id,
         "version_id": target.id,
@@ -176,11 +175,11 @@ def start(
         "state": BackfillState.RUNNING,
         "chunk_size": _chunk_size(request),
         "rate": request.rate,
-        "next_claim": now,
+        "next_claim": now(),
         "total": 0,
-        "created": now,
+        "created": now(),
         # Nothing moves while it is planned.
-        "resumed": now if request.kind == SUPPLIED else None,
+        "resumed": now() if request.kind == SUPPLIED else None,
         "share": request.share,
         "item_limit": request.limit,
         "origin": request.origin,

@@ -12,7 +12,6 @@ from sqlalchemy import select, update
 
 from service.backfills import attempts, chunks, planner
 from service.http import backfill_progress as progress
-from service.http import backfills as routes
 from service.store import job_leases, sql_time
 from service.store.tables import backfill, backfill_chunk, backfill_failure, item
 from staging.working import SteppedWorker, work
@@ -38,7 +37,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (sql_time, progress, routes):
+    for module in (sql_time, progress):
         monkeypatch.setattr(module, "time", made)
     return made
 

@@ -23,6 +23,7 @@ from service.backfills.planner import BackfillState
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, one_of
 from service.store.sql_arrays import INSERT
+from service.store.sql_time import now
 from service.store.tables import backfill, backfill_curve, backfill_point, gallery
 from service.upgrades.curves.probes import ChosenQueries, CurveIn
 from service.upgrades.curves.scoring import Measurement
@@ -75,7 +76,7 @@ def open_curve(
     """Store the curve of a new backfill, with the point from before its first item moved."""
     values = {"asked": request.model_dump(), "chosen": chosen, "state": CurveState.MEASURING}
     connection.execute(insert(backfill_curve).values(backfill_id=backfill_id, **values))
-    row = {"backfill_id": backfill_id, "mark": 0, "owner": owner, "claimed": time.time()}
+    row = {"backfill_id": backfill_id, "mark": 0, "owner": owner, "claimed": now()}
     point = {"event": _next_event(connection, backfill_id), "share": 0.0, "moved": 0, "meanwhile": 0}
     connection.execute(insert(backfill_point).values(row | point | _measured(started, seq)))
 
@@ -112,13 +113,12 @@ def is_last(job: CurveJob, mark: int | None) -> bool:
 
 def claim(connection: Connection, backfill_id: int, mark: int, owner: str) -> bool:
     """Claim a mark; returns whether this process has it. The caller holds the gallery's lock against deletion."""
-    now = time.time()
-    claimed = {"owner": owner, "claimed": now}
+    claimed = {"owner": owner, "claimed": now()}
     row = INSERT[connection.dialect.name](backfill_point).values(backfill_id=backfill_id, mark=mark, **claimed)
     # The returned row and not a row count: for an INSERT drivers differ about that.
     if connection.execute(row.on_conflict_do_nothing().returning(backfill_point.c.mark)).first():
         return True
-    dead = ~backfill_point.c.claimed.between(now - CLAIM_SECONDS, now + CLAIM_SECONDS)
+    dead = ~backfill_point.c.claimed.between(now() - CLAIM_SECONDS, now() + CLAIM_SECONDS)
     takeover = _claimed(backfill_id, mark).where(or_(dead, backfill_point.c.owner == owner))
     return bool(connection.execute(takeover.values(**claimed)).rowcount)
 
@@ -126,7 +126,7 @@ def claim(connection: Connection, backfill_id: int, mark: int, owner: str) -> bo
 def renew(connection: Connection, backfill_id: int, mark: int, owner: str) -> None:
     """A heartbeat, so that no other process takes the mark over; does nothing if one has, or the point is stored."""
     statement = _claimed(backfill_id, mark).where(backfill_point.c.owner == owner)
-    connection.execute(statement.values(claimed=time.time()))
+    connection.execute(statement.values(claimed=now()))
 
 
 def release(connection: Connection, backfill_id: int, mark: int, owner: str) -> None:
@@ -148,8 +148,8 @@ def store(connection: Connection, before: CurveJob, mark: int, owner: str, measu
     """
     take_seq(connection, before.gallery_id, 0)
     event = _next_event(connection, before.id)
-    now = select(backfill, gallery.c.current_id).join(gallery, gallery.c.id == backfill.c.gallery_id)
-    after = one_of(GalleryBackfill, connection.execute(now.where(backfill.c.id == before.id)))
+    joined = select(backfill, gallery.c.current_id).join(gallery, gallery.c.id == backfill.c.gallery_id)
+    after = one_of(GalleryBackfill, connection.execute(joined.where(backfill.c.id == before.id)))
     at_end = is_last(before, mark)
     point = {
         "event": event,
