@@ -54,7 +54,7 @@ def prepare_search(
     allowed_S, filter_seconds = None, 0.0
     if params.filter is not None:
         started = perf_counter()
-        allowed_S = metadata.passing(params.filter)
+        allowed_S = metadata.filter_mask(params.filter)
         filter_seconds = perf_counter() - started
     depth = min(ask.depth, view.items)
     return ShardQuery(
@@ -73,7 +73,7 @@ def build_result(
     """The matches of a search, with their items."""
     plan, (merged, shards, merge_seconds, degraded) = query.plan, gathered
     scores_QK, raw_QK, slots_QK, shards_QK, full = merged
-    keys_QK, items = metadata.found(slots_QK, full=full)
+    keys_QK, items = metadata.look_up(slots_QK, full=full)
     return SearchResult(
         query_version,
         plan.mode,

@@ -1,8 +1,8 @@
-"""Columns: the values that items hold in one metadata field, laid out so that NumPy tests all of them at once.
+"""Columns: the values of one metadata field over all items, laid out so that NumPy tests them at once.
 
-A value is an entry: the slot of its item, and what it is. An item with an array has one entry for each element, an
-item without the field has none. Strings are numbered by a vocabulary (dictionary encoding), so a test compares each
-different string once. Entries are only ever added, until `keep` drops those of slots that nobody holds any more.
+An entry is a value and the slot of its item. An item with an array has one entry for each element, an item without the
+field has none. Strings are numbered by a vocabulary (dictionary encoding), so a test compares each different string
+once. Entries are only ever added, until `keep` drops those of freed slots.
 
 Shape suffixes: S slots, E entries, V words of a vocabulary.
 """
@@ -25,15 +25,15 @@ Number = int | float
 
 NULL, FALSE, TRUE, CONTAINER = range(4)
 FIRST_WORD = 4
-"""Codes from here on number the words of a vocabulary."""
+"""The first code of a word of the vocabulary; lower ones are constants."""
 
-MOST_EXACT = 2.0**53
-"""Every integer up to this one is a float64; the next one rounds to it."""
-FEW = 8
-"""Up to so many numbers are looked for one after the other."""
+MAX_EXACT_INT = 2.0**53
+"""Integers up to this one are exact in float64; the next one is rounded to it."""
+MAX_COMPARED_SINGLY = 8
+"""Up to so many numbers are compared one after the other."""
 BUCKETS = 1 << 16
-ORDERED_TOGETHER = 8_192
-"""So many words are put in order in one step, of some milliseconds; up to so many new ones wait for it."""
+SORT_BATCH = 8_192
+"""Words sorted in one step, of some milliseconds; fewer new ones stay unsorted."""
 
 
 class GrowingArray:
@@ -68,7 +68,7 @@ class GrowingArray:
         self._array, self._count = values, len(values)
 
 
-class Entries:
+class Column:
     """Values of one kind and the slots of the items that hold them."""
 
     __slots__ = ("_aligned", "_appended", "_slots", "_values")
@@ -76,7 +76,7 @@ class Entries:
     def __init__(self, dtype: Any) -> None:
         self._slots = GrowingArray(np.int32)
         self._values = GrowingArray(dtype)
-        # Whether entry n is of slot n, as in a gallery whose every item has one value here and never changed.
+        # Whether entry n is of slot n, as if every item has one value here and never changed.
         self._aligned = True
         self._appended = 0
 
@@ -88,12 +88,12 @@ class Entries:
         self._values.extend(values)
 
     def flush(self) -> None:
-        """Make what was appended findable."""
+        """Make appended entries searchable."""
         self._slots.flush()
         self._values.flush()
 
     def count(self) -> int:
-        """How many there are."""
+        """Number of entries."""
         return len(self._slots.values)
 
     def keep(self, kept_S: Mask) -> None:
@@ -116,39 +116,39 @@ class Entries:
             into_S[self._slots.values.take(np.flatnonzero(hit_E))] = True
 
 
-class OrderedWords:
-    """Some words of a vocabulary, next to each other by their codes, in order: a range of strings is one of ranks."""
+class SortedWords:
+    """Some consecutive words of a vocabulary, with their ranks: a range of strings is a range of ranks."""
 
-    __slots__ = ("_ordered", "_rank_V")
+    __slots__ = ("_rank_V", "_sorted")
 
     def __init__(self, words: Sequence[str]) -> None:
         """`words`: all different, by code."""
         order = sorted(range(len(words)), key=words.__getitem__)
-        self._ordered = [words[at] for at in order]
+        self._sorted = [words[at] for at in order]
         self._rank_V = np.empty(len(words), np.int32)
         self._rank_V[order] = np.arange(len(words))
 
     def inside(self, lower: Bound | None, upper: Bound | None) -> Mask:
         """Which of them lie between two strings, by code (V,)."""
-        low = 0 if lower is None else _place(self._ordered, lower, before=lower.closed)
-        high = len(self._ordered) if upper is None else _place(self._ordered, upper, before=not upper.closed)
+        low = 0 if lower is None else _position(self._sorted, lower, before=lower.closed)
+        high = len(self._sorted) if upper is None else _position(self._sorted, upper, before=not upper.closed)
         return (self._rank_V >= low) & (self._rank_V < high)
 
 
-class StringColumn(Entries):
-    """Strings, and what is neither string nor number: null, true, false, and that there is a container.
+class StringColumn(Column):
+    """Strings, null, true, false, and a marker for containers.
 
-    Words are put in order some at a time; those that wait for it are compared as Python's own: NumPy's end at a NUL.
+    Words are sorted in batches; the unsorted rest is compared as Python strings: NumPy's end at a NUL.
     """
 
-    __slots__ = ("_code_of", "_ordered", "_waiting")
+    __slots__ = ("_code_of", "_sorted", "_unsorted")
 
     def __init__(self) -> None:
         super().__init__(np.int32)
         self._code_of: dict[str, int] = {}
-        # By code: the words in order, ORDERED_TOGETHER each, and behind them the newest, which wait for it.
-        self._ordered: list[OrderedWords] = []
-        self._waiting: list[str] = []
+        # By code: the words in order, SORT_BATCH each, and behind them the newest, which wait for it.
+        self._sorted: list[SortedWords] = []
+        self._unsorted: list[str] = []
 
     def add(self, slots: Sequence[int], values: Sequence[str | bool | None]) -> None:
         """Add strings and constants."""
@@ -160,14 +160,14 @@ class StringColumn(Entries):
                 for value in values
             ],
         )
-        self._waiting += [*islice(reversed(code_of), len(code_of) - before)][::-1]
+        self._unsorted += [*islice(reversed(code_of), len(code_of) - before)][::-1]
 
     def flush(self) -> None:
         super().flush()
-        ripe = len(self._waiting) - len(self._waiting) % ORDERED_TOGETHER
-        for start in range(0, ripe, ORDERED_TOGETHER):
-            self._ordered.append(OrderedWords(self._waiting[start : start + ORDERED_TOGETHER]))
-        del self._waiting[:ripe]
+        ripe = len(self._unsorted) - len(self._unsorted) % SORT_BATCH
+        for start in range(0, ripe, SORT_BATCH):
+            self._sorted.append(SortedWords(self._unsorted[start : start + SORT_BATCH]))
+        del self._unsorted[:ripe]
 
     def mark_equal(self, wanted: Sequence[str | bool | None], into_S: Mask) -> None:
         """Set the slots of items that hold one of these."""
@@ -182,8 +182,8 @@ class StringColumn(Entries):
 
     def mark_inside(self, lower: Bound | None, upper: Bound | None, into_S: Mask) -> None:
         """Set the slots of items with a string between two strings."""
-        parts = [words.inside(lower, upper) for words in self._ordered]
-        waiting_V = _inside(np.array(self._waiting, object), lower, upper)
+        parts = [words.inside(lower, upper) for words in self._sorted]
+        waiting_V = _inside(np.array(self._unsorted, object), lower, upper)
         wanted_V = np.concatenate([np.zeros(FIRST_WORD, np.bool_), *parts, waiting_V])
         if wanted_V.any():
             self._mark(wanted_V.take(self._values.values), into_S)
@@ -198,13 +198,13 @@ class StringColumn(Entries):
         if 2 * np.count_nonzero(used_V) < len(used_V):
             kept_C[:FIRST_WORD] = True
             self._values.values = np.cumsum(kept_C, dtype=np.int32)[codes_E] - 1
-            self._waiting = [*compress(self._code_of, used_V.tolist())]  # in the order of their codes
-            self._code_of = dict(zip(self._waiting, count(FIRST_WORD), strict=False))
-            self._ordered = []
+            self._unsorted = [*compress(self._code_of, used_V.tolist())]  # in the order of their codes
+            self._code_of = dict(zip(self._unsorted, count(FIRST_WORD), strict=False))
+            self._sorted = []
             self.flush()
 
 
-class Numbers(Entries):
+class NumberColumn(Column):
     """Numbers that are float64 exactly."""
 
     __slots__ = ()
@@ -214,9 +214,9 @@ class Numbers(Entries):
 
     def mark_equal(self, wanted: Sequence[Number], into_S: Mask) -> None:
         """Set the slots of items that hold one of these."""
-        exact = [float(value) for value in wanted if not is_wide(value)]
+        exact = [float(value) for value in wanted if not is_inexact(value)]
         if exact:
-            self._mark(among(self._values.values, exact), into_S)
+            self._mark(equal_any(self._values.values, exact), into_S)
 
     def mark_inside(self, lower: Bound | None, upper: Bound | None, into_S: Mask) -> None:
         """Set the slots of items with a number between two numbers."""
@@ -224,8 +224,8 @@ class Numbers(Entries):
         self._mark(_inside(self._values.values, low, high), into_S)
 
 
-class BigIntColumn(Entries):
-    """Integers that no float64 is equal to, as Python's own; slower, and exact."""
+class BigIntColumn(Column):
+    """Integers that float64 cannot represent, as Python ints; slower, and exact."""
 
     __slots__ = ()
 
@@ -234,9 +234,9 @@ class BigIntColumn(Entries):
 
     def mark_equal(self, wanted: Sequence[Number], into_S: Mask) -> None:
         """Set the slots of items that hold one of these."""
-        among = {value for value in wanted if is_wide(value)}
-        if among:
-            self._mark(np.fromiter((value in among for value in self._values.values), np.bool_), into_S)
+        equal_any = {value for value in wanted if is_inexact(value)}
+        if equal_any:
+            self._mark(np.fromiter((value in equal_any for value in self._values.values), np.bool_), into_S)
 
     def mark_inside(self, lower: Bound | None, upper: Bound | None, into_S: Mask) -> None:
         """Set the slots of items with a number between two numbers."""
@@ -244,20 +244,20 @@ class BigIntColumn(Entries):
 
 
 def constant(value: bool | None) -> int:
-    """The code of a value without a vocabulary."""
+    """The code of a constant."""
     return NULL if value is None else TRUE if value else FALSE
 
 
-def none_is_wide(values: Sequence[Number]) -> bool:
-    """Whether all are so small that this can be seen at once; of others `is_wide` says it one by one."""
+def all_exact(values: Sequence[Number]) -> bool:
+    """Whether all are surely exact in float64, checked at once; if not, `is_inexact` decides one by one."""
     try:
-        return bool((np.abs(np.array(values, np.float64)) < MOST_EXACT).all())
+        return bool((np.abs(np.array(values, np.float64)) < MAX_EXACT_INT).all())
     except OverflowError:
         return False
 
 
-def is_wide(value: Number) -> bool:
-    """Whether a number is no float64: an integer beyond 2^53 that would have to be rounded."""
+def is_inexact(value: Number) -> bool:
+    """Whether a number is an integer beyond 2^53 that float64 would round."""
     try:
         return float(value) != value
     except OverflowError:
@@ -275,16 +275,16 @@ def _inside(values: NDArray[Any], lower: Bound | None, upper: Bound | None) -> M
     return hit
 
 
-def _place(ordered: Sequence[str], bound: Bound, *, before: bool) -> int:
-    """Where a bound falls among ordered words, before or behind the word that equals it."""
+def _position(ordered: Sequence[str], bound: Bound, *, before: bool) -> int:
+    """The position of a bound among sorted words, before or behind an equal word."""
     return (bisect_left if before else bisect_right)(ordered, str(bound.value))
 
 
 def _float_bound(bound: Bound, inwards: float) -> Bound:
-    """The same bound for float64 numbers, and a float64 itself: NumPy would round another to the nearest."""
+    """The same bound as an exact float64: NumPy would round it to the nearest."""
     value = bound.value
     assert not isinstance(value, str)
-    if not is_wide(value):
+    if not is_inexact(value):
         return Bound(float(value), bound.closed)
     try:
         nearest = float(value)
@@ -294,10 +294,10 @@ def _float_bound(bound: Bound, inwards: float) -> Bound:
     return Bound(math.nextafter(nearest, inwards) if outside else nearest, closed=True)
 
 
-def among(values_E: NDArray[np.float64], wanted: Sequence[float]) -> Mask:
-    """Which values equal one of `wanted`, by hash tables that hold one number a bucket; several where buckets clash."""
+def equal_any(values_E: NDArray[np.float64], wanted: Sequence[float]) -> Mask:
+    """Which values equal one of `wanted`, by hash tables with one number a bucket; several if buckets collide."""
     hit_E = np.zeros(len(values_E), np.bool_)
-    if len(wanted) <= FEW:
+    if len(wanted) <= MAX_COMPARED_SINGLY:
         for one in wanted:
             hit_E |= values_E == one
         return hit_E

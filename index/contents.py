@@ -1,8 +1,8 @@
-"""`Contents`: items and what they hold but for the vectors, as columns: what a start reads, of SQL or of a snapshot.
+"""`Contents`: the items of a gallery and their embeddings without vectors, as columns that a start reads.
 
-A snapshot is a folder of the columns of a whole gallery at one number of its change feed, and a manifest, written last,
-with that number and the sha256 of each file. Its name is the sha256 of the manifest: whoever notes the name in the
-database knows later that every byte is what this gallery held then.
+They come from SQL or a snapshot: a folder of the columns of a whole gallery at one number of its change feed, and a
+manifest, written last, with that number and the sha256 of each file. Its name is the sha256 of the manifest: a process
+that finds the name in the database knows that every byte is what this gallery held then.
 
 Shape suffixes: N items, M embeddings of one shard.
 """
@@ -24,19 +24,19 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from index.durable import sync_all
 from index.folder import sha256
 from index.incoming import incoming_folder
-from index.kept_items import NOBODY
+from index.item_table import NO_ITEM
 from index.scan import Mask
 from index.version import ShardKey
 
 Keys = NDArray[np.int64]
 
-HeldBySlot = tuple[Keys, Callable[[], Keys]]
-"""Embeddings of a shard (M,): the slots of their items, and what gives their digests."""
+SlotsAndDigests = tuple[Keys, Callable[[], Keys]]
+"""Embeddings of a shard (M,): the slots of their items, and a function that returns their digests."""
 MANIFEST = "manifest.json"
 
 
-class HeldColumns(NamedTuple):
-    """The embeddings of one shard: of which of the items (M,), and their digests (M,), see `index.engines.digest`."""
+class ShardColumns(NamedTuple):
+    """The embeddings of one shard: positions of their items (M,), and digests (M,), see `index.engines.digest`."""
 
     items_M: Keys
     digests_M: Keys
@@ -44,45 +44,45 @@ class HeldColumns(NamedTuple):
 
 @dataclass(frozen=True)
 class Contents:
-    """Some items (N,) of a gallery, and what they hold.
+    """Some items (N,) of a gallery, with their embeddings.
 
     Attributes:
         keys_N: of the items, all different.
-        seqs_N: the number of each one's last write in the change feed.
+        seqs_N: the change feed number of each one's last write.
         texts: UTF-8 of JSON and ids, in any order.
-        places_N3: where in `texts` the JSON of an item begins, where its id does, and where that ends.
-        held: by version and origin.
+        text_offsets_N3: offsets in `texts` of an item's JSON, its id, and the end of that.
+        embeddings: by version and origin.
     """
 
     keys_N: Keys
     seqs_N: Keys
     texts: NDArray[np.uint8]
-    places_N3: Keys
-    held: Mapping[ShardKey, HeldColumns]
+    text_offsets_N3: Keys
+    embeddings: Mapping[ShardKey, ShardColumns]
 
-    def only(self, kept_N: Mask) -> Contents:
-        """The same of some of the items."""
+    def select(self, kept_N: Mask) -> Contents:
+        """The contents of some of the items."""
         if kept_N.all():
             return self
         place_N = np.cumsum(kept_N) - 1
         held = {}
-        for place, (items_M, digests_M) in self.held.items():
+        for place, (items_M, digests_M) in self.embeddings.items():
             kept_M = kept_N[items_M]
-            held[place] = HeldColumns(place_N[items_M[kept_M]], digests_M[kept_M])
-        return Contents(self.keys_N[kept_N], self.seqs_N[kept_N], self.texts, self.places_N3[kept_N], held)
+            held[place] = ShardColumns(place_N[items_M[kept_M]], digests_M[kept_M])
+        return Contents(self.keys_N[kept_N], self.seqs_N[kept_N], self.texts, self.text_offsets_N3[kept_N], held)
 
 
-def of_slots(slots: Contents, held: Mapping[ShardKey, Sequence[HeldBySlot]]) -> Contents:
-    """The contents of a gallery, of all its slots, of which some are empty, and of what they hold."""
+def from_slots(slots: Contents, held: Mapping[ShardKey, Sequence[SlotsAndDigests]]) -> Contents:
+    """The contents of a gallery, from all its slots, some of which are free, and its embeddings by slot."""
     columns = {}
     for place, parts in held.items():
         slots_P, digests_P = zip(*((slots_M, digests()) for slots_M, digests in parts), strict=True)
-        columns[place] = HeldColumns(np.concatenate(slots_P), np.concatenate(digests_P))
-    return replace(slots, held=columns).only(slots.keys_N != NOBODY)
+        columns[place] = ShardColumns(np.concatenate(slots_P), np.concatenate(digests_P))
+    return replace(slots, embeddings=columns).select(slots.keys_N != NO_ITEM)
 
 
 class ContentsManifest(BaseModel):
-    """What lies beside the columns of a snapshot."""
+    """The manifest of a snapshot."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -99,7 +99,7 @@ def write(contents: Contents, seq: int, folder: Path) -> str:
             np.save(incoming / f"{name}.npy", column)
         files = sorted(incoming.iterdir())
         hashes = {file.name: sha256(file) for file in files}
-        text = ContentsManifest(seq=seq, held=list(contents.held), sha256=hashes).model_dump_json(indent=1)
+        text = ContentsManifest(seq=seq, held=list(contents.embeddings), sha256=hashes).model_dump_json(indent=1)
         sync_all(files)
         (incoming / MANIFEST).write_text(text)
         sync_all([incoming / MANIFEST, incoming])
@@ -124,12 +124,12 @@ def read(folder: Path) -> tuple[Contents, int]:
 
     held = {}
     for number, place in enumerate(manifest.held):
-        held[place] = HeldColumns(column(f"held-{number}-items"), column(f"held-{number}-digests"))
+        held[place] = ShardColumns(column(f"held-{number}-items"), column(f"held-{number}-digests"))
     return Contents(column("keys"), column("seqs"), column("texts"), column("places"), held), manifest.seq
 
 
 def manifest_of(folder: Path) -> ContentsManifest:
-    """What a snapshot says of itself. OSError or ValueError: it was changed."""
+    """The manifest of a snapshot. OSError or ValueError: it was changed."""
     text = (folder / MANIFEST).read_bytes()
     if hashlib.sha256(text).hexdigest() != folder.name:
         raise ValueError(f"{MANIFEST} changed")
@@ -141,7 +141,7 @@ def manifest_of(folder: Path) -> ContentsManifest:
 
 def _columns(contents: Contents) -> dict[str, NDArray[Any]]:
     columns: dict[str, NDArray[Any]] = {"keys": contents.keys_N, "seqs": contents.seqs_N}
-    columns |= {"texts": contents.texts, "places": contents.places_N3}
-    for number, (items_M, digests_M) in enumerate(contents.held.values()):
+    columns |= {"texts": contents.texts, "places": contents.text_offsets_N3}
+    for number, (items_M, digests_M) in enumerate(contents.embeddings.values()):
         columns |= {f"held-{number}-items": items_M, f"held-{number}-digests": digests_M}
     return columns

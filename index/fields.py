@@ -1,4 +1,4 @@
-"""Fields: the values of JSON documents by the path of object keys that leads to them, so that a filter tests a column.
+"""Fields: the values of JSON documents by path of object keys, in columns that filters test.
 
 Not thread-safe. Shape suffixes: S slots, N items.
 """
@@ -12,7 +12,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from index.columns import CONTAINER, BigIntColumn, Mask, Number, Numbers, StringColumn, is_wide, none_is_wide, successor
+from index.columns import (
+    CONTAINER,
+    BigIntColumn,
+    Mask,
+    Number,
+    NumberColumn,
+    StringColumn,
+    all_exact,
+    is_inexact,
+    successor,
+)
 from index.filter import Bound, Exists, OneOf, Prefix, Range, Scalar, Test
 
 NUMBERS = frozenset((int, float))
@@ -20,71 +30,71 @@ NESTED = frozenset((dict, list))
 
 
 class Field:
-    """The values at the end of one path of object keys; `children` are the fields one key further."""
+    """The values at one path of object keys; `children` are the fields one key further."""
 
-    __slots__ = ("children", "numbers", "wide", "words")
+    __slots__ = ("big_ints", "children", "numbers", "strings")
 
     def __init__(self) -> None:
         self.children: dict[str, Field] = {}
-        # Made when the first value of their kind comes: a gallery may have many fields.
-        self.words: StringColumn | None = None
-        self.numbers: Numbers | None = None
-        self.wide: BigIntColumn | None = None
+        # Created with the first value of their type: a gallery may have many fields.
+        self.strings: StringColumn | None = None
+        self.numbers: NumberColumn | None = None
+        self.big_ints: BigIntColumn | None = None
 
     def add(self, slots: Sequence[int], values: Sequence[Scalar]) -> None:
-        """Note that the items at `slots` (N,) hold these values (N,) here."""
+        """Add the values (N,) that the items at `slots` (N,) have here."""
         kinds = set(map(type, values))
         if kinds <= NUMBERS:
             self._add_numbers(slots, cast("Sequence[Number]", values))
         elif kinds.isdisjoint(NUMBERS):
-            self._words().add(slots, cast("Sequence[str | bool | None]", values))
+            self._strings().add(slots, cast("Sequence[str | bool | None]", values))
         else:
             for numeric in (True, False):
                 mine = [pair for pair in zip(slots, values, strict=True) if (type(pair[1]) in NUMBERS) is numeric]
                 self.add(*map(list, zip(*mine, strict=True)))
 
     def add_containers(self, slots: Sequence[int]) -> None:
-        """Note that the items at `slots` hold an object or an empty list here."""
-        self._words().extend(slots, [CONTAINER] * len(slots))
+        """Add that the items at `slots` have an object or an empty list here."""
+        self._strings().extend(slots, [CONTAINER] * len(slots))
 
-    def _words(self) -> StringColumn:
-        if self.words is None:
-            self.words = StringColumn()
-        return self.words
+    def _strings(self) -> StringColumn:
+        if self.strings is None:
+            self.strings = StringColumn()
+        return self.strings
 
     def _add_numbers(self, slots: Sequence[int], values: Sequence[Number]) -> None:
-        if not none_is_wide(values):
-            wide = [pair for pair in zip(slots, values, strict=True) if is_wide(pair[1])]
-            if wide:
-                self.wide = self.wide or BigIntColumn()
-                self.wide.extend(*map(list, zip(*wide, strict=True)))
-            rest = [pair for pair in zip(slots, values, strict=True) if not is_wide(pair[1])]
+        if not all_exact(values):
+            big_ints = [pair for pair in zip(slots, values, strict=True) if is_inexact(pair[1])]
+            if big_ints:
+                self.big_ints = self.big_ints or BigIntColumn()
+                self.big_ints.extend(*map(list, zip(*big_ints, strict=True)))
+            rest = [pair for pair in zip(slots, values, strict=True) if not is_inexact(pair[1])]
             if not rest:
                 return
             slots, values = map(list, zip(*rest, strict=True))
-        self.numbers = self.numbers or Numbers()
+        self.numbers = self.numbers or NumberColumn()
         self.numbers.extend(slots, values)
 
     def child(self, key: str) -> Field:
-        """The field one key further, made if there is none."""
+        """The field one key further, created if needed."""
         found = self.children.get(key)
         if found is None:
             found = self.children[key] = Field()
         return found
 
     def keep(self, kept_S: Mask) -> None:
-        """Forget all slots but these, and children that hold nothing any more."""
-        for table in self.tables():
+        """Drop all slots but these, and children without values."""
+        for table in self.columns():
             table.keep(kept_S)
         self.children = {key: child for key, child in self.children.items() if not child.empty()}
 
     def empty(self) -> bool:
         """Whether no item has this field or one below."""
-        return not self.children and not any(table.count() for table in self.tables())
+        return not self.children and not any(table.count() for table in self.columns())
 
-    def tables(self) -> Iterator[StringColumn | Numbers | BigIntColumn]:
-        """Those there are."""
-        return (table for table in (self.words, self.numbers, self.wide) if table is not None)
+    def columns(self) -> Iterator[StringColumn | NumberColumn | BigIntColumn]:
+        """The columns that exist."""
+        return (table for table in (self.strings, self.numbers, self.big_ints) if table is not None)
 
     def select(self, test: Test, into_S: Mask) -> None:
         """Set the slots of the items that pass."""
@@ -98,20 +108,20 @@ class Field:
             case Range(lower, upper):
                 self._inside(lower, upper, into_S)
             case Exists():
-                for table in self.tables():
+                for table in self.columns():
                     table.mark_all(into_S)
 
     def _one_of(self, values: Sequence[Scalar], into_S: Mask) -> None:
-        if self.words is not None:
-            self.words.mark_equal([v for v in values if v is None or isinstance(v, (str, bool))], into_S)
+        if self.strings is not None:
+            self.strings.mark_equal([v for v in values if v is None or isinstance(v, (str, bool))], into_S)
         numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-        for table in (self.numbers, self.wide):
+        for table in (self.numbers, self.big_ints):
             if table is not None:
                 table.mark_equal(numbers, into_S)
 
     def _inside(self, lower: Bound | None, upper: Bound | None, into_S: Mask) -> None:
-        words = any(bound is not None and isinstance(bound.value, str) for bound in (lower, upper))
-        for table in (self.words,) if words else (self.numbers, self.wide):
+        strings = any(bound is not None and isinstance(bound.value, str) for bound in (lower, upper))
+        for table in (self.strings,) if strings else (self.numbers, self.big_ints):
             if table is not None:
                 table.mark_inside(lower, upper, into_S)
 
@@ -119,11 +129,11 @@ class Field:
 ABSENT = object()
 
 Values = dict[Field, tuple[list[int], list[Scalar]]]
-"""Slots, and the value at each, by field."""
+"""By field: slots, and the value at each."""
 
 
-def enter(root: Field, slots: Sequence[int], documents: Sequence[dict[str, Any]], keys: Iterable[str]) -> None:
-    """Note every value of the documents that items at `slots` (N,) hold under some keys, field by field."""
+def add_documents(root: Field, slots: Sequence[int], documents: Sequence[dict[str, Any]], keys: Iterable[str]) -> None:
+    """Add the values under some keys of the documents (N,) of the items at `slots` (N,), field by field."""
     values: Values = defaultdict(lambda: ([], []))
     nested: list[tuple[int, Field, Any]] = []
     for key in keys:
@@ -139,18 +149,18 @@ def enter(root: Field, slots: Sequence[int], documents: Sequence[dict[str, Any]]
             values[field] = there, column
         else:
             nested += zip(there, repeat(field), column)
-    containers = _walk(nested, values)
+    containers = _collect_nested(nested, values)
     for field, entries in values.items():
-        field.add(*_in_order(*entries))
+        field.add(*_sort_by_slot(*entries))
     for field, holding in containers.items():
         field.add_containers(holding)
     for field in values.keys() | containers.keys():
-        for table in field.tables():
+        for table in field.columns():
             table.flush()
 
 
 def deepest_first(root: Field) -> list[Field]:
-    """A field and all below it, the lowest first."""
+    """A field and all below it, the deepest first."""
     found, remaining = [], [root]
     while remaining:
         field = remaining.pop()
@@ -159,19 +169,19 @@ def deepest_first(root: Field) -> list[Field]:
     return found[::-1]
 
 
-def _in_order(slots: list[int], values: list[Scalar]) -> tuple[list[int], list[Scalar]]:
-    """Entries by their slots: those of a field that every item has once are found fastest."""
+def _sort_by_slot(slots: list[int], values: list[Scalar]) -> tuple[list[int], list[Scalar]]:
+    """Entries sorted by slot: filters are fastest on a field that every item has once."""
     if slots == sorted(slots):
         return slots, values
     order = np.argsort(slots, kind="stable").tolist()
     return [slots[n] for n in order], [values[n] for n in order]
 
 
-def _walk(nested: list[tuple[int, Field, Any]], values: Values) -> dict[Field, list[int]]:
-    """Note the values within objects and lists. A loop: JSON may be nested deeper than Python may call.
+def _collect_nested(nested: list[tuple[int, Field, Any]], values: Values) -> dict[Field, list[int]]:
+    """Collect the values within objects and lists. A loop: JSON may be nested deeper than Python may recurse.
 
     Returns:
-        The slots of those that hold an object or an empty list, by field.
+        By field, the slots of items with an object or an empty list.
     """
     containers: dict[Field, list[int]] = defaultdict(list)
     while nested:

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from index.answering import build_result, embed_queries, prepare_search
-from index.contents import Contents, of_slots
+from index.contents import Contents, from_slots
 from index.edge_maps import Maps
 from index.engines.base import Keys
 from index.engines.config import IndexConfig
@@ -135,7 +135,7 @@ class Gallery:
         """Build the columns a filter tests, in steps between which others query and write."""
         while not self._metadata.filterable(where):
             with self._exclusive():
-                self._metadata.enter(where)
+                self._metadata.build_columns(where)
 
     def declare(self, version: Version) -> None:
         """Add a version; the edges it came with replace all that led from it before.
@@ -193,18 +193,18 @@ class Gallery:
         placed_keys = list(dict.fromkeys(chain.from_iterable(keys for keys, _ in placed.values())))
         with self._writers:
             # The slow part runs beside queries.
-            described = self._metadata.compare(placed_keys, items)
+            described = self._metadata.diff(placed_keys, items)
             self._shards.create_missing(placed, self._topology.versions, self._topology.spaces)
             self._shards.reserve(placed)
             if order is not None:
-                self._shards.prepare(order, self._metadata.slots())
+                self._shards.prepare(order, self._metadata.slot_count())
             with self._swap():
                 if order is not None:
-                    self._shards.set_version_order(order, self._metadata.slots())
-                self._metadata.take(described)
+                    self._shards.set_version_order(order, self._metadata.slot_count())
+                self._metadata.apply(described)
                 slots = {place: self._metadata.slots_of(keys) for place, (keys, _) in placed.items()}
                 self._shards.put(placed, slots, removed)
-                self._metadata.drop(removed)
+                self._metadata.remove(removed)
                 if self._missing:
                     for key in (*removed, *placed_keys):
                         self._missing.pop(key, None)
@@ -222,11 +222,13 @@ class Gallery:
         with self._change(), ThreadPoolExecutor(1, "segments") as thread:
             # Segments are hashed meanwhile, which needs no interpreter lock; loading metadata needs nothing else.
             shards = self._shards
-            opened = thread.submit(shards.create_missing, items.held, self._topology.versions, self._topology.spaces)
+            opened = thread.submit(
+                shards.create_missing, items.embeddings, self._topology.versions, self._topology.spaces
+            )
             slots_N = self._metadata.load(items)
             opened.result()
             sealed_N = self._shards.sealed(items)
-            self._shards.load(items.only(sealed_N), slots_N[sealed_N])
+            self._shards.load(items.select(sealed_N), slots_N[sealed_N])
         return items.keys_N[~sealed_N]
 
     def in_memory(self, place: ShardKey, keys_N: Keys) -> tuple[Mask, Vectors]:
@@ -237,8 +239,8 @@ class Gallery:
     def contents(self) -> tuple[Contents, int] | None:
         """All items, as `load` takes them, and the feed number; None while items are missing."""
         with self._lock.read():
-            taken = None if self._missing else (self._metadata.copied(), self._shards.copied(), self._seq)
-        return taken and (of_slots(*taken[:2]), taken[2])
+            taken = None if self._missing else (self._metadata.contents(), self._shards.copied(), self._seq)
+        return taken and (from_slots(*taken[:2]), taken[2])
 
     def keys(self) -> list[int]:
         """The keys of all items, in no order, those that cannot be searched among them."""
@@ -262,14 +264,14 @@ class Gallery:
     def set_version_order(self, order: Sequence[str]) -> None:
         """Serve each item by the first of these versions that it has an embedding of; one step, at any size."""
         with self._writers:
-            self._shards.prepare(order, self._metadata.slots())
+            self._shards.prepare(order, self._metadata.slot_count())
             with self._swap():
-                self._shards.set_version_order(order, self._metadata.slots())
+                self._shards.set_version_order(order, self._metadata.slot_count())
 
     def moved_by(self, order: Sequence[str]) -> int:
         """Number of items that another version would serve in this order."""
         with self._lock.read():
-            return self._shards.moved_by(order, self._metadata.slots())
+            return self._shards.moved_by(order, self._metadata.slot_count())
 
     @property
     def config(self) -> IndexConfig:
@@ -353,7 +355,7 @@ class Gallery:
         with self._lock.read():
             if order is None:
                 return dict(self._view.items_by_version)
-            return self._shards.items_by_version(order, self._metadata.slots())
+            return self._shards.items_by_version(order, self._metadata.slot_count())
 
     def unreachable(self, query_version: str, encoders: frozenset[str]) -> tuple[Degraded, ...]:
         """The items that queries of `query_version` could not reach now."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index.contents import Contents, HeldBySlot
+from index.contents import Contents, SlotsAndDigests
 from index.engines.base import Keys
 from index.engines.config import IndexConfig
 from index.engines.remote import Collection, OpenCollection, metric_of, no_engine
@@ -78,7 +78,7 @@ class Shards:
     def sealed(self, items: Contents) -> Mask:
         """Which items (N,) have embeddings, all of them in sealed segments; after `create_missing`."""
         held_N, sealed_N = np.zeros(len(items.keys_N), np.bool_), np.ones(len(items.keys_N), np.bool_)
-        for place, (items_M, digests_M) in items.held.items():
+        for place, (items_M, digests_M) in items.embeddings.items():
             held_N[items_M] = True
             keys_M, numbers_M = items.keys_N[items_M], items.seqs_N[items_M]
             sealed_N[items_M] &= self._by_key[place].sealed(keys_M, digests_M, numbers_M)
@@ -88,13 +88,13 @@ class Shards:
         """Add new items whose embeddings are all `sealed`."""
         self._serving_cache = {}
         taken_N = np.zeros(len(slots_N), np.bool_)
-        for place in sorted(items.held, key=lambda place: _rank(self._order, place[0])):
-            items_M, digests_M = items.held[place]
+        for place in sorted(items.embeddings, key=lambda place: _rank(self._order, place[0])):
+            items_M, digests_M = items.embeddings[place]
             columns = (items.keys_N[items_M], digests_M, items.seqs_N[items_M], slots_N[items_M], ~taken_N[items_M])
             self._by_key[place].revive(*columns)
             taken_N[items_M] = True
 
-    def copied(self) -> dict[ShardKey, list[HeldBySlot]]:
+    def copied(self) -> dict[ShardKey, list[SlotsAndDigests]]:
         """All embeddings without their vectors, by shard and in parts."""
         return {place: shard.slots_and_digests() for place, shard in self._by_key.items()}
 

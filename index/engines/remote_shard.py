@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from index.contents import HeldBySlot
+from index.contents import SlotsAndDigests
 from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.config import IndexConfig
 from index.engines.digest import digests
@@ -171,7 +171,7 @@ class RemoteShard(SegmentedShard):
         for where_N, hold in ((here_N, super().revive), (~here_N, self.remote_rows.add)):
             hold(keys_N[where_N], digests_N[where_N], seqs_N[where_N], slots_N[where_N], served_N[where_N])
 
-    def slots_and_digests(self) -> list[HeldBySlot]:
+    def slots_and_digests(self) -> list[SlotsAndDigests]:
         """See SegmentedShard."""
         digests_N = self.remote_rows.digests_R[self.remote_rows.alive_R]
         return [*super().slots_and_digests(), (self.remote_rows.slots(), lambda: digests_N)]

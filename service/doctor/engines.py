@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from sqlalchemy import Connection
 
-from index.contents import Contents, HeldColumns
+from index.contents import Contents, ShardColumns
 from index.engines.base import Keys
 from index.engines.remote import Collection, EngineUnavailable, find_up_to_date, metric_of
 from index.errors import InvalidArgument
@@ -77,7 +77,7 @@ class _Examined:
         behind = -1
         with self._database.read() as connection:
             for block in contents(connection, self._row.id, lambda number: self._registry.by_id(number).name):
-                last, places = int(block.keys_N[-1]), places | set(block.held)
+                last, places = int(block.keys_N[-1]), places | set(block.embeddings)
                 for place in sorted(places):
                     self._compare_some(connection, place, block, (behind, last))
                 behind = last
@@ -89,7 +89,7 @@ class _Examined:
                 finding.fixed += count if self._fix else 0
 
     def _compare_some(self, connection: Connection, place: ShardKey, block: Contents, keys: Range) -> None:
-        items, digests = block.held.get(place, HeldColumns(NONE, NONE))
+        items, digests = block.embeddings.get(place, ShardColumns(NONE, NONE))
         known = block.keys_N[items]
         self._sweep(place, known, keys)
         lost = _lost(self._collection(place)[0], known, digests, block.seqs_N[items])

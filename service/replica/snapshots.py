@@ -78,7 +78,7 @@ def newest(connection: Connection, live: LoadedGallery, versions: set[str]) -> t
             logger.warning(Event("snapshot_dropped", folder=place, reason=error))
             shutil.rmtree(place, ignore_errors=True)
             continue
-        if {version for version, _ in found.held} <= versions:
+        if {version for version, _ in found.embeddings} <= versions:
             return found, seq
     return None
 

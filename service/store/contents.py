@@ -13,8 +13,8 @@ import numpy as np
 import orjson
 from sqlalchemy import Connection, Text, case, cast, false, func, select
 
-from index.contents import Contents, HeldColumns
-from index.kept_items import joined_texts
+from index.contents import Contents, ShardColumns
+from index.item_table import joined_texts
 from index.version import ShardKey
 from service.store.partitioned import of_item
 from service.store.tables import embedding, item
@@ -42,7 +42,7 @@ def _block(connection: Connection, gallery_id: int, after: int, name_of: Callabl
     row = connection.execute(select(*(cast(gathered(column), Text) for column in some.c))).one()
     keys, documents, ids, seqs = (orjson.loads(column or "[]") for column in row)
     there = np.array(keys, np.int64)
-    held: dict[ShardKey, HeldColumns] = {}
+    held: dict[ShardKey, ShardColumns] = {}
     if keys:
         # Twice as fast as one statement that joins both, and keeps items that hold nothing.
         digits: Any = func.hex(embedding.c.digest) if sqlite else func.encode(embedding.c.digest, "hex")
@@ -57,6 +57,6 @@ def _block(connection: Connection, gallery_id: int, after: int, name_of: Callabl
         )
         for version_id, origin, holders, digests in found:
             places = np.searchsorted(there, np.array(orjson.loads(holders), np.int64))
-            held[name_of(version_id), origin] = HeldColumns(places, digests_from_hex(digests))
+            held[name_of(version_id), origin] = ShardColumns(places, digests_from_hex(digests))
     texts, places = joined_texts([document.encode() for document in documents], [one.encode() for one in ids])
     return Contents(there, np.array(seqs, np.int64), np.frombuffer(texts, np.uint8), places, held)

@@ -64,12 +64,12 @@ def test_everything_that_live_items_hold_comes_once(database: Database, monkeypa
 
 def texts(block: Contents) -> list[tuple[str, str]]:
     text = block.texts.tobytes()
-    return [(text[a:b].decode(), text[b:c].decode()) for a, b, c in block.places_N3.tolist()]
+    return [(text[a:b].decode(), text[b:c].decode()) for a, b, c in block.text_offsets_N3.tolist()]
 
 
 def held(block: Contents) -> dict[tuple[str, str], dict[int, int]]:
     """Place -> key -> digest."""
     return {
         place: dict(zip(block.keys_N[items_M].tolist(), digests_M.tolist(), strict=True))
-        for place, (items_M, digests_M) in block.held.items()
+        for place, (items_M, digests_M) in block.embeddings.items()
     }

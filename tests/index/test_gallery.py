@@ -231,7 +231,7 @@ def test_a_moving_item_is_found_exactly_once(
     assert built[0] >= BUILT or not sealed, "nothing was built"
 
 
-@pytest.mark.parametrize("step", [(Metadata, "compare"), (SegmentedShard, "reserve"), (Job, "remove_replaced")])
+@pytest.mark.parametrize("step", [(Metadata, "diff"), (SegmentedShard, "reserve"), (Job, "remove_replaced")])
 def test_queries_go_on_while_a_change_is_worked_out(
     step: tuple[type, str], gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,7 +296,7 @@ def test_the_first_item_with_a_key_is_looked_through_while_nobody_reads(
     red, other = (parse_filter({"field": field, "eq": "red"}) for field in ("color", "size"))
     gallery.apply({V1: (range(4), units(4, 4))})
     assert (gallery.search("v1", always(units(1, 4)), 1, filter=other).keys_QK == MISSING).all()
-    read, enter, readers = gallery._lock.read, Metadata.enter, []
+    read, enter, readers = gallery._lock.read, Metadata.build_columns, []
 
     def written_meanwhile() -> object:
         """Between a query's look at the keys there are and its lock."""
@@ -309,7 +309,7 @@ def test_the_first_item_with_a_key_is_looked_through_while_nobody_reads(
         enter(metadata, where)
 
     monkeypatch.setattr(gallery._lock, "read", written_meanwhile)
-    monkeypatch.setattr(Metadata, "enter", entered)
+    monkeypatch.setattr(Metadata, "build_columns", entered)
     assert gallery.search("v1", always(units(1, 4)), 1, filter=red).keys_QK.tolist() == [[1]]
     assert set(readers) == {0}
 

@@ -13,10 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from filters import documents, filters, holds
-from index import columns, kept_items
+from index import columns, item_table
 from index import metadata as module
 from index.filter import parse_filter
-from index.metadata import NOBODY, Item, Metadata
+from index.metadata import NO_ITEM, Item, Metadata
 
 
 def found(metadata: Metadata, slots: dict[int, int], filter_json: Any) -> set[int]:
@@ -63,9 +63,9 @@ steps = st.lists(
 def sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweep after every few changes, and order words as often."""
     monkeypatch.setattr(module, "MIN_RETIRED", 2)
-    monkeypatch.setattr(columns, "ORDERED_TOGETHER", 3)
-    monkeypatch.setattr(kept_items, "MIN_FREED", 20)
-    monkeypatch.setattr(module, "ENTERED_TOGETHER", 3)
+    monkeypatch.setattr(columns, "SORT_BATCH", 3)
+    monkeypatch.setattr(item_table, "MIN_FREED_BYTES", 20)
+    monkeypatch.setattr(module, "COLUMN_BATCH", 3)
 
 
 @pytest.mark.usefixtures("sweeps")
@@ -79,17 +79,17 @@ def test_filters_stay_exact_under_any_puts_replacements_and_drops(steps: list[tu
             put(metadata, slots, argument)
             held.update(argument)
         elif name == "drop":
-            metadata.drop(argument)
+            metadata.remove(argument)
             for key in argument:
                 held.pop(key, None)
                 slots.pop(key, None)
         elif name == "enter":
-            metadata.enter(parse_filter(argument))
+            metadata.build_columns(parse_filter(argument))
         else:
             assert found(metadata, slots, argument) == {key for key, item in held.items() if holds(argument, item)}
     assert len(set(slots.values())) == len(slots), "two items share a slot"
-    keys, shown = metadata.found(np.array([[*slots.values(), NOBODY]]), full=False)
-    assert keys.tolist() == [[*slots, NOBODY]]
+    keys, shown = metadata.look_up(np.array([[*slots.values(), NO_ITEM]]), full=False)
+    assert keys.tolist() == [[*slots, NO_ITEM]]
     assert {key: (json.loads(one.metadata), one.id) for key, one in shown.items()} == {
         key: (item, f"item ü{key}") for key, item in held.items()
     }
@@ -102,8 +102,8 @@ def test_what_was_found_stays_as_it_was_whatever_is_written_later() -> None:
     metadata = Metadata()
     before = {key: Item(json.dumps({"a": key}), f"item {key}", key) for key in range(9)}
     slots = metadata.put(list(before), before)
-    keys, shown = metadata.found(slots.reshape(3, 3), full=True)
-    metadata.drop(range(3))
+    keys, shown = metadata.look_up(slots.reshape(3, 3), full=True)
+    metadata.remove(range(3))
     metadata.put(range(3, 12), {key: Item(json.dumps({"b": key}), "other", 99) for key in range(3, 12)})
 
     assert keys.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
@@ -140,7 +140,7 @@ def test_many_items_of_every_kind() -> None:
         held.update(changed)
         put(metadata, slots, changed)
         gone = list(held)[:: 7 + round_]
-        metadata.drop(gone)
+        metadata.remove(gone)
         for key in gone:
             del held[key], slots[key]
     asked: list[Any] = [
@@ -210,8 +210,8 @@ def test_slots_and_words_are_used_again() -> None:
     assert len(metadata.select(parse_filter({"field": "name", "eq": "word 299"}))) < 10
     assert found(metadata, slots, {"field": "name", "eq": "word 299"}) == {7}
     assert len(metadata._root.children) < 10
-    words = metadata._root.children["name"].words
-    assert 3 * len(words._ordered) + len(words._waiting) == len(words._code_of) < 10
+    words = metadata._root.children["name"].strings
+    assert 3 * len(words._sorted) + len(words._unsorted) == len(words._code_of) < 10
 
 
 @pytest.mark.usefixtures("sweeps")
@@ -245,7 +245,7 @@ def test_metadata_nested_deeper_than_python_may_call() -> None:
     metadata = Metadata()
     (slot,) = metadata.put([1], {1: Item(text)})
     assert metadata.select(parse_filter({"field": ["a"] * 100, "exists": True}))[slot]
-    metadata.drop([1])
+    metadata.remove([1])
 
 
 def test_a_long_string_among_many_short_ones_takes_no_more_than_its_own_room() -> None:
@@ -260,7 +260,7 @@ def test_values_belong_to_their_items_after_a_sweep() -> None:
     """Every item has one number and one word, so entries and slots are the same until the first ones are swept out."""
     metadata, slots = Metadata(), dict[int, int]()
     put(metadata, slots, {key: {"n": key, "word": f"w{key}"} for key in range(3000)})
-    metadata.drop(range(1600))
+    metadata.remove(range(1600))
     for key in (1600, 2000, 2999):
         live = {other: slot for other, slot in slots.items() if other >= 1600}
         assert found(metadata, live, {"field": "n", "eq": key}) == {key}
@@ -269,7 +269,7 @@ def test_values_belong_to_their_items_after_a_sweep() -> None:
 
 def test_four_times_as_many_words_at_once_take_four_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a sweep gives them, while queries stand still."""
-    monkeypatch.setattr(columns, "ORDERED_TOGETHER", 8)
+    monkeypatch.setattr(columns, "SORT_BATCH", 8)
 
     def seconds(count: int) -> float:
         words, began = [f"word {n}" for n in range(count)], time.process_time()

@@ -224,7 +224,7 @@ def test_a_request_that_an_engine_goes_on_contradicting_ends_however_others_fare
     remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_search, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(remote_search, "EXTRA", 0)
+    monkeypatch.setattr(remote_search, "EXTRA_CANDIDATES", 0)
     newer, attempts = -VECTORS[:1], [0]
     remote.collections["v0"].upsert(Entries(np.array([0]), np.array([99]), digests(newer)), newer)
 
