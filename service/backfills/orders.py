@@ -30,7 +30,7 @@ from service.registry.registry import LoadedVersion, Registry
 from service.store.database import Database
 from service.store.rows import BackfillRow, all_of
 from service.store.tables import embedding, item
-from service.store.vector_codec import from_bytes, is_whole
+from service.store.vector_codec import from_bytes, is_usable
 from service.store.vector_reader import with_vectors
 
 ROWS = 4096
@@ -137,7 +137,7 @@ def _score_all(registry: Registry, embedder: Embedder, scope: Scope, waiting: li
 def _score(old: LoadedVersion, target: LoadedVersion, embedder: Embedder, rows: list[WaitingRow], into: Scores) -> None:
     known = {row.id: row.uncertainty for row in rows if row.uncertainty is not None}
     # Of a damaged one nothing is known: it comes last, and the backfill names it.
-    rest = [row for row in rows if row.uncertainty is None and is_whole(row.vector, old.card.dim)]
+    rest = [row for row in rows if row.uncertainty is None and is_usable(row.vector, old.card.dim)]
     if known:
         into[VARIANCE].append((np.fromiter(known, np.int64), np.fromiter(known.values(), np.float64)))
     source, scores = _variances(old, target, embedder, rest)

@@ -16,12 +16,11 @@ from service.errors import NoImage, UnknownItem
 from service.registry.embedding import pointing
 from service.registry.placement import places_of
 from service.registry.stored_contents import embed, make_input
-from service.replica.feed import usable
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
 from service.store.blob_keys import is_text
 from service.store.embeddings import held_by
-from service.store.vector_codec import DamagedEmbedding, from_bytes
+from service.store.vector_codec import DamagedEmbedding, from_bytes, is_usable
 
 Similar = tuple[Sequence[str], str, Encode, frozenset[str], Sequence[int], Mapping[int, int]]
 """The fields of a `service.http.search_request.QueryBatch`."""
@@ -78,7 +77,7 @@ def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator
         embeddings = {
             version.name: from_bytes([row.vector], version.card.dim)[0]
             for version, row in zip(versions, rows, strict=True)
-            if usable([row.id], [row.vector], version.card.dim)[0]
+            if is_usable(row.vector, version.card.dim)
         }
         first = rows[0]
         if not embeddings and first.blob is None:

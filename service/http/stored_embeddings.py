@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 
 from index.errors import InvalidArgument
@@ -32,7 +31,7 @@ from service.store.embeddings import says_itself, vectors_of
 from service.store.repository import gallery_named, items_after, versions_held
 from service.store.sql_arrays import written
 from service.store.tables import item
-from service.store.vector_codec import from_bytes, is_whole
+from service.store.vector_codec import from_bytes, is_usable
 
 router = APIRouter(route_class=CheckedRoute, tags=["items"])
 
@@ -150,10 +149,7 @@ def _embeddings(stored: dict[int, tuple[str, bytes]], versions: dict[int, Loaded
 
 
 def _vector(stored: bytes, dim: int) -> Vectors | None:
-    if not is_whole(stored, dim):
-        return None
-    (vector,) = from_bytes([stored], dim)
-    return vector if np.isfinite(vector).all() else None
+    return from_bytes([stored], dim)[0] if is_usable(stored, dim) else None
 
 
 @router.get("/galleries/{name}/items:missing")

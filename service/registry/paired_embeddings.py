@@ -22,7 +22,7 @@ from service.store.partitioned import of_item
 from service.store.rows import all_of
 from service.store.sql_arrays import BLOCK, blocks
 from service.store.tables import embedding, item
-from service.store.vector_codec import from_bytes, is_whole
+from service.store.vector_codec import from_bytes, is_usable
 from service.store.vector_reader import with_vectors
 
 OWN = (Origin.ENCODED.value, Origin.SUPPLIED.value)
@@ -97,7 +97,7 @@ def draw_held(
         there = connection.execute(_both_held(new, old, gallery_id, block))
         found = {row.id: row for row in with_vectors(connection, all_of(PairRow, there), "new", "old")}
         wanted = (found[i] for i in block if i in found and (label is None or _labelled(found[i], label)))
-        rows += [row for row in wanted if is_whole(row.new, new.card.dim) and is_whole(row.old, old.card.dim)]
+        rows += [row for row in wanted if is_usable(row.new, new.card.dim) and is_usable(row.old, old.card.dim)]
         if len(rows) >= sample:
             break
     rows = rows[:sample]

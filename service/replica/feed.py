@@ -19,7 +19,7 @@ from index.search_result import Missing
 from index.space import Vectors
 from service.registry.registry import LoadedVersion, Registry
 from service.store.repository import FeedRow
-from service.store.vector_codec import all_whole, from_bytes, is_whole
+from service.store.vector_codec import all_whole, from_bytes, is_usable
 
 T = TypeVar("T")
 
@@ -108,13 +108,8 @@ def gather_changes(registry: Registry, blocks: Iterable[Sequence[FeedRow]]) -> F
 
 def usable(keys: Sequence[int], rows: Sequence[bytes], dim: int) -> Usable:
     """The stored vectors that something can be compared with: of `dim` numbers, all of them finite."""
-    whole = keys
-    if not all_whole(rows, dim):
-        whole = [key for key, row in zip(keys, rows, strict=True) if is_whole(row, dim)]
-        rows = [row for row in rows if is_whole(row, dim)]
-    vectors = from_bytes(rows, dim)
-    finite = np.asarray(np.isfinite(vectors).all(axis=1))
-    if len(whole) == len(keys) and finite.all():
+    if all_whole(rows, dim) and np.isfinite(vectors := from_bytes(rows, dim)).all():
         return list(keys), vectors, []
-    kept = list(compress(whole, finite))
-    return kept, vectors[finite], sorted(set(keys) - set(kept))
+    good = [is_usable(row, dim) for row in rows]
+    kept = list(compress(keys, good))
+    return kept, from_bytes(list(compress(rows, good)), dim), sorted(set(keys) - set(kept))

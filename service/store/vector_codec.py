@@ -57,9 +57,9 @@ def digests_from_hex(digits: str) -> Keys:
     return np.frombuffer(bytes.fromhex(digits), STORED_DIGEST).astype(np.int64, copy=False)
 
 
-def is_whole(row: bytes, dim: int) -> bool:
-    """Whether a stored vector has `dim` numbers."""
-    return len(row) == dim * STORED.itemsize
+def is_usable(row: bytes, dim: int) -> bool:
+    """Whether a stored vector can be compared with others: it has `dim` numbers, all of them finite."""
+    return len(row) == dim * STORED.itemsize and bool(np.isfinite(np.frombuffer(row, STORED)).all())
 
 
 def all_whole(rows: Sequence[bytes], dim: int) -> bool:

@@ -22,7 +22,7 @@ from service.store.partitioned import in_gallery
 from service.store.repository import gallery_named
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
-from service.store.vector_codec import from_bytes, is_whole
+from service.store.vector_codec import from_bytes, is_usable
 from service.store.vector_reader import read_vectors
 from service.upgrades.edges.changes import find
 
@@ -101,5 +101,5 @@ def _drawn(connection: Connection, gallery_id: int, new: LoadedVersion, request:
         vectors = connection.execute(
             select(embedding.c.vector).where(embedding.c.item_id.in_(block), *conditions)
         ).scalars()
-        rows += [row for row in read_vectors(connection, vectors.all()) if is_whole(row, new.card.dim)]
+        rows += [row for row in read_vectors(connection, vectors.all()) if is_usable(row, new.card.dim)]
     return rows

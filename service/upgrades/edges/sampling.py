@@ -22,7 +22,7 @@ from service.store.embeddings import says_itself
 from service.store.partitioned import of_item
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
-from service.store.vector_codec import from_bytes, is_whole
+from service.store.vector_codec import from_bytes, is_usable
 from service.store.vector_reader import read_vectors
 
 
@@ -107,7 +107,7 @@ def _stored(
     statement = select(embedding.c.item_id, embedding.c.vector).join(item, of_item())
     rows = connection.execute(statement.where(*where)).all()
     stored = zip((row.item_id for row in rows), read_vectors(connection, [row.vector for row in rows]), strict=True)
-    valid = {key: vector for key, vector in stored if is_whole(vector, version.card.dim)}
+    valid = {key: vector for key, vector in stored if is_usable(vector, version.card.dim)}
     return dict(zip(valid, from_bytes(list(valid.values()), version.card.dim), strict=True))
 
 

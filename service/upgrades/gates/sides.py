@@ -28,7 +28,7 @@ from service.store.drawing import Drawing
 from service.store.partitioned import in_gallery
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
-from service.store.vector_codec import from_bytes
+from service.store.vector_codec import from_bytes, is_usable
 from service.store.vector_reader import read_vectors
 from service.upgrades.gates.samples import READ_BLOCK, TIMED, Entry, Sample, field_text, quantiles
 
@@ -240,9 +240,11 @@ def _stored(
     if side_dim:
         # An item edge needs the side-information: an item without it is embedded again.
         rows = [row for row in rows if row.side is not None or row.item_id not in with_image]
-    vectors = from_bytes(read_vectors(connection, [row.vector for row in rows]), version.card.dim)
-    sides = [from_bytes([row.side], side_dim)[0] if row.side is not None and side_dim else None for row in rows]
-    return {row.item_id: (vectors[n], sides[n]) for n, row in enumerate(rows)}
+    stored = zip(rows, read_vectors(connection, [row.vector for row in rows]), strict=True)
+    held = [(row, vector) for row, vector in stored if is_usable(vector, version.card.dim)]
+    vectors = from_bytes([vector for _, vector in held], version.card.dim)
+    sides = [from_bytes([row.side], side_dim)[0] if row.side is not None and side_dim else None for row, _ in held]
+    return {row.item_id: (vectors[n], sides[n]) for n, (row, _) in enumerate(held)}
 
 
 def _missing(

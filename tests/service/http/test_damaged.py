@@ -123,6 +123,20 @@ def test_one_that_asks_does_so_by_what_is_whole_of_it(settings: Settings) -> Non
         assert like() == by_v1
 
 
+def test_a_gate_embeds_them_anew_and_a_fit_leaves_them_out(settings: Settings, pictures: list[bytes]) -> None:
+    with serving(settings) as served:
+        served.ingest("/galleries/g", {f"j{n}": picture for n, picture in enumerate(pictures)})
+        report = served.http.post("/galleries/g/gates", json={"version": "v2", "metric": "recall@k", "k": 3})
+        served.deploy("/galleries/g", "v2")
+        served.backfill("/galleries/g")
+        served.work()
+        pairs = {"gallery": "g", "new": "v2", "old": "v1", "kind": "procrustes"}
+        fitted = served.http.post("/edges:fit", json=pairs)
+
+        assert (report.status_code, report.json()["items"], report.json()["queries"]) == (201, 30, 30), report.text
+        assert fitted.status_code == 201, fitted.text
+
+
 def test_a_reencode_to_another_version_moves_them_like_any_item(settings: Settings) -> None:
     with serving(settings) as served:
         served.http.post("/galleries/g/deployments", json={"version": "v2"})

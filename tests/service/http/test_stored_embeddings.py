@@ -131,7 +131,11 @@ def test_vectors_are_read_back_page_by_page_as_json_and_as_tables_alike(served: 
         tables = [pa.ipc.open_stream(client.embeddings_table(name, limit=2)).read_all()]
         cursor = tables[0].schema.metadata[b"next"].decode()
         tables.append(pa.ipc.open_stream(client.embeddings_table(name, limit=2, cursor=cursor)).read_all())
+        assert client.embeddings(name, limit=3).next is None
         assert client.missing_items(name, version="v2").ids == ["c"]
+        some = client.missing_items(name, version="plain", limit=2)
+        others = client.missing_items(name, version="plain", limit=1, cursor=some.next)
+        assert (some.ids, others.ids, others.next) == (["a", "b"], ["c"], None)
 
     assert [i.id for i in first.items] == ["a", "b"]
     assert [(e.version, e.embedding) for e in first.items[1].embeddings] == [
