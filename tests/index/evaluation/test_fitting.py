@@ -19,6 +19,7 @@ from index.evaluation.fitting import (
     measure,
     split_pairs,
 )
+from index.merge import Mode
 from index.space import Cosine, Vectors
 from index.version import Card, EdgeKind
 
@@ -102,6 +103,11 @@ def test_the_maps_tell_right_from_wrong_and_run_with_their_spaces(pairs: Pairs) 
     through, own = (calibration_from_json(maps[name]) for name in ("edge", "own"))
     assert through(0.1) > through(2.0)
     assert own(0.9) > own(0.0)
+    assert Mode(maps["mode"]) in Mode
+
+
+def test_every_kind_leads_from_the_new_version_to_the_old_one(pairs: Pairs) -> None:
+    assert {kind: fit_adapter(kind, pairs, NEW, OLD, {}).weight.shape for kind in FITS} == dict.fromkeys(FITS, (6, 4))
 
 
 def test_a_fit_that_cannot_be_made_is_refused_by_name(pairs: Pairs) -> None:
