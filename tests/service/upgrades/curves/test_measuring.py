@@ -300,6 +300,7 @@ class TestClaims:
         with served.runtime.database.write() as connection:
             points.claim(connection, job, 4, "slow")
             points.claim(connection, job, 5, "a")
+            points.claim(connection, job, 6, "a")
             stored = [points.store(connection, standing, 5, who, found, 7) for who in ("b", "a", "a")]
             late = points.store(connection, standing, 4, "slow", found, 7)
 
