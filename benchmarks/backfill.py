@@ -178,7 +178,7 @@ def plain_transform(server: Server, transform: Any, dim: int, order: str, write:
             stored = connection.execute(
                 select(embedding.c.item_id, embedding.c.vector).where(embedding.c.item_id.in_(block))
             ).all()
-        made = transform.carry(from_bytes([row.vector for row in stored], dim))
+        made = transform.transform_items(from_bytes([row.vector for row in stored], dim))
         if write:
             put(engine, [row.item_id for row in stored], made.vectors_ND, "transformed")
     seconds = time.perf_counter() - begin
@@ -239,7 +239,7 @@ def reencode(title: str, body: Callable[[Net], tuple[str, int]], images: int, ro
         loops = {
             "script": lambda: plain_reencode(server, encoder, True),
             "compute": lambda: plain_reencode(server, encoder, False),
-            "transform instead": lambda: compute_only(lambda: edge.carry(batch), TRANSFORM_BLOCK),
+            "transform instead": lambda: compute_only(lambda: edge.transform_items(batch), TRANSFORM_BLOCK),
         }
         show(title, "reencode", server, rounds, loops)
         transforming = forward_macs(v2.edges[0], v1.card)
@@ -254,7 +254,7 @@ def transform(title: str, hidden: tuple[int, ...], vectors: int, rounds: int) ->
             loops = {
                 "script": partial(plain_transform, server, edge, 128, order, True),
                 "read and compute": partial(plain_transform, server, edge, 128, order, False),
-                "compute": lambda: compute_only(lambda: edge.carry(batch), TRANSFORM_BLOCK),
+                "compute": lambda: compute_only(lambda: edge.transform_items(batch), TRANSFORM_BLOCK),
             }
             show(title, "transform", server, rounds, loops, order)
         print(f"  {forward_macs(v2.edges[0], v1.card):.3g} multiply-accumulates an item", flush=True)

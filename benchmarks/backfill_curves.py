@@ -36,9 +36,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.evaluation.curves import CALIBRATED, LABEL_FREE, RANK, RAW, curve_values
-from index.evaluation.matching import Matching
 from index.evaluation.metrics import MEAN_AP, Compared, paired_bootstrap
-from index.evaluation.ordering import Waiting, backfill_order
+from index.evaluation.ordering import PendingItems, backfill_order
+from index.evaluation.relevance import LabelRelevance
 from index.folder import load_version
 from index.version import CARD, Score, Version
 from training.cross_version import CrossVersions
@@ -130,11 +130,11 @@ def main() -> None:
     settings += [f"data={arguments.data}"] if arguments.data else []
     data = subset(recipe_data(with_overrides(find_recipe(names(arguments.family)["independent"]), settings)))
     print(f"{len(data.query)} queries, {len(data.gallery)} items, {len(np.unique(data.gallery.labels))} classes\n")
-    matching = match(data)
+    relevance = match(data)
     with tempfile.TemporaryDirectory() as root, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # digits has few pairs to fit an edge on
         found = {
-            (case.name, metric): measure(case, matching, metric)
+            (case.name, metric): measure(case, relevance, metric)
             for case in cases(folders, data, Path(root))
             for metric in METRICS
         }
@@ -210,12 +210,12 @@ def ways(name: str, old: Version, new: Version, data: Data) -> Iterator[Case]:
         yield Case(f"{name} by h", ground, before, moved.compared)
 
 
-def measure(case: Case, matching: Matching, metric: str) -> Measured:
+def measure(case: Case, relevance: LabelRelevance, metric: str) -> Measured:
     """Old/old and the curves of every mode, mean over the orders."""
-    waiting = np.arange(len(matching.item_codes))
-    orders = {str(seed): backfill_order("random", Waiting(waiting, seed=seed)) for seed in range(ORDERS)}
-    alone = curve_values(case.ground, case.ground, matching, {"": waiting}, [RAW], metric=metric, points=2)
-    values = curve_values(case.before, case.after, matching, orders, MODES, metric=metric)
+    waiting = np.arange(len(relevance.item_codes))
+    orders = {str(seed): backfill_order("random", PendingItems(waiting, seed=seed)) for seed in range(ORDERS)}
+    alone = curve_values(case.ground, case.ground, relevance, {"": waiting}, [RAW], metric=metric, points=2)
+    values = curve_values(case.before, case.after, relevance, orders, MODES, metric=metric)
     curves = {mode: np.asarray(np.mean([values[order, mode] for order in orders], axis=0)) for mode in MODES}
     return Measured(alone["", RAW][0], curves)
 

@@ -17,7 +17,8 @@ third of the features; new: all). The edges:
 to the old one fitted on classes that both know; each seed draws 20 of the 25 classes that no training saw.
 
 Classes of the gallery are hidden: no projection has seen them. Queries are cut in two. One half chooses as a gate does
-(`modes.choose`), the other measures every mode; maps are fitted on the choosing half. Printed: the area under the
+(`modes.choose_merge_mode`),
+the other measures every mode; maps are fitted on the choosing half. Printed: the area under the
 curve (0, 10, ... 100 % moved in random order) of the default, the gain of each other mode over it with its interval
 over the images that were queries, each with the mean of its seeds, and how often each was chosen. `held` says that no
 other mode beats the default beyond it; where one does, `corrected` says it of the intervals of all rows together.
@@ -38,12 +39,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from index.edge_maps import safe_mode
+from index.edge_maps import default_mode
 from index.encoder import Encoder
 from index.evaluation.curves import CALIBRATED, RANK, RAW, curve_values
-from index.evaluation.matching import Matching
 from index.evaluation.metrics import MEAN_AP, Compared, paired_bootstrap
-from index.evaluation.modes import choose
+from index.evaluation.modes import choose_merge_mode
+from index.evaluation.relevance import LabelRelevance
 from index.folder import load_version
 from index.space import Cosine
 
@@ -71,7 +72,7 @@ class Upgrade:
     images: NDArray[np.int64]
 
 
-Draw = Callable[[int], Iterator[tuple[Upgrade, Matching]]]
+Draw = Callable[[int], Iterator[tuple[Upgrade, LabelRelevance]]]
 """A seed -> upgrades, and what is right in each."""
 
 
@@ -120,12 +121,12 @@ def photos(root: Path) -> Draw:
     cut = unit(new_x[:, : old_x.shape[1]])
     turned = unit(new_x @ rotation(new_seen, old_seen))
 
-    def draw(seed: int) -> Iterator[tuple[Upgrade, Matching]]:
+    def draw(seed: int) -> Iterator[tuple[Upgrade, LabelRelevance]]:
         generator = np.random.default_rng(seed)
         classes = generator.permutation(len(hidden))[:20]
         among = generator.permutation(np.flatnonzero(np.isin(labels, classes)))
         query, item = among[: len(among) // 3], among[len(among) // 3 :]
-        right = Matching(labels[query], labels[item], np.full(len(query), -1))
+        right = LabelRelevance(labels[query], labels[item], np.full(len(query), -1))
         for kind, moved in (("truncate", cut), ("matrix", turned), ("dual", old_x)):
             before = Compared(moved[query].astype(np.float32), old_x[item].astype(np.float32), COSINE)
             after = Compared(new_x[query].astype(np.float32), new_x[item].astype(np.float32), COSINE)
@@ -149,7 +150,7 @@ def row(name: str, kind: str, metric: str, areas: list[dict[str, Floats]], chose
     told = [f"{100 * g.value:+.1f} [{100 * g.low:+.1f}, {100 * g.high:+.1f}]" for g in gains.values()]
     held = "yes" if all(gain.low <= 0 for gain in gains.values()) else "no"
     held += "" if held == "yes" else ", corrected: " + ("yes" if all(gain.low <= 0 for gain in wide) else "no")
-    default = safe_mode([kind]).value
+    default = default_mode([kind]).value
     picked = ", ".join(f"{mode} {count}" for mode, count in chosen.most_common())
     area = f"{100 * every['default'].mean():.1f}"
     return f"| {name} | {kind} | {metric} | {default} | {picked} | {area} | {' | '.join(told)} | {held} |"
@@ -160,13 +161,15 @@ def by_image(values: Floats, image: NDArray[np.int64]) -> Floats:
     return np.bincount(image, values)[np.unique(image)] / np.unique(image, return_counts=True)[1]
 
 
-def measured(upgrade: Upgrade, right: Matching, metric: str, few: int, seed: int) -> tuple[str, dict[str, Floats]]:
+def measured(
+    upgrade: Upgrade, right: LabelRelevance, metric: str, few: int, seed: int
+) -> tuple[str, dict[str, Floats]]:
     """The mode that one half of the queries chooses, and each mode's area for the queries of the other half."""
     half = np.random.default_rng(seed).permutation(len(right.query_codes)) % 2
     choosing, judging = np.flatnonzero(half == 0)[:few], np.flatnonzero(half == 1)
-    own = Matching(right.query_codes[choosing], right.item_codes, right.self_Q[choosing])
+    own = LabelRelevance(right.query_codes[choosing], right.item_codes, right.self_Q[choosing])
     sides = [Compared(side.queries[choosing], side.items, COSINE) for side in (upgrade.before, upgrade.after)]
-    chosen = choose(*sides, own, safe=safe_mode([upgrade.kind]), metric=metric, seed=seed)
+    chosen = choose_merge_mode(*sides, own, default=default_mode([upgrade.kind]), metric=metric, seed=seed)
     order = {"": np.random.default_rng(seed + 1).permutation(len(upgrade.before.items))}
     values = curve_values(upgrade.before, upgrade.after, right, order, MODES, metric=metric, points=11, fit_on=choosing)
     asked = np.isin(np.flatnonzero(right.valid), judging)
@@ -176,7 +179,9 @@ def measured(upgrade: Upgrade, right: Matching, metric: str, few: int, seed: int
     return (chosen.mode.value if chosen else RAW), area
 
 
-def upgrades(features: Floats, labels: NDArray[np.int64], hidden: int, seed: int) -> Iterator[tuple[Upgrade, Matching]]:
+def upgrades(
+    features: Floats, labels: NDArray[np.int64], hidden: int, seed: int
+) -> Iterator[tuple[Upgrade, LabelRelevance]]:
     """Every kind of upgrade of one draw of classes."""
     generator = np.random.default_rng(seed)
     classes = generator.permutation(np.unique(labels))
@@ -197,7 +202,7 @@ def upgrades(features: Floats, labels: NDArray[np.int64], hidden: int, seed: int
     wide = np.hstack([bct, 0.7 * new[:, :OLD_DIM]])
     turned = unit(new @ rotation(new[train], old[train]))
     carried = unit(old @ ridge(old[train], new[train]))
-    right = Matching(labels[query], labels[item], np.full(len(query), -1))
+    right = LabelRelevance(labels[query], labels[item], np.full(len(query), -1))
 
     def pair(queries: Floats, items: Floats) -> Compared:
         return Compared(queries[query].astype(np.float32), items[item].astype(np.float32), COSINE)

@@ -36,7 +36,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from index.encoder import Encoder
-from index.evaluation.choosing import METRIC, choose_kind
+from index.evaluation.adapter_choice import METRIC, choose_kind
 from index.evaluation.fitting import measure, split_pairs
 from index.evaluation.metrics import Bools, Floats, paired_bootstrap
 from index.folder import load_version

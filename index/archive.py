@@ -1,7 +1,7 @@
-"""A folder as a .zip: packed, and unpacked without trusting it.
+"""Packing a folder as a .zip, and unpacking one without trusting it.
 
-What an archive would unpack to is judged by its directory, before anything of it is read; what is read is counted, so
-that a directory that understates it gains nothing.
+The unpacked size is checked in the archive's directory before anything is read; what is read is counted, so that a
+directory that understates it gains nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from index.version import CARD, EDGE
 MAX_FOLDER_BYTES = 4 << 30
 MAX_FILES = 1000
 MAX_DIRECTORY_BYTES = 1 << 20
-"""Of the archive's own list of its files, which is read at once."""
+"""Size of the archive's own list of files, which is read at once."""
 MAX_RATIO = 100
 """How many times its size an archive may unpack to; weights hardly shrink at all."""
 SMALL_BYTES = 64 << 20
@@ -67,7 +67,7 @@ def check_path(path: str) -> None:
 
 
 class _Bounded(io.BufferedReader):
-    """An archive; its directory is the one part that `zipfile` reads as a whole, whatever size it says it has."""
+    """An archive, with a limit on its directory, the one part that `zipfile` reads whole, whatever its stated size."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or size < 0:
@@ -83,7 +83,7 @@ class _Bounded(io.BufferedReader):
 
 
 def _checked(listed: list[zipfile.ZipInfo], needed: str, packed_bytes: int) -> list[zipfile.ZipInfo]:
-    """The files of an archive, if what its directory says of them is legal. Raises InvalidVersionFolder."""
+    """The files of an archive, checked by its directory. Raises InvalidVersionFolder."""
     if len(listed) > MAX_FILES:
         raise InvalidVersionFolder(f"the archive lists {len(listed)} files; at most {MAX_FILES} are legal")
     # Not `is_dir`, which fails on an empty name: it asks for the last character.

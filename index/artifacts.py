@@ -1,6 +1,6 @@
 """The binary files of a version folder, opened without trusting them: ONNX models and .npz arrays.
 
-onnx and onnxruntime are imported where a model is opened: edges without one also run where neither is installed.
+onnx and onnxruntime are imported where a model is opened: edges without one also work without them installed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Shape = tuple[int | None, ...]
 MAX_ARRAY = 1 << 28
 """Numbers in one array of an .npz file, 1 GiB: a few bytes can announce any."""
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""How what is inside an archive may be compressed: others may take any memory by a few bytes of their header."""
+"""Legal compression methods in an archive: others may take any amount of memory by a few bytes of their header."""
 
 
 def legal_opsets() -> range:
@@ -137,7 +137,7 @@ def _read_array(stored: zipfile.ZipFile, name: str, array: str, shape: Shape) ->
 
 
 def read_expected(path: Path, name: str, expected: str | None) -> bytes:
-    """The content of a file, hashed as it was read: files are opened long after their folder was verified.
+    """Read a file and check its hash: files are opened long after their folder was verified.
 
     Raises:
         ChangedOnDisk: its sha256 is not the `expected` one, or it is gone.

@@ -39,10 +39,10 @@ KIND = "isotonic"
 PRIOR = 0.5
 """Pairs added to each step of the map, half of them right (Jeffreys): a step of few pairs is never certain."""
 
-SURE = 20.0
-"""Log-odds beyond which two probabilities are hardly told apart: a knot keeps below it."""
-SHRINKS = 0.9
-"""Pooling goes over all values at once for as long as each pass leaves at most this share of them."""
+MAX_LOG_ODDS = 20.0
+"""Knots lie within these log-odds: beyond them probabilities are hardly distinguishable."""
+MAX_REMAINING = 0.9
+"""Values are pooled all at once as long as each pass leaves at most this share of them."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Calibration:
         return np.asarray(probability(self.log_odds(scores)))
 
     def log_odds(self, scores: ArrayLike) -> Floats:
-        """Scores of any shape -> log(p / (1 - p)): what to rank by, it keeps apart what rounds to probability 1."""
-        given, (lowest, highest, odds_K) = np.asarray(scores, np.float64), self._knots
-        beyond = given - np.minimum(np.maximum(given, lowest), highest)
-        return np.asarray(np.interp(given, self.scores_K, odds_K) + self.slope * beyond)
+        """Scores of any shape -> log(p / (1 - p)), to rank by: it separates scores whose probability rounds to 1."""
+        scores, (lowest, highest, odds_K) = np.asarray(scores, np.float64), self._knots
+        beyond = scores - np.minimum(np.maximum(scores, lowest), highest)
+        return np.asarray(np.interp(scores, self.scores_K, odds_K) + self.slope * beyond)
 
     @cached_property
     def _knots(self) -> tuple[float, float, Floats]:
@@ -79,7 +79,7 @@ class Calibration:
 
 
 def probability(log_odds: NDArray[np.floating[Any]]) -> Floats:
-    """What log-odds of any shape mean, in [0, 1]."""
+    """Log-odds of any shape -> probabilities in [0, 1]."""
     likely: Floats = np.exp(-np.logaddexp(0.0, -log_odds))  # without an overflow that is to be ignored
     return likely
 
@@ -128,12 +128,12 @@ def blend(own: Calibration, common: Calibration, share: float) -> Calibration:
     odds_K = (1 - share) * own.log_odds(knots_K) + share * common.log_odds(knots_K)
     slope = (1 - share) * own.slope + share * common.slope
     # Far from a map's own knots its probability rounds to 0 or 1: what is beyond follows the slope.
-    kept_K = np.abs(odds_K) < SURE
+    kept_K = np.abs(odds_K) < MAX_LOG_ODDS
     if not kept_K.any():
         kept_K[np.abs(odds_K).argmin()] = True
-    probability_K = 1.0 / (1.0 + np.exp(-odds_K[kept_K].clip(-SURE, SURE)))
-    told_K = np.r_[True, np.diff(np.maximum.accumulate(np.sign(slope) * probability_K)) > 0]
-    return Calibration(knots_K[kept_K][told_K], probability_K[told_K], slope)
+    probability_K = 1.0 / (1.0 + np.exp(-odds_K[kept_K].clip(-MAX_LOG_ODDS, MAX_LOG_ODDS)))
+    rising_K = np.r_[True, np.diff(np.maximum.accumulate(np.sign(slope) * probability_K)) > 0]
+    return Calibration(knots_K[kept_K][rising_K], probability_K[rising_K], slope)
 
 
 def calibration_from_json(value: object) -> Calibration:
@@ -170,10 +170,10 @@ def pool_adjacent_violators(values: ArrayLike, weights: ArrayLike) -> tuple[Floa
     """
     weight = np.asarray(weights, np.float64)
     total, step = np.asarray(values, np.float64) * weight, np.arange(len(weight))
-    # What falls is one step: answers of 0 and 1 shrink to a few runs in NumPy, which Python then need not walk.
+    # Falling runs become one step: labels of 0 and 1 shrink to few runs in NumPy, before the loop in Python.
     while len(total) > 1:
         run = np.r_[0, np.cumsum(np.diff(total / weight) > 0)]
-        if run[-1] + 1 > SHRINKS * len(run):
+        if run[-1] + 1 > MAX_REMAINING * len(run):
             break
         total, weight = (np.bincount(run, one).astype(np.float64) for one in (total, weight))
         step = run[step]

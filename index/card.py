@@ -1,4 +1,4 @@
-"""What card.json and edge.json say: every field read, and one that is wrong refused by its name and what is legal.
+"""Parsing card.json and edge.json: every field is checked; a wrong one is refused by its name and its legal values.
 
 See `index.version` for what the fields mean.
 """

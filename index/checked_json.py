@@ -1,4 +1,4 @@
-"""The JSON of a version folder, read with limits: whatever passes can be stored, and sent back, by any JSON library."""
+"""The JSON of a version folder, read with limits, so that any JSON library can store and return it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bound on the memory of decoded images: those that threads decode at the same time share one number of bytes."""
+"""A bound on the memory of decoded images, shared by all threads that decode."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def decoded_bytes(width: int, height: int) -> int:
 
 
 class Decoder:
-    """Decodes images of at most `max_pixels`, those of all its threads in `max_bytes` together.
+    """Decodes images of at most `max_pixels`, with `max_bytes` for those of all threads.
 
-    An image that counts for more than all of it is decoded alone. Threads come to their turn in the order in which they
-    asked, so that small images do not hold up a large one for ever. A thread must not ask for an image while it holds
-    another: both could wait for each other's memory.
+    A larger image is decoded alone. Threads are served in the order in which they asked, so that small images do not
+    delay a large one for ever. A thread must not ask for an image while it holds another: both could wait for each
+    other.
     """
 
     def __init__(self, max_pixels: int = MAX_PIXELS, max_bytes: int = MAX_DECODED_BYTES) -> None:

@@ -1,15 +1,15 @@
 """Which calibration belongs to which route: keys, and the maps that travel with edges.
 
-A map was fitted for queries of one version, items of another, how these items came to be (their origin), and the very
-edges between them. It is used for nothing else: an edge that is replaced leaves no stale map behind.
+A map was fitted for queries of one version, items of another, their origin, and the very edges between them. It is used
+for nothing else: a replaced edge leaves no stale map behind.
 
 The `calibration` field of an edge holds two maps (see `index.calibration`). `edge` is for the items the edge leads to:
-those of the old version, or, for a `forward` edge, those it moved to the new one. `own` is for items that the new
-version encoded; `dual` uses the `own` of the version it asks instead, since old queries then meet old items. Beside
-them `mode` may say which merge mode a simulated backfill along the edge was served best by.
+those of the old version, or, for a `forward` edge, those it transformed. `own` is for items that the new version
+encoded; `dual` uses the `own` map of the version that embeds the query, since old queries then meet old items. Beside
+them `mode` may name the merge mode that was best in a simulated backfill along the edge.
 
-Without such evidence a rule says it: raw along edges into the old space, whose scores mean nearly the same, where maps
-would only add their noise; calibrated along all others.
+Without it a rule decides: raw along edges into the old space, whose scores mean nearly the same, where maps would only
+add their noise; calibrated along all others.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ INTO_OLD = frozenset({EdgeKind.IDENTITY.value, EdgeKind.TRUNCATE.value, EdgeKind
 
 
 def map_key(route: Route, origin: str) -> MapKey:
-    """What a map for items of this origin behind this route is kept under."""
+    """The key of the map for items of this origin on this route."""
     return route.query_version, route.item_version, origin, route.signature
 
 
 def edge_maps(edges: Iterable[Edge], versions: Iterable[str]) -> dict[MapKey, Calibration]:
-    """The maps that calibrated edges bring, for galleries that have none of their own.
+    """The maps of calibrated edges, for galleries without their own.
 
-    A chain of edges gets none: its scores are those of no edge on the way. Of several `own` maps of a version the one
-    of its best measured edge counts.
+    A chain of edges has none: its scores are those of no single edge. Of several `own` maps of a version that of its
+    best measured edge is used.
 
     Args:
         edges: all edges, their calibrations valid (`check_calibration`).
-        versions: all versions that may ask, for `dual`.
+        versions: all query versions, for `dual`.
     """
     maps: dict[MapKey, Calibration] = {}
     same: dict[tuple[str, str], Calibration] = {}
@@ -66,25 +66,25 @@ def edge_maps(edges: Iterable[Edge], versions: Iterable[str]) -> dict[MapKey, Ca
     return maps
 
 
-def wished_mode(route: Route, origin: str) -> Mode | None:
-    """The merge mode for items of this origin behind this route, as far as its edges know; None: any will do."""
+def preferred_mode(route: Route, origin: str) -> Mode | None:
+    """The merge mode for items of this origin on this route, by its edges; None: no preference."""
     if not route.edges:
         return Mode.CALIBRATED if origin == Origin.TRANSFORMED else None
     modes = {(edge.calibration or {}).get(MODE) for edge in route.edges}
     if len(route.edges) == 1 and (mode := modes.pop()) is not None:
         return Mode(mode)
-    return safe_mode(route.kinds)
+    return default_mode(route.kinds)
 
 
-def safe_mode(kinds: Collection[str]) -> Mode:
-    """The mode along edges of these kinds, without evidence."""
+def default_mode(kinds: Collection[str]) -> Mode:
+    """The merge mode along edges of these kinds, without evidence."""
     return Mode.RAW if kinds and INTO_OLD.issuperset(kinds) else Mode.CALIBRATED
 
 
-def together(wishes: Iterable[Mode | None]) -> Mode | None:
-    """One mode for a list over several routes: the one they share, else calibrated; None where any will do."""
-    wished = {mode for mode in wishes if mode is not None}
-    return wished.pop() if len(wished) == 1 else Mode.CALIBRATED if wished else None
+def common_mode(modes: Iterable[Mode | None]) -> Mode | None:
+    """One mode for a list over several routes: the one they share, else calibrated; None without preference."""
+    preferred = {mode for mode in modes if mode is not None}
+    return preferred.pop() if len(preferred) == 1 else Mode.CALIBRATED if preferred else None
 
 
 def check_calibration(edge: Edge, new: Card, old: Card) -> None:

@@ -19,7 +19,7 @@ from index.errors import InvalidArgument, NoEncoder
 from index.execution import ONE_THREAD, Execution
 from index.folder import load_version
 from index.image import Pixels, preprocess_batch
-from index.model import FLOAT, Model, check_probe, check_shape, only, ready_to_compare, space_of, wrong
+from index.model import FLOAT, Model, check_probe, check_shape, ready_to_compare, single_node, space_of, wrong
 from index.space import Vectors
 from index.text import TextEncoder, read_text_probe
 from index.transform import load_transform
@@ -135,7 +135,7 @@ def _image_model(version: Version, name: str, shape: tuple[int, int, int], width
     """A model of one input (N, C, H, W)."""
 
     def check(inputs: Sequence[ort.NodeArg]) -> None:
-        check_shape(name, "input", only(name, "input", inputs, FLOAT).shape, shape)
+        check_shape(name, "input", single_node(name, "input", inputs, FLOAT).shape, shape)
 
     return Model(version, name, width, check, execution)
 

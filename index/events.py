@@ -1,7 +1,7 @@
-"""Events: what a log line says, a name and its fields, for people and for machines.
+"""Structured log events: a name and fields, for people and machines.
 
-`logger.info(Event("indexed", gallery="g", items=5))`. As text it is `action=indexed gallery=g items=5`; whoever formats
-the record has name and fields (`service.logs`). What all lines of a request have in common is in `CONTEXT`.
+`logger.info(Event("indexed", gallery="g", items=5))` is `action=indexed gallery=g items=5` as text; a formatter reads
+name and fields (`service.logs`). Fields that all lines of a request share are in `CONTEXT`.
 """
 
 from __future__ import annotations

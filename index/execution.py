@@ -1,6 +1,6 @@
-"""How onnxruntime runs an encoder: on how many threads, and on which device.
+"""How onnxruntime runs an encoder: threads and device.
 
-onnxruntime falls back to the CPU in silence where CUDA was asked for and cannot be had; here that is an error.
+onnxruntime silently falls back to the CPU if CUDA was asked for and is not available; here that is an error.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Execution:
     device: Device = Device.CPU
 
     def open(self, content: bytes) -> ort.InferenceSession:
-        """A session of an ONNX model.
+        """Open a session of an ONNX model.
 
         Raises:
             DeviceUnavailable: it would not run on the device.
-            Exception: onnxruntime's own, where the model is at fault.
+            Exception: onnxruntime's own, if the model is at fault.
         """
         import onnxruntime as ort
 

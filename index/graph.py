@@ -1,7 +1,7 @@
-"""From edges to routes: how a query of one version reaches the items of another.
+"""Routes along edges: how a query of one version reaches the items of another.
 
-Query edges compose (v3 -> v2 -> v1). A `slerp` edge also asks the old encoder, so it serves only queries which that
-encoder can embed; `dual` asks the old encoder alone and is the last resort. Item edges (`forward`) are not part of a
+Query edges compose (v3 -> v2 -> v1). A `slerp` edge also needs the old encoder, so it serves only queries which that
+encoder can embed; `dual` uses the old encoder alone and is the last resort. Item edges (`forward`) are not part of a
 query's route, a `transform` backfill applies them.
 """
 
@@ -17,7 +17,7 @@ from index.transform import Transform
 from index.version import Edge, EdgeKey, EdgeKind
 
 MAX_CACHED = 4096
-"""Routes a graph keeps: planning a query again costs a look-up."""
+"""Cached routes: planning a query again is a look-up."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,16 @@ class Route:
 
     @property
     def measured(self) -> float:
-        """A chain is worth its weakest edge; nothing is measured on `dual`."""
+        """The score of the weakest edge; `dual` edges have none."""
         return min((e.measured for e in self.edges), default=1.0)
 
 
 def follow(route: Route, opened: Callable[[Edge], Transform], queries: Mapping[str, Vectors]) -> Vectors:
-    """Queries at the end of a route, ready to scan the shard.
+    """The queries at the end of a route, ready to scan the shard.
 
     Args:
-        route: the way.
-        opened: gives an edge, ready to run.
+        route: to the shard.
+        opened: returns the transform of an edge.
         queries: version -> the queries as embedded by it, (Q, its dimension), for each of the route's encoders.
     """
     moved_QD = queries[route.encoders[0]]
@@ -99,7 +99,7 @@ class Graph:
         return self._remembered(query_version, item_version, encoders)
 
     def unreachable(self, query_version: str, item_version: str, encoders: frozenset[str]) -> str:
-        """Why there is no route to a shard, in words: what is missing, and what would help."""
+        """Why there is no route to a shard: what is missing, and what would help."""
         way = f"from version {query_version!r} to {item_version!r}"
         everyone = frozenset(self.versions())
         path = self._best_path(query_version, item_version, everyone)

@@ -1,8 +1,8 @@
-"""Verification in a process of its own: a model that never ends, or takes all memory, takes that process with it.
+"""Verification in a process of its own: a model that never ends, or takes all memory, only takes down that process.
 
-Run as `python -m index.isolated` it is that process: what to verify comes as one line of JSON on its standard input,
-the outcome goes as one to its standard output. It ends when its input closes: then whoever started it is gone. What
-opens models is imported where it is used, so that the limits hold for that too.
+Run as `python -m index.isolated` it is that process: the request is one line of JSON on its standard input, the outcome
+one on its standard output. It ends when its input closes, because its parent is gone. Modules that open models are
+imported where they are used, so that the limits hold for that too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Limits:
-    """What verifying one folder may take: seconds by the clock, and bytes of memory."""
+    """Limits of verifying one folder: seconds of wall clock, and bytes of memory."""
 
     seconds: float = 300.0
     memory_bytes: int = 4 << 30
@@ -148,7 +148,7 @@ def _check_edge(edge: Edge, new: Card, old: Card) -> None:
 
 
 def _limit(limits: Limits) -> None:
-    """Hold this process to its limits also where nobody watches it any more."""
+    """Limit this process itself, for when its parent does not watch it any more."""
     try:
         import resource
         import signal

@@ -1,4 +1,4 @@
-"""What the encoders of a version have in common: an ONNX model whose one output is (N, width), held to its card.
+"""The base of a version's encoders: an ONNX model with one output (N, width), checked against its card.
 
 Shape suffixes: N inputs, D dimension.
 """
@@ -45,7 +45,7 @@ class Model:
         self.session = open_model(version.folder / name, name, execution=execution, expected=expected)
         self.inputs: Sequence[ort.NodeArg] = self.session.get_inputs()
         check_inputs(self.inputs)
-        output = only(name, "output", self.session.get_outputs(), FLOAT)
+        output = single_node(name, "output", self.session.get_outputs(), FLOAT)
         check_shape(name, "output", output.shape, (width,))
 
     def run(self, inputs: Mapping[str, NDArray[Any]], what: str) -> Vectors:
@@ -69,7 +69,7 @@ class Model:
 
 
 def ready_to_compare(vectors_ND: Vectors, space: Space, name: str, what: str) -> Vectors:
-    """What a model gave, valid for its space. Raises InvalidVersionFolder unless cosine vectors have length 1."""
+    """The output of a model, valid for its space. Raises InvalidVersionFolder unless cosine vectors have length 1."""
     if isinstance(space, Cosine):
         length_N = np.linalg.norm(vectors_ND, axis=1)
         if (off_N := np.abs(length_N - 1) > UNIT_TOLERANCE).any():
@@ -86,7 +86,7 @@ def check_probe(name: str, part: str, given: Vectors, expected: Vectors) -> None
 
 
 def legal_difference(expected: Vectors) -> float:
-    """How far from what is expected a model may be."""
+    """The largest legal difference from expected vectors."""
     return PROBE_TOLERANCE * max(1.0, float(np.abs(expected).max()))
 
 
@@ -98,7 +98,7 @@ def space_of(card: Card) -> Space:
         raise InvalidVersionFolder(f"card.json: {error.message}", pointer=error.pointer) from error
 
 
-def only(name: str, side: str, found: Sequence[ort.NodeArg], kind: str) -> ort.NodeArg:
+def single_node(name: str, side: str, found: Sequence[ort.NodeArg], kind: str) -> ort.NodeArg:
     """The one input or output of a model. Raises InvalidVersionFolder when there are others, or another type."""
     if len(found) != 1 or found[0].type != kind:
         given = ", ".join(f"{n.name}: {n.type}" for n in found)
@@ -107,7 +107,7 @@ def only(name: str, side: str, found: Sequence[ort.NodeArg], kind: str) -> ort.N
 
 
 def check_shape(name: str, side: str, given: Sequence[int | str | None], rest: Sequence[int | str]) -> None:
-    """Compare a declared shape with (N, *rest); names and None stand for sizes that only running it tells."""
+    """Compare a declared shape with (N, *rest); names and None are sizes only known at run time."""
     fits = len(given) == len(rest) + 1 and not isinstance(given[0], int)
     pairs = zip(given[1:], rest, strict=True) if fits else ()
     if not fits or any(isinstance(g, int) and isinstance(r, int) and g != r for g, r in pairs):

@@ -1,4 +1,4 @@
-"""A version folder on its way to disk: written beside its place and renamed at the end, so it is whole or not there."""
+"""Writing a version folder atomically: beside its place, and renamed at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from index.paths import paths_in
 from index.version import CARD, NAME, Version
 
 NEW, REPLACED = "new", "replaced"
-"""What lies in the temporary folder: the version on its way, and the one whose place it takes."""
+"""The content of the temporary folder: the new version, and the one it replaces."""
 
 
 class Unwritable(RegraftError):
@@ -43,7 +43,7 @@ def check_target(out: Path, old: Version | None = None) -> None:
 
 
 def check_new(folder: Path) -> None:
-    """Refuse a version folder that is there: whoever asks for it to be replaced does not call this.
+    """Refuse an existing version folder; not called to replace one.
 
     Raises:
         InvalidArgument: names the folder.
@@ -54,7 +54,7 @@ def check_new(folder: Path) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A temporary folder that takes the place of `out` when the block ends well, and vanishes when it does not.
+    """A temporary folder that replaces `out` when the block ends well, and is removed when it does not.
 
     Raises:
         Unwritable: it could not be written; `out` is as it was.
@@ -72,9 +72,9 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def clear_leftovers(out: Path) -> None:
-    """Remove what processes left that were killed while they wrote `out`; nobody may be writing it now.
+    """Remove leftovers of processes that were killed while they wrote `out`; nobody may be writing it now.
 
-    What was to be replaced stays where nothing took its place.
+    A folder that was to be replaced stays if nothing replaced it.
     """
     scratch = re.compile(re.escape(f".{out.name}.") + r"\w{8}")
     for folder in filter(lambda path: scratch.fullmatch(path.name), out.parent.iterdir()):

@@ -1,4 +1,4 @@
-"""Looking into folders: that others empty or remove meanwhile, or that hold what a user stores or trains on."""
+"""Listing folders that others may change meanwhile, or that hold what a user stores or trains on."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ IMAGE_SUFFIXES = READABLE | {".avif", ".heic", ".heif"}
 
 
 def paths_in(folder: Path, pattern: str) -> list[Path]:
-    """What a pattern matches in a folder; names with a dot first only where the pattern has one there.
+    """The paths in a folder that match a pattern; names with a leading dot only if the pattern has one.
 
-    What goes while it looks is not there. `Path.glob` raises FileNotFoundError then, up to Python 3.12.
+    Files that are removed meanwhile are left out: `Path.glob` raises FileNotFoundError then, up to Python 3.12.
     """
     return [folder / name for name in glob(pattern, root_dir=folder)]  # noqa: PTH207
 
 
 def files_below(folder: Path, suffixes: Collection[str], *, pointer: str = "") -> Iterator[Path]:
-    """Files that end so, at any depth, through links, but for what programs leave beside them.
+    """Files with these suffixes, at any depth, through links, without hidden files and leftovers of other programs.
 
     Args:
-        folder: where.
-        suffixes: in small letters, with their dot.
+        folder: to search.
+        suffixes: in lower case, with their dot.
         pointer: of the error.
 
     Raises:
@@ -37,7 +37,7 @@ def files_below(folder: Path, suffixes: Collection[str], *, pointer: str = "") -
 
 
 def _files_below(folder: Path, suffixes: Collection[str], pointer: str, above: frozenset[Path]) -> Iterator[Path]:
-    """`above`: the real folders that lead there: a link to one of them would never end."""
+    """`above`: the real parent folders: a link to one of them would never end."""
     real = folder.resolve()
     if real in above:
         return

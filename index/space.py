@@ -26,7 +26,7 @@ Vectors = NDArray[np.float32]
 
 
 class Space(Protocol):
-    """What the shard, the gallery and evaluation need to know of a space."""
+    """The operations of a space that shards, galleries and evaluation need."""
 
     kind: str
     higher_is_better: bool
@@ -53,7 +53,7 @@ class Space(Protocol):
 
 
 class _StoredAsTheyAre:
-    """What spaces share whose vectors are themselves the rows that are stored and scanned with."""
+    """The base of spaces whose vectors are stored and scanned unchanged."""
 
     kind: str
 

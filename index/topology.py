@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from index.calibration import Calibration
-from index.edge_maps import Maps, check_calibration, edge_maps, map_key, together, wished_mode
+from index.edge_maps import Maps, check_calibration, common_mode, edge_maps, map_key, preferred_mode
 from index.graph import Graph, Route
 from index.merge import Mode
 from index.search_result import Degraded
@@ -104,4 +104,4 @@ class Topology:
         """
         measured = self.modes.get(query_version)
         # Without a preference, scores stay what they were before the upgrade, for queries with a threshold.
-        return measured or together(wished_mode(route, origin) for route, origin in routes) or Mode.RAW
+        return measured or common_mode(preferred_mode(route, origin) for route, origin in routes) or Mode.RAW

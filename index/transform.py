@@ -1,9 +1,8 @@
-"""What an edge does to vectors: one class a kind, entered in `TRANSFORMS`.
+"""The transforms of edges: one class a kind, listed in `TRANSFORMS`.
 
-A query transform takes queries of the new version to vectors that scan the old version's shard; the forward transform
-takes stored items of the old version to the new one. Two of them take something beside the vectors: `slerp` the same
-queries by the old encoder, `forward` the items' side-information. `dual` has no transform: the old encoder encodes the
-query.
+A query transform maps queries of the new version to vectors that scan the old version's shard; the forward transform
+maps stored items of the old version to the new one. Two of them need more than the vectors: `slerp` the same queries
+by the old encoder, `forward` the items' side-information. `dual` has no transform: the old encoder encodes the query.
 Shape suffixes: N vectors, D old or new dimension as named.
 """
 
@@ -24,8 +23,8 @@ from index.version import EDGE_ARRAYS, EDGE_MODEL, Card, Edge, EdgeKind
 class Transform(Protocol):
     """One edge, ready to run."""
 
-    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
-        """(N, from-dim) vectors, and what the edge takes beside them -> (N, to-dim) vectors."""
+    def __call__(self, x_ND: Vectors, extra_NS: Vectors | None = None) -> Vectors:
+        """(N, from-dim) vectors, and the edge's extra input -> (N, to-dim) vectors."""
 
 
 class Identity:
@@ -34,7 +33,7 @@ class Identity:
     def __init__(self, edge: Edge, new: Card, old: Card) -> None:
         _require(edge, new.dim == old.dim, f"needs equal dimensions, not {new.dim} and {old.dim}")
 
-    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
+    def __call__(self, x_ND: Vectors, extra_NS: Vectors | None = None) -> Vectors:
         return x_ND
 
 
@@ -45,7 +44,7 @@ class ZeroPad:
         _require(edge, new.dim >= old.dim, f"needs dim >= {old.dim}, not {new.dim}")
         self.dim = old.dim
 
-    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
+    def __call__(self, x_ND: Vectors, extra_NS: Vectors | None = None) -> Vectors:
         return np.ascontiguousarray(x_ND[:, : self.dim])
 
 
@@ -56,7 +55,7 @@ class Truncate(ZeroPad):
         super().__init__(edge, new, old)
         self.space = space_from_json(old.space)
 
-    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
+    def __call__(self, x_ND: Vectors, extra_NS: Vectors | None = None) -> Vectors:
         return normalise_or_zero(self.space, super().__call__(x_ND))
 
 
@@ -72,7 +71,7 @@ class Matrix:
         self.weight, self.bias = arrays["weight"], arrays.get("bias", np.float32(0))
         self.space = space_from_json(old.space)
 
-    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
+    def __call__(self, x_ND: Vectors, extra_NS: Vectors | None = None) -> Vectors:
         return normalise_or_zero(self.space, x_ND @ self.weight + self.bias)
 
 
@@ -83,7 +82,7 @@ class Onnx:
         self.model = _EdgeModel(edge, new.dim, old.dim, 0)
         self.space = space_from_json(old.space)
 
-    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
+    def __call__(self, x_ND: Vectors, extra_NS: Vectors | None = None) -> Vectors:
         return normalise_or_zero(self.space, self.model(x_ND, None))
 
 
@@ -105,20 +104,20 @@ class Slerp:
         self.old, self.weight, self.alpha = old, arrays["weight"], float(arrays["alpha"])
         _require(edge, 0 <= self.alpha <= 1, f"needs alpha in [0, 1], not {self.alpha:g}")
 
-    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
-        if beside_NS is None or beside_NS.shape != (len(x_ND), self.old.dim):
+    def __call__(self, x_ND: Vectors, extra_NS: Vectors | None = None) -> Vectors:
+        if extra_NS is None or extra_NS.shape != (len(x_ND), self.old.dim):
             raise InvalidVector(f"the slerp edge to {self.old.name!r} needs the queries by that version's encoder too")
-        return slerp(beside_NS, x_ND @ self.weight, self.alpha)
+        return slerp(extra_NS, x_ND @ self.weight, self.alpha)
 
 
 @dataclass(frozen=True)
-class Carried:
-    """What a forward transform makes of stored items.
+class TransformedItems:
+    """The output of a forward transform.
 
     Attributes:
         vectors_ND: valid for the new space.
-        side_NS: the new version's side-information, where the edge gives it (FCT's g).
-        variance_N: how unsure it is of each item, where the edge tells.
+        side_NS: the new version's side-information, if the edge gives it (FCT's g).
+        variance_N: the uncertainty of each item, if the edge gives it.
     """
 
     vectors_ND: Vectors
@@ -138,19 +137,19 @@ class Forward:
         self.model = _EdgeModel(edge, old.dim, new.dim, old.side_dim, extras)
         self.space = space_from_json(new.space)
 
-    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
-        return self.carry(x_ND, beside_NS).vectors_ND
+    def __call__(self, x_ND: Vectors, extra_NS: Vectors | None = None) -> Vectors:
+        return self.transform_items(x_ND, extra_NS).vectors_ND
 
     @property
-    def tells_variance(self) -> bool:
-        """Whether the edge tells how unsure it is of each item."""
+    def has_variance(self) -> bool:
+        """Whether the edge gives a variance of each item."""
         return "variance" in self.model.widths
 
-    def carry(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Carried:
-        """Everything that the edge tells of (N, old dim) vectors and, where it takes it, side-information."""
+    def transform_items(self, x_ND: Vectors, side_NS: Vectors | None = None) -> TransformedItems:
+        """All outputs of the edge for (N, old dim) vectors and, if it needs it, side-information."""
         given, extras = self.model.run(x_ND, side_NS)
         variance_N1 = extras.get("variance")
-        return Carried(
+        return TransformedItems(
             normalise_or_zero(self.space, given),
             extras.get("next_side"),
             None if variance_N1 is None else variance_N1[:, 0],
@@ -169,7 +168,7 @@ TRANSFORMS: dict[EdgeKind, Callable[[Edge, Card, Card], Transform]] = {
 
 
 def load_transform(edge: Edge, new: Card, old: Card) -> Transform:
-    """Make an edge ready to run.
+    """Open the transform of an edge.
 
     Raises:
         InvalidVersionFolder: dimensions, spaces or the edge's files do not fit the two cards.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from index.evaluation.matching import Matching
 from index.evaluation.metrics import Compared, blocks, comparable, costs
+from index.evaluation.relevance import LabelRelevance
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Strict:
     other: float
 
 
-def strict_criterion(before: Compared, after: Compared, matching: Matching) -> Strict | None:
+def strict_criterion(before: Compared, after: Compared, relevance: LabelRelevance) -> Strict | None:
     """How many pairwise constraints a new version holds: `before` old queries, `after` new ones, the same items.
 
     An image never meets itself. A tie holds. None where items moved (a forward edge): scores of two spaces cannot be
@@ -44,8 +44,8 @@ def strict_criterion(before: Compared, after: Compared, matching: Matching) -> S
     for rows in blocks(len(old_queries), len(old_items)):
         old_BN = costs(old_queries[rows], old_items, before.space)
         new_BN = costs(new_queries[rows], new_items, after.space)
-        same_BN = matching.query_codes[rows, None] == matching.item_codes
-        itself_BN = matching.self_Q[rows, None] == np.arange(len(old_items))
+        same_BN = relevance.query_codes[rows, None] == relevance.item_codes
+        itself_BN = relevance.self_Q[rows, None] == np.arange(len(old_items))
         for kind, (asked_BN, holds_BN) in enumerate(
             ((same_BN & ~itself_BN, new_BN <= old_BN), (~same_BN, new_BN >= old_BN))
         ):

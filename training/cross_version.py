@@ -16,7 +16,7 @@ from index.evaluation.metrics import Compared
 from index.evaluation.ordering import hyperbolic_uncertainty
 from index.graph import Graph, Route, follow
 from index.space import Lorentz, Vectors
-from index.transform import Carried
+from index.transform import TransformedItems
 from index.version import EdgeKind, Version
 from training.edges import open_forward, open_query_edge
 from training.embeddings import VersionEmbeddings
@@ -41,7 +41,7 @@ class Moved:
     """
 
     version: str
-    carried: Carried
+    carried: TransformedItems
     kinds: tuple[str, ...] = ()
 
 
@@ -106,7 +106,7 @@ class CrossVersions:
     def moved(self, old: str) -> Iterator[Moved]:
         """The items of `old` as they are, then in each version that forward edges lead to, fewest steps first."""
         own = self.embeddings[old]
-        waiting, seen = [Moved(old, Carried(own.items_ND, own.side_NS))], {old}
+        waiting, seen = [Moved(old, TransformedItems(own.items_ND, own.side_NS))], {old}
         for moved in waiting:  # grows while it is walked: breadth first
             yield moved
             stored = moved.carried
@@ -115,7 +115,7 @@ class CrossVersions:
             for new in self.embeddings:
                 edge = self.graph.forward(moved.version, new)
                 if edge is not None and new not in seen:
-                    carried = self.forwards[new, moved.version].carry(stored.vectors_ND, stored.side_NS)
+                    carried = self.forwards[new, moved.version].transform_items(stored.vectors_ND, stored.side_NS)
                     waiting.append(Moved(new, carried, (*moved.kinds, edge.kind.value)))
                     seen.add(new)
 

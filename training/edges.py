@@ -14,7 +14,7 @@ from torch import nn
 
 from index.errors import NoEncoder
 from index.space import Vectors
-from index.transform import Carried, Transform, load_forward, load_transform, normalise_or_zero
+from index.transform import Transform, TransformedItems, load_forward, load_transform, normalise_or_zero
 from index.version import EDGE_MODEL, Edge, EdgeKind, Version
 from training.embeddings import VersionEmbeddings, has_onnxruntime
 from training.export import UNFINISHED
@@ -25,7 +25,7 @@ from training.trained import WEIGHTS, Trained
 class ItemTransform(Protocol):
     """An item edge."""
 
-    def carry(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Carried:
+    def transform_items(self, x_ND: Vectors, side_NS: Vectors | None = None) -> TransformedItems:
         """Stored items of the old version -> the new version's space."""
 
 
@@ -72,7 +72,7 @@ class _TorchEdge:
     def __init__(self, edge: Edge, new: VersionEmbeddings, old: VersionEmbeddings) -> None:
         self.module, self.space = _trained_edge(edge, new.version), old.space
 
-    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
+    def __call__(self, x_ND: Vectors, extra_NS: Vectors | None = None) -> Vectors:
         """(N, new dim) vectors -> (N, old dim) vectors."""
         with torch.inference_mode():
             return normalise_or_zero(self.space, self.module(torch.from_numpy(x_ND)).numpy())
@@ -84,15 +84,15 @@ class _TorchForward:
     def __init__(self, edge: Edge, new: VersionEmbeddings) -> None:
         self.module, self.space = _trained_edge(edge, new.version), new.space
 
-    def carry(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Carried:
-        """As `index.transform.Forward.carry`."""
+    def transform_items(self, x_ND: Vectors, side_NS: Vectors | None = None) -> TransformedItems:
+        """As `index.transform.Forward.transform_items`."""
         assert isinstance(self.module, ItemEdge)
         given = [torch.from_numpy(x) for x in (x_ND, side_NS) if x is not None]
         with torch.inference_mode():
-            told = {name: made.numpy() for name, made in self.module.carry(*given).items()}
+            told = {name: made.numpy() for name, made in self.module.transform_items(*given).items()}
         variance_N1 = told.get("variance")
         moved_ND = normalise_or_zero(self.space, told["moved"])
-        return Carried(moved_ND, told.get("next_side"), None if variance_N1 is None else variance_N1[:, 0])
+        return TransformedItems(moved_ND, told.get("next_side"), None if variance_N1 is None else variance_N1[:, 0])
 
 
 def _trained_edge(edge: Edge, new: Version) -> nn.Module:

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from index.evaluation.fitting import calibration_field
-from index.evaluation.matching import Matching
 from index.evaluation.metrics import MEAN_AP, Compared, Retrieval, negative_flips, paired_bootstrap, retrieval
+from index.evaluation.relevance import LabelRelevance
 from index.space import Vectors, space_from_json
 from index.version import EdgeKind, Preprocess, Score
 from training.data import Data, ImageSet, batches
@@ -116,14 +116,14 @@ def calibrate(
         another one of their class.
     """
     codes = data.gallery.labels
-    matching = Matching(codes, codes, np.arange(len(codes)))
-    rows = np.flatnonzero(matching.valid)
+    relevance = LabelRelevance(codes, codes, np.arange(len(codes)))
+    rows = np.flatnonzero(relevance.valid)
     if len(rows) < 2:
         return None
     edge = Compared(*cross(new, new_ND, old_ND, side_NS), space_from_json({"kind": space}))
     own = Compared(new_ND, new_ND, space_from_json({"kind": new.space}))
     assert new.edge_kind is not None
-    return calibration_field(new.edge_kind, edge, own, matching, rows)
+    return calibration_field(new.edge_kind, edge, own, relevance, rows)
 
 
 def cross(new: Trained, new_QD: Vectors, old_ND: Vectors, side_NS: Vectors | None = None) -> tuple[Vectors, Vectors]:

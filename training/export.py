@@ -122,7 +122,7 @@ def write_models(trained: Trained, image_BCHW: Tensor, folder: Path, old: str | 
         place.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(trained.edge, ItemEdge):
             given = _random_items(trained.edge, trained.old_dim, trained.old_side_dim)
-            write_model(place, Outputs(trained.edge), given, list(trained.edge.carry(*given.values())))
+            write_model(place, Outputs(trained.edge), given, list(trained.edge.transform_items(*given.values())))
         else:
             write_model(place, trained.edge, {"embedding": _random_units(trained.dim)}, ["moved"])
 
@@ -151,8 +151,8 @@ class Outputs(nn.Module):
         self.edge = edge
 
     def forward(self, *stored: Tensor) -> tuple[Tensor, ...]:
-        """See `ItemEdge.carry`."""
-        return tuple(self.edge.carry(*stored).values())
+        """See `ItemEdge.transform_items`."""
+        return tuple(self.edge.transform_items(*stored).values())
 
 
 def check_parity(path: Path, given: Mapping[str, Tensor], expected: Tensor | tuple[Tensor, ...]) -> None:

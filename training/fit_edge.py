@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from index.errors import InvalidArgument
-from index.evaluation.adapters import Affine, SlerpAdapter, few_pairs
-from index.evaluation.choosing import (
+from index.evaluation.adapter_choice import (
     AUTO,
     ChosenKind,
     Fit,
@@ -25,8 +24,9 @@ from index.evaluation.choosing import (
     choose_kind,
     learning_curve,
     recommendation,
-    searching,
+    serving_map,
 )
+from index.evaluation.adapters import Affine, SlerpAdapter, few_pairs_warning
 from index.evaluation.fitting import FITS, Pairs, fit_adapter, fit_calibration_maps, legal_options, measure
 from index.evaluation.metrics import Retrieval
 from index.folder import load_version, write_card, write_edge
@@ -133,7 +133,7 @@ def fit_edge(
         choice = choose_kind(ADAPTER_OF, search, pairs, old.card) if kind == AUTO else None
         kind = choice.kind if choice else kind
         adapter = KINDS[kind](pairs, new.card, old.card, options or {})
-        if adapter is not None and (few := few_pairs(len(pairs.new_SM))):
+        if adapter is not None and (few := few_pairs_warning(len(pairs.new_SM))):
             warnings.warn(few, FewPairsWarning, stacklevel=2)
         edge = _save(adapter, Edge(new.name, old.name, EdgeKind.ZERO_PAD, folder=place), pairs)
         queries_QN = load_transform(edge, new.card, old.card)(pairs.new_QM, pairs.old_QN)
@@ -207,7 +207,7 @@ def searching_by(new: Card, old: Card, options: Mapping[str, float]) -> Fit:
         assert adapter is not None
         if isinstance(adapter, ResidualMlp):
             return lambda new_QM, _: np.asarray(adapter(torch.from_numpy(new_QM)))
-        return searching(adapter, old)
+        return serving_map(adapter, old)
 
     return search
 

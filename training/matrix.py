@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from index.errors import InvalidArgument
 from index.evaluation.curves import MeasuredCurve, measure_curves
-from index.evaluation.matching import Matching
 from index.evaluation.metrics import (
     Compared,
     CompatibilityMatrix,
@@ -26,7 +25,8 @@ from index.evaluation.metrics import (
     mixed_retrieval,
     negative_flips,
 )
-from index.evaluation.ordering import POINTS, Waiting, backfill_order
+from index.evaluation.ordering import POINTS, PendingItems, backfill_order
+from index.evaluation.relevance import LabelRelevance
 from index.version import Card, Score, Version
 from training.criterion import Strict, strict_criterion
 from training.cross_version import CrossVersion, CrossVersions, oldest_first
@@ -145,7 +145,7 @@ def evaluate(
         InvalidVersionFolder: an encoder or an edge is not what its card says.
     """
     named = _by_name(versions)
-    matching = match(data)
+    relevance = match(data)
     if metric not in METRICS:
         raise InvalidArgument(f"metric must be one of {', '.join(METRICS)}, not {metric!r}", pointer="/metric")
     cross_versions = CrossVersions({name: embed_version(named[name], data) for name in oldest_first(named)})
@@ -154,17 +154,17 @@ def evaluate(
         for pair in _pairs(cross_versions)
         if (cross_version := cross_versions.declared(*pair)) is not None
     }
-    cells = {pair: _cell(cross_version, matching, verification) for pair, cross_version in declared.items()}
-    alone = {name: _alone(version, data, matching) for name, version in (independents or {}).items()}
+    cells = {pair: _cell(cross_version, relevance, verification) for pair, cross_version in declared.items()}
+    alone = {name: _alone(version, data, relevance) for name, version in (independents or {}).items()}
     upgrades = {
-        pair: _upgrade(*pair, cross_versions, declared, cells, matching, alone.get(pair[0]))
+        pair: _upgrade(*pair, cross_versions, declared, cells, relevance, alone.get(pair[0]))
         for pair in cells
         if pair[0] != pair[1]
     }
     curves = {
         (*pair, *key): curve
         for pair in upgrades
-        for key, curve in _curves(*pair, cross_versions, matching, orders, metric, points)
+        for key, curve in _curves(*pair, cross_versions, relevance, orders, metric, points)
     }
     return Evaluation(
         cards={name: embeddings.version.card for name, embeddings in cross_versions.embeddings.items()},
@@ -175,12 +175,12 @@ def evaluate(
         metric=metric,
         queries=len(data.query),
         items=len(data.gallery),
-        skipped=int((~matching.valid).sum()),
+        skipped=int((~relevance.valid).sum()),
         compared={pair: cross_version.compared for pair, cross_version in declared.items()},
     )
 
 
-def match(data: Data) -> Matching:
+def match(data: Data) -> LabelRelevance:
     """What is right for each query of a data set.
 
     Raises:
@@ -189,10 +189,10 @@ def match(data: Data) -> Matching:
     _, codes = np.unique(np.concatenate([data.query.labels, data.gallery.labels]), return_inverse=True)
     queries = len(data.query)
     itself = np.arange(queries) if data.same else np.full(queries, -1)
-    matching = Matching(codes[:queries], codes[queries:], itself)
-    if matching.valid.sum() < 2:
+    relevance = LabelRelevance(codes[:queries], codes[queries:], itself)
+    if relevance.valid.sum() < 2:
         raise InvalidArgument("an evaluation needs at least two queries with an item of their class", pointer="/data")
-    return matching
+    return relevance
 
 
 def ratio_interval(top_Q: ArrayLike, bottom_Q: ArrayLike, seed: int = 0, *, n: int = 1000) -> Score | None:
@@ -224,18 +224,18 @@ def _pairs(cross_versions: CrossVersions) -> list[tuple[str, str]]:
     return [(new, old) for row, new in enumerate(names) for old in names[: row + 1]]
 
 
-def _retrieve(compared: Compared, matching: Matching) -> Retrieval:
-    return mixed_retrieval([compared], matching.query_codes, matching.item_codes, remove_self=matching.self_Q)
+def _retrieve(compared: Compared, relevance: LabelRelevance) -> Retrieval:
+    return mixed_retrieval([compared], relevance.query_codes, relevance.item_codes, remove_self=relevance.self_Q)
 
 
-def _cell(cross_version: CrossVersion, matching: Matching, verification: bool) -> Cell:
-    rates = verification_rates(cross_version.compared, matching) if verification else {}
-    return Cell(cross_version.kinds, _retrieve(cross_version.compared, matching), rates)
+def _cell(cross_version: CrossVersion, relevance: LabelRelevance, verification: bool) -> Cell:
+    rates = verification_rates(cross_version.compared, relevance) if verification else {}
+    return Cell(cross_version.kinds, _retrieve(cross_version.compared, relevance), rates)
 
 
-def _alone(version: Version, data: Data, matching: Matching) -> Retrieval:
+def _alone(version: Version, data: Data, relevance: LabelRelevance) -> Retrieval:
     embeddings = embed_version(version, data)
-    return _retrieve(Compared(embeddings.queries_QD, embeddings.items_ND, embeddings.space), matching)
+    return _retrieve(Compared(embeddings.queries_QD, embeddings.items_ND, embeddings.space), relevance)
 
 
 def _upgrade(
@@ -244,7 +244,7 @@ def _upgrade(
     cross_versions: CrossVersions,
     declared: Mapping[tuple[str, str], CrossVersion],
     cells: Mapping[tuple[str, str], Cell],
-    matching: Matching,
+    relevance: LabelRelevance,
     independent: Retrieval | None,
 ) -> Upgrade:
     before, after = cells[old, old].retrieval, cells[new, old].retrieval
@@ -255,7 +255,7 @@ def _upgrade(
         flips=negative_flips(was, now),
         flip_share=mean_interval(was & ~now),
         cka=linear_cka(cross_versions.embeddings[new].items_ND, cross_versions.embeddings[old].items_ND),
-        strict=strict_criterion(declared[old, old].compared, declared[new, old].compared, matching),
+        strict=strict_criterion(declared[old, old].compared, declared[new, old].compared, relevance),
     )
 
 
@@ -280,7 +280,7 @@ def _curves(
     new: str,
     old: str,
     cross_versions: CrossVersions,
-    matching: Matching,
+    relevance: LabelRelevance,
     orders: Sequence[str],
     metric: str,
     points: int,
@@ -288,7 +288,7 @@ def _curves(
     """(kind of backfill, order, "raw" or "calibrated") and its curve, as `Evaluation.curves` keeps them."""
     possible = _orders(cross_versions, new, old, orders)
     for way, before, after in _ways(cross_versions, new, old):
-        measured = measure_curves(before, after, matching, possible, metric=metric, points=points)
+        measured = measure_curves(before, after, relevance, possible, metric=metric, points=points)
         yield from (((way, *key), curve) for key, curve in measured.items())
 
 
@@ -307,6 +307,8 @@ def _ways(cross_versions: CrossVersions, new: str, old: str) -> list[tuple[str, 
 
 def _orders(cross_versions: CrossVersions, new: str, old: str, orders: Sequence[str]) -> dict[str, NDArray[np.int64]]:
     """The orders that can be had for a backfill. A data set's own order stands for the time of storing."""
-    waiting = Waiting(np.arange(len(cross_versions.embeddings[old].items_ND)), cross_versions.uncertainty(new, old))
+    waiting = PendingItems(
+        np.arange(len(cross_versions.embeddings[old].items_ND)), cross_versions.uncertainty(new, old)
+    )
     possible = [order for order in orders if order != "uncertainty" or waiting.uncertainty is not None]
     return {order: backfill_order(order, waiting) for order in possible}

@@ -166,10 +166,10 @@ class ItemEdge(nn.Module):
 
     def forward(self, embedding: Tensor, side: Tensor | None = None) -> Tensor:
         """(B, N) stored embeddings and (B, S) side-information -> (B, D), ready to compare."""
-        return self.carry(embedding, side)["moved"]
+        return self.transform_items(embedding, side)["moved"]
 
     @abstractmethod
-    def carry(self, embedding: Tensor, side: Tensor | None = None) -> dict[str, Tensor]:
+    def transform_items(self, embedding: Tensor, side: Tensor | None = None) -> dict[str, Tensor]:
         """The outputs of edge.onnx by name, `moved` first: see `index.transform.Forward` for the others."""
 
     @abstractmethod

@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from index.errors import InvalidArgument
-from index.evaluation.fitting import HELD_OUT, PairArrays, Pairs, check_given, split_pairs
+from index.evaluation.fitting import HELD_OUT, PairArrays, Pairs, check_pair_arrays, split_pairs
 from index.version import Version
 from training.data import Data
 from training.embeddings import open_encoder
@@ -38,9 +38,9 @@ def read_pairs(path: Path, old: Version, new: Version, seed: int = 0) -> Pairs:
     # TypeError: of an .npy
     except (OSError, KeyError, ValueError, EOFError, TypeError, BadZipFile, zlib.error) as error:
         raise InvalidArgument(f"pairs {path} cannot be used: {error}", pointer="/pairs") from error
-    pairs = check_given(PairArrays(new_SM, old_SN, labels_S), new.card, old.card, 2 * HELD_OUT, f"pairs {path}")
+    pairs = check_pair_arrays(PairArrays(new_SM, old_SN, labels_S), new.card, old.card, 2 * HELD_OUT, f"pairs {path}")
     parted = split_pairs(*pairs, seed)
-    if not parted.matching.valid.any():
+    if not parted.relevance.valid.any():
         raise InvalidArgument(f"no two of the {len(new_SM)} pairs {path} share a label", pointer="/pairs/labels")
     return parted
 
@@ -52,11 +52,11 @@ def embed_pairs(data: Data, old: Version, new: Version, seed: int = 0) -> Pairs:
         NoEncoder: a version cannot embed images here.
         InvalidArgument: the data set has no usable query.
     """
-    matching = match(data)
+    relevance = match(data)
     rows = np.random.default_rng(seed).permutation(len(data.train))[:MOST_FITTED]
     support = data.train.take(rows)
     (new_SM, new_QM, new_items_IM), (old_SN, old_QN, old_items_IN) = (
         [encode(images)[0] for images in (support, data.query, data.gallery)]
         for encode in (open_encoder(new), open_encoder(old))
     )
-    return Pairs(new_SM, old_SN, support.labels, new_QM, old_QN, new_items_IM, old_items_IN, matching, labelled=True)
+    return Pairs(new_SM, old_SN, support.labels, new_QM, old_QN, new_items_IM, old_items_IN, relevance, labelled=True)

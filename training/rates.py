@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from index.evaluation.matching import Ints, Matching
 from index.evaluation.metrics import Compared, blocks, comparable, costs
+from index.evaluation.relevance import Ints, LabelRelevance
 from index.evaluation.verification import best_scores, tar_at_far, tpir_at_fpir
 from index.space import Vectors
 
@@ -20,16 +20,16 @@ PAIRS = 5_000_000
 COLUMNS = tuple(f"TAR@FAR={far:g}" for far in FARS) + tuple(f"TPIR@FPIR={fpir:g}" for fpir in FPIRS)
 
 
-def verification_rates(compared: Compared, matching: Matching, seed: int = 0) -> dict[str, float]:
+def verification_rates(compared: Compared, relevance: LabelRelevance, seed: int = 0) -> dict[str, float]:
     """The `COLUMNS`, each in [0, 1]; NaN where the data set has no pair, or no query, of one of the two kinds.
 
     Where queries and items are the same images, a random half of them stands for each side, so that no image meets
     itself. TPIR: items of a random half of the classes are stored, queries of the others should find nothing (rank 1).
     """
     generator = np.random.default_rng(seed)
-    query_N, item_N = _disjoint(matching, generator)
+    query_N, item_N = _disjoint(relevance, generator)
     queries_QD, items_ND = compared.queries[query_N], compared.items[item_N]
-    query_codes, item_codes = matching.query_codes[query_N], matching.item_codes[item_N]
+    query_codes, item_codes = relevance.query_codes[query_N], relevance.item_codes[item_N]
     score, same = _pairs(Compared(queries_QD, items_ND, compared.space), query_codes, item_codes, generator)
     tar = tar_at_far(score, same, FARS) if 0 < same.sum() < len(same) else np.full(len(FARS), np.nan)
     classes = generator.permutation(np.unique(item_codes))
@@ -40,13 +40,13 @@ def verification_rates(compared: Compared, matching: Matching, seed: int = 0) ->
     return dict(zip(COLUMNS, [float(rate) for rate in (*tar, *tpir)], strict=True))
 
 
-def _disjoint(matching: Matching, generator: np.random.Generator) -> tuple[Ints, Ints]:
+def _disjoint(relevance: LabelRelevance, generator: np.random.Generator) -> tuple[Ints, Ints]:
     """Rows of the queries and of the items to use: no image on both sides."""
-    if (matching.self_Q < 0).all():
-        return np.arange(len(matching.query_codes)), np.arange(len(matching.item_codes))
-    order = generator.permutation(len(matching.query_codes))
+    if (relevance.self_Q < 0).all():
+        return np.arange(len(relevance.query_codes)), np.arange(len(relevance.item_codes))
+    order = generator.permutation(len(relevance.query_codes))
     queries, items = np.sort(order[: len(order) // 2]), np.sort(order[len(order) // 2 :])
-    return queries, matching.self_Q[items]
+    return queries, relevance.self_Q[items]
 
 
 def _pairs(

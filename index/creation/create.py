@@ -1,4 +1,4 @@
-"""How a version folder is created: a source fills it, it is checked as a registration checks it, then it is there.
+"""Creating a version folder: a source fills it, it is checked as a registration does, then it is renamed.
 
 A source is anything that can fill a folder: vectors made elsewhere (`index.creation.supplied`), an ONNX file
 (`index.creation.onnx_file`), models of torch (`training.creation`).
@@ -15,7 +15,7 @@ from index.version import Card, Version
 
 
 class Source(Protocol):
-    """What a version is made of."""
+    """A source of a version."""
 
     def write(self, folder: Path, name: str) -> Card:
         """Write every file of a version but card.json into an empty folder.

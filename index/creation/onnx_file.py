@@ -47,20 +47,20 @@ class OnnxFile:
         space = space_from_json(dict(self.space))
         given = onnx_graph.with_one_output(_read(self.path), self.output)
         images_NCHW = preprocess_batch([decode_image(data) for data in probe_files()], self.preprocess)
-        source = onnx_graph.reading(given, self.preprocess)
-        free = onnx_graph.batch_free(source, images_NCHW[:TRIED])
-        raw = onnx_graph.one_by_one(onnx_graph.opened(source), images_NCHW)
+        source = onnx_graph.with_pixel_input(given, self.preprocess)
+        free = onnx_graph.with_free_batch(source, images_NCHW[:TRIED])
+        raw = onnx_graph.run_one_by_one(onnx_graph.open_session(source), images_NCHW)
         expected_ND = space.normalise(_pooled(raw, self.pool))
-        made = onnx_graph.pooled(free, raw.shape[1:], self.pool)
-        made = onnx_graph.comparable(made, expected_ND.shape[1], unit=isinstance(space, Cosine))
-        (folder / ENCODER).write_bytes(made.SerializeToString(deterministic=True))
-        run = onnx_graph.opened(made)
-        made_ND = np.concatenate([run(images_NCHW[row : row + TRIED]) for row in range(0, len(images_NCHW), TRIED)])
-        parity = compare(made_ND, expected_ND, self.path.name, ENCODER)
-        write_image_probe(folder, images_NCHW[:1], made_ND[:1])
+        encoder = onnx_graph.with_pooling(free, raw.shape[1:], self.pool)
+        encoder = onnx_graph.with_float_output(encoder, expected_ND.shape[1], unit=isinstance(space, Cosine))
+        (folder / ENCODER).write_bytes(encoder.SerializeToString(deterministic=True))
+        run = onnx_graph.open_session(encoder)
+        encoded_ND = np.concatenate([run(images_NCHW[row : row + TRIED]) for row in range(0, len(images_NCHW), TRIED)])
+        parity = compare(encoded_ND, expected_ND, self.path.name, ENCODER)
+        write_image_probe(folder, images_NCHW[:1], encoded_ND[:1])
         return Card(
             name,
-            made_ND.shape[1],
+            encoded_ND.shape[1],
             space.as_json(),
             self.preprocess,
             method="onnx",
@@ -80,7 +80,7 @@ def _read(path: Path) -> onnx_graph.ModelProto:
 
 
 def _pooled(raw: Vectors, pool: str) -> Vectors:
-    """The plain twin of `onnx_graph.pooled`."""
+    """The plain twin of `onnx_graph.with_pooling`."""
     if pool == "cls":
         return raw[:, 0]
     if pool == "mean" and raw.ndim > 2:

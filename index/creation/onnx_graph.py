@@ -1,6 +1,6 @@
-"""Changes to an ONNX model on its way into a version folder: float32 (N, C, H, W) -> (N, D), N free.
+"""Rewrites an ONNX model for a version folder: float32 (N, C, H, W) -> (N, D), N free.
 
-Each function gives the model back. Shape suffixes: N images, C channels, H height, W width, D dimension, T tokens.
+Each function returns the model. Shape suffixes: N images, C channels, H height, W width, D dimension, T tokens.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ ModelProto = Any
 
 RunModel = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
-FREE = "N"
-OURS = "regraft_"
-"""What the names that are added begin with."""
-RELATIVE = 1e-3
-"""Largest difference, as a share of the largest number, between a model and what it became."""
+BATCH_AXIS = "N"
+PREFIX = "regraft_"
+"""Prefix of added names."""
+TOLERANCE = 1e-3
+"""Largest relative difference between a model and its rewritten form."""
 
 
-def opened(model: ModelProto) -> RunModel:
-    """A model of one input and one output, ready to run on images.
+def open_session(model: ModelProto) -> RunModel:
+    """Open a model of one input and one output, to run on images.
 
     Raises:
-        InvalidArgument: it does not load, or what it gives, run.
+        InvalidArgument: it does not load; or, when called, does not run.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -51,8 +51,8 @@ def opened(model: ModelProto) -> RunModel:
     return run
 
 
-def one_by_one(run: RunModel, images_NCHW: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What a model gives for each image alone, (N, ...).
+def run_one_by_one(run: RunModel, images_NCHW: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Run a model on each image alone, (N, ...).
 
     Raises:
         InvalidArgument: it does not run, or gives something else than finite numbers of shape (1, ...).
@@ -92,7 +92,7 @@ def with_one_output(model: ModelProto, name: str) -> ModelProto:
         raise InvalidArgument(f"--output must name one of the model's outputs: {', '.join(names)}", pointer="/output")
     _keep(graph.output, lambda value: value.name == (name or names[0]))
     taken = {value.name for value in graph.input}.union(*(node.output for node in graph.node))
-    if any(held.startswith(OURS) for held in taken):  # a version's own encoder
+    if any(held.startswith(PREFIX) for held in taken):  # a version's own encoder
         model = onnx.compose.add_prefix(model, "given_")
     return model
 
@@ -110,8 +110,8 @@ def _of_legal_opset(model: ModelProto) -> ModelProto:
         raise InvalidArgument(why, pointer="/onnx") from error
 
 
-def reading(model: ModelProto, spec: Preprocess) -> ModelProto:
-    """A model of float32 (N, C, H, W): one of half precision or of (N, H, W, C) is led to it.
+def with_pixel_input(model: ModelProto, spec: Preprocess) -> ModelProto:
+    """Make a model read float32 (N, C, H, W), also if it reads float16 or (N, H, W, C).
 
     Raises:
         InvalidArgument: it reads another size or type.
@@ -133,25 +133,27 @@ def reading(model: ModelProto, spec: Preprocess) -> ModelProto:
         return model
     name = given.name
     steps = (
-        [helper.make_node("Transpose", [f"{OURS}pixels"], [f"{OURS}last"], perm=[0, 2, 3, 1])] if channels_last else []
+        [helper.make_node("Transpose", [f"{PREFIX}pixels"], [f"{PREFIX}last"], perm=[0, 2, 3, 1])]
+        if channels_last
+        else []
     )
-    before = steps[-1].output[0] if steps else f"{OURS}pixels"
+    before = steps[-1].output[0] if steps else f"{PREFIX}pixels"
     steps.append(helper.make_node("Cast", [before], [name], to=kind))
     _keep(model.graph.input, lambda _: False)
     model.graph.input.append(
-        helper.make_tensor_value_info(f"{OURS}pixels", TensorProto.FLOAT, (declared[0] or FREE, *size))
+        helper.make_tensor_value_info(f"{PREFIX}pixels", TensorProto.FLOAT, (declared[0] or BATCH_AXIS, *size))
     )
     for step in reversed(steps):
         model.graph.node.insert(0, step)
     return model
 
 
-def batch_free(model: ModelProto, images_NCHW: NDArray[np.float32]) -> ModelProto:
-    """A model whose first axis is free: as it is, with that axis declared free, or run image by image in a loop.
+def with_free_batch(model: ModelProto, images_NCHW: NDArray[np.float32]) -> ModelProto:
+    """Make the first axis free: as it is, by declaring it free, or by a loop over images.
 
     Args:
         model: reads (N, C, H, W), or (1, C, H, W).
-        images_NCHW: at least two, which it is tried on.
+        images_NCHW: at least two, to try it on.
 
     Raises:
         InvalidArgument: its first axis is fixed to more than 1.
@@ -162,19 +164,19 @@ def batch_free(model: ModelProto, images_NCHW: NDArray[np.float32]) -> ModelProt
             f"the model reads {fixed} images at a time; legal: 1, or any number (export it with a free first axis)",
             pointer="/onnx",
         )
-    alone = one_by_one(opened(model), images_NCHW)
+    alone = run_one_by_one(open_session(model), images_NCHW)
     for made in (_declared_free(model), _looped(model, images_NCHW.shape[1:], alone.shape[1:])):
         try:
-            together = opened(made)(images_NCHW)
+            together = open_session(made)(images_NCHW)
         except InvalidArgument:
             continue
-        if together.shape == alone.shape and np.abs(together - alone).max() <= RELATIVE * np.abs(alone).max():
+        if together.shape == alone.shape and np.abs(together - alone).max() <= TOLERANCE * np.abs(alone).max():
             return made
     raise InvalidArgument("the model gives other numbers for an image beside others than alone", pointer="/onnx")
 
 
-def pooled(model: ModelProto, shape: Sequence[int], pool: str) -> ModelProto:
-    """A model that gives (N, D): its output (N, D), (N, T, D) or (N, D, H, W) pooled.
+def with_pooling(model: ModelProto, shape: Sequence[int], pool: str) -> ModelProto:
+    """Pool the output (N, D), (N, T, D) or (N, D, H, W) to (N, D).
 
     Args:
         model: gives an output of `shape`.
@@ -195,33 +197,33 @@ def pooled(model: ModelProto, shape: Sequence[int], pool: str) -> ModelProto:
         )
     last = model.graph.output[0].name
     if pool == "cls":
-        model.graph.initializer.append(numpy_helper.from_array(np.array(0), f"{OURS}first"))
-        return _ending(model, [helper.make_node("Gather", [last, f"{OURS}first"], [f"{OURS}pooled"], axis=1)])
+        model.graph.initializer.append(numpy_helper.from_array(np.array(0), f"{PREFIX}first"))
+        return _ending(model, [helper.make_node("Gather", [last, f"{PREFIX}first"], [f"{PREFIX}pooled"], axis=1)])
     if len(shape) == 1:
         return model
-    steps = [helper.make_node("Transpose", [last], [f"{OURS}turned"], perm=[0, 2, 1])] if len(shape) == 2 else []
+    steps = [helper.make_node("Transpose", [last], [f"{PREFIX}turned"], perm=[0, 2, 1])] if len(shape) == 2 else []
     before = steps[-1].output[0] if steps else last
-    steps.append(helper.make_node("GlobalAveragePool", [before], [f"{OURS}averaged"]))
-    steps.append(helper.make_node("Flatten", [f"{OURS}averaged"], [f"{OURS}pooled"], axis=1))
+    steps.append(helper.make_node("GlobalAveragePool", [before], [f"{PREFIX}averaged"]))
+    steps.append(helper.make_node("Flatten", [f"{PREFIX}averaged"], [f"{PREFIX}pooled"], axis=1))
     return _ending(model, steps)
 
 
-def comparable(model: ModelProto, dim: int, *, unit: bool) -> ModelProto:
-    """A model whose output is declared float32 (N, `dim`), of length 1 if `unit`."""
+def with_float_output(model: ModelProto, dim: int, *, unit: bool) -> ModelProto:
+    """Declare the output float32 (N, `dim`), normalised to length 1 if `unit`."""
     steps, last = [], model.graph.output[0].name
     if model.graph.output[0].type.tensor_type.elem_type != TensorProto.FLOAT:
-        steps.append(helper.make_node("Cast", [last], [f"{OURS}float"], to=TensorProto.FLOAT))
+        steps.append(helper.make_node("Cast", [last], [f"{PREFIX}float"], to=TensorProto.FLOAT))
     if unit:
         before = steps[-1].output[0] if steps else last
-        steps.append(helper.make_node("LpNormalization", [before], [f"{OURS}unit"], axis=1, p=2))
+        steps.append(helper.make_node("LpNormalization", [before], [f"{PREFIX}unit"], axis=1, p=2))
     if steps:
         model = _ending(model, steps, TensorProto.FLOAT)
-    _declare(model.graph.output[0], (FREE, dim))
+    _declare(model.graph.output[0], (BATCH_AXIS, dim))
     return model
 
 
 def _ending(model: ModelProto, steps: Sequence[Any], kind: int | None = None) -> ModelProto:
-    """The model with nodes behind its output; the last one's is its output then."""
+    """Append nodes to the output; the last one's becomes the output."""
     kind = kind or model.graph.output[0].type.tensor_type.elem_type
     model.graph.node.extend(steps)
     _keep(model.graph.output, lambda _: False)
@@ -230,34 +232,34 @@ def _ending(model: ModelProto, steps: Sequence[Any], kind: int | None = None) ->
 
 
 def _declared_free(model: ModelProto) -> ModelProto:
-    """Only what is declared changes; where numbers inside are fixed as well, running it tells."""
+    """Declare the first axis free; if sizes inside the graph are fixed too, running it fails."""
     made = _copy(model)
     sides = _declared(made.graph.input[0])
-    _declare(made.graph.input[0], (FREE, *(side or f"side{axis}" for axis, side in enumerate(sides[1:]))))
+    _declare(made.graph.input[0], (BATCH_AXIS, *(side or f"side{axis}" for axis, side in enumerate(sides[1:]))))
     made.graph.output[0].type.tensor_type.ClearField("shape")
     del made.graph.value_info[:]
     return made
 
 
 def _looped(model: ModelProto, image: Sequence[int], made: Sequence[int]) -> ModelProto:
-    """A model that runs `model` on each image of a batch: exact whatever is fixed in it, and slower in batches."""
+    """A model that runs `model` on each image of a batch: always exact, but slower in batches."""
     body, domains = _copy(model).graph, list(model.opset_import)
     given, gives = body.input[0].name, body.output[0]
     kind, last = gives.type.tensor_type.elem_type, gives.name
     for name, shape in (("one", (1, *image)), ("all", tuple(made))):
-        body.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), f"{OURS}{name}"))
-    body.node.insert(0, helper.make_node("Reshape", [f"{OURS}image", f"{OURS}one"], [given]))
-    body.node.append(helper.make_node("Reshape", [last, f"{OURS}all"], [f"{OURS}row"]))
+        body.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), f"{PREFIX}{name}"))
+    body.node.insert(0, helper.make_node("Reshape", [f"{PREFIX}image", f"{PREFIX}one"], [given]))
+    body.node.append(helper.make_node("Reshape", [last, f"{PREFIX}all"], [f"{PREFIX}row"]))
     _keep(body.input, lambda _: False)
     _keep(body.output, lambda _: False)
-    body.input.append(helper.make_tensor_value_info(f"{OURS}image", TensorProto.FLOAT, tuple(image)))
-    body.output.append(helper.make_tensor_value_info(f"{OURS}row", kind, tuple(made)))
-    node = helper.make_node("Scan", [f"{OURS}images"], [f"{OURS}rows"], body=body, num_scan_inputs=1)
+    body.input.append(helper.make_tensor_value_info(f"{PREFIX}image", TensorProto.FLOAT, tuple(image)))
+    body.output.append(helper.make_tensor_value_info(f"{PREFIX}row", kind, tuple(made)))
+    node = helper.make_node("Scan", [f"{PREFIX}images"], [f"{PREFIX}rows"], body=body, num_scan_inputs=1)
     outer = helper.make_graph(
         [node],
         "looped",
-        [helper.make_tensor_value_info(f"{OURS}images", TensorProto.FLOAT, (FREE, *image))],
-        [helper.make_tensor_value_info(f"{OURS}rows", kind, (FREE, *made))],
+        [helper.make_tensor_value_info(f"{PREFIX}images", TensorProto.FLOAT, (BATCH_AXIS, *image))],
+        [helper.make_tensor_value_info(f"{PREFIX}rows", kind, (BATCH_AXIS, *made))],
     )
     wrapped = helper.make_model(outer, opset_imports=domains, ir_version=model.ir_version)
     wrapped.functions.extend(model.functions)

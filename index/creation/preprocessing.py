@@ -1,6 +1,6 @@
-"""The preprocessing of other libraries, as a version's: timm's data_config, Hugging Face's preprocessor_config.json.
+"""The preprocessing of other libraries as a version's: timm's data_config, Hugging Face's preprocessor_config.json.
 
-What cannot be said exactly is refused: a version whose images are prepared otherwise than its model was trained finds
+What cannot be expressed exactly is refused: a version whose images are preprocessed differently than in training finds
 less, and nobody sees why.
 """
 
@@ -20,7 +20,7 @@ RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers, which Hugging Face's files hold, to names."""
 SHORTER_SIDE = ("CLIP", "ChineseCLIP", "ConvNext", "Levit", "Bit", "MobileNetV1", "MobileNetV2")
 BOTH_SIDES = ("DeiT", "ViT", "Beit")
-"""How the names of processors begin whose `size`, if it is a number, is that."""
+"""Prefixes of processors whose `size`, if it is a number, means that."""
 WHOLE = 384
 """From this size on ConvNeXt's processor resizes to the whole square and crops nothing."""
 LEVIT = 256 / 224
@@ -34,7 +34,7 @@ INEXPRESSIBLE = (
     "do_image_splitting",
     "crop_to_patches",
 )
-"""Fields of processors for steps that `Preprocess` has not."""
+"""Fields of processors for steps that `Preprocess` does not have."""
 
 
 def read_preprocess(path: Path) -> Preprocess:

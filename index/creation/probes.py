@@ -1,6 +1,6 @@
-"""What a created encoder is tried on, and how far it may be from the library that its model comes from.
+"""Test inputs for a created encoder, and how far it may be from its source model.
 
-Files of images of odd sizes, modes and EXIF turns, and texts: long, short, of many scripts. The same ones each time.
+Images of odd sizes, modes and EXIF orientations, and texts: long, short, of many scripts. The same ones each time.
 
 Shape suffixes: N inputs, D dimension, C channels, H height, W width.
 """
@@ -80,7 +80,7 @@ class ParityError(RegraftError):
 
 @dataclass(frozen=True)
 class Parity:
-    """How far what was created is from its source: over `inputs` inputs, through all of both ways."""
+    """The difference of a created encoder from its source, over `inputs` inputs end to end."""
 
     source: str
     inputs: int
@@ -93,14 +93,14 @@ class Parity:
 
 
 def compare(made_ND: Vectors, source_ND: Vectors, source: str, what: str, limit: float = LIMIT) -> Parity:
-    """Hold what a created encoder gives against what its source gives for the same inputs.
+    """Compare the output of a created encoder with its source's, for the same inputs.
 
     Args:
         made_ND: by the created encoder.
         source_ND: by the source.
         source: the source's name, for the card.
         what: the file, for the message.
-        limit: the largest difference that is legal, as a share of the largest number that the source gives.
+        limit: the largest legal difference, as a share of the source's largest number.
 
     Raises:
         ParityError: they are further apart.

@@ -1,4 +1,4 @@
-"""A version without an encoder: its vectors are made elsewhere and come with each item and query."""
+"""A version without an encoder: clients supply the vector of each item and query."""
 
 from __future__ import annotations
 

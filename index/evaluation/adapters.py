@@ -128,8 +128,8 @@ def fit_slerp(new_SM: Vectors, old_SN: Vectors, labels_S: Ints) -> SlerpAdapter:
     return SlerpAdapter(weight, float(best))
 
 
-def few_pairs(count: int) -> str | None:
-    """What to say of an adapter fitted on so few pairs; None where they are enough."""
+def few_pairs_warning(count: int) -> str | None:
+    """A warning about an adapter fitted on so few pairs; None if they are enough."""
     return f"{count} pairs: fewer than {FEW_PAIRS} leave an adapter's score uncertain" if count < FEW_PAIRS else None
 
 

@@ -1,8 +1,7 @@
-"""What models cost: multiply-accumulates counted in ONNX graphs, and backfills reckoned on paper.
+"""The cost of models and backfills: multiply-accumulates counted in ONNX graphs, and estimates of time and storage.
 
-Counted are the operators that multiply and add matrices - Conv, ConvTranspose, Gemm, MatMul - as the papers do; what
-normalises, pools or activates is left out. A multiply-accumulate is one multiplication and one addition. What a loop's
-body holds counts as often as it runs.
+Conv, ConvTranspose, Gemm and MatMul are counted, as the papers do; normalisation, pooling and activations are not. A
+multiply-accumulate is one multiplication and one addition. The body of a loop counts as often as it runs.
 
 onnx is imported where it is used: the service starts without it.
 """
@@ -39,20 +38,20 @@ def count_macs(model: Path, inputs: dict[str, tuple[int, ...]]) -> int:
     loaded = onnx.load(model, load_external_data=False)
     _fix_inputs(loaded, inputs)
     inferred = shape_inference.infer_shapes(loaded, strict_mode=False, data_prop=True).graph
-    return _Reading(model.name, _shapes(inferred), _constants(inferred)).macs(inferred)
+    return _GraphReader(model.name, _shapes(inferred), _constants(inferred)).macs(inferred)
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What moving one item by one way costs: multiply-accumulates, and seconds of one worker where they are known."""
+class ItemCost:
+    """The cost of moving one item: multiply-accumulates, and seconds of one worker if known."""
 
     macs: int | None
     seconds: float | None
 
 
 @dataclass(frozen=True)
-class Reckoned:
-    """A backfill on paper: seconds of wall clock, multiply-accumulates, and bytes of stored vectors."""
+class BackfillCost:
+    """The estimated cost of a backfill: seconds of wall clock, multiply-accumulates, and bytes of stored vectors."""
 
     items: int
     seconds: float | None
@@ -61,17 +60,17 @@ class Reckoned:
     bytes_after: int
 
 
-def reckon(
-    items: int, cost: Cost, *, old_floats: int, new_floats: int, workers: int = 1, rate: float | None = None
-) -> Reckoned:
-    """Reckon a backfill of `items` items; old embeddings are kept, as they are until their version is retired.
+def estimate_backfill(
+    items: int, cost: ItemCost, *, old_floats: int, new_floats: int, workers: int = 1, rate: float | None = None
+) -> BackfillCost:
+    """Estimate a backfill; old embeddings are kept, as they are until their version is retired.
 
     Args:
         items: at least 0.
         cost: of one item.
         old_floats: numbers stored per item so far, vector and side-information.
         new_floats: numbers stored per item in addition.
-        workers: that share the items; they are taken to be independent.
+        workers: that share the items; they are assumed independent.
         rate: items a second over all workers at most.
     """
     if items < 0 or workers < 1 or (rate is not None and rate <= 0):
@@ -79,7 +78,7 @@ def reckon(
     seconds = None if cost.seconds is None else items * cost.seconds / workers
     if rate is not None:
         seconds = max(seconds or 0.0, items / rate)
-    return Reckoned(
+    return BackfillCost(
         items,
         seconds,
         None if cost.macs is None else items * cost.macs,
@@ -89,14 +88,14 @@ def reckon(
 
 
 def provider_seconds(api: EmbeddingApi, items: int, tokens: float) -> float:
-    """The least time in which one process may have a provider embed items of so many tokens each, by its limits."""
+    """The least seconds to embed items of so many tokens each by a provider's API, by the limits of one process."""
     calls = math.ceil(items / api.batch_size)
     minutes = max(calls / (api.requests_per_minute or math.inf), items * tokens / (api.tokens_per_minute or math.inf))
     return 60 * minutes
 
 
 def provider_price(api: EmbeddingApi, items: int, tokens: float) -> float | None:
-    """What a provider asks for that; None: its price is not known."""
+    """The provider's price for that; None: unknown."""
     return None if api.price is None else items * tokens * api.price / 1e6
 
 
@@ -124,7 +123,7 @@ def _shapes(graph: Any) -> dict[str, tuple[int, ...] | None]:
 
 
 def _constants(graph: Any) -> dict[str, Any]:
-    """What is known of values without running the model, by name."""
+    """The constants of a graph by name."""
     from onnx import numpy_helper
 
     made = {n.output[0]: a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"}
@@ -134,32 +133,35 @@ def _constants(graph: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Reading:
-    """A graph being read: the file it is of, and by name shapes and single constants, those around it included."""
+class _GraphReader:
+    """Counts in a graph: its file, and by name shapes and single constants, those of outer graphs included."""
 
     file: str
     shapes: Mapping[str, tuple[int, ...] | None]
     constants: Mapping[str, Any]
 
     def macs(self, graph: Any) -> int:
-        """Of all nodes."""
-        return sum(self._product(node) if node.op_type in PRODUCTS else self._inside(node) for node in graph.node)
+        """The multiply-accumulates of all nodes."""
+        return sum(
+            self._macs_of_product(node) if node.op_type in PRODUCTS else self._macs_in_bodies(node)
+            for node in graph.node
+        )
 
-    def _inside(self, node: Any) -> int:
-        """Of the graphs that a node runs: a loop's body as often as it does, of branches those that cost the same."""
+    def _macs_in_bodies(self, node: Any) -> int:
+        """Those of the graphs that a node runs: a loop's body times its iterations, branches if they cost the same."""
         bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
-        counts = {self._within(body).macs(body) for body in bodies}
+        counts = {self._in_body(body).macs(body) for body in bodies}
         if not any(counts):
             return 0
         if len(counts) > 1:
             raise self._unknown(f"which branch {node.op_type} {node.name!r} takes")
-        return counts.pop() * (self._times(node, bodies[0]) if node.op_type in ("Loop", "Scan") else 1)
+        return counts.pop() * (self._iterations(node, bodies[0]) if node.op_type in ("Loop", "Scan") else 1)
 
-    def _within(self, body: Any) -> _Reading:
+    def _in_body(self, body: Any) -> _GraphReader:
         shapes, constants = {**self.shapes, **_shapes(body)}, {**self.constants, **_constants(body)}
-        return _Reading(self.file, shapes, constants)
+        return _GraphReader(self.file, shapes, constants)
 
-    def _times(self, node: Any, body: Any) -> int:
+    def _iterations(self, node: Any, body: Any) -> int:
         """How often the body of a loop runs."""
         about = {attribute.name: attribute for attribute in node.attribute}
         if node.op_type == "Scan":
@@ -169,12 +171,12 @@ class _Reading:
         limit, going = (self.constants.get(name) for name in node.input[:2])
         same = {made.output[0]: made.input[0] for made in body.node if made.op_type == "Identity"}
         on = same.get(body.output[0].name, body.output[0].name)
-        goes_on = on == body.input[1].name or bool(self._within(body).constants.get(on, False))
+        goes_on = on == body.input[1].name or bool(self._in_body(body).constants.get(on, False))
         if limit is None or not goes_on or (node.input[1] and not (going is not None and bool(going))):
             raise self._unknown(f"how often {node.op_type} {node.name!r} runs")
         return int(limit)
 
-    def _product(self, node: Any) -> int:
+    def _macs_of_product(self, node: Any) -> int:
         first, second = (self._shape(name, node) for name in node.input[:2])
         if node.op_type == "ConvTranspose":
             # Each input number meets the whole kernel of its group: weight (C, M / groups, k...).

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.calibration import Calibration
-from index.evaluation.matching import Right, fit_evalue_maps, fit_maps, read_scores
-from index.evaluation.metrics import Compared, blocks, comparable, costs, leave_out, mean_interval, ranked
+from index.evaluation.metrics import Compared, blocks, comparable, costs, leave_out, mean_interval, ranked, scores_of
 from index.evaluation.ordering import POINTS, BackfillCurve
+from index.evaluation.relevance import Relevance
+from index.evaluation.score_maps import fit_evalue_maps, fit_maps
 from index.version import Score
 
 RAW, RANK, CALIBRATED, LABEL_FREE = "raw", "rank", "calibrated", "label-free"
@@ -39,7 +40,7 @@ class MeasuredCurve:
 def measure_curves(
     before: Compared,
     after: Compared,
-    matching: Right,
+    relevance: Relevance,
     orders: Mapping[str, Ints],
     *,
     metric: str = "cmc@1",
@@ -51,14 +52,14 @@ def measure_curves(
     Returns:
         (order, "raw" or "calibrated") -> curve.
     """
-    values = curve_values(before, after, matching, orders, (RAW, CALIBRATED), metric=metric, points=points, seed=seed)
+    values = curve_values(before, after, relevance, orders, (RAW, CALIBRATED), metric=metric, points=points, seed=seed)
     return {key: _curve(values_PV) for key, values_PV in values.items()}
 
 
 def curve_values(
     before: Compared,
     after: Compared,
-    matching: Right,
+    relevance: Relevance,
     orders: Mapping[str, Ints],
     modes: Sequence[str],
     *,
@@ -72,7 +73,7 @@ def curve_values(
     Args:
         before: how the queries meet the items where no item has moved.
         after: how they meet them where all have; items in the same order.
-        matching: what is right.
+        relevance: which items are.
         orders: name -> (N,) positions, first to move first.
         modes: some of RAW, RANK, CALIBRATED and LABEL_FREE.
         metric: "cmc@<k>" or "mAP@1.0".
@@ -83,18 +84,18 @@ def curve_values(
     Returns:
         (order, mode) -> the metric of each valid query, (P, V).
     """
-    half_Q = np.random.default_rng(seed).permutation(len(matching.self_Q)) % 2
+    half_Q = np.random.default_rng(seed).permutation(len(relevance.self_Q)) % 2
     others = [np.flatnonzero(half_Q != half) if fit_on is None else fit_on for half in (0, 1)]
-    fitted = _maps((before, after), matching, others, modes, seed)
-    shards = [_Way(shard, maps, half_Q) for shard, maps in zip((before, after), fitted, strict=True)]
+    fitted = _maps((before, after), relevance, others, modes, seed)
+    shards = [_ScoredShard(shard, maps, half_Q) for shard, maps in zip((before, after), fitted, strict=True)]
     values = {(order, mode): np.empty((points, len(half_Q))) for order in orders for mode in modes}
     for rows in blocks(len(half_Q), 4 * len(before.items)):
-        relevant_BN = matching.relevant(rows)
-        old, new = (shard.costs(rows, matching.self_Q[rows], relevant_BN) for shard in shards)
+        relevant_BN = relevance.relevant(rows)
+        old, new = (shard.costs(rows, relevance.self_Q[rows], relevant_BN) for shard in shards)
         for (order, mode), measured_PQ in values.items():
             fuse, scale = (fused_values, RAW) if mode == RANK else (backfill_values, mode)
             measured_PQ[:, rows] = fuse(old[scale], new[scale], relevant_BN, orders[order], metric, points)
-    return {key: measured_PQ[:, matching.valid] for key, measured_PQ in values.items()}
+    return {key: measured_PQ[:, relevance.valid] for key, measured_PQ in values.items()}
 
 
 def backfill_values(
@@ -143,7 +144,7 @@ def _places(sizes: Sequence[int]) -> list[Floats]:
     return np.split(place, np.cumsum(sizes)[:-1])
 
 
-class _Way:
+class _ScoredShard:
     """One way to compare: costs of a block of queries, raw and by each kind of map."""
 
     def __init__(self, shard: Compared, maps: Mapping[str, Sequence[Calibration]], half_Q: Ints) -> None:
@@ -152,7 +153,7 @@ class _Way:
 
     def costs(self, rows: slice, self_B: Ints, relevant_BN: Bools) -> dict[str, Floats]:
         """Scale -> (B, N), lower is better; a query's own image costs infinitely much and is not relevant."""
-        score_BN = read_scores(costs(self.queries[rows], self.items, self.space), self.space)
+        score_BN = scores_of(costs(self.queries[rows], self.items, self.space), self.space)
         raw_BN = (-score_BN if self.space.higher_is_better else score_BN).astype(np.float64)
         made = {RAW: raw_BN, **{kind: np.empty_like(raw_BN) for kind in self.maps}}
         for kind, maps in self.maps.items():
@@ -165,11 +166,13 @@ class _Way:
 
 
 def _maps(
-    shards: Sequence[Compared], matching: Right, others: Sequence[Ints], modes: Sequence[str], seed: int
+    shards: Sequence[Compared], relevance: Relevance, others: Sequence[Ints], modes: Sequence[str], seed: int
 ) -> list[dict[str, list[Calibration]]]:
     """For each way to compare, by each mode that has maps: for each half of the queries the map fitted on the other."""
     fits = {CALIBRATED: fit_maps, LABEL_FREE: fit_evalue_maps}
-    made = {mode: [fit(shards, matching, rows, seed) for rows in others] for mode, fit in fits.items() if mode in modes}
+    made = {
+        mode: [fit(shards, relevance, rows, seed) for rows in others] for mode, fit in fits.items() if mode in modes
+    }
     return [
         {mode: [of_half[number] for of_half in by_half] for mode, by_half in made.items()}
         for number in range(len(shards))

@@ -1,6 +1,6 @@
-"""How far queries are from the pairs that an edge was fitted on: an edge says nothing of what it has never seen.
+"""How far queries are from the pairs that an edge was fitted on: it may not hold for others.
 
-A query is out of the edge's domain where the nearest of the fitted pairs' new vectors is less like it than it is for 99
+A query is out of the edge's domain if the nearest of the fitted pairs' new vectors is less similar to it than for 99
 of 100 held-out pairs. Shape suffixes: R fitted pairs, Q queries, M new dimension.
 """
 
@@ -14,23 +14,22 @@ import numpy as np
 
 from index.artifacts import read_arrays
 from index.evaluation.fitting import Pairs
-from index.evaluation.matching import read_scores
-from index.evaluation.metrics import Compared, blocks, comparable, costs
+from index.evaluation.metrics import Compared, blocks, comparable, costs, scores_of
 from index.space import Space, Vectors
 from index.version import EDGE_DOMAIN
 
 OUTSIDE = 0.01
 """The share of held-out pairs that counts as out of the domain."""
 MOST_NUMBERS, LEAST_PAIRS, MOST_PAIRS = 1 << 20, 50, 1000
-"""What is kept of the fitted pairs: so many numbers, and so many pairs at least and at most."""
-MANY = 0.05
-"""From this share of queries on, five times what was held out, an edge is told as out of its domain."""
+"""The stored sample of fitted pairs: largest number of floats, and fewest and most pairs."""
+OUTSIDE_WARNING = 0.05
+"""From this share of queries on, five times that of held-out pairs, a warning is given."""
 Z95 = 1.96
 
 
 @dataclass(frozen=True)
 class Domain:
-    """What an edge was fitted on: `reference` (R, M), and the least likeness of a query within."""
+    """The domain of an edge: fitted pairs `reference` (R, M), and the least similarity of a query within."""
 
     reference_RM: Vectors
     least: float
@@ -65,9 +64,9 @@ class DomainCoverage:
         """What it means."""
         told = f"{self.share:.1%} [{self.low:.1%}, {self.high:.1%}] of {self.queries} queries are out of its domain"
         held = f"of held-out pairs {self.expected:.0%} are"
-        if self.low > MANY:
+        if self.low > OUTSIDE_WARNING:
             return f"Do not trust what the edge was measured to do: {told}, {held}. Fit it on pairs like these queries."
-        if self.high <= MANY:
+        if self.high <= OUTSIDE_WARNING:
             return f"These queries are like the pairs that the edge was fitted on: {told}, {held}."
         return f"Whether these queries are like the pairs cannot be told yet: {told}, {held}. Check more of them."
 
@@ -104,7 +103,7 @@ def _nearest(queries_QM: Vectors, reference_RM: Vectors, space: Space) -> Vector
     """The likeness of each query to the nearest pair (Q,): higher is more alike."""
     queries_QW, items_RW = comparable(Compared(queries_QM, reference_RM, space))
     least = [costs(queries_QW[rows], items_RW, space).min(axis=1) for rows in blocks(len(queries_QW), len(items_RW))]
-    scores_Q = read_scores(np.concatenate(least), space)
+    scores_Q = scores_of(np.concatenate(least), space)
     return scores_Q if space.higher_is_better else -scores_Q
 
 

@@ -14,20 +14,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from index.edge_maps import EDGE, MODE, OWN, safe_mode
+from index.edge_maps import EDGE, MODE, OWN, default_mode
 from index.errors import InvalidArgument
 from index.evaluation.adapters import Affine, SlerpAdapter, fit_slerp, low_rank, procrustes, ridge
-from index.evaluation.matching import Matching, fit_maps
 from index.evaluation.metrics import MEAN_AP, Compared, Retrieval, mixed_retrieval
-from index.evaluation.modes import choose
+from index.evaluation.modes import choose_merge_mode
+from index.evaluation.relevance import LabelRelevance
+from index.evaluation.score_maps import fit_maps
 from index.space import Cosine, Vectors, check_vectors, space_from_json
 from index.version import Card, EdgeKind, Score
 
 Ints = NDArray[np.int64]
 
-HELD_OUT, MOST_HELD_OUT = 5, 10_000
+HELD_OUT, MAX_HELD_OUT = 5, 10_000
 """One pair in so many measures the edge and is not fitted on, at most so many of them."""
-MOST_COMPARED = 10_000
+MAX_COMPARED_PAIRS = 10_000
 """Choosing slerp's weight compares each pair with each, once for each weight: more take too long."""
 METRICS = ("cmc@1", "cmc@5", MEAN_AP)
 
@@ -49,7 +50,7 @@ class Pairs:
         labels_S: their classes, where they are known.
         new_QM, old_QN: queries to measure with.
         new_items_IM, old_items_IN: items to measure on.
-        matching: which items are right. Without labels only the query's own image is.
+        relevance: which items are. Without labels only the query's own image is.
         labelled: whether there were labels.
     """
 
@@ -60,11 +61,11 @@ class Pairs:
     old_QN: Vectors
     new_items_IM: Vectors
     old_items_IN: Vectors
-    matching: Matching
+    relevance: LabelRelevance
     labelled: bool
 
 
-def check_given(given: PairArrays, new: Card, old: Card, least: int, what: str = "pairs") -> PairArrays:
+def check_pair_arrays(given: PairArrays, new: Card, old: Card, least: int, what: str = "pairs") -> PairArrays:
     """The same as vectors of the versions' spaces.
 
     Args:
@@ -103,7 +104,7 @@ def split_pairs(new_SM: Vectors, old_SN: Vectors, labels_S: ArrayLike | None, se
     """
     count = len(new_SM)
     order = np.random.default_rng(seed).permutation(count)
-    query, support = np.split(order, [min(count // HELD_OUT, MOST_HELD_OUT)])
+    query, support = np.split(order, [min(count // HELD_OUT, MAX_HELD_OUT)])
     codes = np.arange(count) if labels_S is None else np.unique(np.asarray(labels_S), return_inverse=True)[1]
     return Pairs(
         new_SM=new_SM[support],
@@ -113,7 +114,7 @@ def split_pairs(new_SM: Vectors, old_SN: Vectors, labels_S: ArrayLike | None, se
         old_QN=old_SN[query],
         new_items_IM=new_SM,
         old_items_IN=old_SN,
-        matching=Matching(codes[query], codes, np.full(len(query), -1) if labels_S is None else query),
+        relevance=LabelRelevance(codes[query], codes, np.full(len(query), -1) if labels_S is None else query),
         labelled=labels_S is not None,
     )
 
@@ -155,8 +156,8 @@ def legal_options(fit: Callable[..., Any] | None) -> dict[str, int | float]:
 def measure(queries_QN: Vectors, pairs: Pairs, old: Card) -> Retrieval:
     """How queries in the old version's space find their old items: the edge's, or the old version's own."""
     compared = Compared(queries_QN, pairs.old_items_IN, space_from_json(old.space))
-    matching = pairs.matching
-    return mixed_retrieval([compared], matching.query_codes, matching.item_codes, remove_self=matching.self_Q)
+    relevance = pairs.relevance
+    return mixed_retrieval([compared], relevance.query_codes, relevance.item_codes, remove_self=relevance.self_Q)
 
 
 def intervals(measured: Retrieval) -> dict[str, Score]:
@@ -166,22 +167,24 @@ def intervals(measured: Retrieval) -> dict[str, Score]:
 
 def fit_calibration_maps(kind: EdgeKind, queries_QN: Vectors, pairs: Pairs, new: Card, old: Card) -> dict[str, Any]:
     """The edge's `calibration` field, see `index.edge_maps`. The pairs have labels."""
-    rows = np.flatnonzero(pairs.matching.valid)
+    rows = np.flatnonzero(pairs.relevance.valid)
     edge = Compared(queries_QN, pairs.old_items_IN, space_from_json(old.space))
     own = Compared(pairs.new_QM, pairs.new_items_IM, space_from_json(new.space))
-    return calibration_field(kind, edge, own, pairs.matching, rows)
+    return calibration_field(kind, edge, own, pairs.relevance, rows)
 
 
-def calibration_field(kind: EdgeKind, edge: Compared, own: Compared, matching: Matching, rows: Ints) -> dict[str, Any]:
+def calibration_field(
+    kind: EdgeKind, edge: Compared, own: Compared, relevance: LabelRelevance, rows: Ints
+) -> dict[str, Any]:
     """The maps of an edge and of the new version's own items, and the merge mode that serves both best.
 
     Args:
         kind: of the edge.
         edge: queries of the new version and the items the edge leads to.
         own: the same queries and items, by the new version.
-        matching: which items are right.
+        relevance: which items are.
         rows: the queries to fit on, at least one.
     """
-    through, same = fit_maps([edge, own], matching, rows)
-    chosen = choose(edge, own, matching, safe=safe_mode([kind.value]))
+    through, same = fit_maps([edge, own], relevance, rows)
+    chosen = choose_merge_mode(edge, own, relevance, default=default_mode([kind.value]))
     return {EDGE: through.as_json(), OWN: same.as_json(), **({MODE: chosen.mode.value} if chosen else {})}

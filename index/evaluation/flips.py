@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from index.evaluation.gate import Measured
-from index.evaluation.matching import Right
 from index.evaluation.measures import FIRST
 from index.evaluation.metrics import Compared, blocks, comparable, costs, leave_out
+from index.evaluation.relevance import Relevance
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Flip:
     rank: int
 
 
-def worst_flips(old_old: Measured, new_old: Measured, shard: Compared, right: Right, most: int) -> list[Flip]:
+def worst_flips(old_old: Measured, new_old: Measured, shard: Compared, right: Relevance, most: int) -> list[Flip]:
     """At most `most` of the negative flips that a gate counts, the deepest fall (largest `rank`) first.
 
     Args:

@@ -26,14 +26,14 @@ from index.version import Score
 Measured = Retrieval | PerQuery
 
 MIN_QUERIES = 5
-"""So many queries, of a slice or at all, before an interval says anything: of one it is a point."""
+"""The fewest queries, of a slice or in all, for an interval to mean anything: of one it is a point."""
 
-MISSED = 0.05
-"""How often an interval misses; of slices, any of them: else of many that are no worse some would look worse."""
+ERROR_RATE = 0.05
+"""Error rate of an interval, and of all slices' intervals together: else chance would make some of many look worse."""
 
 
 class GateVerdict(StrEnum):
-    """What a gate says."""
+    """The answer of a gate."""
 
     PASS = "pass"  # noqa: S105 - the word is a verdict
     WARN = "warn"
@@ -122,7 +122,7 @@ def gate(
     best = mean_interval(new_new.per_query(metric)[new_new.valid], seed) if new_new else None
     slices = [] if slice_of is None else _slices(old_Q, new_Q, valid_Q, slice_of)
     return Verdict(
-        verdict=_answer(difference, slices) if valid_Q.sum() >= MIN_QUERIES else GateVerdict.WARN,
+        verdict=_decide(difference, slices) if valid_Q.sum() >= MIN_QUERIES else GateVerdict.WARN,
         metric=metric,
         old_old=before,
         new_old=after,
@@ -135,7 +135,7 @@ def gate(
     )
 
 
-def _answer(difference: Score, slices: Sequence[Slice]) -> GateVerdict:
+def _decide(difference: Score, slices: Sequence[Slice]) -> GateVerdict:
     if difference.high < 0:
         return GateVerdict.REFUSE
     worse = any(found.difference.high < 0 for found in slices)
@@ -151,7 +151,7 @@ def _slices(old_Q: Floats, new_Q: Floats, valid_Q: Bools, slice_of: Sequence[str
     found = []
     for value, rows in large:
         old, new = old_Q[rows], new_Q[rows]
-        mean, low, high = astuple(t_interval(new - old, 1 - MISSED / len(large)))
+        mean, low, high = astuple(t_interval(new - old, 1 - ERROR_RATE / len(large)))
         difference = Score(mean, max(low, -1.0), min(high, 1.0))  # of metrics from 0 to 1
         found.append(Slice(value, len(rows), float(old.mean()), float(new.mean()), difference))
     return sorted(found, key=lambda one: one.difference.value)

@@ -310,7 +310,7 @@ def blocks(queries: int, items: int, block: int | None = None) -> list[slice]:
 def costs(queries_BW: Floats, items_NW: Floats, space: Space) -> NDArray[np.float32]:
     """(B, N), lower is better. Rounded to float32 so that equal vectors tie whatever the order of summation was.
 
-    Negative inner products, squared Euclidean distances, or Lorentz distances as a shard scores them (`read_scores`).
+    Negative inner products, squared Euclidean distances, or Lorentz distances as a shard scores them (`scores_of`).
     """
     if isinstance(space, Lorentz):
         return space.pairwise(queries_BW, items_NW).astype(np.float32)
@@ -321,6 +321,13 @@ def costs(queries_BW: Floats, items_NW: Floats, space: Space) -> NDArray[np.floa
     inner_BN += np.einsum("bw,bw->b", queries_BW, queries_BW)[:, None]
     inner_BN += np.einsum("nw,nw->n", items_NW, items_NW)
     return inner_BN.astype(np.float32)
+
+
+def scores_of(cost: NDArray[np.float32], space: Space) -> NDArray[np.float32]:
+    """The scores a user reads, from costs of any shape."""
+    if isinstance(space, Lorentz):
+        return cost
+    return space.score(-cost if space.inner_product else cost)
 
 
 def _codes(query_labels: ArrayLike, item_labels: ArrayLike) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

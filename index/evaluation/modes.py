@@ -1,11 +1,11 @@
-"""Which merge mode serves a gallery best while it holds items of two versions: measured, or else a rule.
+"""Which merge mode is best for a gallery with items of two versions: measured, or else a default.
 
 A backfill is simulated: the same queries rank a gallery of which 0, 20, ... 100 % of the items have moved, in every
 mode, each half of the queries with the maps fitted on the other half. The modes are compared by paired bootstrap over
-the queries' areas under these curves, by the metric that is asked for and by another: CMC@1, which is what most users
-see, or mAP, which sees the whole ranking and is less noisy. A gain counts in half-widths of its interval. The safe mode
-yields to one whose two gains over it add up to more than one half-width, unless that is worse beyond the interval by
-the metric asked for; then that one is challenged in the same way.
+the queries' areas under these curves, by the metric asked for and a second one: CMC@1, which most users see, or mAP,
+which is of the whole ranking and less noisy. A gain counts in half-widths of its interval. The default mode yields to
+one whose two gains over it add up to more than one half-width, unless that is worse beyond the interval by the metric
+asked for; then that one is challenged in the same way.
 
 Shape suffixes: Q queries, N items, P points of a curve.
 """
@@ -19,24 +19,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.evaluation.curves import CALIBRATED, LABEL_FREE, RANK, RAW, curve_values
-from index.evaluation.matching import Listed, Matching, Nearest, Right
 from index.evaluation.metrics import MEAN_AP, Compared, paired_bootstrap
+from index.evaluation.relevance import LabelRelevance, ListedRelevance, RankingRelevance, Relevance
 from index.merge import Mode
 from index.version import Score
 
 Floats = NDArray[np.float64]
 
 QUERIES, ITEMS, POINTS = 500, 2_000, 6
-"""At most so many are drawn to compare modes on, at so many shares."""
+"""The largest sample to compare modes on, and the points of its curves."""
 
 
 @dataclass(frozen=True)
 class ChosenMode:
-    """The mode that is kept, and what it rests on.
+    """The best mode, and its evidence.
 
     Attributes:
         mode: raw, calibrated or rank.
-        metric: what was asked for.
+        metric: the one asked for.
         areas: mode -> the area under the curve by that metric.
         gains: mode -> the area of `mode` minus that one's by that metric, paired.
         queries: how many were compared.
@@ -49,60 +49,60 @@ class ChosenMode:
     queries: int
 
 
-def choose(
-    before: Compared, after: Compared, right: Right, *, safe: Mode, metric: str = "cmc@1", seed: int = 0
+def choose_merge_mode(
+    before: Compared, after: Compared, relevance: Relevance, *, default: Mode, metric: str = "cmc@1", seed: int = 0
 ) -> ChosenMode | None:
-    """Simulate a backfill, and keep the mode that serves it best.
+    """Simulate a backfill, and choose its best mode.
 
     Args:
-        before: how queries meet items that have not moved.
-        after: how they meet them once they have; items in the same order.
-        right: what is right: by labels, or by a ranking.
-        safe: the mode that another has to beat.
+        before: queries and items that have not moved.
+        after: the same where they have; items in the same order.
+        relevance: by labels, or by a ranking.
+        default: the mode that another has to beat.
         metric: "cmc@<k>" or "mAP@1.0".
         seed: of what is drawn.
 
     Returns:
-        None where fewer than two queries have anything to find.
+        None if fewer than two queries have relevant items.
     """
-    before, after, right = _drawn(before, after, right, seed)
-    if int(right.valid.sum()) < 2:
+    before, after, relevance = _sample(before, after, relevance, seed)
+    if int(relevance.valid.sum()) < 2:
         return None
     alike = before.space.kind == after.space.kind
-    fitted = LABEL_FREE if isinstance(right, Nearest) else CALIBRATED
+    fitted = LABEL_FREE if isinstance(relevance, RankingRelevance) else CALIBRATED
     order = {"": np.random.default_rng(seed).permutation(len(before.items))}
     modes = [*([RAW] if alike else []), fitted, RANK]
     other = "cmc@1" if metric == MEAN_AP else MEAN_AP
     areas = {}
     for name in (metric, other):
-        curves = curve_values(before, after, right, order, modes, metric=name, points=POINTS, seed=seed)
+        curves = curve_values(before, after, relevance, order, modes, metric=name, points=POINTS, seed=seed)
         areas[name] = {_mode(mode): _area(values_PQ) for (_, mode), values_PQ in curves.items()}
-    return decide(areas, safe if safe in areas[metric] else Mode.CALIBRATED, seed)
+    return decide_mode(areas, default if default in areas[metric] else Mode.CALIBRATED, seed)
 
 
-def decide(areas: Mapping[str, Mapping[Mode, Floats]], safe: Mode, seed: int = 0) -> ChosenMode:
-    """The mode to keep.
+def decide_mode(areas: Mapping[str, Mapping[Mode, Floats]], default: Mode, seed: int = 0) -> ChosenMode:
+    """The best mode.
 
     Args:
-        areas: metric -> mode -> (Q,) area of each query; the metric that is asked for comes first.
-        safe: the mode that another has to beat.
+        areas: metric -> mode -> (Q,) area of each query; the metric asked for comes first.
+        default: the mode that another has to beat.
         seed: of the bootstrap.
     """
     metric = next(iter(areas))
-    best = safe
-    for mode in [mode for mode in Mode if mode in areas[metric] and mode is not safe]:
+    best = default
+    for mode in [mode for mode in Mode if mode in areas[metric] and mode is not default]:
         gains = [paired_bootstrap(area[mode], area[best], seed) for area in areas.values()]
         if gains[0].high >= 0 and sum(_half_widths(gain) for gain in gains) > 1:
             best = mode
     area = areas[metric]
-    gained = {mode.value: paired_bootstrap(area[best], area[mode], seed) for mode in area if mode is not best}
+    cmc_gain = {mode.value: paired_bootstrap(area[best], area[mode], seed) for mode in area if mode is not best}
     return ChosenMode(
-        best, metric, {mode.value: float(own.mean()) for mode, own in area.items()}, gained, len(area[best])
+        best, metric, {mode.value: float(own.mean()) for mode, own in area.items()}, cmc_gain, len(area[best])
     )
 
 
 def _half_widths(gain: Score) -> float:
-    """A gain in half-widths of its interval; without end where every query gains the same."""
+    """A gain in half-widths of its interval; infinite if every query gains the same."""
     width = (gain.high - gain.low) / 2
     if width <= 0:
         return float(np.sign(gain.value)) * np.inf if gain.value else 0.0
@@ -118,15 +118,15 @@ def _mode(name: str) -> Mode:
     return Mode.CALIBRATED if name == LABEL_FREE else Mode(name)
 
 
-def _drawn(before: Compared, after: Compared, right: Right, seed: int) -> tuple[Compared, Compared, Right]:
+def _sample(before: Compared, after: Compared, relevance: Relevance, seed: int) -> tuple[Compared, Compared, Relevance]:
     """At most QUERIES queries over at most ITEMS items, a query's own image among them."""
     generator = np.random.default_rng(seed)
-    rows = np.sort(generator.permutation(np.flatnonzero(right.valid))[:QUERIES])
+    rows = np.sort(generator.permutation(np.flatnonzero(relevance.valid))[:QUERIES])
     count = len(before.items)
-    own = right.self_Q[rows]
+    own = relevance.self_Q[rows]
     needed = [own[own >= 0]]
-    if isinstance(right, Listed):
-        named = right.right_QK[rows].ravel()
+    if isinstance(relevance, ListedRelevance):
+        named = relevance.relevant_QK[rows].ravel()
         needed.append(named[named >= 0])
     kept = np.unique(np.concatenate(needed))
     rest = np.setdiff1d(np.arange(count), kept)
@@ -134,6 +134,6 @@ def _drawn(before: Compared, after: Compared, right: Right, seed: int) -> tuple[
     place = np.full(count + 1, -1)
     place[items] = np.arange(len(items))
     cut = [replace(side, queries=side.queries[rows], items=side.items[items]) for side in (before, after)]
-    if isinstance(right, Listed):
-        return cut[0], cut[1], type(right)(place[right.right_QK[rows]], len(items), place[own])
-    return cut[0], cut[1], Matching(right.query_codes[rows], right.item_codes[items], place[own])
+    if isinstance(relevance, ListedRelevance):
+        return cut[0], cut[1], type(relevance)(place[relevance.relevant_QK[rows]], len(items), place[own])
+    return cut[0], cut[1], LabelRelevance(relevance.query_codes[rows], relevance.item_codes[items], place[own])

@@ -22,14 +22,14 @@ POINTS = 21
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingItems:
     """The N items a backfill has to move.
 
     Attributes:
         stored: (N,) when each was stored; any number that grows with time.
-        uncertainty: (N,) how unsure the forward transform is of each, where that is known.
-        matches: (N,) how often each was matched by queries, where that is counted.
-        transformed: (N,) whether each has been moved by an item edge already, where that can be.
+        uncertainty: (N,) the forward transform's uncertainty of each, if known.
+        matches: (N,) how often each was matched by queries, if counted.
+        transformed: (N,) whether an item edge has moved each already, if that can be.
         seed: of a random order.
     """
 
@@ -40,38 +40,38 @@ class Waiting:
     seed: int = 0
 
 
-def _random(waiting: Waiting) -> Ints:
-    return np.random.default_rng(waiting.seed).permutation(len(np.asarray(waiting.stored)))
+def _random(pending: PendingItems) -> Ints:
+    return np.random.default_rng(pending.seed).permutation(len(np.asarray(pending.stored)))
 
 
-def _newest(waiting: Waiting) -> Ints:
-    return np.argsort(-np.asarray(waiting.stored, np.float64), kind="stable")
+def _newest(pending: PendingItems) -> Ints:
+    return np.argsort(-np.asarray(pending.stored, np.float64), kind="stable")
 
 
-def _oldest(waiting: Waiting) -> Ints:
-    return np.argsort(np.asarray(waiting.stored, np.float64), kind="stable")
+def _oldest(pending: PendingItems) -> Ints:
+    return np.argsort(np.asarray(pending.stored, np.float64), kind="stable")
 
 
-def _uncertainty(waiting: Waiting) -> Ints:
-    return _highest_first("uncertainty", "uncertainty", waiting.uncertainty, waiting)
+def _uncertainty(pending: PendingItems) -> Ints:
+    return _highest_first("uncertainty", "uncertainty", pending.uncertainty, pending)
 
 
-def _traffic(waiting: Waiting) -> Ints:
-    return _highest_first("traffic", "number of matches", waiting.matches, waiting)
+def _traffic(pending: PendingItems) -> Ints:
+    return _highest_first("traffic", "number of matches", pending.matches, pending)
 
 
-def _transformed(waiting: Waiting) -> Ints:
-    return _highest_first("transformed", "mark", waiting.transformed, waiting)
+def _transformed(pending: PendingItems) -> Ints:
+    return _highest_first("transformed", "mark", pending.transformed, pending)
 
 
-def _highest_first(order: str, what: str, scores: ArrayLike | None, waiting: Waiting) -> Ints:
+def _highest_first(order: str, what: str, scores: ArrayLike | None, pending: PendingItems) -> Ints:
     scores_N = np.asarray(scores, np.float64)
-    if scores_N.shape != np.shape(waiting.stored):
+    if scores_N.shape != np.shape(pending.stored):
         raise InvalidArgument(f"order {order!r} needs one {what} per item", pointer="/order")
     return np.argsort(-scores_N, kind="stable")
 
 
-ORDERS: dict[str, Callable[[Waiting], Ints]] = {
+ORDERS: dict[str, Callable[[PendingItems], Ints]] = {
     "random": _random,
     "newest": _newest,
     "oldest": _oldest,
@@ -79,8 +79,9 @@ ORDERS: dict[str, Callable[[Waiting], Ints]] = {
     "traffic": _traffic,
     "transformed": _transformed,
 }
-"""Which items move first. `uncertainty`: those the forward transform is least sure of (FastFill); `traffic`: those that
-queries match most; `transformed`: those that an item edge moved, before those that nothing moved yet."""
+"""Which items move first. `uncertainty`: the most uncertain ones of the forward transform (FastFill); `traffic`: those
+that queries match most; `transformed`: those that an item edge moved, before those that nothing moved yet.
+"""
 
 
 def hyperbolic_uncertainty(curvature: float, x_ND: Vectors) -> Floats:
@@ -104,7 +105,7 @@ def ranks(scores_N: ArrayLike) -> Floats:
     return below_N
 
 
-def backfill_order(order: str, waiting: Waiting) -> Ints:
+def backfill_order(order: str, pending: PendingItems) -> Ints:
     """Positions (N,) of the waiting items, first to move first.
 
     Raises:
@@ -112,7 +113,7 @@ def backfill_order(order: str, waiting: Waiting) -> Ints:
     """
     if order not in ORDERS:
         raise InvalidArgument(f"order must be one of {', '.join(ORDERS)}, not {order!r}", pointer="/order")
-    return ORDERS[order](waiting)
+    return ORDERS[order](pending)
 
 
 @dataclass(frozen=True)

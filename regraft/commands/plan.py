@@ -17,7 +17,7 @@ from regraft.commands.version_folders import open_version
 from regraft.models import BackfillEstimate
 
 if TYPE_CHECKING:
-    from index.evaluation.cost import Cost, Reckoned
+    from index.evaluation.cost import BackfillCost, ItemCost
     from index.version import Version
 
 MEASURE_SECONDS = 1.0
@@ -111,30 +111,30 @@ def _retired(shown: BackfillEstimate) -> str:
     return f"{_bytes(after)} once older versions are retired"
 
 
-def _called(new: Version, rate: float | None, items: int, tokens: int) -> Cost | None:
+def _called(new: Version, rate: float | None, items: int, tokens: int) -> ItemCost | None:
     """Of a version that a provider embeds for: as long as its limits make it take, without a request to it."""
     if new.card.api is None:
         return None
     with needs("worker"):
-        from index.evaluation.cost import Cost, provider_seconds
+        from index.evaluation.cost import ItemCost, provider_seconds
     least = provider_seconds(new.card.api, items, tokens) / items
-    return Cost(None, max(least, 1 / rate if rate else 0.0) or None)
+    return ItemCost(None, max(least, 1 / rate if rate else 0.0) or None)
 
 
-def _reencode(new: Version, rate: float | None) -> Cost | None:
+def _reencode(new: Version, rate: float | None) -> ItemCost | None:
     if not new.card.encoder:
         return None
     with needs("worker"):
         from index.encoder import Encoder
-        from index.evaluation.cost import Cost, encoder_macs
+        from index.evaluation.cost import ItemCost, encoder_macs
     macs = _macs(lambda: encoder_macs(new))
     if rate is None:
         import numpy as np
 
         encoder = Encoder(new)
         pixels = np.zeros((BATCH, encoder.spec.channels, encoder.spec.height, encoder.spec.width), np.float32)
-        return Cost(macs, _measure(lambda: encoder.encode_arrays(pixels)))
-    return Cost(macs, 1 / rate)
+        return ItemCost(macs, _measure(lambda: encoder.encode_arrays(pixels)))
+    return ItemCost(macs, 1 / rate)
 
 
 def _macs(count: Callable[[], int]) -> int | None:
@@ -145,14 +145,14 @@ def _macs(count: Callable[[], int]) -> int | None:
         return None
 
 
-def _transform(old: Version, new: Version, rate: float | None) -> Cost | None:
+def _transform(old: Version, new: Version, rate: float | None) -> ItemCost | None:
     from index.version import EdgeKind
 
     edge = next((e for e in new.edges if e.old == old.name and e.kind is EdgeKind.FORWARD), None)
     if edge is None:
         return None
     with needs("worker"):
-        from index.evaluation.cost import Cost, forward_macs
+        from index.evaluation.cost import ItemCost, forward_macs
         from index.transform import load_forward
     macs = _macs(lambda: forward_macs(edge, old.card))
     if rate is None:
@@ -161,8 +161,8 @@ def _transform(old: Version, new: Version, rate: float | None) -> Cost | None:
         transform = load_forward(edge, new.card, old.card)
         vectors = np.full((BATCH, old.card.dim), old.card.dim**-0.5, np.float32)
         sides = np.zeros((BATCH, old.card.side_dim), np.float32)
-        return Cost(macs, _measure(lambda: transform.carry(vectors, sides)))
-    return Cost(macs, 1 / rate)
+        return ItemCost(macs, _measure(lambda: transform.transform_items(vectors, sides)))
+    return ItemCost(macs, 1 / rate)
 
 
 def _measure(run: Callable[[], object]) -> float:
@@ -175,10 +175,10 @@ def _measure(run: Callable[[], object]) -> float:
     return (time.perf_counter() - started) / (batches * BATCH)
 
 
-def _reckon(cost: Cost, old: Version, new: Version, items: int, workers: int) -> Reckoned:
-    from index.evaluation.cost import reckon
+def _reckon(cost: ItemCost, old: Version, new: Version, items: int, workers: int) -> BackfillCost:
+    from index.evaluation.cost import estimate_backfill
 
-    return reckon(
+    return estimate_backfill(
         items,
         cost,
         old_floats=old.card.dim + old.card.side_dim,
@@ -187,7 +187,7 @@ def _reckon(cost: Cost, old: Version, new: Version, items: int, workers: int) ->
     )
 
 
-def _row(way: str, cost: Cost, reckoned: Reckoned, bytes_read: int) -> list[str]:
+def _row(way: str, cost: ItemCost, reckoned: BackfillCost, bytes_read: int) -> list[str]:
     return [
         way,
         _seconds(reckoned.seconds),

@@ -16,7 +16,7 @@ from index.decoding import Decoder
 from index.encoder import BATCH
 from index.errors import InvalidImage, InvalidText, InvalidVersionFolder, RegraftError
 from index.space import check_vectors, space_from_json
-from index.transform import Carried, Forward, load_forward
+from index.transform import Forward, TransformedItems, load_forward
 from index.version import Edge, EdgeKey, EdgeKind
 from service.backfills.outcome import Compute, EmbeddedItems, Failed, Outcome
 from service.registry.encoders.embedding_api import ProviderUnavailable
@@ -97,9 +97,9 @@ class Embedder:
             NoEncoder, NoTextEntrance: the target does not embed what one of them is.
         """
 
-        def encode(inputs: Sequence[Input]) -> Carried:
+        def encode(inputs: Sequence[Input]) -> TransformedItems:
             embedded = embed(target, inputs)
-            return Carried(embedded.vectors, embedded.side)
+            return TransformedItems(embedded.vectors, embedded.side)
 
         images, texts = ([row for row in rows if is_text(row.blob) is kind] for kind in (False, True))
         for some, size in ((images, BATCH), (texts, target.text_encoder().batch if texts else BATCH)):
@@ -144,24 +144,26 @@ class Embedder:
                 failed.append(Failed(row.id, row.seq, reason, f"{kind}_unreadable", retry=True))
         return readable, failed
 
-    def _forward(self, old: Embeds, new: Embeds) -> Callable[[Sequence[HeldEmbedding]], Carried]:
+    def _forward(self, old: Embeds, new: Embeds) -> Callable[[Sequence[HeldEmbedding]], TransformedItems]:
         transform = self.forward(old, new)
         assert transform is not None, "the plan holds items of versions with an item edge only"
         space = space_from_json(dict(new.card.space))
 
-        def apply(rows: Sequence[HeldEmbedding]) -> Carried:
+        def apply(rows: Sequence[HeldEmbedding]) -> TransformedItems:
             given = carry(transform, old, [row.vector for row in rows], [row.side for row in rows])
-            return Carried(check_vectors(given.vectors_ND, new.card.dim, space), given.side_NS, given.variance_N)
+            return TransformedItems(
+                check_vectors(given.vectors_ND, new.card.dim, space), given.side_NS, given.variance_N
+            )
 
         return apply
 
 
-def carry(transform: Forward, old: Embeds, vectors: Sequence[bytes], sides: Sequence[bytes | None]) -> Carried:
+def carry(transform: Forward, old: Embeds, vectors: Sequence[bytes], sides: Sequence[bytes | None]) -> TransformedItems:
     """Apply an item edge to embeddings of `old` as they are stored."""
     side = [row for row in sides if row is not None]
     # Without any, or with too few, the edge says itself that it needs side-information.
     given = from_bytes(side, old.card.side_dim) if side and old.card.side_dim else None
-    return transform.carry(from_bytes(vectors, old.card.dim), given)
+    return transform.transform_items(from_bytes(vectors, old.card.dim), given)
 
 
 def outcome_of(computed: Iterator[Compute]) -> Outcome:
@@ -180,12 +182,12 @@ def collect(outcome: Outcome, more: Outcome) -> Outcome:
 
 
 def _with(
-    failed: list[Failed], inputs: Sequence[tuple[ReadItem, X]], embed: Callable[[Sequence[X]], Carried]
+    failed: list[Failed], inputs: Sequence[tuple[ReadItem, X]], embed: Callable[[Sequence[X]], TransformedItems]
 ) -> Outcome:
     return collect(([], list(failed)), _embed(inputs, embed))
 
 
-def _embed(inputs: Sequence[tuple[ReadItem, X]], embed: Callable[[Sequence[X]], Carried]) -> Outcome:
+def _embed(inputs: Sequence[tuple[ReadItem, X]], embed: Callable[[Sequence[X]], TransformedItems]) -> Outcome:
     """Embed all inputs at once; where that is refused, each half by itself, down to the one at fault."""
     if not inputs:
         return [], []

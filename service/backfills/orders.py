@@ -151,7 +151,7 @@ def _variances(
     if not rows:
         return VARIANCE, {}
     transform = embedder.forward(old, target)
-    if transform is not None and transform.tells_variance:
+    if transform is not None and transform.has_variance:
         # Those that lack their side-information, where the edge needs it, come last: the backfill will name them.
         for some in (rows, [row for row in rows if row.side is not None]):
             with suppress(RegraftError):

@@ -38,7 +38,7 @@ from sqlalchemy import (
     update,
 )
 
-from index.evaluation.ordering import Waiting, backfill_order
+from index.evaluation.ordering import PendingItems, backfill_order
 from service.backfills.attempts import still_waiting, to_try_again
 from service.backfills.planner import BackfillState, Kind, Order, drained, most, served_origin, turn, waiting_items
 from service.backfills.scores import Scored, told
@@ -246,7 +246,7 @@ class _Sweep:
         elif job.item_order in GOES_BY:
             scores = np.concatenate(numbers)
         # An order looks at what it goes by, and others are not read: that costs several times as much as the keys.
-        waiting = Waiting(keys, uncertainty=scores, matches=scores, transformed=scores, seed=job.id)
+        waiting = PendingItems(keys, uncertainty=scores, matches=scores, transformed=scores, seed=job.id)
         ordered = keys[backfill_order(job.item_order, waiting)]
         yield from (ordered[start : start + RANGE] for start in range(0, len(ordered), RANGE))
 

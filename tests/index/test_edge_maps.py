@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from index.edge_maps import check_calibration, edge_maps, map_key, together, wished_mode
+from index.edge_maps import check_calibration, common_mode, edge_maps, map_key, preferred_mode
 from index.errors import InvalidVersionFolder
 from index.graph import Graph, Route
 from index.merge import Mode
@@ -123,13 +123,13 @@ def test_a_route_wishes_for_what_its_one_edge_measured_or_else_for_what_its_kind
     names = [f"v{len(kinds) - n}" for n in range(len(kinds) + 1)]
     calibration = None if evidence is None else {"edge": one_map(1), "own": one_map(1), "mode": evidence}
     edges = tuple(Edge(names[n], names[n + 1], EdgeKind(kind), calibration=calibration) for n, kind in enumerate(kinds))
-    assert wished_mode(Route(names[0], names[-1], edges), origin) == mode
+    assert preferred_mode(Route(names[0], names[-1], edges), origin) == mode
 
 
 def test_routes_that_wish_for_different_modes_are_calibrated() -> None:
-    assert together([None, Mode.RAW, Mode.RAW]) is Mode.RAW
-    assert together([None, Mode.RAW, Mode.CALIBRATED]) is Mode.CALIBRATED
-    assert together([None]) is None
+    assert common_mode([None, Mode.RAW, Mode.RAW]) is Mode.RAW
+    assert common_mode([None, Mode.RAW, Mode.CALIBRATED]) is Mode.CALIBRATED
+    assert common_mode([None]) is None
 
 
 def test_a_mode_that_is_none_is_refused_with_its_place() -> None:

@@ -166,7 +166,7 @@ def test_forward_carries_the_next_side_information_to_a_version_that_stores_it(
     new = newer(make_version, old, "forward", side_dim=2)
     forward = load_forward(new.edges[0], new.card, old.card)
     x, side = units(8, 4), np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
-    carried = forward.carry(x, side)
+    carried = forward.transform_items(x, side)
 
     assert np.array_equal(carried.vectors_ND, forward(x, side))
     assert carried.side_NS is not None
@@ -191,7 +191,7 @@ def extra_output(name: str, width: int, node: str = "Abs") -> Callable[[Any], No
 def test_forward_tells_how_unsure_it_is(make_version: MakeVersion, old: Version) -> None:
     new = change_model(newer(make_version, old, "forward").folder, EDGE, extra_output("variance", 1))
     x, side = units(8, 4), np.zeros((8, 3), np.float32)
-    carried = load_forward(new.edges[0], new.card, old.card).carry(x, side)
+    carried = load_forward(new.edges[0], new.card, old.card).transform_items(x, side)
 
     np.testing.assert_array_equal(carried.variance_N, np.abs(x[:, 0]))
     assert carried.side_NS is None

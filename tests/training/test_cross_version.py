@@ -16,7 +16,7 @@ from index.errors import InvalidArgument, NoEncoder
 from index.evaluation.adapters import SlerpAdapter
 from index.folder import load_version, write_card, write_edge
 from index.space import Cosine, Vectors
-from index.transform import Carried, load_forward, load_transform
+from index.transform import TransformedItems, load_forward, load_transform
 from index.version import Edge, EdgeKind, Version
 from training import embeddings
 from training.cross_version import CrossVersions, oldest_first
@@ -101,8 +101,9 @@ class Telling:
 
     edge: Any
 
-    def carry(self, x: Vectors, side: Vectors | None = None) -> Carried:
-        return Carried(self.edge.carry(x, side).vectors_ND, None, np.arange(len(x), dtype=np.float32))
+    def transform_items(self, x: Vectors, side: Vectors | None = None) -> TransformedItems:
+        moved = self.edge.transform_items(x, side).vectors_ND
+        return TransformedItems(moved, None, np.arange(len(x), dtype=np.float32))
 
 
 def test_side_information_travels_with_the_items_where_the_edge_gives_it(
@@ -113,7 +114,7 @@ def test_side_information_travels_with_the_items_where_the_edge_gives_it(
     v3 = make_version(tmp_path / "v3", "v3", 6, edges=[(v2, "forward")])
     cross_versions = CrossVersions(embedded(data, v1, v2, v3))
     h12, h23 = load_forward(v2.edges[0], v2.card, v1.card), load_forward(v3.edges[0], v3.card, v2.card)
-    middle = h12.carry(cross_versions.embeddings["v1"].items_ND)
+    middle = h12.transform_items(cross_versions.embeddings["v1"].items_ND)
     assert middle.side_NS is not None
     cross_version = cross_versions.transformed("v3", "v1")
     np.testing.assert_allclose(cross_version.compared.items, h23(middle.vectors_ND, middle.side_NS), atol=1e-6)
@@ -215,7 +216,7 @@ def test_trained_weights_stand_in_for_a_forward_edge_with_all_that_it_tells(
     data: Data, make_version: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Doubling(ItemEdge):
-        def carry(self, embedding: torch.Tensor, side: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        def transform_items(self, embedding: torch.Tensor, side: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
             return {"moved": 2 * embedding, "next_side": side[:, :1], "variance": side[:, 1:2] ** 2}
 
     v1 = make_version(tmp_path / "v1", "v1", 4, side_dim=2)

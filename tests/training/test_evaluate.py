@@ -102,7 +102,7 @@ def test_crossing_an_edge_in_torch_equals_what_serving_does() -> None:
 def test_an_edge_is_calibrated_on_the_gallery_alone_each_image_among_the_others(
     dim: int, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("index.evaluation.matching.FEW", 0)  # each map by itself
+    monkeypatch.setattr("index.evaluation.score_maps.FEW", 0)  # each map by itself
     old, new = trained(3), trained(dim, method, described(3))
     made = measure(new, old, DATA).calibration
     other_queries = replace(DATA, query=DATA.train)

@@ -65,8 +65,8 @@ def served(old: Version, new: Version, pairs: Pairs) -> Any:
     gallery.apply({("v1", "encoded"): (keys, pairs.old_items_IN)})
     queries = {"v1": pairs.old_QN, "v2": pairs.new_QM}
     found = gallery.search("v2", queries.__getitem__, len(keys), encoders=frozenset({"v1"}))
-    right = pairs.matching.relevant(slice(None)).sum(axis=1)
-    return retrieval_from_rankings(pairs.matching.item_codes[found.keys_QK], pairs.matching.query_codes, right)
+    right = pairs.relevance.relevant(slice(None)).sum(axis=1)
+    return retrieval_from_rankings(pairs.relevance.item_codes[found.keys_QK], pairs.relevance.query_codes, right)
 
 
 @pytest.mark.parametrize("kind", SERVED)
@@ -132,7 +132,7 @@ def test_pairs_from_a_file_are_split_into_those_to_fit_on_and_those_to_measure_w
     assert (len(pairs.new_SM), len(pairs.new_QM), len(pairs.old_items_IN)) == (96, 24, 120)
     held_out = {row.tobytes() for row in pairs.new_QM}
     assert not held_out & {row.tobytes() for row in pairs.new_SM}
-    itself = pairs.matching.self_Q
+    itself = pairs.relevance.self_Q
     np.testing.assert_array_equal(pairs.new_items_IM[itself], pairs.new_QM)
     fitted = fit_edge(old, new, pairs, "ridge")
     assert fitted.edge.support == 96

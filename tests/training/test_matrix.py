@@ -15,8 +15,8 @@ import pytest
 import naive as naive_twin
 from index.errors import InvalidArgument
 from index.evaluation.curves import CALIBRATED, RAW
-from index.evaluation.matching import Matching
 from index.evaluation.metrics import Compared, mean_interval, p_com, p_up, update_gain
+from index.evaluation.relevance import LabelRelevance
 from index.folder import load_version
 from index.space import space_from_json
 from index.version import Score, Version
@@ -119,11 +119,11 @@ def test_the_strict_criterion_counts_the_pairs_whose_constraint_holds() -> None:
             elif labels[q] != labels[7 + n]:
                 held[False].append(new >= old)
 
-    matching = Matching(labels[:7], labels[7:], itself)
-    strict = strict_criterion(before, after, matching)
+    relevance = LabelRelevance(labels[:7], labels[7:], itself)
+    strict = strict_criterion(before, after, relevance)
     assert strict == Strict(*(pytest.approx(np.mean(held[kind])) for kind in (True, False)))
-    assert strict_criterion(before, before, matching) == Strict(1.0, 1.0)
-    assert strict_criterion(before, replace(after, items=items.copy()), matching) is None
+    assert strict_criterion(before, before, relevance) == Strict(1.0, 1.0)
+    assert strict_criterion(before, replace(after, items=items.copy()), relevance) is None
 
 
 def test_gains_are_measured_against_the_independent_version_where_there_is_one(

@@ -74,7 +74,7 @@ class ForwardNetwork(ItemEdge):
         log_variance_B = None if self.log_variance is None else self.log_variance(hidden)[:, 0]
         return F.normalize(out) if self.unit else out, log_variance_B
 
-    def carry(self, embedding: Tensor, side: Tensor | None = None) -> dict[str, Tensor]:
+    def transform_items(self, embedding: Tensor, side: Tensor | None = None) -> dict[str, Tensor]:
         """What edge.onnx gives: `moved` (B, D), and where there is one, `next_side` (B, T) and `variance` (B, 1)."""
         moved_BD, log_variance_B = self.made(embedding, side)
         told = {"moved": moved_BD}

@@ -13,15 +13,23 @@ from pydantic import Field
 
 from index.decoding import Decoder
 from index.errors import InvalidArgument, RegraftError
-from index.evaluation.adapters import Affine, SlerpAdapter, few_pairs
-from index.evaluation.choosing import AUTO, ChosenKind, Search, choose_kind, learning_curve, recommendation, searching
+from index.evaluation.adapter_choice import (
+    AUTO,
+    ChosenKind,
+    Search,
+    choose_kind,
+    learning_curve,
+    recommendation,
+    serving_map,
+)
+from index.evaluation.adapters import Affine, SlerpAdapter, few_pairs_warning
 from index.evaluation.domain import as_json, fit_domain
 from index.evaluation.fitting import (
     FITS,
-    MOST_COMPARED,
+    MAX_COMPARED_PAIRS,
     PairArrays,
     Pairs,
-    check_given,
+    check_pair_arrays,
     fit_adapter,
     fit_calibration_maps,
     intervals,
@@ -96,7 +104,7 @@ def fit(
 ) -> EdgeRecord:
     """Fit an edge, measure it as it will be served, and accept it unless it is a dry run.
 
-    A fifth of the pairs measures the edge, and is neither fitted on nor chosen by: see `index.evaluation.choosing`.
+    A fifth of the pairs measures the edge, and is neither fitted on nor chosen by (`index.evaluation.adapter_choice`).
     `sent`: the pairs; None: stored items that hold both embeddings, or whose missing ones are computed here.
 
     Raises:
@@ -113,10 +121,10 @@ def fit(
         check_no_edge(registry, (new.name, old.name, served.value), request.replace)
     options = _options(request)
     drawn, available, embedded_count = _pairs(database, contents, new, old, request, sent)
-    if request.kind == "slerp" and len(drawn.new) > MOST_COMPARED:
-        raise InvalidArgument(f"kind slerp takes at most {MOST_COMPARED} pairs", pointer="/pairs")
+    if request.kind == "slerp" and len(drawn.new) > MAX_COMPARED_PAIRS:
+        raise InvalidArgument(f"kind slerp takes at most {MAX_COMPARED_PAIRS} pairs", pointer="/pairs")
     pairs = split_pairs(*drawn, request.seed)
-    if not pairs.matching.valid.any():
+    if not pairs.relevance.valid.any():
         shared = f"items share a value of metadata field {request.label!r}" if sent is None else "pairs share a label"
         pointer = "/label" if sent is None else "/pairs/labels"
         raise InvalidArgument(f"no two of the {len(drawn.new)} {shared}", pointer=pointer)
@@ -153,7 +161,7 @@ def fit(
             "queries": int(measured.valid.sum()),
             "domain": as_json(domain),
             **_evidence(fitter, kind, choice, pairs, measured),
-            "warning": few_pairs(edge.support),
+            "warning": few_pairs_warning(edge.support),
         }
         fitted = EdgeRecord(edge, EdgeOrigin.FITTED, evidence)
         return accept(database, registry, replica, fitted, context, replacing=request.replace)
@@ -182,7 +190,7 @@ class _Fitter:
 
     def search(self, kind: str, pairs: Pairs) -> Search:
         """The adapter as a map of queries. Raises as `adapter`."""
-        return searching(self.adapter(kind, pairs), self.old)
+        return serving_map(self.adapter(kind, pairs), self.old)
 
 
 def _evidence(
@@ -212,9 +220,9 @@ def _pairs(
     if sent is not None and len(sent.new) > MAX_PAIRS:
         raise InvalidArgument(f"{len(sent.new)} pairs; at most {MAX_PAIRS}", pointer="/pairs")
     if sent is not None:
-        return check_given(sent, new.card, old.card, MIN_PAIRS), len(sent.new), 0
-    if request.kind == "slerp" and request.sample > MOST_COMPARED:
-        raise InvalidArgument(f"kind slerp takes a sample of at most {MOST_COMPARED}", pointer="/sample")
+        return check_pair_arrays(sent, new.card, old.card, MIN_PAIRS), len(sent.new), 0
+    if request.kind == "slerp" and request.sample > MAX_COMPARED_PAIRS:
+        raise InvalidArgument(f"kind slerp takes a sample of at most {MAX_COMPARED_PAIRS}", pointer="/sample")
     with database.read() as connection:
         gallery_id = None if request.gallery is None else gallery_named(connection, request.gallery).id
         drawn, available = draw_held(

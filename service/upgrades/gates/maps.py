@@ -13,11 +13,12 @@ import numpy as np
 from sqlalchemy import Connection, false, func, select
 
 from index.calibration import Calibration
-from index.edge_maps import MapKey, map_key, safe_mode
-from index.evaluation.matching import Nearest, Right, fit_evalue_maps, fit_maps
+from index.edge_maps import MapKey, default_mode, map_key
 from index.evaluation.measures import first_items
 from index.evaluation.metrics import MEAN_AP, Compared
-from index.evaluation.modes import ChosenMode, choose
+from index.evaluation.modes import ChosenMode, choose_merge_mode
+from index.evaluation.relevance import RankingRelevance, Relevance
+from index.evaluation.score_maps import fit_evalue_maps, fit_maps
 from index.graph import Route
 from index.space import Vectors
 from index.version import Origin
@@ -93,7 +94,9 @@ def choose_mode(
     after = Compared(sample.query_vectors[new.name][:MAX_ITEMS], by_new, new.space)
     right = _right(sample, len(by_new), after)
     deciding_metric = metric if metric.startswith("cmc@") and sample.has_ground_truth else MEAN_AP
-    chosen = choose(before, after, right, safe=safe_mode(route.kinds), metric=deciding_metric, seed=seed)
+    chosen = choose_merge_mode(
+        before, after, right, default=default_mode(route.kinds), metric=deciding_metric, seed=seed
+    )
     return None if chosen is None else (map_key(route, Origin.ENCODED.value), chosen)
 
 
@@ -102,14 +105,14 @@ def _side(registry: Registry, route: Route, items: Vectors, sample: Sample, vers
     return Compared(queries[:MAX_ITEMS], items, version.space)
 
 
-def _right(sample: Sample, items: int, own: Compared | None) -> Right:
+def _right(sample: Sample, items: int, own: Compared | None) -> Relevance:
     """The relevant items among the first of the sample: by the ground truth, else the first of `own`'s ranking."""
     if sample.has_ground_truth:
         return sample.right(items, MAX_ITEMS)
     self_numbers = sample.self_numbers(items)[:MAX_ITEMS]
     if own is None:
-        return Nearest(np.zeros((len(self_numbers), 0), np.int64), items, self_numbers)
-    return Nearest(first_items(own, min(NEAREST, items - 1), self_numbers), items, self_numbers)
+        return RankingRelevance(np.zeros((len(self_numbers), 0), np.int64), items, self_numbers)
+    return RankingRelevance(first_items(own, min(NEAREST, items - 1), self_numbers), items, self_numbers)
 
 
 def _items_of(

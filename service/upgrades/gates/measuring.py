@@ -16,9 +16,9 @@ import numpy as np
 from index.errors import InvalidArgument
 from index.evaluation.flips import Flip, worst_flips
 from index.evaluation.gate import Measured, gate
-from index.evaluation.matching import Listed, Nearest, Right, retrieval_by
 from index.evaluation.measures import first_items, recall, recall_of, tar
 from index.evaluation.metrics import Compared, retrieval
+from index.evaluation.relevance import ListedRelevance, RankingRelevance, Relevance, retrieval_by
 from index.graph import Route, follow
 from index.space import Vectors
 from index.transform import Transform, load_transform
@@ -121,7 +121,7 @@ def _transform(registry: Registry, edge: Edge) -> Transform:
 
 def _metric(
     sample: Sample, new_new: Compared, options: Mapping[str, Any]
-) -> tuple[str, Callable[[Compared], Measured], Right]:
+) -> tuple[str, Callable[[Compared], Measured], Relevance]:
     """The metric's full name, the function that measures it, and the relevant items by it."""
     if sample.query_side is not None:
         return _by_relevance(sample, options)
@@ -130,7 +130,7 @@ def _metric(
     if metric == RECALL:
         k = min(options["k"], len(sample) - 1)
         truth = first_items(new_new, k, self_numbers)
-        right = Nearest(truth, len(sample), self_numbers)
+        right = RankingRelevance(truth, len(sample), self_numbers)
         return f"recall@{k}", lambda pair: recall(first_items(pair, k, self_numbers), truth), right
     if labels is None:
         why = f"metric {metric!r} needs labels: name a metadata field in `label`, or an evaluation set with labels"
@@ -145,7 +145,7 @@ def _metric(
     return metric, lambda pair: _rank(pair, labels), matching
 
 
-def _by_relevance(sample: Sample, options: Mapping[str, Any]) -> tuple[str, Callable[[Compared], Measured], Right]:
+def _by_relevance(sample: Sample, options: Mapping[str, Any]) -> tuple[str, Callable[[Compared], Measured], Relevance]:
     """As `_metric` where entries name relevant items: recall@k is the share of those among the first k."""
     metric, right = options["metric"] or "cmc@1", sample.right(len(sample))
     if metric == TAR:
@@ -157,8 +157,8 @@ def _by_relevance(sample: Sample, options: Mapping[str, Any]) -> tuple[str, Call
 
     def recalled(pair: Compared) -> Measured:
         relevant = sample.right(len(pair.items))
-        assert isinstance(relevant, Listed)
-        return recall_of(first_items(pair, k, relevant.self_Q), relevant.right_QK, k)
+        assert isinstance(relevant, ListedRelevance)
+        return recall_of(first_items(pair, k, relevant.self_Q), relevant.relevant_QK, k)
 
     return f"{RECALL.partition('@')[0]}@{k}", recalled, right
 

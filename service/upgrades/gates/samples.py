@@ -18,7 +18,7 @@ from sqlalchemy import Connection, and_, false, select
 from index.decoding import Decoder
 from index.encoder import BATCH, Embedded
 from index.errors import InvalidArgument, RegraftError
-from index.evaluation.matching import Listed, Matching, Right
+from index.evaluation.relevance import LabelRelevance, ListedRelevance, Relevance
 from index.filter import value_at, value_text
 from index.space import Vectors
 from service.backfills.planner import embeddable
@@ -135,14 +135,14 @@ class Sample:
         own = np.arange(self.queries)
         return np.where(own < items, own, -1)
 
-    def right(self, items: int, queries: int | None = None) -> Right:
+    def right(self, items: int, queries: int | None = None) -> Relevance:
         """The relevant items of the first queries among the first items; needs `has_ground_truth`."""
         self_numbers = self.self_numbers(items)[:queries]
         if self.query_side is not None:
             listed = self.query_side.right[:queries]
-            return Listed(np.where(listed < items, listed, -1), items, self_numbers)
+            return ListedRelevance(np.where(listed < items, listed, -1), items, self_numbers)
         codes = np.unique(np.asarray(self.labels), return_inverse=True)[1]
-        return Matching(codes[: len(self_numbers)], codes[:items], self_numbers)
+        return LabelRelevance(codes[: len(self_numbers)], codes[:items], self_numbers)
 
 
 def draw(

@@ -11,7 +11,7 @@ import pytest
 
 from index.errors import InvalidArgument
 from index.evaluation import adapters
-from index.evaluation.adapters import few_pairs, fit_slerp, low_rank, procrustes, ridge
+from index.evaluation.adapters import few_pairs_warning, fit_slerp, low_rank, procrustes, ridge
 from index.evaluation.fitting import FITS
 from index.space import Vectors
 from index.transform import Matrix, slerp
@@ -213,5 +213,5 @@ def test_bad_pairs_and_options_are_refused_by_name(call: object, message: str) -
 
 
 def test_few_pairs_are_said_and_enough_are_not() -> None:
-    assert few_pairs(4000) is None
-    assert few_pairs(3999) == "3999 pairs: fewer than 4000 leave an adapter's score uncertain"
+    assert few_pairs_warning(4000) is None
+    assert few_pairs_warning(3999) == "3999 pairs: fewer than 4000 leave an adapter's score uncertain"

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from index.errors import InvalidArgument, InvalidVersionFolder
-from index.evaluation.cost import Cost, Reckoned, count_macs, reckon
+from index.evaluation.cost import BackfillCost, ItemCost, count_macs, estimate_backfill
 
 
 def save(path: Path, nodes: list[Any], input_shape: tuple[Any, ...], **arrays: np.ndarray) -> Path:
@@ -142,13 +142,13 @@ def test_what_a_node_runs_counts_as_often_as_it_does(tmp_path: Path, node: Any, 
 
 
 def test_a_billion_items_on_paper() -> None:
-    reckoned = reckon(10**9, Cost(4 * 10**9, 0.01), old_floats=128, new_floats=256, workers=100)
+    reckoned = estimate_backfill(10**9, ItemCost(4 * 10**9, 0.01), old_floats=128, new_floats=256, workers=100)
 
-    assert reckoned == Reckoned(10**9, 1e5, 4 * 10**18, 512 * 10**9, 1536 * 10**9)
-    limited = reckon(1000, Cost(None, 0.001), old_floats=1, new_floats=1, rate=10)
+    assert reckoned == BackfillCost(10**9, 1e5, 4 * 10**18, 512 * 10**9, 1536 * 10**9)
+    limited = estimate_backfill(1000, ItemCost(None, 0.001), old_floats=1, new_floats=1, rate=10)
     assert (limited.seconds, limited.macs) == (100, None)
 
 
 def test_what_cannot_be_reckoned_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="workers"):
-        reckon(1, Cost(None, None), old_floats=1, new_floats=1, workers=0)
+        estimate_backfill(1, ItemCost(None, None), old_floats=1, new_floats=1, workers=0)

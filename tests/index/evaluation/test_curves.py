@@ -20,9 +20,10 @@ from index.evaluation.curves import (
     fused_values,
     measure_curves,
 )
-from index.evaluation.matching import Matching, fit_maps
 from index.evaluation.metrics import Compared, retrieval
-from index.evaluation.ordering import Waiting, backfill_order
+from index.evaluation.ordering import PendingItems, backfill_order
+from index.evaluation.relevance import LabelRelevance
+from index.evaluation.score_maps import fit_maps
 from index.merge import merge_rank
 from index.space import Cosine, Euclidean, Lorentz, Space
 
@@ -112,9 +113,9 @@ def test_fused_places_rank_as_the_gallery_does() -> None:
         assert at_60_percent.tolist() == [bool(relevant[q, merged[q, :k]].any()) for q in range(4)]
 
 
-def matching(query_codes: Sequence[int], item_codes: Sequence[int], same: bool = False) -> Matching:
+def relevance(query_codes: Sequence[int], item_codes: Sequence[int], same: bool = False) -> LabelRelevance:
     codes = np.asarray(query_codes)
-    return Matching(codes, np.asarray(item_codes), np.arange(len(codes)) if same else np.full(len(codes), -1))
+    return LabelRelevance(codes, np.asarray(item_codes), np.arange(len(codes)) if same else np.full(len(codes), -1))
 
 
 def draw(space: Space, codes: np.ndarray, noise: float, seed: int, dim: int = 6) -> np.ndarray:
@@ -123,7 +124,7 @@ def draw(space: Space, codes: np.ndarray, noise: float, seed: int, dim: int = 6)
     return space.normalise(vectors.astype(np.float32))
 
 
-def two_versions(space: Space, same: bool) -> tuple[Compared, Compared, Matching]:
+def two_versions(space: Space, same: bool) -> tuple[Compared, Compared, LabelRelevance]:
     """An old version that is noisy and a new one that is not; the query set differs from the item set unless `same`."""
     generator = np.random.default_rng(1)
     items = generator.integers(5, size=90)
@@ -132,7 +133,7 @@ def two_versions(space: Space, same: bool) -> tuple[Compared, Compared, Matching
         Compared(draw(space, queries, noise, 2), draw(space, items, noise, 2 if same else 3), space)
         for noise in (1.5, 0.3)
     )
-    return old, new, matching(queries, items, same)
+    return old, new, relevance(queries, items, same)
 
 
 @pytest.mark.parametrize("same", [False, True])
@@ -141,7 +142,7 @@ def two_versions(space: Space, same: bool) -> tuple[Compared, Compared, Matching
 def test_both_ends_are_the_plain_measurements_in_every_mode(space: Space, same: bool, metric: str) -> None:
     """At 0 % and at 100 % there is one shard, whose order no mode changes."""
     old, new, right = two_versions(space, same)
-    orders = {"random": backfill_order("random", Waiting(np.arange(90)))}
+    orders = {"random": backfill_order("random", PendingItems(np.arange(90)))}
     modes = (RAW, RANK, CALIBRATED, LABEL_FREE)
     measured = curve_values(old, new, right, orders, modes, metric=metric, points=3)
     for way, end in ((old, 0), (new, -1)):
@@ -155,7 +156,7 @@ def test_both_ends_are_the_plain_measurements_in_every_mode(space: Space, same: 
 
 def test_a_curve_measured_in_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, right = two_versions(Cosine(), same=False)
-    orders = {order: backfill_order(order, Waiting(np.arange(90))) for order in ("random", "newest")}
+    orders = {order: backfill_order(order, PendingItems(np.arange(90))) for order in ("random", "newest")}
     whole = measure_curves(old, new, right, orders, points=5)
     monkeypatch.setattr("index.evaluation.metrics.BLOCK_SCORES", 1500)
     parts = measure_curves(old, new, right, orders, points=5)
@@ -193,7 +194,7 @@ def test_without_labels_the_crowded_scores_are_told_apart_too() -> None:
     orders = {"random": generator.permutation(200)}
     areas = {
         mode: values.mean()
-        for (_, mode), values in curve_values(*ways, matching(queries, items), orders, (RAW, LABEL_FREE)).items()
+        for (_, mode), values in curve_values(*ways, relevance(queries, items), orders, (RAW, LABEL_FREE)).items()
     }
     assert areas[LABEL_FREE] > areas[RAW] + 0.1
 
@@ -227,9 +228,9 @@ def test_a_map_fitted_on_a_draw_of_the_items_is_that_of_all_items(monkeypatch: p
     generator = np.random.default_rng(5)
     items, queries = generator.integers(8, size=3000), generator.integers(8, size=300)
     side = Compared(draw(Cosine(), queries, 1.0, 1), draw(Cosine(), items, 1.0, 2), Cosine())
-    right, rows = matching(queries, items), np.arange(300)
+    right, rows = relevance(queries, items), np.arange(300)
     drawn = fit_maps([side], right, rows)[0]
-    monkeypatch.setattr("index.evaluation.matching.SURE", 3000)
+    monkeypatch.setattr("index.evaluation.score_maps.SURE", 3000)
     full = fit_maps([side], right, rows)[0]
     at = np.linspace(-0.5, 0.99, 12)
     np.testing.assert_allclose(drawn(at), full(at), atol=0.06)
@@ -238,12 +239,12 @@ def test_a_map_fitted_on_a_draw_of_the_items_is_that_of_all_items(monkeypatch: p
 
 def test_the_items_drawn_stand_for_all_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """At 0.5 query `a` has its one right item, and query `b` a hundred wrong ones, of which one is drawn."""
-    monkeypatch.setattr("index.evaluation.matching.SURE", 1)
-    monkeypatch.setattr("index.evaluation.matching.DRAWN", 1)
+    monkeypatch.setattr("index.evaluation.score_maps.SURE", 1)
+    monkeypatch.setattr("index.evaluation.score_maps.DRAWN", 1)
     degrees = np.deg2rad([120, 60, *[0] * 100])
     items = np.stack([np.cos(degrees), np.sin(degrees)], axis=1).astype(np.float32)
     queries = np.repeat(np.array([[-1, 0], items[1]], np.float32), 100, axis=0)
-    right = matching([0] * 100 + [1] * 100, [0, 1, *[2] * 100])
+    right = relevance([0] * 100 + [1] * 100, [0, 1, *[2] * 100])
 
     (fitted,) = fit_maps([Compared(queries, items, Cosine())], right, np.arange(200))
 
@@ -254,11 +255,11 @@ def test_the_items_drawn_stand_for_all_the_others(monkeypatch: pytest.MonkeyPatc
 def test_a_query_does_not_teach_the_map_that_it_matches_itself() -> None:
     """Every class has one image: seen without itself, no match is ever right."""
     x = draw(Cosine(), np.arange(30), 0.0, 1)
-    fitted = fit_maps([Compared(x, x, Cosine())], matching(range(30), range(30), same=True), np.arange(30))[0]
+    fitted = fit_maps([Compared(x, x, Cosine())], relevance(range(30), range(30), same=True), np.arange(30))[0]
     assert fitted(0.9) < 0.1
-    assert fit_maps([Compared(x, x, Cosine())], matching(range(30), range(30)), np.arange(30))[0](1.0) > 0.5
+    assert fit_maps([Compared(x, x, Cosine())], relevance(range(30), range(30)), np.arange(30))[0](1.0) > 0.5
 
 
 def test_a_query_is_valid_when_an_item_other_than_itself_is_right() -> None:
-    assert matching([0, 1, 7], [0, 0, 2]).valid.tolist() == [True, False, False]
-    assert matching([0, 1, 1], [0, 1, 1], same=True).valid.tolist() == [False, True, True]
+    assert relevance([0, 1, 7], [0, 0, 2]).valid.tolist() == [True, False, False]
+    assert relevance([0, 1, 1], [0, 1, 1], same=True).valid.tolist() == [False, True, True]

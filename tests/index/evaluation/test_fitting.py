@@ -10,7 +10,7 @@ from index.errors import InvalidArgument
 from index.evaluation.fitting import (
     FITS,
     HELD_OUT,
-    MOST_HELD_OUT,
+    MAX_HELD_OUT,
     Pairs,
     fit_adapter,
     fit_calibration_maps,
@@ -48,10 +48,10 @@ def pairs(labels: np.ndarray) -> Pairs:
 def test_a_fifth_measures_and_is_not_fitted_on(pairs: Pairs) -> None:
     assert (len(pairs.new_SM), len(pairs.new_QM), len(pairs.old_items_IN)) == (48, 12, 60)
     assert not {row.tobytes() for row in pairs.new_QM} & {row.tobytes() for row in pairs.new_SM}
-    itself = pairs.matching.self_Q
+    itself = pairs.relevance.self_Q
     np.testing.assert_array_equal(pairs.new_items_IM[itself], pairs.new_QM)
     np.testing.assert_array_equal(pairs.old_items_IN[itself], pairs.old_QN)
-    np.testing.assert_array_equal(pairs.matching.item_codes[itself], pairs.matching.query_codes)
+    np.testing.assert_array_equal(pairs.relevance.item_codes[itself], pairs.relevance.query_codes)
 
 
 def test_the_seed_decides_the_split_and_many_pairs_keep_most_to_fit_on(labels: np.ndarray) -> None:
@@ -61,7 +61,7 @@ def test_the_seed_decides_the_split_and_many_pairs_keep_most_to_fit_on(labels: n
     np.testing.assert_array_equal(one.new_QM, same.new_QM)
     assert not np.array_equal(one.new_QM, other.new_QM)
     many = split_pairs(np.zeros((60_000, 1), np.float32), np.zeros((60_000, 1), np.float32), None)
-    assert len(many.new_QM) == MOST_HELD_OUT < 60_000 // HELD_OUT
+    assert len(many.new_QM) == MAX_HELD_OUT < 60_000 // HELD_OUT
 
 
 @pytest.mark.parametrize("old_card", [OLD, OLD_L2])
@@ -71,8 +71,8 @@ def test_what_is_measured_is_the_ranking_written_out(pairs: Pairs, old_card: Car
     right, precision = [], []
     for row, query in enumerate(queries.astype(np.float64)):
         distances = np.linalg.norm(pairs.old_items_IN - query, axis=1)
-        order = [i for i in np.argsort(distances) if i != pairs.matching.self_Q[row]]
-        hits = np.array([pairs.matching.item_codes[i] == pairs.matching.query_codes[row] for i in order])
+        order = [i for i in np.argsort(distances) if i != pairs.relevance.self_Q[row]]
+        hits = np.array([pairs.relevance.item_codes[i] == pairs.relevance.query_codes[row] for i in order])
         right.append(hits[0])
         precision.append(np.mean([hits[: at + 1].mean() for at in np.flatnonzero(hits)]))
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from index.evaluation.flips import Flip, worst_flips
-from index.evaluation.matching import Matching
 from index.evaluation.metrics import Compared, Retrieval, retrieval
+from index.evaluation.relevance import LabelRelevance
 from index.space import Euclidean
 
 PLACES = np.array([[0], [1], [2], [10], [11], [12], [5], [5]], np.float32)
@@ -23,7 +23,7 @@ def test_the_deepest_fall_comes_first_with_what_was_found_instead(most: int) -> 
     moved = np.array([[4.9], [1], [2], [5.1], [11], [12]], np.float32)
     shard = Compared(moved, PLACES, Euclidean())
     codes = np.asarray(LABELS)
-    right = Matching(codes[:6], codes, np.arange(6))
+    right = LabelRelevance(codes[:6], codes, np.arange(6))
 
     flips = worst_flips(measured(PLACES[:6]), measured(moved), shard, right, most)
 
@@ -36,6 +36,6 @@ def test_among_equals_the_wrong_one_comes_first_and_what_was_wrong_before_is_no_
     labels = [0, 1, 0, 1, 2]
     old, new = np.array([[1.9], [9]], np.float32), np.array([[0], [9]], np.float32)
     before, after = (retrieval(q, [0, 3], items, labels, Euclidean()) for q in (old, new))
-    right = Matching(np.array([0, 3]), np.asarray(labels), np.array([-1, -1]))
+    right = LabelRelevance(np.array([0, 3]), np.asarray(labels), np.array([-1, -1]))
 
     assert worst_flips(before, after, Compared(new, items, Euclidean()), right, 12) == [Flip(0, 1, 2)]

@@ -17,7 +17,6 @@ import naive
 from index.engines.flat import FlatShard
 from index.errors import InvalidArgument
 from index.evaluation import metrics as evaluation
-from index.evaluation.matching import read_scores
 from index.evaluation.metrics import (
     MEAN_AP,
     Compared,
@@ -34,6 +33,7 @@ from index.evaluation.metrics import (
     paired_bootstrap,
     retrieval,
     retrieval_from_rankings,
+    scores_of,
     t_interval,
     update_gain,
 )
@@ -363,7 +363,7 @@ def test_far_from_the_origin_costs_are_the_distances_that_a_shard_answers(length
     shard.upsert(np.arange(len(x)), x)
     answered, keys, *_ = shard.search(q, len(x))
 
-    given = read_scores(costs(*comparable(Compared(q, x, space)), space), space)
+    given = scores_of(costs(*comparable(Compared(q, x, space)), space), space)
 
     np.testing.assert_allclose(np.take_along_axis(given, keys, axis=1), answered, rtol=3e-7, atol=1e-12)
     exact = [[_exact_distance(a, b, curvature) for b in x] for a in q]

@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 
 from index.calibration import Calibration, blend, calibration_from_json
-from index.evaluation.matching import Matching, Nearest, fit_maps
 from index.evaluation.measures import first_items
 from index.evaluation.metrics import MEAN_AP, Compared
-from index.evaluation.modes import choose, decide
+from index.evaluation.modes import choose_merge_mode, decide_mode
+from index.evaluation.relevance import LabelRelevance, RankingRelevance
+from index.evaluation.score_maps import fit_maps
 from index.merge import Mode
 from index.space import Cosine, Euclidean
 
 COSINE = Cosine()
 
 
-def versions(crowded: float, count: int = 200) -> tuple[Compared, Compared, Matching]:
+def versions(crowded: float, count: int = 200) -> tuple[Compared, Compared, LabelRelevance]:
     """A noisy old version, crowded into a cone or not, and a better new one, over the same items of twenty classes."""
     draw = np.random.default_rng(1)
     codes = draw.integers(20, size=count)
@@ -26,16 +27,16 @@ def versions(crowded: float, count: int = 200) -> tuple[Compared, Compared, Matc
         x = centres[codes] + noise * draw.normal(size=(count, 12)) + lift
         x = COSINE.normalise(x.astype(np.float32))
         made.append(Compared(x, x, COSINE))
-    return made[0], made[1], Matching(codes, codes, np.arange(count))
+    return made[0], made[1], LabelRelevance(codes, codes, np.arange(count))
 
 
 @pytest.mark.parametrize("safe", [Mode.RAW, Mode.CALIBRATED])
 @pytest.mark.parametrize("labelled", [True, False])
 def test_scores_that_mean_different_things_are_calibrated(safe: Mode, labelled: bool) -> None:
     old, new, right = versions(4.0)
-    told = right if labelled else Nearest(first_items(new, 10, right.self_Q), 200, right.self_Q)
+    told = right if labelled else RankingRelevance(first_items(new, 10, right.self_Q), 200, right.self_Q)
 
-    found = choose(old, new, told, safe=safe)
+    found = choose_merge_mode(old, new, told, default=safe)
 
     assert (found.mode, found.queries) == (Mode.CALIBRATED, 200)
     assert found.areas["calibrated"] > found.areas["raw"] + 0.05
@@ -44,22 +45,22 @@ def test_scores_that_mean_different_things_are_calibrated(safe: Mode, labelled: 
 
 def test_spaces_of_two_kinds_are_not_ranked_by_raw_scores() -> None:
     old, new, right = versions(0.0)
-    found = choose(Compared(old.queries, old.items, Euclidean()), new, right, safe=Mode.RAW)
+    found = choose_merge_mode(Compared(old.queries, old.items, Euclidean()), new, right, default=Mode.RAW)
     assert set(found.areas) == {"calibrated", "rank"}
 
 
 def test_nothing_to_find_chooses_nothing() -> None:
     old, new, _ = versions(0.0)
-    apart = Matching(np.arange(200), np.arange(200), np.arange(200))
-    assert choose(old, new, apart, safe=Mode.RAW) is None
+    apart = LabelRelevance(np.arange(200), np.arange(200), np.arange(200))
+    assert choose_merge_mode(old, new, apart, default=Mode.RAW) is None
 
 
 def test_a_gallery_larger_than_what_is_simulated_is_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("index.evaluation.modes.QUERIES", 60)
     monkeypatch.setattr("index.evaluation.modes.ITEMS", 120)
     old, new, right = versions(4.0)
-    for told in (right, Nearest(first_items(new, 1, right.self_Q), 200, right.self_Q)):
-        found = choose(old, new, told, safe=Mode.RAW)
+    for told in (right, RankingRelevance(first_items(new, 1, right.self_Q), 200, right.self_Q)):
+        found = choose_merge_mode(old, new, told, default=Mode.RAW)
         assert found.queries <= 60
 
 
@@ -83,7 +84,7 @@ def areas(**gains: float) -> dict[Mode, np.ndarray]:
 def test_the_safe_mode_yields_to_evidence_by_both_metrics(
     first: dict[str, float], second: dict[str, float], mode: str
 ) -> None:
-    found = decide({"cmc@1": areas(**first), MEAN_AP: areas(**second)}, Mode.RAW)
+    found = decide_mode({"cmc@1": areas(**first), MEAN_AP: areas(**second)}, Mode.RAW)
     assert (found.mode, found.metric) == (mode, "cmc@1")
 
 
@@ -97,7 +98,7 @@ def test_few_queries_leave_the_order_of_raw_scores_and_many_do_not(monkeypatch: 
         return float(np.abs(before.log_odds(at) - after.log_odds(at)).mean())
 
     few, many = apart(np.arange(4)), apart(np.arange(200))
-    monkeypatch.setattr("index.evaluation.matching.FEW", 0)
+    monkeypatch.setattr("index.evaluation.score_maps.FEW", 0)
     free = apart(np.arange(4))
 
     assert few < 0.5 * free

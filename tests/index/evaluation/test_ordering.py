@@ -7,32 +7,32 @@ import pytest
 
 from index.errors import InvalidArgument
 from index.evaluation.metrics import MEAN_AP, Compared, mixed_retrieval, retrieval
-from index.evaluation.ordering import ORDERS, BackfillCurve, Waiting, backfill_order
+from index.evaluation.ordering import ORDERS, BackfillCurve, PendingItems, backfill_order
 from index.space import Cosine
 
 STORED = [30, 10, 20, 10]
 
 
 def test_orders_by_age_keep_ties_as_they_came() -> None:
-    np.testing.assert_array_equal(backfill_order("newest", Waiting(STORED)), [0, 2, 1, 3])
-    np.testing.assert_array_equal(backfill_order("oldest", Waiting(STORED)), [1, 3, 2, 0])
+    np.testing.assert_array_equal(backfill_order("newest", PendingItems(STORED)), [0, 2, 1, 3])
+    np.testing.assert_array_equal(backfill_order("oldest", PendingItems(STORED)), [1, 3, 2, 0])
 
 
 def test_the_most_uncertain_item_moves_first() -> None:
-    waiting = Waiting(STORED, uncertainty=[0.1, 0.9, 0.5, 0.9])
+    waiting = PendingItems(STORED, uncertainty=[0.1, 0.9, 0.5, 0.9])
     np.testing.assert_array_equal(backfill_order("uncertainty", waiting), [1, 3, 2, 0])
 
 
 @pytest.mark.parametrize("uncertainty", [None, [0.1, 0.2]])
 def test_order_by_uncertainty_needs_one_score_an_item(uncertainty: list[float] | None) -> None:
     with pytest.raises(InvalidArgument, match="needs one uncertainty per item") as caught:
-        backfill_order("uncertainty", Waiting(STORED, uncertainty))
+        backfill_order("uncertainty", PendingItems(STORED, uncertainty))
     assert caught.value.pointer == "/order"
 
 
 def test_a_random_order_is_repeatable_and_differs_by_seed() -> None:
     stored = np.arange(50)
-    first, again, other = (backfill_order("random", Waiting(stored, seed=seed)) for seed in (1, 1, 2))
+    first, again, other = (backfill_order("random", PendingItems(stored, seed=seed)) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
     assert (first != stored).any()
@@ -41,20 +41,20 @@ def test_a_random_order_is_repeatable_and_differs_by_seed() -> None:
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_order_moves_every_item_once(order: str) -> None:
     stored = np.random.default_rng(0).integers(20, size=40)
-    moved = backfill_order(order, Waiting(stored, stored * 0.1, matches=stored % 3, transformed=stored % 2))
+    moved = backfill_order(order, PendingItems(stored, stored * 0.1, matches=stored % 3, transformed=stored % 2))
     np.testing.assert_array_equal(np.sort(moved), np.arange(40))
-    assert backfill_order(order, Waiting([], [], matches=[], transformed=[])).shape == (0,)
+    assert backfill_order(order, PendingItems([], [], matches=[], transformed=[])).shape == (0,)
 
 
 def test_the_most_matched_items_and_those_an_edge_moved_go_first() -> None:
-    waiting = Waiting(STORED, matches=[0, 7, 7, 9], transformed=[False, True, False, True])
+    waiting = PendingItems(STORED, matches=[0, 7, 7, 9], transformed=[False, True, False, True])
     np.testing.assert_array_equal(backfill_order("traffic", waiting), [3, 1, 2, 0])
     np.testing.assert_array_equal(backfill_order("transformed", waiting), [1, 3, 0, 2])
 
 
 def test_an_unknown_order_is_refused_with_the_legal_ones() -> None:
     with pytest.raises(InvalidArgument, match=r"random, newest, .*, transformed, not 'fastest'"):
-        backfill_order("fastest", Waiting(STORED))
+        backfill_order("fastest", PendingItems(STORED))
 
 
 def test_area_and_largest_dip_by_hand() -> None:
@@ -78,7 +78,7 @@ def test_the_ends_of_a_mixed_curve_are_the_pure_answers() -> None:
 
     queries, old, new = embed(query_labels, 1.0), embed(item_labels, 2.0), embed(item_labels, 0.5)
 
-    order = backfill_order("random", Waiting(np.arange(100)))
+    order = backfill_order("random", PendingItems(np.arange(100)))
 
     def measure(count: int) -> float:
         moved = np.isin(np.arange(100), order[:count])

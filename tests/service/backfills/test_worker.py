@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 
 from index.encoder import Encoder
 from index.errors import InvalidVector, InvalidVersionFolder
-from index.transform import Carried, load_forward, load_transform
+from index.transform import TransformedItems, load_forward, load_transform
 from index.version import Version
 from service.backfills import chunks, sweeps, worker
 from service.backfills.completion import Planner
@@ -124,7 +124,7 @@ def test_a_transformed_item_holds_the_side_information_that_the_edge_gives(
 
     forward = load_forward(more["carrying"].edges[0], more["carrying"].card, more["sided"].card)
     given = [row.vector for row in before.values()], [row.side for row in before.values()]
-    expected = forward.carry(from_bytes(given[0], 3), from_bytes(given[1], 4))
+    expected = forward.transform_items(from_bytes(given[0], 3), from_bytes(given[1], 4))
     held = served.stored(path, "carrying")
     assert expected.side_NS is not None
     np.testing.assert_array_equal(from_bytes([held[name].side for name in before], 2), expected.side_NS)
@@ -373,10 +373,10 @@ def test_waiting_for_a_database_that_stays_away_ends_with_the_stop(tmp_path: Pat
 
 
 def test_one_bad_input_never_costs_the_others_theirs() -> None:
-    def picky(xs: Any) -> Carried:
+    def picky(xs: Any) -> TransformedItems:
         if -1 in xs:
             raise InvalidVector("below zero")
-        return Carried(np.float32([[x] for x in xs]), None, np.float32(xs) / 10)
+        return TransformedItems(np.float32([[x] for x in xs]), None, np.float32(xs) / 10)
 
     inputs = [(SimpleNamespace(id=n, seq=10 + n), -1 if n in {2, 5} else n) for n in range(7)]
     moved, failed = _embed(inputs, picky)  # type: ignore[arg-type]

@@ -143,7 +143,7 @@ def test_g_learns_the_next_side_information_out_of_the_same(bits: bool) -> None:
     stored = F.normalize(given.old_BN)
     assert method.edge.g is not None
     raw = method.edge.g(stored, old_side)
-    told = method.edge.carry(stored, old_side)
+    told = method.edge.transform_items(stored, old_side)
     expected = ((told["moved"] - F.normalize(given.new_BD)) ** 2).mean() + ((raw - next_side) ** 2).mean()
 
     torch.testing.assert_close(method(given).loss, expected)
@@ -156,7 +156,7 @@ def test_g_learns_the_next_side_information_out_of_the_same(bits: bool) -> None:
 def test_uncertainty_learns_by_likelihood_and_tells_a_variance_of_each_item() -> None:
     method, given = build(uncertainty=True).eval(), batch()
     assert given.old_BN is not None
-    told = method.edge.carry(F.normalize(given.old_BN))
+    told = method.edge.transform_items(F.normalize(given.old_BN))
     square = ((told["moved"] - F.normalize(given.new_BD)) ** 2).mean(1)
     variance = told["variance"][:, 0]
 
@@ -176,7 +176,7 @@ def test_the_learned_variance_is_larger_where_items_are_harder_to_move() -> None
         optimiser.zero_grad()
         method(given).loss.backward()
         optimiser.step()
-    variance = method.eval().edge.carry(F.normalize(old))["variance"][:, 0]
+    variance = method.eval().edge.transform_items(F.normalize(old))["variance"][:, 0]
 
     assert variance[old[:, 0] > 0].median() > 3 * variance[old[:, 0] <= 0].median()
 

@@ -78,11 +78,11 @@ def test_served_side_information_is_what_was_trained(chain: Chain) -> None:
 def test_the_forward_edge_moves_items_as_it_was_trained_to(chain: Chain) -> None:
     stored = Encoder(chain.v1).encode_arrays(pixels().numpy())
     assert stored.side is not None
-    carried = load_forward(chain.v2.edges[0], chain.v2.card, chain.v1.card).carry(stored.vectors, stored.side)
+    carried = load_forward(chain.v2.edges[0], chain.v2.card, chain.v1.card).transform_items(stored.vectors, stored.side)
 
     edge = Trained.load(chain.v2.folder).edge
     with torch.inference_mode():
-        told = edge.carry(torch.from_numpy(stored.vectors), torch.from_numpy(stored.side))
+        told = edge.transform_items(torch.from_numpy(stored.vectors), torch.from_numpy(stored.side))
     assert list(told) == ["moved", "next_side", "variance"]
     assert carried.side_NS is not None
     assert carried.variance_N is not None
@@ -93,9 +93,11 @@ def test_the_forward_edge_moves_items_as_it_was_trained_to(chain: Chain) -> None
 
 def test_items_of_the_first_version_reach_the_third_without_their_images(chain: Chain) -> None:
     stored = Encoder(chain.v1).encode_arrays(pixels().numpy())
-    second = load_forward(chain.v2.edges[0], chain.v2.card, chain.v1.card).carry(stored.vectors, stored.side)
+    second = load_forward(chain.v2.edges[0], chain.v2.card, chain.v1.card).transform_items(stored.vectors, stored.side)
     assert second.side_NS is not None
-    third = load_forward(chain.v3.edges[0], chain.v3.card, chain.v2.card).carry(second.vectors_ND, second.side_NS)
+    third = load_forward(chain.v3.edges[0], chain.v3.card, chain.v2.card).transform_items(
+        second.vectors_ND, second.side_NS
+    )
 
     assert third.vectors_ND.shape == (20, 16)
     assert third.side_NS is None

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from index.errors import InvalidArgument
-from index.evaluation.choosing import (
+from index.evaluation.adapter_choice import (
     ChosenKind,
     Search,
     choose_kind,
-    gained,
+    cmc_gain,
     learning_curve,
     recommendation,
-    searching,
+    serving_map,
 )
 from index.evaluation.fitting import FITS, Pairs, fit_adapter, measure, split_pairs
 from index.evaluation.metrics import Retrieval
@@ -28,7 +28,7 @@ BARE = replace(OLD, files={})
 
 
 def search(kind: str, pairs: Pairs) -> Search:
-    return searching(fit_adapter(kind, pairs, NEW, OLD, {"rank": 2} if kind == "low_rank" else {}), OLD)
+    return serving_map(fit_adapter(kind, pairs, NEW, OLD, {"rank": 2} if kind == "low_rank" else {}), OLD)
 
 
 def drawn(linear: Callable[[np.random.Generator], np.ndarray], count: int = 300, labelled: bool = False) -> Pairs:
@@ -74,7 +74,7 @@ def test_kinds_are_fitted_from_the_new_version_to_the_old_one() -> None:
 
     def fit(kind: str, some: Pairs) -> Search:
         fitted.append((some.new_SM.shape[1], some.old_SN.shape[1]))
-        return searching(fit_adapter(kind, some, replace(NEW, dim=12), OLD, {}), OLD)
+        return serving_map(fit_adapter(kind, some, replace(NEW, dim=12), OLD, {}), OLD)
 
     choose_kind(["ridge"], fit, split_pairs(new, new[:, :8], None), OLD)
 
@@ -95,7 +95,7 @@ def test_what_would_not_serve_is_left_out_by_name(monkeypatch: pytest.MonkeyPatc
     pairs = drawn(rotation, labelled=True)
     assert set(choose_kind(FITS, search, pairs, OLD).reached) == set(FITS)
     assert "has none" in choose_kind(FITS, search, pairs, BARE).left_out["slerp"]
-    monkeypatch.setattr("index.evaluation.choosing.MOST_COMPARED", 100)
+    monkeypatch.setattr("index.evaluation.adapter_choice.MAX_COMPARED_PAIRS", 100)
     assert "at most 100" in choose_kind(FITS, search, pairs, OLD).left_out["slerp"]
     lone = replace(pairs, labels_S=np.arange(len(pairs.new_SM)))
     with pytest.raises(InvalidArgument, match="too few pairs of one label"):
@@ -148,7 +148,7 @@ def test_what_was_gained_is_told_of_the_queries_that_both_sides_can_answer() -> 
         for hit, valid in (([1, 1, 0, 0], [1, 1, 1, 0]), ([0, 1, 1, 1], [0, 1, 1, 1]))
     )
     both = replace(better, valid=better.valid.astype(bool)), replace(worse, valid=worse.valid.astype(bool))
-    assert gained(*both).value == -0.5
+    assert cmc_gain(*both).value == -0.5
 
 
 def ranked(right: float) -> Retrieval:

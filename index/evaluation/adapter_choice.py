@@ -1,9 +1,9 @@
-"""Which kind of adapter to fit on given pairs, whether more pairs would help, and what to make of it, in words.
+"""Which kind of adapter to fit on pairs, whether more pairs would help, and how to judge the result, in words.
 
 A kind is chosen on a part of the fitting share: a fifth of it is held out once more, every kind is fitted on the rest
-and measured with that fifth. The pairs that measure the edge in the end have no say in it, so that what is reported of
-the chosen kind is as unbiased as of a kind that was named. What the kinds reached while choosing is told apart from it,
-and of several the best is told a little too well.
+and measured with that fifth. The pairs that measure the edge in the end are not used, so that the reported score of the
+chosen kind is as unbiased as that of a kind chosen by name. The scores reached while choosing are reported separately;
+the best of several is slightly optimistic.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 
 from index.errors import InvalidArgument
 from index.evaluation.adapters import Affine, SlerpAdapter
-from index.evaluation.fitting import MOST_COMPARED, Pairs, measure, split_pairs
+from index.evaluation.fitting import MAX_COMPARED_PAIRS, Pairs, measure, split_pairs
 from index.evaluation.metrics import MEAN_AP, Retrieval, paired_bootstrap
 from index.space import Vectors, space_from_json
 from index.transform import normalise_or_zero
 from index.version import Card, Score
 
 AUTO = "auto"
-"""Asked for in the place of a kind: the best of all is chosen."""
+"""Instead of a kind: choose the best one."""
 METRIC = "cmc@1"
 SHARES = (4, 2)
 """The curve's points before the last: a quarter and half of the pairs fitted on."""
-WORTH = 0.01
-"""A last doubling that gained surely less than this is told as not worth another."""
+MIN_GAIN = 0.01
+"""If the last doubling surely gained less, more pairs are reported as not worth it."""
 
 Search = Callable[[Vectors, Vectors], Vectors]
 """Queries of the new version (Q, M), the same by the old one (Q, N) -> what searches old items (Q, N)."""
@@ -37,7 +37,7 @@ Fit = Callable[[str, Pairs], Search]
 
 @dataclass(frozen=True)
 class ChosenKind:
-    """The kind chosen, what each reached on the pairs held out to choose by, and why the others were not tried."""
+    """The chosen kind, the score of each on the held-out pairs, and why others were not tried."""
 
     kind: str
     reached: Mapping[str, Retrieval]
@@ -54,22 +54,24 @@ class ChosenKind:
     def in_words(self) -> str:
         """The best beside the next best, and whether chance may have decided."""
         best = self.reached[self.kind]
-        others = sorted((kind for kind in self.reached if kind != self.kind), key=lambda kind: -best_of(self, kind)[0])
+        others = sorted(
+            (kind for kind in self.reached if kind != self.kind), key=lambda kind: -kind_score(self, kind)[0]
+        )
         if not others:
             return f"{self.kind} is the only kind that could be fitted."
-        ahead = gained(best, self.reached[others[0]])
+        ahead = cmc_gain(best, self.reached[others[0]])
         sure = "" if ahead.low > 0 else ", which may be chance"
         return f"{self.kind} was chosen, {ahead.value:.1%} of queries ahead of {others[0]}{sure}."
 
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """What a kind reaches on the same queries when it is fitted on some of the pairs, then on all of them.
+    """The score of a kind on the same queries when it is fitted on some of the pairs, then on all.
 
     Attributes:
         scores: pairs fitted on -> CMC@1, fewest pairs first.
         queries: how many measured them.
-        doubled: what the last doubling gained, paired over queries; None where half of the pairs are too few to fit on.
+        doubled: the gain of the last doubling, paired over queries; None if half of the pairs are too few to fit on.
     """
 
     scores: Mapping[int, Score]
@@ -89,13 +91,13 @@ class LearningCurve:
         if self.doubled.low > 0:
             return f"More pairs would probably help: {told}."
         # What none of n queries shows can still happen to 3 in n (rule of three, 95 %): resampling does not see it.
-        if max(self.doubled.high, 3 / self.queries) < WORTH:
+        if max(self.doubled.high, 3 / self.queries) < MIN_GAIN:
             return f"More pairs would hardly help: {told}."
         return f"Whether more pairs would help cannot be told: {told}."
 
 
-def best_of(choice: ChosenKind, kind: str) -> tuple[float, float]:
-    """What kinds are ordered by: CMC@1, ties by mAP."""
+def kind_score(choice: ChosenKind, kind: str) -> tuple[float, float]:
+    """The sort key of kinds: CMC@1, ties by mAP."""
     measured = choice.reached[kind]
     return measured.mean(METRIC), measured.mean(MEAN_AP)
 
@@ -127,7 +129,7 @@ def choose_kind(kinds: Iterable[str], fit: Fit, pairs: Pairs, old: Card, seed: i
     if not reached:
         raise InvalidArgument(f"no kind can be fitted: {left_out}", pointer="/kind")
     found = ChosenKind("", reached, left_out)
-    return replace(found, kind=max(reached, key=lambda kind: best_of(found, kind)))
+    return replace(found, kind=max(reached, key=lambda kind: kind_score(found, kind)))
 
 
 def learning_curve(kind: str, fit: Fit, pairs: Pairs, old: Card, whole: Retrieval) -> LearningCurve:
@@ -149,32 +151,32 @@ def learning_curve(kind: str, fit: Fit, pairs: Pairs, old: Card, whole: Retrieva
         fewer = replace(pairs, new_SM=pairs.new_SM[:count], old_SN=pairs.old_SN[:count], labels_S=labels_S)
         with suppress(InvalidArgument):
             points[count] = measure(fit(kind, fewer)(pairs.new_QM, pairs.old_QN), pairs, old)
-    doubled = gained(whole, points[counts[-1]]) if counts[-1] in points else None
+    doubled = cmc_gain(whole, points[counts[-1]]) if counts[-1] in points else None
     points[len(pairs.new_SM)] = whole
     return LearningCurve(
         {count: measured.interval(METRIC) for count, measured in points.items()}, int(whole.valid.sum()), doubled
     )
 
 
-def gained(better: Retrieval, worse: Retrieval) -> Score:
+def cmc_gain(better: Retrieval, worse: Retrieval) -> Score:
     """Paired bootstrap of a difference in CMC@1 over the queries valid on both sides."""
     both = better.valid & worse.valid
     return paired_bootstrap(better.per_query(METRIC)[both], worse.per_query(METRIC)[both])
 
 
 def recommendation(kind: str, new_old: Retrieval, old_old: Retrieval | None) -> str:
-    """What to make of a measured edge.
+    """How to judge a measured edge.
 
     Args:
-        kind: what was fitted.
-        new_old: what queries along the edge reached.
-        old_old: what the old version's own queries reached; None without labels, where each finds itself.
+        kind: of the adapter.
+        new_old: the result of queries along the edge.
+        old_old: the result of the old version's own queries; None without labels, when each finds itself.
     """
     cost = " Each query is encoded by both versions." if kind == "slerp" else ""
     if old_old is None:
         found = f"{new_old.mean(METRIC):.1%} of held-out queries find their own item first"
         return f"{found}; labels, or a gate, would tell whether what is alike is found.{cost}"
-    gain = gained(new_old, old_old)
+    gain = cmc_gain(new_old, old_old)
     told = f"new queries against the old version's own, among old items: {_interval(gain)}"
     if gain.low > 0:
         return f"Worth deploying: {told}.{cost}"
@@ -183,8 +185,8 @@ def recommendation(kind: str, new_old: Retrieval, old_old: Retrieval | None) -> 
     return f"As good as before, as far as {int(new_old.valid.sum())} queries tell: {told}.{cost}"
 
 
-def searching(adapter: Affine | SlerpAdapter, old: Card) -> Search:
-    """What the adapter makes of queries once it is served, without its files."""
+def serving_map(adapter: Affine | SlerpAdapter, old: Card) -> Search:
+    """The map that serving applies to queries, without its files."""
     if isinstance(adapter, SlerpAdapter):
         return adapter
     space = space_from_json(old.space)
@@ -197,8 +199,8 @@ def _check_fits(kind: str, pairs: Pairs, old: Card) -> None:
         return
     if not old.encoder:
         raise InvalidArgument(f"needs queries by the encoder of {old.name!r}, which has none", pointer="/kind")
-    if len(pairs.new_SM) > MOST_COMPARED:
-        raise InvalidArgument(f"takes at most {MOST_COMPARED} pairs", pointer="/kind")
+    if len(pairs.new_SM) > MAX_COMPARED_PAIRS:
+        raise InvalidArgument(f"takes at most {MAX_COMPARED_PAIRS} pairs", pointer="/kind")
 
 
 def _interval(score: Score) -> str:

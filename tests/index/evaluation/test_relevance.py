@@ -1,4 +1,4 @@
-"""index.evaluation.matching: what is listed and what classes say is one, and where nobody asks, or nothing is there."""
+"""index.evaluation.relevance: lists and classes give the same, also without queries or items."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from index.errors import InvalidArgument
-from index.evaluation.matching import Listed, Matching, fit_evalue_maps, fit_maps, retrieval_by
 from index.evaluation.metrics import Compared, retrieval
+from index.evaluation.relevance import LabelRelevance, ListedRelevance, retrieval_by
+from index.evaluation.score_maps import fit_evalue_maps, fit_maps
 from index.space import Cosine
 from naive import units
 
@@ -22,11 +23,11 @@ NONE = np.arange(0)
 def test_maps_of_no_query_or_no_item_are_refused(fit: Callable[..., Any], items: int, rows: np.ndarray) -> None:
     ways = [Compared(units(3, 4), units(30, 4)[:items], Cosine())] * 2
     with pytest.raises(InvalidArgument, match="at least one query and one item"):
-        fit(ways, Matching(np.arange(3), np.arange(items), np.full(3, -1)), rows)
+        fit(ways, LabelRelevance(np.arange(3), np.arange(items), np.full(3, -1)), rows)
 
 
 def test_where_nothing_is_there_no_query_has_a_right_item() -> None:
-    assert Matching(np.arange(3), NONE, np.full(3, -1)).valid.tolist() == [False] * 3
+    assert LabelRelevance(np.arange(3), NONE, np.full(3, -1)).valid.tolist() == [False] * 3
 
 
 def test_what_is_listed_one_by_one_measures_as_the_classes_it_comes_of() -> None:
@@ -34,11 +35,11 @@ def test_what_is_listed_one_by_one_measures_as_the_classes_it_comes_of() -> None
     asked, held = generator.integers(1, 7, 20), generator.integers(1, 6, 30)
     asked[0] = held[0] = 0  # of which only item 0 is right
     nobody = np.full(20, -1)
-    classes = Matching(asked, held, nobody)
+    classes = LabelRelevance(asked, held, nobody)
     right = np.full((20, 30), -1)
     for row, mine in zip(right, classes.relevant(slice(None)), strict=True):
         row[: mine.sum()] = np.flatnonzero(mine)
-    listed = Listed(right, 30, nobody)
+    listed = ListedRelevance(right, 30, nobody)
     way = Compared(units(20, 4), units(30, 4), Cosine())
 
     found = [
