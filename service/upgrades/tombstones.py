@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 
 from sqlalchemy import Connection, delete, exists, or_, select, true, update
 
@@ -22,6 +21,7 @@ from service.logs import RecurringErrors
 from service.store.database import Database
 from service.store.repository import IS_THERE, gallery_row, take_seq
 from service.store.sql_arrays import listed
+from service.store.sql_time import now
 from service.store.tables import backfill, backfill_failure, gallery, item, item_traffic
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def purge(database: Database, gallery_id: int, settle_seconds: float, stop: thre
             return
         row = gallery_row(connection, gallery_id)
         assert row is not None
-        noted = {"purged_seq": row.settling_seq, "settling_seq": row.next_seq - 1, "settling_since": time.time()}
+        noted = {"purged_seq": row.settling_seq, "settling_seq": row.next_seq - 1, "settling_since": now()}
         connection.execute(update(gallery).where(gallery.c.id == gallery_id).values(noted))
     left = True
     while left and not stop.is_set():
@@ -81,8 +81,8 @@ def purge(database: Database, gallery_id: int, settle_seconds: float, stop: thre
 
 def _due_galleries(connection: Connection, settle_seconds: float, *only: int) -> list[int]:
     """Those with tombstones and no backfill whose position was noted long ago, never, or when the clock was ahead."""
-    now, since = time.time(), gallery.c.settling_since
-    due = or_(since.is_(None), since <= now - settle_seconds, since > now + settle_seconds)
+    since = gallery.c.settling_since
+    due = or_(since.is_(None), since <= now() - settle_seconds, since > now() + settle_seconds)
     holds = exists().where(item.c.gallery_id == gallery.c.id, item.c.deleted == true())
     worked_on = exists().where(backfill.c.gallery_id == gallery.c.id, backfill.c.state.in_(ACTIVE))
     these = [gallery.c.id.in_(only)] if only else []
@@ -95,7 +95,9 @@ def _purge_block(connection: Connection, gallery_id: int) -> bool:
     row = gallery_row(connection, gallery_id)
     assert row is not None
     conditions = (item.c.gallery_id == gallery_id, item.c.deleted == true(), item.c.seq <= row.purged_seq)
-    keys = list(connection.execute(select(item.c.id).where(*conditions).limit(BLOCK)).scalars())
+    # Locked, so that nobody counts a match of one between the statements that follow.
+    found = select(item.c.id).where(*conditions).limit(BLOCK).with_for_update()
+    keys = list(connection.execute(found).scalars())
     if keys:
         purged = listed(connection, keys).keys
         for table in (item_traffic, backfill_failure):
