@@ -1,4 +1,4 @@
-"""Parts of the service that work on a thread of their own, beside requests."""
+"""The base class of parts of the service that have a thread of their own, beside requests."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import threading
 
 
 class Background:
-    """A thread between `start` and `stop`, which does what `_run` says."""
+    """A thread that runs `_run` between `start` and `stop`."""
 
     def __init__(self, name: str, stop_seconds: float | None = None) -> None:
-        """`name`: of the thread; `stop_seconds`: how long a stop waits for its end, None: until then."""
+        """`name`: of the thread; `stop_seconds`: how long a stop waits for its end, None: without limit."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._stop_seconds = stop_seconds
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Have it end after the step under way, and wait for that; harmless where it did not start."""
+        """End the thread after its current step, and wait for it; harmless if it was not started."""
         self._stop.set()
         self._wake()
         if self._thread.ident is not None:
@@ -30,4 +30,4 @@ class Background:
         raise NotImplementedError
 
     def _wake(self) -> None:
-        """Have it look at `self._stop` where it waits for something else."""
+        """Wake the thread to check `self._stop` where it waits for something else."""

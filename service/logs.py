@@ -16,8 +16,8 @@ LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 HANDLER = "regraft"
-AGAIN_SECONDS = 60.0
-"""How often an error that comes back every round is logged."""
+REPEAT_SECONDS = 60.0
+"""How often an error that recurs every round is logged."""
 
 
 class ConsoleFormatter(logging.Formatter):
@@ -54,15 +54,15 @@ class JsonFormatter(logging.Formatter):
 
 
 class RecurringErrors:
-    """Errors of what is tried again every second or so: each kind is logged when it comes, and once a minute then."""
+    """Logs errors of work that is retried every second or so: each kind at its first time, then once a minute."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
-        # What was said, of which kind of error -> when.
-        self._said: dict[tuple[str, type], float] = {}
+        # Event and kind of error -> when it was logged.
+        self._logged_at: dict[tuple[str, type], float] = {}
 
     def attempt(self, failed: Event, work: Callable[[], object]) -> bool:
-        """Whether something went well; if not, that is said, and the next attempt may go better."""
+        """Run `work`; returns whether it succeeded, and logs `failed` if not."""
         try:
             work()
         except Exception:
@@ -71,28 +71,28 @@ class RecurringErrors:
         return True
 
     def log(self, event: Event) -> None:
-        """Say it of the error that is handled now, in its words or by a traceback, if that was not done just before."""
+        """Log the exception being handled, by its message or a traceback, unless it was logged within the minute."""
         error = sys.exception()
-        if told := isinstance(error, RegraftError):
+        if is_expected := isinstance(error, RegraftError):
             event = Event(event.name, **event.fields, reason=error.message)
         now, key = time.monotonic(), (str(event), type(error))
-        self._said = {one: at for one, at in self._said.items() if now - at < AGAIN_SECONDS}
-        if key not in self._said:
-            self._said[key] = now
-            self._logger.error(event, exc_info=not told)
+        self._logged_at = {key_: at for key_, at in self._logged_at.items() if now - at < REPEAT_SECONDS}
+        if key not in self._logged_at:
+            self._logged_at[key] = now
+            self._logger.error(event, exc_info=not is_expected)
 
 
 FORMATTERS: dict[LogFormat, type[logging.Formatter]] = {"console": ConsoleFormatter, "json": JsonFormatter}
 
 
 def configure(log_format: LogFormat, level: LogLevel) -> None:
-    """Have everything this process logs from `level` on written to its standard error; called again, anew."""
+    """Write the process's log from `level` on to its standard error; a repeated call replaces the handler."""
     handler = logging.StreamHandler()
     handler.set_name(HANDLER)
     handler.setFormatter(FORMATTERS[log_format]())
     root = logging.getLogger()
-    for before in [one for one in root.handlers if one.get_name() == HANDLER]:
-        root.removeHandler(before)
+    for old in [existing for existing in root.handlers if existing.get_name() == HANDLER]:
+        root.removeHandler(old)
     root.addHandler(handler)
     logging.captureWarnings(True)  # Pillow warns of what it reads, and Python writes that past the log
     root.setLevel(level.upper())

@@ -1,1 +1,1 @@
-"""The doctor: what should not be there, what to do about it, and the mending of what is safe."""
+"""The doctor: checks a data folder, says what to do, and fixes what is safe."""

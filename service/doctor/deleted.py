@@ -1,4 +1,4 @@
-"""Galleries that were deleted, and of which something is left."""
+"""Checks for deleted galleries that are not freed completely."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.upgrades.gallery_removal import free_gallery
 
 def check(context: Context, fix: bool) -> list[Finding]:
     """`gallery_half_freed`."""
-    left = Finding(
+    finding = Finding(
         "gallery_half_freed",
         "info",
         "galleries were deleted, and what they held is not freed yet",
@@ -23,12 +23,12 @@ def check(context: Context, fix: bool) -> list[Finding]:
     )
     with context.database.read() as connection:
         for gallery_id in deleted_galleries(connection):
-            mine = select(func.count()).select_from(item).where(item.c.gallery_id == gallery_id)
-            left.add(f"number {gallery_id}: {connection.execute(mine).scalar_one()} items")
-    if fix and left.count:
+            statement = select(func.count()).select_from(item).where(item.c.gallery_id == gallery_id)
+            finding.add(f"number {gallery_id}: {connection.execute(statement).scalar_one()} items")
+    if fix and finding.count:
         with context.database.lookup() as connection:
-            found = deleted_galleries(connection)
-        for gallery_id in found:
+            gallery_ids = deleted_galleries(connection)
+        for gallery_id in gallery_ids:
             free_gallery(context.database, context.blobs, gallery_id, threading.Event())
-            left.fixed += 1
-    return [left]
+            finding.fixed += 1
+    return [finding]

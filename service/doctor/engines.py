@@ -1,4 +1,4 @@
-"""Engines elsewhere: rows of galleries that are not there, and rows there that the database knows nothing of."""
+"""Checks engines: rows of galleries that they lack, and rows that belong to no item of the database."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from service.store.repository import feed_of, index_of
 from service.store.rows import GalleryRow
 
 Range = tuple[int, int | None]
-"""Keys behind the one and up to the other; None: all behind."""
-NONE = np.empty(0, np.int64)
+"""Keys after the first and up to the second; None: all after it."""
+NO_KEYS = np.empty(0, np.int64)
 
 
 def check(context: Context, fix: bool) -> list[Finding]:
@@ -53,14 +53,14 @@ def check(context: Context, fix: bool) -> list[Finding]:
         for row in context.galleries():
             if index_of(row).kind.is_remote:
                 try:
-                    _Examined(context, engines, row, fix=fix).compare(missing, unknown)
+                    _Comparison(context, engines, row, fix=fix).compare(missing, unknown)
                 except (EngineUnavailable, InvalidArgument) as error:
                     away.add(f"{row.name}: {error.message}")
     return [away, missing, unknown]
 
 
-class _Examined:
-    """One gallery beside its collections."""
+class _Comparison:
+    """Compares one gallery with its collections."""
 
     def __init__(self, context: Context, engines: Engines, row: GalleryRow, *, fix: bool) -> None:
         self._registry: Registry = context.registry
@@ -71,36 +71,36 @@ class _Examined:
         self._unknown: Counter[ShardKey] = Counter()
 
     def compare(self, missing: Finding, unknown: Finding) -> None:
-        """Go through both, some keys at a time."""
+        """Compare both in blocks of keys."""
         versions = {version.name for version in self._registry.all()}  # others were deleted, and are swept
         places = {place for place in self._engine.places(name_of(self._row)) if place[0] in versions}
-        behind = -1
+        after = -1
         with self._database.read() as connection:
             for block in contents(connection, self._row.id, lambda number: self._registry.by_id(number).name):
                 last, places = int(block.keys_N[-1]), places | set(block.embeddings)
                 for place in sorted(places):
-                    self._compare_some(connection, place, block, (behind, last))
-                behind = last
+                    self._compare_block(connection, place, block, (after, last))
+                after = last
         for place in sorted(places):
-            self._sweep(place, NONE, (behind, None))
+            self._sweep(place, NO_KEYS, (after, None))
         for finding, counted in ((missing, self._missing), (unknown, self._unknown)):
             for place, count in sorted((+counted).items()):
                 finding.add(f"{self._row.name}: {count} of {'/'.join(place)}", count)
                 finding.fixed += count if self._fix else 0
 
-    def _compare_some(self, connection: Connection, place: ShardKey, block: Contents, keys: Range) -> None:
-        items, digests = block.embeddings.get(place, ShardColumns(NONE, NONE))
+    def _compare_block(self, connection: Connection, place: ShardKey, block: Contents, keys: Range) -> None:
+        items, digests = block.embeddings.get(place, ShardColumns(NO_KEYS, NO_KEYS))
         known = block.keys_N[items]
         self._sweep(place, known, keys)
-        lost = _lost(self._collection(place)[0], known, digests, block.seqs_N[items])
-        self._missing[place] += len(lost)
-        if self._fix and len(lost):
-            self._write_again(connection, place, lost)
+        missing = _missing_keys(self._collection(place)[0], known, digests, block.seqs_N[items])
+        self._missing[place] += len(missing)
+        if self._fix and len(missing):
+            self._rewrite(connection, place, missing)
 
-    def _sweep(self, place: ShardKey, known: Keys, among: Range) -> None:
-        """Count what nobody knows, and remove it if it is to be mended."""
+    def _sweep(self, place: ShardKey, known: Keys, key_range: Range) -> None:
+        """Count rows of no item, and remove them with `fix`."""
         collection = self._collection(place)[0]
-        for keys, numbers in _strays(collection, known, among):
+        for keys, numbers in _unknown_rows(collection, known, key_range):
             self._unknown[place] += len(keys)
             if self._fix:
                 collection.delete(keys, numbers)
@@ -112,30 +112,30 @@ class _Examined:
             self._collections[place] = self._open(place, space.width(card.dim), metric_of(space)), space
         return self._collections[place]
 
-    def _write_again(self, connection: Connection, place: ShardKey, keys: Keys) -> None:
+    def _rewrite(self, connection: Connection, place: ShardKey, keys: Keys) -> None:
         collection, space = self._collection(place)
         for block in feed_of(connection, self._row.id, keys.tolist()):
-            mine = np.array(sorted({row[0] for row in block}))
-            found = collection.entries(mine)  # of the same number, so that they would stay
-            collection.delete(found.keys_N, found.seqs_N)
+            block_keys = np.array(sorted({row[0] for row in block}))
+            entries = collection.entries(block_keys)  # deleted with their own feed numbers, or they would stay
+            collection.delete(entries.keys_N, entries.seqs_N)
             write_block(collection, place, space, block, gather_changes(self._registry, [block]))
 
 
-def _lost(collection: Collection, keys: Keys, digests: Keys, numbers: Keys) -> Keys:
-    """Of what the collection covers the keys that it does not have as they are."""
-    due = numbers <= collection.covered_seq()
-    keys, digests, numbers = (column[due] for column in (keys, digests, numbers))
+def _missing_keys(collection: Collection, keys: Keys, digests: Keys, numbers: Keys) -> Keys:
+    """The keys, of those that the collection covers, whose rows it lacks or has with another vector."""
+    covered = numbers <= collection.covered_seq()
+    keys, digests, numbers = (column[covered] for column in (keys, digests, numbers))
     return keys[~find_up_to_date(collection, keys, digests, numbers)]
 
 
-def _strays(collection: Collection, known: Keys, among: Range) -> Iterator[tuple[Keys, Keys]]:
-    """Of a range the keys that it has and nobody knows, and their numbers."""
-    after, last = among
-    while len((found := collection.listed(after, collection.capabilities.max_rows)).keys_N):
-        mine = np.full(len(found.keys_N), True) if last is None else found.keys_N <= last
-        stray = mine & ~np.isin(found.keys_N, known) & (found.seqs_N <= collection.covered_seq())
-        if stray.any():
-            yield found.keys_N[stray], found.seqs_N[stray]
-        if not mine.all():
+def _unknown_rows(collection: Collection, known: Keys, key_range: Range) -> Iterator[tuple[Keys, Keys]]:
+    """The rows of no item in a range of a collection: blocks of keys and feed numbers."""
+    after, last = key_range
+    while len((listed := collection.listed(after, collection.capabilities.max_rows)).keys_N):
+        in_range = np.full(len(listed.keys_N), True) if last is None else listed.keys_N <= last
+        unknown = in_range & ~np.isin(listed.keys_N, known) & (listed.seqs_N <= collection.covered_seq())
+        if unknown.any():
+            yield listed.keys_N[unknown], listed.seqs_N[unknown]
+        if not in_range.all():
             return
-        after = int(found.keys_N[-1])
+        after = int(listed.keys_N[-1])

@@ -1,8 +1,7 @@
-"""The doctor: looks through a data folder for what should not be there, says what to do, and mends what is safe.
+"""The doctor: checks a data folder, says what is wrong and what to do, and fixes what is safe to fix.
 
-Safe is what changes no answer but a wrong one, and loses nothing: vectors are brought to unit length, embeddings that
-nothing can be compared with are removed from items to which something better remains, and files that nothing refers to
-are removed.
+A fix is safe if it changes wrong answers only, and loses nothing: vectors are normalised, damaged embeddings removed
+from items that keep something better, and files removed that nothing refers to.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ ORDER = {"error": 0, "warning": 1, "info": 2}
 
 
 class Doctor:
-    """Examines what one settings object points to."""
+    """Runs every check on the data that a settings object points to."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self._settings = settings
         self._database = database
 
     def examine(self, *, fix: bool = False) -> list[Finding]:
-        """Every finding, the worst first; with `fix`, what is safe to mend is mended."""
+        """Every finding, the worst first; with `fix`, after fixing what is safe to fix."""
         registry = Registry(self._database, self._settings)
         registry.sync()
         blobs = open_blobs(self._database, self._settings.blobs_url)
         context = Context(self._settings, self._database, registry, blobs)
         findings = [finding for check in CHECKS for finding in check(context, fix)]
-        # Last: what was removed from an item decides what serves it.
+        # Last: embeddings removed above decide which one serves an item.
         findings += [*places.check(context), *sets.check(context)]
         return sorted((f for f in findings if f.count), key=lambda f: (ORDER[f.severity], f.code))

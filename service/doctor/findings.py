@@ -1,4 +1,4 @@
-"""What the doctor says, and whom he looks at."""
+"""The doctor's findings, and the context of its checks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from service.store.rows import GalleryRow
 
 EXAMPLES = 5
 ORPHAN_SECONDS = 3600.0
-"""What is younger than this may belong to a write that is not committed yet."""
+"""Younger files may belong to a write that is not committed yet."""
 
 
 @dataclass
 class Finding:
-    """Something wrong: `count` things of one kind, some of them by name, and what to do about them.
+    """A kind of problem: how often it was found, some examples by name, and what to do.
 
     `severity`: `error` (answers are wrong or missing), `warning` (something will go wrong) or `info`.
     """
@@ -34,7 +34,7 @@ class Finding:
     fixable: bool = False
 
     def add(self, example: str, count: int = 1) -> None:
-        """Count one more."""
+        """Count one more, or `count` more."""
         self.count += count
         if len(self.examples) < EXAMPLES:
             self.examples.append(example)
@@ -56,17 +56,17 @@ class Context:
 
 
 def remove_orphans(context: Context, orphan: Finding, stored: KeysOnDisk, advice: str, *, fix: bool) -> Finding:
-    """Have a finding count what is stored (with its age in seconds) and not named, and with `fix` remove it.
+    """Count stored keys (with their age in seconds) that nothing names, and with `fix` remove them.
 
-    `advice`: where nothing that is stored is named. A setting that was forgotten must not cost everything there is.
+    `advice`: where no stored key is named at all, nothing is removed: a wrong setting must not cost all files.
     """
-    known = stored.any_named()
-    for lost in stored.unnamed(ORPHAN_SECONDS):
-        for key in lost:
+    any_named = stored.any_named()
+    for unnamed_keys in stored.unnamed(ORPHAN_SECONDS):
+        for key in unnamed_keys:
             orphan.add(key)
-        if fix and known:
-            context.blobs.remove(lost)
-            orphan.fixed += len(lost)
-    if orphan.count and not known:
+        if fix and any_named:
+            context.blobs.remove(unnamed_keys)
+            orphan.fixed += len(unnamed_keys)
+    if orphan.count and not any_named:
         orphan.severity, orphan.fixable, orphan.advice = "warning", False, advice
     return orphan

@@ -1,4 +1,4 @@
-"""Folders on disk: those of versions and edges that changed since they were accepted, and remains of uploads."""
+"""Checks folders on disk: versions and edges that changed since they were accepted, and remains of uploads."""
 
 from __future__ import annotations
 

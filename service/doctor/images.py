@@ -1,4 +1,4 @@
-"""Images: the store itself, rows whose image is gone, and images that nothing refers to."""
+"""Checks images: the store itself, rows whose image is gone, and images that nothing refers to."""
 
 from __future__ import annotations
 

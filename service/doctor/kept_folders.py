@@ -1,4 +1,4 @@
-"""Folders of versions and edges as they are kept for machines that share no disk: gone, damaged, or of nothing."""
+"""Checks folders of versions and edges in the image store, for machines without a shared disk."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from index.folder import files_of, load_version
 from index.version import CARD, EDGE
 from service.doctor.findings import Context, Finding, remove_orphans
 from service.doctor.on_disk import KeysOnDisk
-from service.registry.brought import edge_key, version_key
 from service.registry.edge_records import EdgeRecord
+from service.registry.fetched_folders import edge_key, version_key
 from service.registry.registry import LoadedVersion, Registry
 from service.store.blobs import StoreUnreachable
 from service.store.object_store import FOLDERS
 
 
-class Kept(NamedTuple):
-    """A folder that another machine may ask for: what it is of, and whether what was brought is what was accepted."""
+class StoredFolder(NamedTuple):
+    """A folder that another machine may fetch; `is_whole`: whether a fetched copy is what was accepted."""
 
     name: str
     key: str
@@ -53,43 +53,47 @@ def check(context: Context, fix: bool) -> list[Finding]:
             # What is stored is listed first: one that comes meanwhile has a row by then.
             stored.put(context.blobs.all_folders())
             context.registry.sync()
-            for kept in _kept(context.registry):
-                if stored.name(f"{FOLDERS}{kept.key}.zip") and _is_whole(context.registry, kept):
+            for stored_folder in _expected_folders(context.registry):
+                if stored.name(f"{FOLDERS}{stored_folder.key}.zip") and _is_whole(context.registry, stored_folder):
                     continue
-                missing.add(kept.name)
-                if fix and not kept.problem:
-                    folders.keep(kept.here, kept.key)
+                missing.add(stored_folder.name)
+                if fix and not stored_folder.problem:
+                    folders.keep(stored_folder.here, stored_folder.key)
                     missing.fixed += 1
             return [missing, remove_orphans(context, unknown, stored, advice, fix=fix)]
-    except StoreUnreachable:  # told by who looks at the images
+    except StoreUnreachable:  # the check of images reports it
         return []
 
 
-def _kept(registry: Registry) -> Iterator[Kept]:
-    for one in registry.all():
-        key = version_key(one.card_sha256)
-        yield Kept(one.name, key, one.version.folder, one.problem, CARD, partial(_same, one))
+def _expected_folders(registry: Registry) -> Iterator[StoredFolder]:
+    for version in registry.all():
+        key = version_key(version.card_sha256)
+        yield StoredFolder(
+            version.name, key, version.version.folder, version.problem, CARD, partial(_is_version, version)
+        )
     for declared in registry.edges():
         folder = declared.edge.folder
         if declared.files and folder is not None:
             key = edge_key(folder.relative_to(registry.edges_folder).as_posix())
             name = "/".join(declared.edge.key)
-            yield Kept(name, key, folder, declared.problem, EDGE, partial(_holds, declared))
+            yield StoredFolder(name, key, folder, declared.problem, EDGE, partial(_is_edge, declared))
 
 
-def _same(registered: LoadedVersion, place: Path) -> bool:
-    load_version(place, expect_card=registered.card_sha256)  # which hashes every file
+def _is_version(registered: LoadedVersion, folder: Path) -> bool:
+    load_version(folder, expect_card=registered.card_sha256)  # which hashes every file
     return True
 
 
-def _holds(declared: EdgeRecord, place: Path) -> bool:
-    return files_of(place) == dict(declared.files)
+def _is_edge(declared: EdgeRecord, folder: Path) -> bool:
+    return files_of(folder) == dict(declared.files)
 
 
-def _is_whole(registry: Registry, kept: Kept) -> bool:
+def _is_whole(registry: Registry, stored_folder: StoredFolder) -> bool:
     with tempfile.TemporaryDirectory() as scratch:
-        place = Path(scratch) / kept.here.name
+        unpacked = Path(scratch) / stored_folder.here.name
         try:
-            return registry.folders.bring(kept.key, place, kept.needed) and kept.is_whole(place)
+            return registry.folders.bring(stored_folder.key, unpacked, stored_folder.needed) and stored_folder.is_whole(
+                unpacked
+            )
         except InvalidVersionFolder:
             return False

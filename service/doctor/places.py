@@ -1,4 +1,4 @@
-"""Items: in no shard, or in a version that no query reaches; and versions that nobody uses."""
+"""Checks placement: items in no shard, or in a version that no query reaches; and unused versions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from service.store.tables import item
 
 def check(context: Context) -> list[Finding]:
     """`no_embedding`, `unreachable`, `version_unused`."""
-    return [_lost(context), *_reach(context)]
+    return [_unplaced(context), *_reach(context)]
 
 
-def _lost(context: Context) -> Finding:
+def _unplaced(context: Context) -> Finding:
     lost = Finding(
         "no_embedding",
         "error",
@@ -27,7 +27,7 @@ def _lost(context: Context) -> Finding:
     )
     for row in context.galleries():
         with context.database.read() as connection:
-            for each in connection.execute(_lost_items(row.id)):
+            for each in connection.execute(_unplaced_items(row.id)):
                 lost.add(f"{row.name}/{each.external_id}")
     return lost
 
@@ -53,9 +53,9 @@ def _reach(context: Context) -> list[Finding]:
             items_by_version = live_items_by_version(connection, row.id, places_in(registry, row).order)
             used |= {row.current_id, *versions_held(connection, row.id)}
         for version_id, count in items_by_version.items():
-            held = registry.by_id(version_id)
-            if current is not None and route_to(registry, current, held) is None:
-                unreachable.add(f"{row.name}: {count} items of {held.name}", count)
+            version = registry.by_id(version_id)
+            if current is not None and route_to(registry, current, version) is None:
+                unreachable.add(f"{row.name}: {count} items of {version.name}", count)
     needed = {edge.old for edge in registry.graph().edges}
     for registered in registry.all():
         if registered.id not in used and registered.name not in needed:
@@ -63,6 +63,6 @@ def _reach(context: Context) -> list[Finding]:
     return [unreachable, unused]
 
 
-def _lost_items(gallery_id: int) -> Any:
+def _unplaced_items(gallery_id: int) -> Any:
     held = exists().where(of_item())
     return select(item.c.external_id).where(item.c.gallery_id == gallery_id, item.c.deleted == false(), ~held)

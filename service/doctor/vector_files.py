@@ -1,4 +1,4 @@
-"""Files of vectors: those that are gone or not as they were written, and those that the database knows nothing of."""
+"""Checks files of vectors: missing or damaged ones, and those that the database does not name."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def check(context: Context, fix: bool) -> list[Finding]:
                     elif hashlib.sha256(content).hexdigest() != file.sha256:
                         damaged.add(file.key)
             return [missing, damaged, remove_orphans(context, unknown, stored, advice, fix=fix)]
-    except StoreUnreachable:  # told by who looks at the images
+    except StoreUnreachable:  # the check of images reports it
         return []

@@ -1,4 +1,4 @@
-"""Embeddings: of another length than their version's, not finite, zero, not of unit length, or double."""
+"""Checks embeddings: wrong length, not finite, zero, not of unit length, or duplicates."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from service.store.vector_parquet import NoParquet
 from service.store.vector_reader import with_vectors
 
 ITEMS = 4096
-"""Those that are looked at at a time."""
+"""Items that are checked at a time."""
 BLOCK = 500
-"""Embeddings mended in one transaction."""
+"""Embeddings fixed in one transaction."""
 
 
 class StoredRow(NamedTuple):
@@ -49,13 +49,13 @@ class StoredRow(NamedTuple):
     uncertainty: float | None
     digest: bytes | None
     stored: bytes
-    """`vector` as it was in the database, which may be where it lies."""
+    """The column as it was in the database, which may hold the vector's place in a file instead."""
 
 
 Damaged = tuple[StoredRow, str]
-"""An embedding with which something is wrong, and the code of its finding."""
-Mend = Callable[[Connection, StoredRow], bool]
-"""Mends an embedding, unless it was changed since it was read; whether it did."""
+"""A damaged embedding, and the code of its finding."""
+Fix = Callable[[Connection, StoredRow], bool]
+"""Fixes an embedding, unless it was changed since it was read; returns whether it did."""
 
 
 def check(context: Context, fix: bool) -> list[Finding]:
@@ -70,41 +70,41 @@ def check(context: Context, fix: bool) -> list[Finding]:
 
 def _check(context: Context, fix: bool) -> list[Finding]:
     found = _findings()
-    with closing(KeysOnDisk()) as seen:
+    with closing(KeysOnDisk()) as digests:
         for row in context.galleries():
             for block in _readable(_embeddings(context, row), found["vector_unreadable"]):
-                _check_block(context, block, found, seen, fix=fix)
+                _check_block(context, block, found, digests, fix=fix)
     return list(found.values())
 
 
 def _check_block(
-    context: Context, block: list[StoredRow], found: dict[str, Finding], seen: KeysOnDisk, *, fix: bool
+    context: Context, block: list[StoredRow], found: dict[str, Finding], digests: KeysOnDisk, *, fix: bool
 ) -> None:
-    """Look at all that some items hold, and mend it."""
+    """Check all embeddings of some items, and fix them."""
     damaged: list[Damaged] = []
-    long: list[Damaged] = []
+    unnormalised: list[Damaged] = []
     for version_id in {row.version_id for row in block}:
         rows = [row for row in block if row.version_id == version_id]
-        whole = _check_shapes(context.registry.by_id(version_id), rows, found, damaged)
-        long += _check_numbers(context.registry.by_id(version_id), whole, found, damaged)
+        well_shaped = _check_shapes(context.registry.by_id(version_id), rows, found, damaged)
+        unnormalised += _check_numbers(context.registry.by_id(version_id), well_shaped, found, damaged)
     bad = {(row.item_id, row.version_id) for row, _ in damaged}
     for row in block:
         if (row.item_id, row.version_id) not in bad:
-            _check_double(row, seen, found["duplicate_vector"])
+            _check_duplicate(row, digests, found["duplicate_vector"])
     if fix:
-        _mend(context, long, found, partial(_normalise, context))
+        _fix(context, unnormalised, found, partial(_normalise, context))
         _discard(context, damaged, found)
 
 
 def _findings() -> dict[str, Finding]:
-    again = (
+    advice = (
         "--fix removes those of items that hold another embedding, or an image that the current version can encode "
         "(start a reencode backfill then); ingest the others again"
     )
-    made = [
-        Finding("wrong_dimension", "error", "vectors have another length than their version's", again, fixable=True),
-        Finding("not_finite", "error", "vectors hold NaN or infinite numbers", again, fixable=True),
-        Finding("zero_vector", "error", "vectors are all zero where a direction is needed", again, fixable=True),
+    findings = [
+        Finding("wrong_dimension", "error", "vectors have another length than their version's", advice, fixable=True),
+        Finding("not_finite", "error", "vectors hold NaN or infinite numbers", advice, fixable=True),
+        Finding("zero_vector", "error", "vectors are all zero where a direction is needed", advice, fixable=True),
         Finding(
             "wrong_side",
             "error",
@@ -120,37 +120,37 @@ def _findings() -> dict[str, Finding]:
         ),
         Finding("duplicate_vector", "info", "items hold the vector of another item", "the same content, stored twice"),
     ]
-    return {finding.code: finding for finding in made}
+    return {finding.code: finding for finding in findings}
 
 
 def _embeddings(context: Context, gallery: GalleryRow) -> Iterator[list[StoredRow]]:
-    """All that a gallery's items hold, some items at a time, each in a transaction of its own."""
-    about = (item.c.gallery_id, literal(gallery.name).label("name"), item.c.external_id, item.c.blob)
-    columns = (*about, *embedding.c, embedding.c.vector.label("stored"))
-    mine, behind = item.c.gallery_id == gallery.id, None
-    joined = select(*columns).select_from(embedding.join(item, of_item())).where(mine)
+    """All embeddings of a gallery in blocks of items, each read in a transaction of its own."""
+    item_columns = (item.c.gallery_id, literal(gallery.name).label("name"), item.c.external_id, item.c.blob)
+    columns = (*item_columns, *embedding.c, embedding.c.vector.label("stored"))
+    condition, after = item.c.gallery_id == gallery.id, None
+    all_rows = select(*columns).select_from(embedding.join(item, of_item())).where(condition)
     while True:
         with context.database.read() as connection:
-            keys = key_range(connection, item.c.id, mine, ITEMS, behind)
+            keys = key_range(connection, item.c.id, condition, ITEMS, after)
             if not len(keys):
                 return
-            some = joined.where(item.c.id.between(int(keys[0]), int(keys[-1])))
-            ordered = some.order_by(embedding.c.version_id, item.c.id)
+            statement = all_rows.where(item.c.id.between(int(keys[0]), int(keys[-1])))
+            ordered = statement.order_by(embedding.c.version_id, item.c.id)
             block = with_vectors(connection, all_of(StoredRow, connection.execute(ordered)), "vector")
         yield block
-        behind = int(keys[-1])
+        after = int(keys[-1])
 
 
-def _readable(found: Iterable[list[StoredRow]], unreadable: Finding) -> Iterator[list[StoredRow]]:
-    """Rows without those whose vector is not where it should be: it may come back with its file, so none is mended."""
-    for block in found:
+def _readable(blocks_of_rows: Iterable[list[StoredRow]], unreadable: Finding) -> Iterator[list[StoredRow]]:
+    """Rows without those whose vector's file cannot be read: it may come back, so these are not fixed."""
+    for block in blocks_of_rows:
         for row in block:
             if not row.vector and is_place(row.stored):
-                unreadable.add(_named(row))
+                unreadable.add(_label(row))
         yield [row for row in block if row.vector or not is_place(row.stored)]
 
 
-def _named(row: StoredRow) -> str:
+def _label(row: StoredRow) -> str:
     return f"{row.name}/{row.external_id}"
 
 
@@ -159,23 +159,23 @@ def _check_shapes(
 ) -> list[StoredRow]:
     """Returns the rows whose vectors have the right length."""
     card = version.card
-    whole = []
+    well_shaped = []
     for row in rows:
         if len(row.vector) == card.dim * STORED.itemsize:
-            whole.append(row)
+            well_shaped.append(row)
         else:
-            found["wrong_dimension"].add(f"{_named(row)}: {len(row.vector) // STORED.itemsize} of {card.name}")
+            found["wrong_dimension"].add(f"{_label(row)}: {len(row.vector) // STORED.itemsize} of {card.name}")
             damaged.append((row, "wrong_dimension"))
         if row.side is not None and len(row.side) != card.side_dim * STORED.itemsize:
-            found["wrong_side"].add(f"{_named(row)}: {len(row.side) // STORED.itemsize} of {card.name}")
-    return whole
+            found["wrong_side"].add(f"{_label(row)}: {len(row.side) // STORED.itemsize} of {card.name}")
+    return well_shaped
 
 
 def _check_numbers(
     version: LoadedVersion, rows: Sequence[StoredRow], found: dict[str, Finding], damaged: list[Damaged]
 ) -> list[Damaged]:
-    """Look at vectors of the right length; returns those that can be normalised."""
-    long: list[Damaged] = []
+    """Check vectors of the right length; returns those that can be normalised."""
+    unnormalised: list[Damaged] = []
     vectors = from_bytes([row.vector for row in rows], version.card.dim).astype(np.float64)
     finite = np.asarray(np.isfinite(vectors).all(axis=1))
     length = np.linalg.norm(np.where(finite[:, None], vectors, 0.0), axis=1)
@@ -183,24 +183,24 @@ def _check_numbers(
     for row, good, norm in zip(rows, finite, length, strict=True):
         code = "not_finite" if not good else "zero_vector" if cosine and norm == 0 else None
         if code is not None:
-            found[code].add(f"{_named(row)} of {version.name}")
+            found[code].add(f"{_label(row)} of {version.name}")
             damaged.append((row, code))
         elif cosine and abs(norm - 1) > UNIT_TOLERANCE:
-            found["not_unit_vector"].add(f"{_named(row)} of {version.name}: {norm:.4g}")
-            long.append((row, "not_unit_vector"))
-    return long
+            found["not_unit_vector"].add(f"{_label(row)} of {version.name}: {norm:.4g}")
+            unnormalised.append((row, "not_unit_vector"))
+    return unnormalised
 
 
-def _check_double(row: StoredRow, seen: KeysOnDisk, found: Finding) -> None:
+def _check_duplicate(row: StoredRow, digests: KeysOnDisk, found: Finding) -> None:
     place = f"{row.gallery_id} {row.version_id} ".encode()
     digest = hashlib.blake2b(row.vector, digest_size=16).digest()
-    first = seen.add(place + digest, row.external_id)
+    first = digests.add(place + digest, row.external_id)
     if first != row.external_id:
-        found.add(f"{_named(row)} = {first}")
+        found.add(f"{_label(row)} = {first}")
 
 
-def _mend(context: Context, rows: Sequence[Damaged], found: dict[str, Finding], change: Mend) -> None:
-    """Change rows of one gallery, many in a transaction; replicas follow."""
+def _fix(context: Context, rows: Sequence[Damaged], found: dict[str, Finding], change: Fix) -> None:
+    """Fix rows of one gallery, a block in a transaction, with new feed numbers for replicas."""
     for block in blocks(rows, BLOCK):
         gallery_id = block[0][0].gallery_id
         with suppress(UnknownGallery), context.database.write() as connection:
@@ -209,50 +209,52 @@ def _mend(context: Context, rows: Sequence[Damaged], found: dict[str, Finding], 
                 for seq, (row, code) in enumerate(block, first):
                     if change(connection, row):
                         found[code].fixed += 1
-                        _tell_replicas(connection, row, seq)
+                        _renumber(connection, row, seq)
 
 
 def _normalise(context: Context, connection: Connection, row: StoredRow) -> bool:
-    """Replace a vector that is still as it was read."""
+    """Normalise a vector that was not changed since it was read."""
     (vector,) = from_bytes([row.vector], context.registry.by_id(row.version_id).card.dim)
     unit = (vector / np.linalg.norm(vector.astype(np.float64))).astype(np.float32)
     values = {"vector": to_bytes(unit), "digest": digests_to_bytes(unit[np.newaxis])}
-    return bool(connection.execute(update(embedding).where(*_as_read(row)).values(values)).rowcount)
+    return bool(connection.execute(update(embedding).where(*_unchanged(row)).values(values)).rowcount)
 
 
 def _discard(context: Context, damaged: Sequence[Damaged], found: dict[str, Finding]) -> None:
-    """Remove embeddings that are still as they were read, of items to which something better remains."""
+    """Remove embeddings that were not changed since they were read, of items that keep something better."""
     bad = {(row.item_id, row.version_id) for row, _ in damaged}
     with context.database.lookup() as connection:
-        only = {row.blob for row, _ in damaged if row.blob is not None and not _holds_better(connection, row, bad)}
-    # Found out while no writer waits: the store may be far away.
-    images = {key for key in only if context.blobs.exists(key)}
+        images_needed = {
+            row.blob for row, _ in damaged if row.blob is not None and not _holds_better(connection, row, bad)
+        }
+    # Before the transaction, in which writers wait: the store may be slow.
+    images = {key for key in images_needed if context.blobs.exists(key)}
 
     def discard(connection: Connection, row: StoredRow) -> bool:
-        if not (_holds_better(connection, row, bad) or _can_be_made_again(context, connection, row, images)):
+        if not (_holds_better(connection, row, bad) or _can_be_reencoded(context, connection, row, images)):
             return False
-        return bool(connection.execute(delete(embedding).where(*_as_read(row))).rowcount)
+        return bool(connection.execute(delete(embedding).where(*_unchanged(row))).rowcount)
 
-    _mend(context, damaged, found, discard)
+    _fix(context, damaged, found, discard)
 
 
 def _holds_better(connection: Connection, row: StoredRow, bad: AbstractSet[tuple[int, int]]) -> bool:
-    mine = (in_gallery(embedding, row.gallery_id), embedding.c.item_id == row.item_id)
-    held = connection.execute(select(embedding.c.version_id).where(*mine))
-    return any((row.item_id, version_id) not in bad for version_id in held.scalars())
+    conditions = (in_gallery(embedding, row.gallery_id), embedding.c.item_id == row.item_id)
+    versions = connection.execute(select(embedding.c.version_id).where(*conditions))
+    return any((row.item_id, version_id) not in bad for version_id in versions.scalars())
 
 
-def _can_be_made_again(context: Context, connection: Connection, row: StoredRow, images: AbstractSet[str]) -> bool:
-    """Whether a reencode backfill would embed the item, its image being one of these, by the current version."""
+def _can_be_reencoded(context: Context, connection: Connection, row: StoredRow, images: AbstractSet[str]) -> bool:
+    """Whether a reencode backfill could embed the item by the current version; its image must be among `images`."""
     columns = select(item.c.blob, gallery.c.current_id).join(gallery, gallery.c.id == item.c.gallery_id)
-    kept = connection.execute(columns.where(item.c.id == row.item_id)).one()
-    if kept.blob not in images or kept.current_id is None:
+    stored = connection.execute(columns.where(item.c.id == row.item_id)).one()
+    if stored.blob not in images or stored.current_id is None:
         return False
-    current = context.registry.by_id(kept.current_id)
+    current = context.registry.by_id(stored.current_id)
     return bool(current.card.encoder) and not current.problem
 
 
-def _as_read(row: StoredRow) -> tuple[Any, ...]:
+def _unchanged(row: StoredRow) -> tuple[Any, ...]:
     same = (
         in_gallery(embedding, row.gallery_id),
         embedding.c.item_id == row.item_id,
@@ -261,6 +263,6 @@ def _as_read(row: StoredRow) -> tuple[Any, ...]:
     return (*same, embedding.c.vector == row.stored)
 
 
-def _tell_replicas(connection: Connection, row: StoredRow, seq: int) -> None:
+def _renumber(connection: Connection, row: StoredRow, seq: int) -> None:
     live = (item.c.id == row.item_id, item.c.deleted == false())
     connection.execute(update(item).where(*live).values(seq=seq))

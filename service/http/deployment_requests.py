@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from index.errors import InvalidArgument
-from service.registry.placement import PlacedItems
+from service.registry.placement import ItemCounts
 from service.registry.rollout_records import CanaryIn, ShadowIn
 from service.schemas import Body, Name, Number, Reason
 from service.upgrades.deployments.history import DeploymentState
@@ -69,7 +69,7 @@ def check_options(body: StepIn, steps: Sequence[DeploymentState]) -> None:
 
 
 def transition_request(
-    body: StepIn, who: str, to: DeploymentState, if_match: str | None, checked: dict[str, Any], placed: PlacedItems
+    body: StepIn, who: str, to: DeploymentState, if_match: str | None, checked: dict[str, Any], item_counts: ItemCounts
 ) -> TransitionRequest:
     """The request of a step; of a trial's settings those that were given, null included."""
     settings = {DeploymentState.SHADOW: body.shadow, DeploymentState.CANARY: body.canary}.get(to)
@@ -81,5 +81,5 @@ def transition_request(
         override=body.override,
         settings=settings.model_dump(exclude_unset=True) if settings else {},
         checked=checked,
-        placed=placed,
+        item_counts=item_counts,
     )

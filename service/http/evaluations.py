@@ -29,7 +29,7 @@ from service.http.parsing import parse_json
 from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service, read_body
 from service.http.stored_json import storage_problem
-from service.registry.embedding import pointing
+from service.registry.embedding import errors_at
 from service.runtime import Runtime
 from service.schemas import ID, Name, Number, check_embeddings, take_object
 from service.settings import Settings
@@ -160,7 +160,7 @@ def by_images(service: Runtime, form: Form) -> EvaluationDraft:
     """An evaluation set out of a form. Raises InvalidBody, BodyTooLarge or InvalidImage, naming the entry."""
     if "entries" not in form.fields:
         raise InvalidBody("the form needs the field 'entries', a JSON list", pointer="/entries")
-    with pointing("/entries"):
+    with errors_at("/entries"):
         value = parse_json(form.fields["entries"])
     entries = _entries(value, {*ENTRY, "image"}, service.settings)
     files = {file.filename or "": file for file in form.files}
@@ -174,7 +174,7 @@ def by_images(service: Runtime, form: Form) -> EvaluationDraft:
         file = files[entry["image"]].file
         file.seek(0)
         images.append(file.read())
-        with pointing(f"/entries/{number}/image"), service.decoder.decoded(images[-1]):
+        with errors_at(f"/entries/{number}/image"), service.decoder.decoded(images[-1]):
             pass
     return EvaluationDraft(_name(form.fields.get("name", "")), "images", entries, images)
 
@@ -205,7 +205,7 @@ def _by_embeddings(service: Runtime, body: Mapping[str, Any], entries: Sequence[
         raise InvalidBody("embeddings must be an object: version -> embeddings", pointer="/embeddings")
     embeddings = {}
     for version, rows in by_version.items():
-        with pointing("/embeddings"):
+        with errors_at("/embeddings"):
             card = service.registry.named(version).card
         if not isinstance(rows, list) or len(rows) != len(entries):
             why = f"there must be one embedding for each of the {len(entries)} entries"

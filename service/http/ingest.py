@@ -35,7 +35,7 @@ from service.http.ingest_store import (
 from service.http.ingest_texts import are_texts, check_reads_texts, encode_texts, ingest_texts, store_embeddings
 from service.http.npy import read_npy
 from service.http.parsing import parse_any_json
-from service.registry.embedding import pointing, read_pixels
+from service.registry.embedding import errors_at, read_pixels
 from service.registry.registry import LoadedVersion
 from service.registry.storing import UpdateMode
 from service.runtime import Runtime
@@ -157,7 +157,7 @@ def _version(service: Runtime, name: object) -> LoadedVersion:
 def _listed(form: Form) -> Any:
     if "items" not in form.fields:
         raise InvalidBody("the form needs the field 'items', a JSON list", pointer="/items")
-    with pointing("/items"):
+    with errors_at("/items"):
         return parse_any_json(form.fields["items"])
 
 
@@ -200,8 +200,8 @@ def _encode_block(
     readable: list[tuple[ItemDraft, Pixels]] = []
     for draft in block:
         try:
-            with pointing("/image"):
-                note = functools.partial(batch.sight.note, to.current.name, spec, f"/items/{draft.index}/image")
+            with errors_at("/image"):
+                note = functools.partial(batch.image_losses.note, to.current.name, spec, f"/items/{draft.index}/image")
                 readable.append((draft, read_pixels(files[draft.content].file, spec, to.service.decoder, note)))
         except RegraftError as error:
             batch.refuse(draft.index, draft.id, error)

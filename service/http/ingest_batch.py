@@ -10,7 +10,7 @@ from index.errors import RegraftError
 from index.item_id import LEGAL_ID, MAX_ID, are_plain_ids, is_item_id
 from service.errors import BodyTooLarge, DuplicateId, InvalidBody, InvalidItem, ItemsRefused
 from service.http.stored_json import are_plain, storage_problem
-from service.registry.sight import Sight
+from service.registry.image_losses import ImageLosses
 from service.schemas import take_object
 from service.settings import Settings
 
@@ -36,7 +36,7 @@ class IngestBatch:
     size: int
     drafts: list[ItemDraft] = field(default_factory=list)
     errors: list[dict[str, Any]] = field(default_factory=list)
-    sight: Sight = field(default_factory=Sight)
+    image_losses: ImageLosses = field(default_factory=ImageLosses)
 
     def refuse(self, index: int, item_id: object, error: RegraftError) -> None:
         """Add the error of an item that cannot be stored."""

@@ -106,8 +106,8 @@ def store_batch(
                     batch.refuse(draft.index, draft.id, stored.refused[draft.id])
             batch.settle(to.options.atomic)
     service.blobs.remove(stored.orphans)
-    service.replica.take(gallery_id, stored.added)
-    return Ingested(stored, first + stored.count - 1, batch.errors, batch.sight.as_json())
+    service.replica.apply_added(gallery_id, stored.added)
+    return Ingested(stored, first + stored.count - 1, batch.errors, batch.image_losses.as_json())
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from index.text import check_text
 from service.errors import InvalidBody
 from service.http.ingest_batch import IngestBatch, ItemDraft, read_batch
 from service.http.ingest_store import Destination, Ingested, refuse_existing, store_batch, store_contents
-from service.registry.embedding import pointing
+from service.registry.embedding import errors_at
 from service.registry.registry import LoadedVersion
 from service.store.blob_keys import TEXT
 from service.store.repository import NewItem
@@ -79,7 +79,7 @@ def check_reads_texts(to: Destination, number: int = 0) -> None:
 
 def read_text(value: object, max_bytes: int) -> bytes:
     """A text of an item in UTF-8. Raises InvalidText at `/text`: it is no text, or larger than `max_bytes`."""
-    with pointing("/text"):
+    with errors_at("/text"):
         content = check_text(value, None).encode()
         if len(content) > max_bytes:
             raise InvalidText(f"the text takes {len(content)} bytes in UTF-8; at most {max_bytes} are legal")
@@ -95,7 +95,7 @@ def encode_texts(
     for draft in drafts:
         try:
             content = read_text(draft.content, max_bytes)
-            with pointing("/text"):
+            with errors_at("/text"):
                 readable.append((draft, content, entrance.encoder.prepare(draft.content, "item")))
         except RegraftError as error:
             batch.refuse(draft.index, draft.id, error)

@@ -52,10 +52,10 @@ class QueryBatcher:
         self._pending: dict[tuple[LoadedGallery, str, int], list[PendingQuery]] = {}
 
     def gallery(self, service: Runtime, name: str) -> LoadedGallery | None:
-        """`Replica.known`, looked up once a round."""
+        """`Replica.find_cached`, looked up once a round."""
         if name not in self._galleries:
             self._schedule(service)
-            self._galleries[name] = service.replica.known(name)
+            self._galleries[name] = service.replica.find_cached(name)
         return self._galleries[name]
 
     def answer(

@@ -144,7 +144,7 @@ async def _response(service: Runtime, batcher: QueryBatcher, query: RawQuery) ->
 
     if (live := batcher.gallery(service, name)) is None:
         await service.ensure_loaded(name)
-        live = service.replica.known(name)
+        live = service.replica.find_cached(name)
     if live is None or len(raw) > READ_BYTES or not live.is_declared():
         # A gallery that was unloaded meanwhile takes seconds to load.
         slow = any(word in raw for word in SLOW_WORDS) or not service.replica.is_loaded(name)

@@ -67,7 +67,7 @@ def answer_of(request: SearchRequest, pages: Sequence[Page], seconds: float) -> 
         "seq": first.seq,
         "mix": dict(first.items_by_version),
         "degraded": _degraded(pages),
-        "warnings": [warning for part in request.parts if part.sight for warning in part.sight.as_json()],
+        "warnings": [warning for part in request.parts if part.image_losses for warning in part.image_losses.as_json()],
         "results": results if len(pages) == 1 else sorted(results, key=_position),
         "next": request.cursor() if any(True in page.more for page in pages) else None,
         **({"explain": explain(pages).model_dump(mode="json")} if request.params.explain else {}),

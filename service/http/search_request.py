@@ -31,8 +31,8 @@ from service.http.forms import Form
 from service.http.npy import read_npy
 from service.http.parsing import parse_json
 from service.http.similar import embed_items
-from service.registry.embedding import embed_images, embed_texts, pointing
-from service.registry.sight import Sight
+from service.registry.embedding import embed_images, embed_texts, errors_at
+from service.registry.image_losses import ImageLosses
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
 from service.schemas import check_embeddings, take_object
@@ -79,7 +79,7 @@ class QueryBatch(NamedTuple):
     exclude_keys: Sequence[int]
     stored: Mapping[int, int] = MappingProxyType({})
     content: Content | None = None
-    sight: Sight | None = None
+    image_losses: ImageLosses | None = None
 
 
 class SearchRequest(NamedTuple):
@@ -192,11 +192,13 @@ def _parts(
 
 def _images(service: Runtime, files: Sequence[UploadFile]) -> QueryBatch:
     """Images: embedded by the current version, and by others for shards that only `dual` or `slerp` reaches."""
-    images, sight = [file.file for file in files], Sight()
+    images, image_losses = [file.file for file in files], ImageLosses()
     content = ImageContent(service.registry, images, service.decoder)
-    encode = embed_images(service.registry, images, service.decoder, sight)
+    encode = embed_images(service.registry, images, service.decoder, image_losses)
     pointers = _pointers("images", len(files))
-    return QueryBatch(pointers, None, encode, content.encoders, [-1] * len(files), content=content, sight=sight)
+    return QueryBatch(
+        pointers, None, encode, content.encoders, [-1] * len(files), content=content, image_losses=image_losses
+    )
 
 
 def _embeddings(service: Runtime, body: Mapping[str, Any]) -> QueryBatch:
@@ -215,7 +217,7 @@ def _texts(service: Runtime, values: object) -> QueryBatch:
     """Texts: embedded by the current version, and by older ones with a text entrance where a route needs them."""
     texts = _strings(service, values, "texts")
     for number, text in enumerate(texts):
-        with pointing(f"/texts/{number}"):
+        with errors_at(f"/texts/{number}"):
             check_text(text)
     encode = embed_texts(service.registry, texts)
     content = TextContent(service.registry, texts)

@@ -13,7 +13,7 @@ from index.encoder import BATCH
 from index.query_plan import Encode
 from index.space import Vectors
 from service.errors import NoImage, UnknownItem
-from service.registry.embedding import pointing
+from service.registry.embedding import errors_at
 from service.registry.placement import places_of
 from service.registry.stored_contents import embed, make_input
 from service.replica.loaded import LoadedGallery
@@ -99,7 +99,7 @@ def _encode(service: Runtime, members: Sequence[QueryItem], version: str) -> Vec
         encoder = service.registry.named(version)
         inputs = []
         for member in block:
-            with pointing(member.pointer):
+            with errors_at(member.pointer):
                 inputs.append(make_input(encoder, member.blob or "", _content(service, member), service.decoder))
         vectors = embed(encoder, inputs).vectors
         computed.update(zip((member.pointer for member in block), vectors, strict=True))

@@ -23,7 +23,7 @@ from service.http.body_schemas import FILE, fields, reads
 from service.http.forms import FORM, media_type, read_form
 from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service
-from service.registry.brought import version_key
+from service.registry.fetched_folders import version_key
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.version_records import insert_version, registered_ids, registered_sha256
 from service.runtime import Runtime
@@ -97,7 +97,7 @@ def register_archive(service: Runtime, archive: BinaryIO, context: ChangeContext
             # Before the lock, for it is slow: other versions may come and go meanwhile.
             cards = {other.name: other.card for other in service.registry.all()}
             verify_isolated(folder, cards, service.settings.verifying)
-        with service.registry.changing:
+        with service.registry.folders_lock:
             registered = _registered(service, version)
             if registered is None and context.dry_run:
                 return _described(version, version.edges, (), None), True
@@ -177,6 +177,6 @@ def _restore(service: Runtime, name: str, folder: Path, damaged: Path) -> None:
         final.rename(damaged)
     folder.rename(final)
     sync_all([final.parent])
-    service.registry.look_again(name)
+    service.registry.recover(name)
     for live in service.replica.all():
         service.replica.refresh(live.id)

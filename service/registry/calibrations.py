@@ -28,19 +28,19 @@ def store(
     evidence: Mapping[str, Any],
     modes: Mapping[MapKey, str],
 ) -> None:
-    """Keep what a gate fitted, and with the map of the route it was measured along the mode that served best."""
+    """Store the maps that a gate fitted; the best merge mode goes with the map of the route it was measured along."""
     rows = [
         {
             "gallery_id": gallery_id,
             "gate_id": gate_id,
             "query_id": registry.named(query).id,
-            "item_id": registry.named(held).id,
+            "item_id": registry.named(item_version).id,
             "origin": origin,
             "route": [list(edge) for edge in route],
             "map": fitted.as_json(),
-            "evidence": {**evidence, MODE: modes.get((query, held, origin, route))},
+            "evidence": {**evidence, MODE: modes.get((query, item_version, origin, route))},
         }
-        for (query, held, origin, route), fitted in maps.items()
+        for (query, item_version, origin, route), fitted in maps.items()
     ]
     if rows:
         connection.execute(insert(calibration), rows)
@@ -50,8 +50,8 @@ def maps_of(
     connection: Connection, registry: Registry, gates: Sequence[int]
 ) -> tuple[dict[MapKey, Calibration], dict[str, Mode]]:
     """The maps that some gates fitted, and the merge mode that each found best for queries of its version."""
-    mine = select(calibration).where(calibration.c.gate_id.in_(gates))
-    rows = connection.execute(mine.order_by(calibration.c.id)).all()
+    statement = select(calibration).where(calibration.c.gate_id.in_(gates))
+    rows = connection.execute(statement.order_by(calibration.c.id)).all()
     maps, modes = {}, {}
     for row in rows:
         query = registry.by_id(row.query_id).name
@@ -64,9 +64,9 @@ def maps_of(
 def forget_edge(connection: Connection, key: EdgeKey) -> int:
     """Delete every map that was fitted for a route along this edge; returns how many."""
     rows = connection.execute(select(calibration.c.id, calibration.c.route)).all()
-    gone = [row.id for row in rows if list(key) in row.route]
-    connection.execute(delete(calibration).where(calibration.c.id.in_(gone)))
-    return len(gone)
+    stale = [row.id for row in rows if list(key) in row.route]
+    connection.execute(delete(calibration).where(calibration.c.id.in_(stale)))
+    return len(stale)
 
 
 def _route(stored: Sequence[Sequence[str]]) -> tuple[EdgeKey, ...]:

@@ -1,4 +1,4 @@
-"""An edge on its way to a remote worker: a .zip of its folder, named by one sha256 over everything it consists of."""
+"""An edge for a remote worker: a .zip of its folder, identified by one sha256 over all its content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from index.version import EDGE, Edge
 
 
 def fingerprint(edge: Edge) -> str:
-    """What identifies an edge's content: its two versions, its evidence, and the hashes of its files."""
+    """The sha256 of an edge's content: its two versions, its evidence, and the hashes of its files."""
     files = {name: sha for name, sha in edge.hashes.items() if name != EDGE}
     content = {"new": edge.new, "old": edge.old, "edge": edge.as_json(), "files": files}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -38,9 +38,9 @@ def unpack(archive: Path, into: Path, new: str, old: str, expected: str) -> Edge
 
 
 def load(folder: Path, new: str, old: str, expected: str) -> Edge:
-    """An edge that was unpacked before, held to its hash. Raises InvalidVersionFolder."""
+    """Load an edge that was unpacked before and check its hash. Raises InvalidVersionFolder."""
     edge = load_edge(folder, new, old)
-    held = replace(edge, hashes=files_of(folder))
-    if fingerprint(held) != expected:
+    hashed = replace(edge, hashes=files_of(folder))
+    if fingerprint(hashed) != expected:
         raise InvalidVersionFolder(f"the edge from {new!r} to {old!r} is not the one the service named")
-    return held
+    return hashed

@@ -1,4 +1,4 @@
-"""The edges in SQL: what the catalog follows. A row never changes; an edge that is replaced is another row."""
+"""The rows of edges, which the registry follows. A row never changes; an edge that is replaced gets a new row."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EdgeOrigin(StrEnum):
 
 @dataclass(frozen=True)
 class EdgeRecord:
-    """An edge and what is known of its making; `id`, `created` and its place on disk are the database's to give."""
+    """An edge and how it was made; `id`, `created` and its folder are set by the database."""
 
     edge: Edge
     origin: EdgeOrigin
@@ -55,26 +55,26 @@ def edge_ids(connection: Connection) -> list[int]:
 
 
 def edge_rows(connection: Connection, ids: Collection[int]) -> list[EdgeRow]:
-    """The rows of these edges that are still there."""
+    """The rows of these edges that still exist."""
     return all_of(EdgeRow, connection.execute(select(edge).where(edge.c.id.in_(ids)).order_by(edge.c.id)))
 
 
 def open_edge(row: EdgeRow, new: Version, old: str, settings: Settings) -> EdgeRecord:
-    """An edge's row as an edge, its files checked: what the row holds of it does not depend on the disk."""
-    place = None if row.folder is None else settings.edges / row.folder
+    """An edge from its row, with its files checked; scores and calibration come from the row, not the disk."""
+    folder = None if row.folder is None else settings.edges / row.folder
     files = row.files
     if row.origin == EdgeOrigin.REGISTERED:
-        place, files = new.folder / "edges" / old, edge_files(new.card, old)
-    damaged = [name for name, expected in files.items() if place is None or not _is(place / name, expected)]
+        folder, files = new.folder / "edges" / old, edge_files(new.card, old)
+    damaged = [name for name, expected in files.items() if folder is None or not _has_hash(folder / name, expected)]
     problem = f"{damaged[0]} is not the file that was accepted" if damaged else ""
-    made = parse_edge(row.evidence, new.name, old, place, files)
-    return EdgeRecord(made, EdgeOrigin(row.origin), row.made, row.files, row.created, row.id, problem)
+    opened = parse_edge(row.evidence, new.name, old, folder, files)
+    return EdgeRecord(opened, EdgeOrigin(row.origin), row.made, row.files, row.created, row.id, problem)
 
 
 def insert_edge(
     connection: Connection, new_id: int, old_id: int, declared: EdgeRecord, folder: str | None = None
 ) -> EdgeRecord:
-    """Add an edge's row; it comes back as that has it. `folder`, below `Settings.edges`: where its files will lie."""
+    """Add an edge's row; returns the record with its id. `folder`: of its files, below `Settings.edges`."""
     added = replace(declared, created=time.time())
     values = {
         "new_id": new_id,
@@ -95,7 +95,7 @@ def delete_edge(connection: Connection, edge_id: int) -> None:
     connection.execute(delete(edge).where(edge.c.id == edge_id))
 
 
-def _is(path: Path, expected: str) -> bool:
+def _has_hash(path: Path, expected: str) -> bool:
     try:
         return sha256(path) == expected
     except OSError:

@@ -1,6 +1,6 @@
-"""From what a request carries to embeddings: images and texts, by any version, in batches with other requests.
+"""Embeds the images and texts of a request by any version, in batches with other requests.
 
-Both functions give what `LoadedGallery.search` asks for: `encode(version)` embeds a request's queries once a version.
+`embed_images` and `embed_texts` return an `Encode`: `encode(version)` embeds the queries, once for each version.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from index.query_plan import Encode
 from index.space import Vectors
 from index.version import Preprocess
 from service.registry.encoders.batching import X
+from service.registry.image_losses import ImageLosses, Size
 from service.registry.registry import LoadedVersion, Registry
-from service.registry.sight import Sight, Size
 
 
 def read_pixels(file: BinaryIO, spec: Preprocess, decoder: Decoder, note: Callable[[Size], None]) -> Pixels:
-    """An image in a file as an encoder's input; `note` is told its size, upright. Raises InvalidImage."""
+    """An image in a file as an encoder's input; `note` is called with its upright size. Raises InvalidImage."""
     file.seek(0)
     with decoder.decoded(file.read()) as image:
         note(image.size)
         return preprocess(image, spec)
 
 
-def embed_images(registry: Registry, files: Sequence[BinaryIO], decoder: Decoder, sight: Sight) -> Encode:
+def embed_images(registry: Registry, files: Sequence[BinaryIO], decoder: Decoder, image_losses: ImageLosses) -> Encode:
     """Embeds images; holds the encoder inputs of a few at a time. An error points to `/images/<number>`.
 
-    What a version does not see of them is noted in `sight`.
+    What a version does not see of them is added to `image_losses`.
     """
 
     def encode(version: LoadedVersion) -> Vectors:
@@ -43,13 +43,13 @@ def embed_images(registry: Registry, files: Sequence[BinaryIO], decoder: Decoder
 
         def read(number: int) -> Pixels:
             pointer, spec = f"/images/{number}", images.encoder.spec
-            with pointing(pointer):
-                note = functools.partial(sight.note, version.name, spec, pointer)
+            with errors_at(pointer):
+                note = functools.partial(image_losses.note, version.name, spec, pointer)
                 return read_pixels(files[number], spec, decoder, note)
 
         return np.concatenate([images.queries(ready) for ready in _blocks(len(files), read)])
 
-    return _once_a_version(registry, encode)
+    return _cached_by_version(registry, encode)
 
 
 def embed_texts(registry: Registry, texts: Sequence[str]) -> Encode:
@@ -63,17 +63,17 @@ def embed_texts(registry: Registry, texts: Sequence[str]) -> Encode:
         entrance = version.texts()
 
         def read(number: int) -> Any:
-            with pointing(f"/texts/{number}"):
+            with errors_at(f"/texts/{number}"):
                 return entrance.encoder.prepare(texts[number])
 
         return np.concatenate([entrance.queries(ready) for ready in _blocks(len(texts), read)])
 
-    return _once_a_version(registry, encode)
+    return _cached_by_version(registry, encode)
 
 
 @contextmanager
-def pointing(pointer: str) -> Iterator[None]:
-    """Say which part of the request an error is about."""
+def errors_at(pointer: str) -> Iterator[None]:
+    """Make errors point at this part of the request."""
     try:
         yield
     except RegraftError as error:
@@ -82,7 +82,7 @@ def pointing(pointer: str) -> Iterator[None]:
 
 
 def _blocks(count: int, read: Callable[[int], X]) -> Iterator[Callable[[], list[X]]]:
-    """For each block of queries the function that reads it."""
+    """For each block of queries a function that reads its inputs."""
     for start in range(0, count, BATCH):
         numbers = range(start, min(start + BATCH, count))
         yield functools.partial(_read_all, read, numbers)
@@ -92,5 +92,5 @@ def _read_all(read: Callable[[int], X], numbers: range) -> list[X]:
     return [read(number) for number in numbers]
 
 
-def _once_a_version(registry: Registry, encode: Callable[[LoadedVersion], Vectors]) -> Encode:
+def _cached_by_version(registry: Registry, encode: Callable[[LoadedVersion], Vectors]) -> Encode:
     return functools.cache(lambda version: encode(registry.named(version)))

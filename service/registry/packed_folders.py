@@ -1,6 +1,6 @@
-"""Folders of versions and edges as .zip files for remote workers: each is packed once for all who fetch it at a time.
+"""Folders of versions and edges as .zip files for remote workers: packed once for all workers that fetch one together.
 
-Workers that are started together all want the same version, whose archive may be of gigabytes.
+Workers that start together fetch the same version, whose archive may have gigabytes.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from pathlib import Path
 
 
 class PackedFolders:
-    """The archives that somebody fetches now. Threads may share it."""
+    """The archives that are being fetched. Safe to share between threads."""
 
     def __init__(self) -> None:
         self._archives: dict[Hashable, _Archive] = {}
-        self._counting = threading.Lock()
+        self._lock = threading.Lock()
 
     @contextmanager
     def fetching(self, key: Hashable, pack: Callable[[Path], None]) -> Iterator[Path]:
-        """The archive of this key, which is there until the last who fetches it is done.
+        """The archive of this key; it is removed when the last of those who fetch it is done.
 
-        `pack` makes it where nobody has yet; others wait meanwhile. Raises what it raises, and whoever comes next tries
+        `pack` writes it if there is none yet; others wait meanwhile. Raises what `pack` raises; the next caller tries
         again.
         """
-        with self._counting:
+        with self._lock:
             archive = self._archives.setdefault(key, _Archive())
             archive.users += 1
         try:
             yield archive.packed(pack)
         finally:
-            with self._counting:
+            with self._lock:
                 archive.users -= 1
                 if not archive.users:
                     del self._archives[key]

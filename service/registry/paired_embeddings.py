@@ -1,6 +1,6 @@
-"""Items that hold embeddings by two versions: what an edge is fitted on, and what a claim is checked on.
+"""Items that hold embeddings by two versions, on which edges are fitted and claims verified.
 
-Embeddings that a forward edge made are left out: they say what that edge does, not what the version's encoder gives.
+Embeddings that a forward edge made are left out: they show what that edge does, not what the version's encoder does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PairedEmbeddings:
     labels: Sequence[str] | None
 
     def with_more(self, other: PairedEmbeddings) -> PairedEmbeddings:
-        """These and others, of which both or neither have labels."""
+        """These and other pairs; both or neither have labels."""
         labels = None if self.labels is None or other.labels is None else [*self.labels, *other.labels]
         new, old = np.concatenate([self.new, other.new]), np.concatenate([self.old, other.old])
         return PairedEmbeddings([*self.names, *other.names], new, old, labels)
@@ -54,29 +54,31 @@ class PairRow(NamedTuple):
     old: bytes
 
 
-class PicturedRow(NamedTuple):
-    """An item and where its image lies."""
+class BlobRow(NamedTuple):
+    """An item and its blob."""
 
     external_id: str
     blob: str
 
 
-def _both_held(new: LoadedVersion, old: LoadedVersion, gallery_id: int | None, keys: Sequence[int]) -> Select[Any]:
-    """SELECT of what items hold by both versions."""
+def _pairs_statement(
+    new: LoadedVersion, old: LoadedVersion, gallery_id: int | None, keys: Sequence[int]
+) -> Select[Any]:
+    """SELECT of items with their embeddings by both versions."""
     by_new, by_old = embedding.alias("by_new"), embedding.alias("by_old")
-    about = (item.c.id, item.c.external_id, item.c.metadata)
-    found = select(*about, by_new.c.vector.label("new"), by_old.c.vector.label("old"))
-    for held, version in ((by_new, new), (by_old, old)):
-        found = found.join(held, of_item(held) & (held.c.version_id == version.id) & held.c.origin.in_(OWN))
-    return found.where(item.c.id.in_(keys), *_live(gallery_id))
+    columns = (item.c.id, item.c.external_id, item.c.metadata)
+    statement = select(*columns, by_new.c.vector.label("new"), by_old.c.vector.label("old"))
+    for table, version in ((by_new, new), (by_old, old)):
+        statement = statement.join(table, of_item(table) & (table.c.version_id == version.id) & table.c.origin.in_(OWN))
+    return statement.where(item.c.id.in_(keys), *_live(gallery_id))
 
 
 def _live(gallery_id: int | None) -> tuple[ColumnElement[bool], ...]:
-    """Of one gallery, or of all."""
+    """Conditions on live items of one gallery, or of all."""
     return (item.c.deleted == false(), *(() if gallery_id is None else (item.c.gallery_id == gallery_id,)))
 
 
-def draw_held(
+def draw_pairs(
     connection: Connection,
     new: LoadedVersion,
     old: LoadedVersion,
@@ -94,10 +96,10 @@ def draw_held(
     drawing = Drawing(connection, and_(*_live(gallery_id), says_itself(new.id), says_itself(old.id)), seed)
     rows: list[PairRow] = []
     for block in drawing.in_blocks(BLOCK):
-        there = connection.execute(_both_held(new, old, gallery_id, block))
-        found = {row.id: row for row in with_vectors(connection, all_of(PairRow, there), "new", "old")}
-        wanted = (found[i] for i in block if i in found and (label is None or _labelled(found[i], label)))
-        rows += [row for row in wanted if is_usable(row.new, new.card.dim) and is_usable(row.old, old.card.dim)]
+        result = connection.execute(_pairs_statement(new, old, gallery_id, block))
+        found = {row.id: row for row in with_vectors(connection, all_of(PairRow, result), "new", "old")}
+        eligible = (found[i] for i in block if i in found and (label is None or _labelled(found[i], label)))
+        rows += [row for row in eligible if is_usable(row.new, new.card.dim) and is_usable(row.old, old.card.dim)]
         if len(rows) >= sample:
             break
     rows = rows[:sample]
@@ -108,7 +110,7 @@ def draw_held(
 
 
 def label_text(metadata: Mapping[str, Any], label: str) -> str:
-    """A metadata field, which is there, as a class."""
+    """A metadata field that exists, as text: the item's class."""
     return value_text(value_at(metadata, label))
 
 
@@ -116,11 +118,11 @@ def _labelled(row: PairRow, label: str) -> bool:
     return value_at(row.metadata, label) is not None
 
 
-def pictured(connection: Connection, gallery_id: int, limit: int, seed: int) -> list[PicturedRow]:
+def draw_with_blobs(connection: Connection, gallery_id: int, limit: int, seed: int) -> list[BlobRow]:
     """Up to `limit` live items of a gallery that have an image, drawn by `seed`."""
     has_image = and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.blob.is_not(None))
-    found: list[PicturedRow] = []
+    found: list[BlobRow] = []
     for block in blocks(Drawing(connection, has_image, seed).first(limit)):
-        there = connection.execute(select(item.c.external_id, item.c.blob).where(item.c.id.in_(block)))
-        found += all_of(PicturedRow, there)
+        result = connection.execute(select(item.c.external_id, item.c.blob).where(item.c.id.in_(block)))
+        found += all_of(BlobRow, result)
     return found

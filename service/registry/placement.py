@@ -1,8 +1,8 @@
-"""Placement: the version that serves each live item. A rule, which nothing stores.
+"""Placement: the rule for which version serves each live item. Its result is stored nowhere.
 
-It is the one, of those the item holds an embedding of, that queries of the current version reach best: the current
-version itself, else by the route that measured best, `dual` last. So an item's place follows from the current version,
-the edges and what the item holds: a deployment rewrites no item, and a rollback restores exactly what was before.
+Of the versions that the item holds embeddings of, it is the one that queries of the current version reach best: the
+current version itself, else by the route that measured best, `dual` last. So an item's place follows from the current
+version, the edges and its embeddings: a deployment rewrites no item, and a rollback restores exactly the state before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from service.registry.registry import LoadedVersion, Registry
 from service.store.repository import versions_emptied, versions_held
 from service.store.rows import GalleryRow
 
-NOBODY: frozenset[str] = frozenset()
+NO_VERSIONS: frozenset[str] = frozenset()
 
 
 class ReachLost(RegraftError):
@@ -32,11 +32,11 @@ class ReachLost(RegraftError):
 
 @dataclass(frozen=True)
 class Places:
-    """Which embedding serves an item while one version is current: version ids, the one reached best first.
+    """The placement rule while one version is current: version ids, the one reached best first.
 
     Attributes:
         order: every version; `service.store.embeddings.first_held` is the rule in SQL.
-        reached: those that queries of the current version reach.
+        reached: versions that queries of the current version reach.
     """
 
     order: tuple[int, ...]
@@ -47,19 +47,19 @@ class Places:
         return {version_id: rank for rank, version_id in enumerate(self.order)}
 
     def best(self, held: Collection[int]) -> int:
-        """The version that serves an item which holds embeddings of these."""
+        """The version that serves an item with embeddings by these versions."""
         return min(held, key=self._rank.__getitem__)
 
 
 def places_of(registry: Registry, current: LoadedVersion | None) -> Places:
-    """The rule as it is now; `current` None: no version is."""
+    """The rule with the edges of now; `current` None: no version is current."""
     order = preference(registry, current)
-    reached = (held.id for held in order if current and route_to(registry, current, held) is not None)
-    return Places(tuple(held.id for held in order), frozenset(reached))
+    reached = (version.id for version in order if current and route_to(registry, current, version) is not None)
+    return Places(tuple(version.id for version in order), frozenset(reached))
 
 
 def places_in(registry: Registry, gallery: GalleryRow) -> Places:
-    """The rule of a gallery."""
+    """The rule of a gallery as it is now."""
     return places_of(registry, None if gallery.current_id is None else registry.by_id(gallery.current_id))
 
 
@@ -72,27 +72,29 @@ def order_to(registry: Registry, version_id: int) -> tuple[int, ...]:
 def preference(registry: Registry, current: LoadedVersion | None, graph: Graph | None = None) -> list[LoadedVersion]:
     """Every version, the one whose items image queries of `current` reach best first, those out of reach last.
 
-    An encoder that cannot be opened for the moment counts too: what it embedded stays where it is.
+    An encoder that cannot be opened for the moment counts too: items do not move because of it.
     """
-    edges, everyone = graph or registry.graph(), registry.all()
+    edges, versions = graph or registry.graph(), registry.all()
     if current is None:
-        return everyone[::-1]
-    images = frozenset(held.name for held in everyone if held.card.encoder) if current.card.encoder else NOBODY
-    texts = frozenset(held.name for held in everyone if held.card.text) if current.card.text else NOBODY
+        return versions[::-1]
+    images = (
+        frozenset(version.name for version in versions if version.card.encoder) if current.card.encoder else NO_VERSIONS
+    )
+    texts = frozenset(version.name for version in versions if version.card.text) if current.card.text else NO_VERSIONS
 
-    def rank(held: LoadedVersion) -> tuple[int, float, int, int]:
-        route = edges.route(current.name, held.name, images) or edges.route(current.name, held.name, texts)
+    def rank(version: LoadedVersion) -> tuple[int, float, int, int]:
+        route = edges.route(current.name, version.name, images) or edges.route(current.name, version.name, texts)
         if route is None:
-            return 2, 0.0, 0, -held.id
+            return 2, 0.0, 0, -version.id
         if route.dual:
-            return 1, 0.0, 0, -held.id
-        return 0, -route.measured, len(route.edges), -held.id
+            return 1, 0.0, 0, -version.id
+        return 0, -route.measured, len(route.edges), -version.id
 
-    return sorted(everyone, key=rank)
+    return sorted(versions, key=rank)
 
 
-class PlacedItems(Protocol):
-    """What memory counts of a gallery's live items, by everything committed."""
+class ItemCounts(Protocol):
+    """Counts a gallery's live items in memory, after everything committed."""
 
     def moving(self, gallery_id: int, current: LoadedVersion) -> int:
         """Items that another embedding would serve if this version were current."""
@@ -102,32 +104,32 @@ class PlacedItems(Protocol):
 
 
 def check_reachable(
-    connection: Connection, registry: Registry, gallery_id: int, current: LoadedVersion, placed: PlacedItems
+    connection: Connection, registry: Registry, gallery_id: int, current: LoadedVersion, item_counts: ItemCounts
 ) -> None:
-    """Raise NoRoute, naming where they lie, when queries of `current` could not reach some live items.
+    """Raise NoRoute, naming their versions, when queries of `current` could not reach some live items.
 
     An item that holds an embedding in reach is served by it once `current` is current, whatever serves it now.
     """
-    if lost := _out_of_reach(connection, registry, placed, gallery_id, current):
+    if lost := _out_of_reach(connection, registry, item_counts, gallery_id, current):
         raise NoRoute(
             f"no route leads from queries of {current.name!r} to items of {_in_words(lost)}", pointer="/version"
         )
 
 
-def check_kept(
+def check_rollback_reach(
     connection: Connection,
     registry: Registry,
     gallery: GalleryRow,
     after: LoadedVersion,
-    placed: PlacedItems,
+    item_counts: ItemCounts,
     force: bool,
 ) -> dict[str, dict[str, int]]:
-    """What of a gallery gets out of reach when it goes back to a version, as the evidence of that step.
+    """The items that get out of reach when a gallery goes back to a version, as evidence of that step.
 
     Raises:
-        ReachLost: something does, and it is not forced.
+        ReachLost: there are some, and it is not forced.
     """
-    lost = _out_of_reach(connection, registry, placed, gallery.id, after, registry.current_of(gallery))
+    lost = _out_of_reach(connection, registry, item_counts, gallery.id, after, registry.current_of(gallery))
     if lost and not force:
         raise ReachLost(
             f"queries of {after.name!r} would not reach items of {_in_words(lost)}: first send embeddings of them by "
@@ -140,25 +142,25 @@ def check_kept(
 def _out_of_reach(
     connection: Connection,
     registry: Registry,
-    placed: PlacedItems,
+    item_counts: ItemCounts,
     gallery_id: int,
     current: LoadedVersion,
     before: LoadedVersion | None = None,
 ) -> dict[str, int]:
     """Version -> live items it serves that hold no embedding that queries of `current` reach.
 
-    `before`: only those that queries of this version reach, by what serves them while it is current.
+    `before`: only items that queries of this version reach, as it places them.
     """
-    gone = versions_emptied(connection, gallery_id)
-    reached, places = places_of(registry, current).reached - gone, places_of(registry, before or current)
-    asked = versions_held(connection, gallery_id)
-    asked = asked if before is None else asked & places.reached
-    if asked <= reached:  # as a rule, and it saves a look at every item
+    emptied = versions_emptied(connection, gallery_id)
+    reached, places = places_of(registry, current).reached - emptied, places_of(registry, before or current)
+    stored = versions_held(connection, gallery_id)
+    stored = stored if before is None else stored & places.reached
+    if stored <= reached:  # as a rule, and it saves counting every item
         return {}
-    # What is reached first: then the others serve only items that hold none of those. Last what memory may be wrong of.
-    order = sorted(places.order, key=lambda version_id: (version_id in gone, version_id not in reached))
-    counted = placed.items_by_version(gallery_id, [registry.by_id(version_id).name for version_id in order])
-    lost = {registry.by_id(version_id).name for version_id in asked - reached}
+    # Reached versions first, so that others serve only items without any of these; last those memory may be wrong of.
+    order = sorted(places.order, key=lambda version_id: (version_id in emptied, version_id not in reached))
+    counted = item_counts.items_by_version(gallery_id, [registry.by_id(version_id).name for version_id in order])
+    lost = {registry.by_id(version_id).name for version_id in stored - reached}
     return {name: items for name, items in counted.items() if name in lost}
 
 
@@ -168,13 +170,13 @@ def _in_words(lost: Mapping[str, int]) -> str:
 
 
 def route_to(
-    registry: Registry, current: LoadedVersion, held: LoadedVersion, graph: Graph | None = None
+    registry: Registry, current: LoadedVersion, target: LoadedVersion, graph: Graph | None = None
 ) -> Route | None:
-    """How image queries reach items of `held`, or else text queries; `dual` helps what the version can embed at all.
+    """The route of image queries to items of `target`, or else of text queries; `dual` only with a suitable encoder.
 
-    `graph`: the edges to go by, by default those there are.
+    `graph`: the edges to use, by default all declared ones.
     """
     images = registry.encoders() if current.card.encoder else frozenset[str]()
     texts = registry.text_encoders() if current.card.text else frozenset[str]()
     edges = graph or registry.graph()
-    return edges.route(current.name, held.name, images) or edges.route(current.name, held.name, texts)
+    return edges.route(current.name, target.name, images) or edges.route(current.name, target.name, texts)

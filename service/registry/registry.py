@@ -1,8 +1,7 @@
-"""The registered versions, as this process has loaded them: folder, database id, and the encoders while needed.
+"""The registered versions and declared edges, as this process has loaded them, with encoders while they are needed.
 
-A version whose folder is not what was registered is quarantined, at the start or once that is noticed: what SQL holds
-of it stays valid, its card and the items that lie in it, and so does an encoder in memory, but nothing is read from its
-folder any more.
+A version whose folder is not what was registered is quarantined, at the start or once that is noticed: its card and its
+embeddings in SQL stay valid, and so does an encoder in memory, but nothing is read from its folder any more.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from index.graph import Graph, Route
 from index.space import Space, space_from_json
 from index.version import EDGE, Card, Edge, EdgeKey, EdgeKind, Version
 from service.errors import EdgeBroken, NoCurrentVersion, UnknownVersion, VersionBroken
-from service.registry.brought import bring, edge_key, version_key
 from service.registry.edge_records import EdgeOrigin, EdgeRecord, edge_ids, edge_rows, open_edge
 from service.registry.encoders.modalities import ImageModality, Lazy, TextModality
+from service.registry.fetched_folders import edge_key, fetch_folder, version_key
 from service.registry.stored_contents import TextEntrance
 from service.registry.version_records import registered_rows, version_ids
 from service.settings import Settings
@@ -78,7 +77,7 @@ class LoadedVersion:
         self.problem = problem
 
     def check_folder(self) -> None:
-        """Hash every file of its folder; one that is not what was registered quarantines it. Raises VersionBroken."""
+        """Hash every file of its folder; one that was not registered so quarantines it. Raises VersionBroken."""
         self.check()
         try:
             load_version(self.version.folder, expect_card=self.card_sha256)
@@ -88,7 +87,7 @@ class LoadedVersion:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """While something of its folder is opened: a changed file quarantines the version. Raises VersionBroken."""
+        """Context of opening files of its folder: a changed file quarantines the version. Raises VersionBroken."""
         try:
             yield
         except ChangedOnDisk as error:
@@ -102,23 +101,23 @@ class LoadedVersion:
         return cast(ImageModality, self._open("images"))
 
     def encoder(self) -> Encoder:
-        """The same without batching, for whoever brings many images at once. Raises NoEncoder."""
+        """The image encoder without batching, for callers with many images at once. Raises as `images`."""
         return self.images().encoder
 
     def text_encoder(self) -> TextEntrance:
-        """The same without batching. Raises as `texts`."""
+        """The text entrance without batching. Raises as `texts`."""
         return self.texts().encoder
 
     def texts(self) -> TextModality:
         """The version's text entrance, loaded on first use. Raises NoTextEntrance when it has none, VersionBroken."""
         return cast(TextModality, self._open("texts"))
 
-    def opens(self, entrance: str) -> bool:
-        """Whether `images` or `texts` can be had, as far as is known: in memory, or in a folder that is not damaged."""
+    def can_open(self, entrance: str) -> bool:
+        """Whether `images` or `texts` can be opened, as far as known: it is in memory, or the folder is not damaged."""
         return not self.problem or self._lazy[entrance].loaded
 
     def _open(self, entrance: str) -> Any:
-        if not self.opens(entrance):
+        if not self.can_open(entrance):
             self.check()
         with self.opening():
             return self._lazy[entrance].get()
@@ -129,7 +128,7 @@ class LoadedVersion:
         return [name for name, lazy in self._lazy.items() if lazy.loaded]
 
     def drop_idle(self, needed: bool, idle_seconds: float) -> None:
-        """Drop the encoders that nobody has needed or used for so long."""
+        """Drop the encoders that were not needed or used for so long."""
         for lazy in self._lazy.values():
             if needed:
                 lazy.touch()
@@ -139,84 +138,84 @@ class LoadedVersion:
 class Registry:
     """Every registered version and declared edge, as far as SQL was followed; `sync` follows it.
 
-    Another process may register more versions: an unknown one is looked for in SQL first. What edges there are is asked
-    by whoever depends on it: the replica each time it looks for news, and each change of a gallery or of an edge.
+    Another process may register more versions: an unknown one is looked up in SQL first. Callers that depend on the
+    newest edges sync them: the replica each time it polls, and each change of a gallery or of an edge.
     """
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self._settings = settings
         self.edges_folder = settings.edges
-        """Where the folders of edges lie that came on their own."""
+        """The folder of edges that did not come with a version."""
         self.folders = FolderStore(settings.blobs_url)
-        """Where other machines find the folders of versions and edges, and those of theirs are found."""
-        self._loading = threading.Lock()
-        self.changing = threading.Lock()
-        """Held while the folder of a version comes or goes."""
+        """The store through which machines share the folders of versions and edges."""
+        self._sync_lock = threading.Lock()
+        self.folders_lock = threading.Lock()
+        """Held while the folder of a version is added or removed."""
         self._by_id: dict[int, LoadedVersion] = {}
         self._by_name: dict[str, LoadedVersion] = {}
         self._edges: tuple[EdgeRecord, ...] = ()
         self._graph = Graph()
-        # Versions whose files, or those of edges from them, could not be had because the store did not answer.
+        # Versions whose files, or those of edges from them, could not be fetched: the store did not answer.
         self._unreached: set[str] = set()
 
     def sync(self) -> None:
-        """Load the versions and then the edges that came since the last time, and forget those that went."""
-        with self._loading:
-            with self._database.read() as connection:  # one moment: both ends of each edge are among the versions
+        """Load versions and edges that were added since the last time, and forget those that were removed."""
+        with self._sync_lock:
+            with self._database.read() as connection:  # one snapshot: both ends of each edge are among the versions
                 ids = edge_ids(connection)
                 rows = registered_rows(connection)
             loaded = {row.id: self._by_id.get(row.id) or self._load(row) for row in rows}
             self._by_id |= loaded
             self._follow_edges(ids)
-            # Last: whoever finds a version by its name finds its edges too, and no edge leads to one that is gone.
+            # Last: a version that is found by name has its edges, and no edge leads to a removed version.
             self._by_id = loaded
             self._by_name = {registered.name: registered for registered in loaded.values()}
 
     def _load(self, row: VersionRow) -> LoadedVersion:
         folder = self._settings.versions / row.name
         try:
-            loaded = self._whole(row)
+            loaded = self._load_folder(row)
         except (RegraftError, OSError) as error:
             self._unreached |= {row.name} if isinstance(error, StoreUnreachable) else set()
             logger.error(Event("version_quarantined", version=row.name, reason=error))  # noqa: TRY400
             return LoadedVersion(row, Version(parse_card(row.card), folder), self._settings, str(error))
         return LoadedVersion(row, loaded, self._settings)
 
-    def _whole(self, row: VersionRow) -> Version:
-        """A version's folder as it was registered; what is not here, or is damaged, is brought where it is kept."""
+    def _load_folder(self, row: VersionRow) -> Version:
+        """A version's folder as it was registered; one that is missing here, or damaged, is fetched from the store."""
         folder = self._settings.versions / row.name
         try:
             return load_version(folder, expect_card=row.card_sha256)
         except (RegraftError, OSError):
-            if not bring(self.folders, folder, version_key(row.card_sha256)):
+            if not fetch_folder(self.folders, folder, version_key(row.card_sha256)):
                 raise
         return load_version(folder, expect_card=row.card_sha256)
 
-    def look_again(self, name: str) -> None:
-        """Take a version that was quarantined back, now that its folder is whole; and look at all damaged edges again.
+    def recover(self, name: str) -> None:
+        """End a version's quarantine, now that its folder is whole, and load all damaged edges again.
 
         Raises:
-            InvalidVersionFolder: it is not what was registered.
+            InvalidVersionFolder: the folder is not what was registered.
         """
         with self._database.lookup() as connection:
             (row,) = (row for row in registered_rows(connection) if row.name == name)
-        self._whole(row)
-        with self._loading:
+        self._load_folder(row)
+        with self._sync_lock:
             self._by_id[row.id].problem = ""
-            self._look_again_at_edges()
+            self._reload_damaged_edges()
 
     def retry(self, target: LoadedVersion) -> None:
-        """Take a version and the edges to it back, those that are whole again: for a worker, which waits for them."""
+        """Recover a version and the edges to it where they are whole again, for a worker that waits for them."""
         if target.problem:
             with suppress(InvalidVersionFolder):
-                self.look_again(target.name)
+                self.recover(target.name)
         if any(declared.problem and declared.edge.new == target.name for declared in self._edges):
-            with self._loading:
-                self._look_again_at_edges()
+            with self._sync_lock:
+                self._reload_damaged_edges()
 
     def retry_unreached(self) -> None:
-        """The same of all that the store could not give, because it did not answer."""
+        """Retry every version that could not be fetched because the store did not answer."""
         names, self._unreached = self._unreached, set()
         for name in names & self._by_name.keys():
             try:
@@ -224,14 +223,14 @@ class Registry:
             except (RegraftError, OSError):
                 self._unreached.add(name)
 
-    def _look_again_at_edges(self) -> None:
+    def _reload_damaged_edges(self) -> None:
         with self._database.lookup() as connection:
             ids = edge_ids(connection)
         self._edges = tuple(declared for declared in self._edges if not declared.problem)
         self._follow_edges(ids)
 
     def sync_edges(self) -> None:
-        """The same as `sync`, if any edge came or went, or a version went."""
+        """Sync if any edge was added or removed, or a version removed."""
         with self._database.lookup() as connection:
             ids, versions = edge_ids(connection), version_ids(connection)
         if set(ids) != {declared.id for declared in self._edges} or not versions.issuperset(self._by_id):
@@ -245,19 +244,19 @@ class Registry:
             rows = edge_rows(connection, set(ids) - set(known))
         for row in rows:
             new, old = self._by_id[row.new_id].version, self._by_id[row.old_id].name
-            if row.folder is not None and not (place := self._settings.edges / row.folder).exists():
+            if row.folder is not None and not (folder := self._settings.edges / row.folder).exists():
                 try:
-                    bring(self.folders, place, edge_key(row.folder), EDGE)
+                    fetch_folder(self.folders, folder, edge_key(row.folder), EDGE)
                 except (RegraftError, OSError) as error:  # its files are missing, as it says
                     self._unreached |= {new.name} if isinstance(error, StoreUnreachable) else set()
             known[row.id] = open_edge(row, new, old, self._settings)
             if known[row.id].problem:
                 logger.error(Event("edge_not_used", edge=known[row.id].edge.key, reason=known[row.id].problem))
-        self._know(tuple(known[number] for number in ids if number in known))
+        self._set_edges(tuple(known[number] for number in ids if number in known))
 
     @contextmanager
     def opening(self, edge: Edge) -> Iterator[None]:
-        """While an edge is opened: one whose files changed is in no graph from now on. Raises EdgeBroken."""
+        """Context of opening an edge's files: if they changed, the edge leaves the graph. Raises EdgeBroken."""
         new, old, kind = edge.key
         try:
             yield
@@ -270,26 +269,26 @@ class Registry:
             raise EdgeBroken(f"the {kind} edge {new} -> {old} cannot be opened: {error.message}") from error
 
     def _was_removed(self, edge: Edge) -> bool:
-        """Whether another process did, and its files went with it; then it is known here, too."""
+        """Whether another process removed the edge, with its files; syncs edges."""
         numbers = {declared.id for declared in self._edges if declared.edge == edge}
         self.sync_edges()
         return numbers.isdisjoint(declared.id for declared in self._edges)
 
     def _quarantine(self, edge: Edge, problem: str) -> None:
         logger.error(Event("edge_quarantined", edge=edge.key, reason=problem))
-        with self._loading:
+        with self._sync_lock:
             for declared in self._edges:
-                # The edges a version came with lie in its folder, which is not what was registered any more either.
+                # An edge that came with a version lies in its folder, which differs from what was registered, then.
                 if declared.edge == edge and declared.origin is EdgeOrigin.REGISTERED:
                     self._by_name[edge.new].quarantine(problem)
-            self._know(tuple(replace(d, problem=problem) if d.edge == edge else d for d in self._edges))
+            self._set_edges(tuple(replace(d, problem=problem) if d.edge == edge else d for d in self._edges))
 
-    def _know(self, edges: tuple[EdgeRecord, ...]) -> None:
+    def _set_edges(self, edges: tuple[EdgeRecord, ...]) -> None:
         self._edges = edges
         self._graph = Graph(declared.edge for declared in self._edges if not declared.problem)
 
     def all(self) -> list[LoadedVersion]:
-        """The versions this process knows, in order of registration."""
+        """The versions that this process has loaded, in order of registration."""
         return sorted(self._by_id.values(), key=lambda registered: registered.id)
 
     def named(self, name: str) -> LoadedVersion:
@@ -315,11 +314,11 @@ class Registry:
 
     def encoders(self) -> frozenset[str]:
         """Names of the versions that can encode images."""
-        return frozenset(r.name for r in self.all() if r.card.encoder and r.opens("images"))
+        return frozenset(r.name for r in self.all() if r.card.encoder and r.can_open("images"))
 
     def text_encoders(self) -> frozenset[str]:
         """Names of the versions that can encode texts."""
-        return frozenset(r.name for r in self.all() if r.card.text and r.opens("texts"))
+        return frozenset(r.name for r in self.all() if r.card.text and r.can_open("texts"))
 
     def drop_idle(self, needed: Collection[str] = ()) -> None:
         """Drop the encoders that have been idle for long; those of versions in `needed` are not."""
@@ -327,18 +326,18 @@ class Registry:
             registered.drop_idle(registered.name in needed, self._settings.encoder_idle_seconds)
 
     def edges(self) -> tuple[EdgeRecord, ...]:
-        """All declared edges, in the order in which they were; those with a `problem` are in no graph.
+        """All declared edges, in the order they were declared; those with a `problem` are not in the graph.
 
-        The same tuple as long as none came, went or was quarantined.
+        The same tuple object until one is added, removed or quarantined.
         """
         return self._edges
 
-    def standing(self) -> tuple[object, object]:
-        """The same two objects as long as no version and no edge came, went or was quarantined."""
+    def state(self) -> tuple[object, object]:
+        """Two objects to compare by identity: the same until a version or edge is added, removed or quarantined."""
         return self._by_id, self._edges
 
     def item_edges_to(self, target: LoadedVersion) -> list[EdgeRecord]:
-        """The item edges that lead to a version by now, also those with a `problem`."""
+        """The item edges that lead to a version now, also those with a `problem`."""
         self.sync_edges()
         leading = (declared for declared in self._edges if declared.edge.new == target.name)
         return [declared for declared in leading if declared.edge.kind is EdgeKind.FORWARD]
@@ -348,16 +347,16 @@ class Registry:
         return next((declared for declared in self._edges if declared.edge.key == key), None)
 
     def graph(self) -> Graph:
-        """All declared edges, as what leads where."""
+        """The graph of all usable edges."""
         return self._graph
 
     def route(self, new: str, old: str) -> Route | None:
-        """How image queries of version `new` reach items of `old`, or else text queries."""
+        """The route of image queries of version `new` to items of `old`, or else of text queries."""
         by_texts = self.text_encoders()
         images = self._graph.route(new, old, self.encoders())
         return images or (self._graph.route(new, old, by_texts) if new in by_texts else None)
 
     def needed(self, query_version: str, live: Iterable[str]) -> set[str]:
-        """Names of the versions that embed image queries of one version to reach items of the `live` ones."""
+        """Names of the versions that must embed queries of one version to reach items of the versions `live`."""
         routes = (self.route(query_version, version) for version in live)
         return {query_version, *(name for route in routes if route is not None for name in route.encoders)}

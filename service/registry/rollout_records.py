@@ -1,4 +1,4 @@
-"""Trials: what a shadow or canary is asked to do, what it has counted, and when that is too much.
+"""Trials: the settings of a shadow or canary, its counts, and the limits at which a canary ends.
 
 Counts of several processes add up in the database, so a report is sums and histograms only: its size does not grow
 with the number of queries. Times are milliseconds.
@@ -23,13 +23,13 @@ from service.store.tables import deployment, trial_report
 SHADOW, CANARY = "shadow", "canary"
 
 STEP = 1.1
-"""Each bucket of a latency histogram is this much wider than the one before: a quantile is right to about 5 %."""
+"""Each bucket of a latency histogram is this factor wider than the one before: quantiles are exact to about 5 %."""
 ERRORS_KEPT = 5
 RECENT = 100
-"""A canary is held to its limits by its newest answers, so many times `min_queries` or up to twice as many.
+"""A canary's limits apply to its newest answers: this many times `min_queries`, up to twice as many.
 
-By all there were, a version that breaks late would be slow or wrong for as long again before it showed. By ten times
-`min_queries` one with half the errors of a limit of 1 % would pass it by chance, sooner or later.
+Over all answers, a version that breaks late would serve as long again before it showed. Over ten times `min_queries`, a
+version with half the errors of a limit of 1 % would exceed it by chance, sooner or later.
 """
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -55,7 +55,7 @@ class CanaryIn(Body):
 
 @dataclass(frozen=True)
 class Rollout:
-    """The trial a gallery's queries take part in."""
+    """The running trial of a gallery."""
 
     deployment: int
     version: LoadedVersion
@@ -81,18 +81,18 @@ class Counters:
         for name, amount in amounts.items():
             self.counts[name] += amount  # type: ignore[assignment]  # sums of overlaps are fractions
 
-    def took(self, side: str, seconds: float, queries: int = 1) -> None:
-        """Queries that the old or new version answered together."""
+    def add_latency(self, side: str, seconds: float, queries: int = 1) -> None:
+        """Add the time of queries that the old or new version answered together."""
         self.latency[side][bucket(seconds * 1000)] += queries
 
-    def fail(self, error: Exception, queries: int = 1) -> None:
-        """Queries that the new version could not answer."""
+    def add_error(self, error: Exception, queries: int = 1) -> None:
+        """Add queries that the new version could not answer."""
         self.add(errors=queries)
         text = f"{type(error).__name__}: {error}"[:500]
         self.errors = [*self.errors, {"at": time.time(), "error": text}][-ERRORS_KEPT:]
 
     def as_json(self) -> dict[str, Any]:
-        """What is stored."""
+        """The counts as they are stored."""
         latency = {side: {str(b): n for b, n in found.items()} for side, found in self.latency.items()}
         return {"counts": dict(self.counts), "latency": latency, "errors": self.errors}
 
@@ -117,16 +117,16 @@ def bucket(milliseconds: float) -> int:
 
 def quantile(histogram: Mapping[int, int], q: float) -> float | None:
     """The time below which a share `q` of the answers lies, None without any."""
-    left = q * sum(histogram.values())
+    remaining = q * sum(histogram.values())
     for number in sorted(histogram):
-        left -= histogram[number]
-        if left <= 1e-9:
+        remaining -= histogram[number]
+        if remaining <= 1e-9:
             return float(STEP ** (number + 0.5))
     return None
 
 
 def summary(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What a user sees of a stored report."""
+    """The public summary of a stored report."""
     counters = counters_from_json(report)
     counts, compared = counters.counts, counters.counts["compared"]
     answered = counts["new"]
@@ -147,22 +147,24 @@ def summary(report: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def exceeded(settings: Mapping[str, Any], report: Mapping[str, Any]) -> str | None:
-    """Which of its limits a canary has passed by its newest counts, in words; None: none, or it answered too little."""
-    found = summary(report)
-    answered, rate, p99 = found["queries"]["new"], found["error_rate"], found["latency_ms"]["new"]["p99"]
+def exceeded_limit(settings: Mapping[str, Any], report: Mapping[str, Any]) -> str | None:
+    """The limit that a canary's newest counts exceed, in words; None: none, or too few queries were answered."""
+    counted = summary(report)
+    answered, rate, p99 = counted["queries"]["new"], counted["error_rate"], counted["latency_ms"]["new"]["p99"]
     if answered < settings.get("min_queries", 1):
         return None
-    most, slowest = settings.get("max_error_rate"), settings.get("max_p99_ms")
-    if most is not None and rate > most:
-        return f"error rate {rate:.1%} of {answered} queries is above the limit of {most:.1%}"
-    if slowest is not None and p99 is not None and p99 > slowest:
-        return f"p99 latency {p99:.1f} ms of {answered} queries is above the limit of {slowest:g} ms"
+    max_rate, max_p99 = settings.get("max_error_rate"), settings.get("max_p99_ms")
+    if max_rate is not None and rate > max_rate:
+        return f"error rate {rate:.1%} of {answered} queries is above the limit of {max_rate:.1%}"
+    if max_p99 is not None and p99 is not None and p99 > max_p99:
+        return f"p99 latency {p99:.1f} ms of {answered} queries is above the limit of {max_p99:g} ms"
     return None
 
 
-def deployed(connection: Connection, registry: Registry, gallery_id: int) -> tuple[Rollout | None, tuple[int, ...]]:
-    """The trial that is running in a gallery, and the gates that what is current or tried out there rests on."""
+def active_rollout(
+    connection: Connection, registry: Registry, gallery_id: int
+) -> tuple[Rollout | None, tuple[int, ...]]:
+    """The running trial of a gallery, and the gates on which its current version and that trial rest."""
     active = deployment.c.state.in_((SHADOW, CANARY, "current"))
     rows = connection.execute(
         select(deployment).where(deployment.c.gallery_id == gallery_id, active).order_by(deployment.c.id)
@@ -173,7 +175,7 @@ def deployed(connection: Connection, registry: Registry, gallery_id: int) -> tup
 
 
 def report_of(connection: Connection, deployment_id: int) -> dict[str, dict[str, Any]]:
-    """What the trials of a deployment have counted since they began, by phase."""
+    """The counts of a deployment's trials since they began, by phase."""
     rows = connection.execute(select(trial_report).where(trial_report.c.deployment_id == deployment_id))
     return {row.phase: row.report for row in rows}
 
@@ -181,14 +183,14 @@ def report_of(connection: Connection, deployment_id: int) -> dict[str, dict[str,
 def add_counters(
     connection: Connection, deployment_id: int, phase: str, counters: Counters
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Add counts to a report; returns the trial's settings and what its newest counts are, None when it is over."""
-    # The lock keeps two processes from adding to what the other is about to replace.
-    running = select(deployment.c.settings).where(deployment.c.id == deployment_id, deployment.c.state == phase)
-    rollout = connection.execute(running.with_for_update()).first()
+    """Add counts to a report; returns the trial's settings and newest counts, None when it is over."""
+    # The lock keeps two processes from overwriting each other's report.
+    statement = select(deployment.c.settings).where(deployment.c.id == deployment_id, deployment.c.state == phase)
+    rollout = connection.execute(statement.with_for_update()).first()
     if rollout is None:
         return None
-    same = (trial_report.c.deployment_id == deployment_id, trial_report.c.phase == phase)
-    stored = connection.execute(select(trial_report.c.report).where(*same)).scalar()
+    conditions = (trial_report.c.deployment_id == deployment_id, trial_report.c.phase == phase)
+    stored = connection.execute(select(trial_report.c.report).where(*conditions)).scalar()
     total = counters_from_json(stored) if stored else Counters()
     total += counters
     parts = _newest(stored, counters, RECENT * rollout.settings.get("min_queries", 1))
@@ -197,7 +199,7 @@ def add_counters(
         values = {"deployment_id": deployment_id, "phase": phase, "report": report}
         connection.execute(insert(trial_report).values(values))
     else:
-        connection.execute(update(trial_report).where(*same).values(report=report))
+        connection.execute(update(trial_report).where(*conditions).values(report=report))
     recent = Counters()
     for part in parts:
         recent += part
@@ -205,8 +207,8 @@ def add_counters(
 
 
 def _newest(stored: Mapping[str, Any] | None, counters: Counters, size: int) -> list[Counters]:
-    """The newest counts of a report, these too, in two parts: at `size` answers another begins and the first goes."""
-    # A report of the release before does not tell them apart.
+    """The newest counts, these included, in two parts: at `size` answers a new part begins and the first is dropped."""
+    # A report of an older release has no `recent`.
     parts = [counters_from_json(part) for part in stored.get("recent", [stored])] if stored else [Counters()]
     if counters.counts["new"] and parts[-1].counts["new"] >= size:
         parts = [parts[-1], Counters()]

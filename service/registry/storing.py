@@ -1,8 +1,7 @@
-"""What a batch makes of the items that are there already: added beside, replaced or refused.
+"""Store a batch of items: new ones are added, existing ones get an embedding more, are replaced or refused.
 
-An embedding says one more thing about an item, so it is put beside the others; an image or a text is what they were
-made from, so it takes their place. Whatever comes, an item must hold something that queries of the current version
-reach.
+An embedding is put beside an item's others; an image or a text is what they were computed from, so it replaces them.
+Either way the item must hold an embedding afterwards that queries of the current version reach.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from service.store.vector_codec import is_same_vector
 
 
 class UpdateMode(StrEnum):
-    """What a batch does with items that are there, and with those that are not."""
+    """What a batch does with items that exist, and with those that do not."""
 
     UPSERT = "upsert"
     REPLACE = "replace"
@@ -40,21 +39,21 @@ class UpdateMode(StrEnum):
 
 
 @dataclass(frozen=True)
-class KnownItem:
-    """A live item that is there: its row, and version id -> (origin, vector if it was asked for) of what it holds."""
+class ExistingItem:
+    """An existing live item: its row, and version id -> (origin, vector, None if not read) of its embeddings."""
 
     row: ItemRow
     held: Mapping[int, tuple[str, bytes | None]]
 
 
 class AddedItems(NamedTuple):
-    """A batch that is in the change feed with each of its numbers, and is nothing but new items that are alike.
+    """A batch of new items only, with the same kind of embedding, that took consecutive feed numbers.
 
     Attributes:
         place: the version and the origin of their embeddings.
-        vectors: what they hold (N, D).
-        items: key -> what is known of each (N,), in the order of their numbers.
-        seqs: the first number, and the last.
+        vectors: their embeddings (N, D).
+        items: key -> item (N,), in the order of their feed numbers.
+        seqs: the first and the last feed number.
         current: the version that was current then.
     """
 
@@ -67,9 +66,9 @@ class AddedItems(NamedTuple):
 
 @dataclass
 class StoredItems:
-    """What became of a batch: items by what happened to them, why others were refused, and blobs nobody needs now.
+    """The outcome of a batch: items by outcome, the errors of refused ones, and blobs that no row refers to any more.
 
-    `added`: the whole of it, where it is no more than that.
+    `added`: the batch, if all its items are new and alike.
     """
 
     new: list[NewItem] = field(default_factory=list)
@@ -98,38 +97,38 @@ def store(
 ) -> StoredItems:
     """Write items of different ids, each with an embedding by `version`.
 
-    To be called with the lock of the gallery, whose current version is `current`; `first_seq` is what `take_seq` gave
-    for as many. `mode`: `replace`: nothing stays of an item that is there; `insert_only`: it is refused; `update_only`:
-    one that is not there is.
+    The caller holds the lock of the gallery, whose current version is `current`; `first_seq` is from `take_seq` for as
+    many. `mode`: `replace`: nothing of an existing item stays; `insert_only`: it is refused; `update_only`: one that
+    does not exist is refused.
     """
     rows = {row.external_id: row for row in rows_of(connection, gallery_id, [i.external_id for i in items])}
-    there = known_items(connection, gallery_id, rows.values(), version.id)
-    if there or version is not current:
-        registry.sync_edges()  # nobody removes one meanwhile: that takes the lock of every gallery
-    for version_id in {held for known in there.values() for held in known.held}:
-        registry.by_id(version_id)  # another process's, perhaps: from here on the catalog knows it
+    existing = existing_items(connection, gallery_id, rows.values(), version.id)
+    if existing or version is not current:
+        registry.sync_edges()  # none is removed meanwhile: that takes the lock of every gallery
+    for version_id in {held for known in existing.values() for held in known.held}:
+        registry.by_id(version_id)  # the registry must know it from here on, also if another process registered it
     reached, stored = places_of(registry, current).reached, StoredItems()
-    alone = version.id in reached
+    is_reached = version.id in reached
     for new in items:
-        known = there.get(new.external_id)
+        known = existing.get(new.external_id)
         if known is not None and mode is UpdateMode.INSERT_ONLY:
             stored.refused[new.external_id] = ItemExists(pointer="/id")
         elif known is None and mode is UpdateMode.UPDATE_ONLY:
             stored.refused[new.external_id] = UnknownItem("the gallery holds no item of this id", pointer="/id")
-        elif not alone if known is None else reached.isdisjoint(_after(known, new, version.id, mode)):
+        elif not is_reached if known is None else reached.isdisjoint(_versions_after(known, new, version.id, mode)):
             stored.refused[new.external_id] = _unreachable(current, version)
         elif known is None:
             stored.new.append(new)
-        elif _is_whole(new, mode):
+        elif _replaces_all(new, mode):
             metadata = new.metadata if mode is UpdateMode.REPLACE or new.metadata is not None else known.row.metadata
             stored.replaced.append(new._replace(metadata=metadata))
         else:
             stored.updated.append(new)
-    whole = [*stored.new, *stored.replaced]
-    stored.orphans = store_items(connection, gallery_id, version.id, whole, first_seq, rows)
+    complete = [*stored.new, *stored.replaced]
+    stored.orphans = store_items(connection, gallery_id, version.id, complete, first_seq, rows)
     stored.orphans += [new.blob for new in items if new.external_id in stored.refused and new.blob is not None]
-    updated = [(there[new.external_id], new) for new in stored.updated]
-    _add(connection, gallery_id, version.id, updated, first_seq + len(whole))
+    updated = [(existing[new.external_id], new) for new in stored.updated]
+    _put_beside(connection, gallery_id, version.id, updated, first_seq + len(complete))
     if not rows and len(stored.new) == len(items):
         stored.added = _added(connection, gallery_id, current, version, items, first_seq)
     return stored
@@ -150,67 +149,67 @@ def _added(
     return AddedItems((version.name, new[0].origin), stacked([one.vector for one in new]), items, seqs, current)
 
 
-def known_items(
+def existing_items(
     connection: Connection, gallery_id: int, known: Iterable[ItemRow], version_id: int
-) -> dict[str, KnownItem]:
-    """Those of the items of a gallery that are live, by their ids, with the vectors they hold of one version."""
+) -> dict[str, ExistingItem]:
+    """The live items among `known`, by id, with their vectors by one version."""
     rows = {row.id: row for row in known if not row.deleted}
     if not rows:
         return {}
     vector = case((embedding.c.version_id == version_id, embedding.c.vector))
-    mine = (in_gallery(embedding, gallery_id), embedding.c.item_id.in_(listed(connection, list(rows)).keys))
+    conditions = (in_gallery(embedding, gallery_id), embedding.c.item_id.in_(listed(connection, list(rows)).keys))
     held: dict[int, dict[int, tuple[str, bytes | None]]] = {key: {} for key in rows}
     columns = (embedding.c.item_id, embedding.c.version_id, embedding.c.origin, vector)
-    for key, held_id, origin, stored in connection.execute(select(*columns).where(*mine)):
+    for key, held_id, origin, stored in connection.execute(select(*columns).where(*conditions)):
         held[key][held_id] = origin, stored
-    return {row.external_id: KnownItem(row, held[key]) for key, row in rows.items()}
+    return {row.external_id: ExistingItem(row, held[key]) for key, row in rows.items()}
 
 
-def _is_whole(new: NewItem, mode: UpdateMode) -> bool:
-    """Whether nothing of what the item holds stays."""
+def _replaces_all(new: NewItem, mode: UpdateMode) -> bool:
+    """Whether none of the item's embeddings stays."""
     return mode is UpdateMode.REPLACE or new.blob is not None
 
 
-def _after(known: KnownItem, new: NewItem, version_id: int, mode: UpdateMode) -> set[int]:
-    """The versions the item will hold embeddings of."""
-    if _is_whole(new, mode):
+def _versions_after(known: ExistingItem, new: NewItem, version_id: int, mode: UpdateMode) -> set[int]:
+    """The versions of which the item will hold embeddings."""
+    if _replaces_all(new, mode):
         return {version_id}
     if version_id not in known.held or _is_same(known, new, version_id):
         return {version_id, *known.held}
-    # Transforms read an embedding: what they made of it says nothing once that is another.
+    # Transformed embeddings were computed from the replaced one: they are stale.
     return {version_id, *(key for key, (origin, _) in known.held.items() if origin != Origin.TRANSFORMED)}
 
 
-def _is_same(known: KnownItem, new: NewItem, version_id: int) -> bool:
-    """Whether the item holds this very vector of the version, and as a transform only if it comes as one."""
+def _is_same(known: ExistingItem, new: NewItem, version_id: int) -> bool:
+    """Whether the item holds this very vector by the version already, with an origin of the same kind."""
     origin, vector = known.held.get(version_id, ("", None))
     made_alike = (origin == Origin.TRANSFORMED) == (new.origin == Origin.TRANSFORMED)
     return made_alike and vector is not None and is_same_vector(vector, new.vector)
 
 
-def _add(
+def _put_beside(
     connection: Connection,
     gallery_id: int,
     version_id: int,
-    updated: Sequence[tuple[KnownItem, NewItem]],
+    updated: Sequence[tuple[ExistingItem, NewItem]],
     first_seq: int,
 ) -> None:
-    """Put embeddings, all of one origin, beside those the items hold, in the place of one by the same version."""
+    """Add embeddings, all of one origin, to existing items; each replaces one by the same version."""
     if not updated:
         return
     changed = [(known, new) for known, new in updated if not _is_same(known, new, version_id)]
-    other = listed(connection, [known.row.id for known, _ in changed if version_id in known.held]).keys
+    replaced = listed(connection, [known.row.id for known, _ in changed if version_id in known.held]).keys
     stale = (
         in_gallery(embedding, gallery_id),
-        embedding.c.item_id.in_(other),
+        embedding.c.item_id.in_(replaced),
         embedding.c.origin == Origin.TRANSFORMED.value,
     )
     connection.execute(delete(embedding).where(*stale))
     if changed:
         keys, vectors = [known.row.id for known, _ in changed], stacked([new.vector for _, new in changed])
         put_embeddings(connection, gallery_id, version_id, changed[0][1].origin, keys, vectors)
-    named = ((known.row, known.row.metadata if new.metadata is None else new.metadata) for known, new in updated)
-    set_metadata(connection, named, first_seq)
+    metadata = ((known.row, known.row.metadata if new.metadata is None else new.metadata) for known, new in updated)
+    set_metadata(connection, metadata, first_seq)
 
 
 def _unreachable(current: LoadedVersion, version: LoadedVersion) -> NoRoute:

@@ -1,4 +1,4 @@
-"""The versions in SQL: what the catalog follows, and who writes it."""
+"""The rows of versions, which the registry follows: read and written here."""
 
 from __future__ import annotations
 

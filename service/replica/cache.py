@@ -1,7 +1,7 @@
-"""What is loaded, least recently used first to go: galleries are loaded when they are asked for, and unloaded for room.
+"""A least-recently-used cache of galleries: loaded when they are needed, unloaded for room.
 
-Unloading lets go of an object. Whoever still works with it goes on, and is found here as long as it does: a gallery is
-never in memory twice, and nobody works with one that is not followed any more.
+Unloading drops a reference. An object that is still in use stays known here as long as it is: a gallery is never in
+memory twice, and none is used that does not follow the feed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from service.errors import UnknownGallery
 
 
 class Loadable(Protocol):
-    """What the cache keeps: its number, the bytes it takes, and when it was asked for last."""
+    """An entry of the cache: its number, its size in bytes, and when it was used last."""
 
     id: int
     bytes: int
@@ -30,80 +30,80 @@ class Cache(Generic[T]):
     """Loaded galleries by their numbers. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
-        """`limit`: bytes that all may take together; one that is larger is loaded alone."""
+        """`limit`: bytes of all entries together; a larger entry is loaded alone."""
         self.limit = limit
-        self._kept: dict[int, T] = {}
-        # Unloaded ones too, as long as somebody works with them.
-        self._held: WeakValueDictionary[int, T] = WeakValueDictionary()
+        self._loaded: dict[int, T] = {}
+        # Also unloaded ones, as long as they are in use.
+        self._in_memory: WeakValueDictionary[int, T] = WeakValueDictionary()
         self._loading: dict[int, threading.Lock] = {}
-        self._entering = threading.Lock()
+        self._lock = threading.Lock()
         self._making_room = threading.Lock()
 
     def get(self, number: int) -> T | None:
-        """One that is loaded; this is a use of it."""
-        found = self._kept.get(number)
-        if found is not None:
-            found.used = time.monotonic()
-        return found
+        """A loaded entry; counts as a use."""
+        entry = self._loaded.get(number)
+        if entry is not None:
+            entry.used = time.monotonic()
+        return entry
 
     def load(self, number: int, read: Callable[[], T], follow: Callable[[T], bool]) -> T:
-        """The same, loaded by `read` if it is not; others that ask for it wait, and nobody else does.
+        """An entry, loaded by `read` if it is not; only callers that need the same entry wait.
 
-        Whoever writes meanwhile does not wait either: `follow` takes in what was written before anybody gets it.
+        Writers do not wait either: `follow` applies what was written meanwhile before the entry is used.
 
         Raises:
             UnknownGallery: `follow` found that it was deleted meanwhile.
         """
         with self._loading_of(number):
-            if (found := self._kept.get(number)) is None:
-                found = self._held[number] = read()
-                # Whoever wrote before it was found here did not tell it, and no other process told anyone.
-                if not follow(found):
+            if (entry := self._loaded.get(number)) is None:
+                entry = self._in_memory[number] = read()
+                # Writes from before the entry was registered here did not reach it.
+                if not follow(entry):
                     self.drop(number)
                     raise UnknownGallery("the gallery was deleted")
-            found.used = time.monotonic()
-            with self._entering:
-                if self._held.get(number) is found:  # not dropped meanwhile
-                    self._kept[number] = found
+            entry.used = time.monotonic()
+            with self._lock:
+                if self._in_memory.get(number) is entry:  # not dropped meanwhile
+                    self._loaded[number] = entry
         self.make_room()
-        return found
+        return entry
 
     def in_use(self, number: int) -> T | None:
-        """One that is in memory, loaded or not, to be told of a write; None: whoever loads it takes that in."""
-        return self._held.get(number)
+        """An entry in memory, loaded or not, to apply a write to; None: a load will read that write."""
+        return self._in_memory.get(number)
 
     def all(self) -> list[T]:
-        """Those in memory, by number."""
-        there = (reference() for reference in self._held.valuerefs())
-        return sorted((found for found in there if found is not None), key=lambda found: found.id)
+        """The entries in memory, by number."""
+        entries = (reference() for reference in self._in_memory.valuerefs())
+        return sorted((entry for entry in entries if entry is not None), key=lambda entry: entry.id)
 
     def peek(self, number: int) -> T | None:
-        """One that is loaded; this is no use of it."""
-        return self._kept.get(number)
+        """A loaded entry; does not count as a use."""
+        return self._loaded.get(number)
 
     def bytes(self) -> int:
-        """What they take."""
-        return sum(found.bytes for found in list(self._kept.values()))
+        """The bytes of all loaded entries."""
+        return sum(entry.bytes for entry in list(self._loaded.values()))
 
     def loaded(self) -> int:
-        """How many there are."""
-        return len(self._kept)
+        """How many entries are loaded."""
+        return len(self._loaded)
 
     def drop(self, number: int) -> None:
-        """Forget one."""
-        with self._entering:
-            self._kept.pop(number, None)
-            self._held.pop(number, None)
+        """Forget an entry."""
+        with self._lock:
+            self._loaded.pop(number, None)
+            self._in_memory.pop(number, None)
 
     def make_room(self) -> None:
-        """Unload those used longest ago until the others fit; the one used last stays."""
+        """Unload the least recently used entries until the others fit; the one used last stays."""
         with self._making_room:
-            taken = self.bytes()
-            for oldest in sorted(self._kept.values(), key=lambda found: found.used)[:-1]:
-                if taken <= self.limit:
+            used_bytes = self.bytes()
+            for oldest in sorted(self._loaded.values(), key=lambda entry: entry.used)[:-1]:
+                if used_bytes <= self.limit:
                     return
-                self._kept.pop(oldest.id, None)
-                taken -= oldest.bytes
+                self._loaded.pop(oldest.id, None)
+                used_bytes -= oldest.bytes
 
     def _loading_of(self, number: int) -> threading.Lock:
         return self._loading.setdefault(number, threading.Lock())

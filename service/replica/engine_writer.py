@@ -1,8 +1,8 @@
-"""Bringing galleries to the engines they are to lie in, by the feed, and having what is there count there.
+"""Copies galleries to their engines along the feed, so that their vectors are searched there.
 
-Of all processes one brings the rows of a gallery: whoever holds its lease. It goes on from the number that a
-collection has recorded, and does nothing twice that harms: it may be killed anywhere. Every process asks what is there,
-and forgets those vectors here.
+Of all processes one copies the rows of a gallery: the one that holds its lease. It goes on from the feed number that a
+collection has recorded, and every step is idempotent: it may be killed anywhere. Every process checks what the engine
+holds, and drops those vectors from memory.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 0.2
 IDLE_SECONDS = 5.0
-"""So often a gallery is looked at where nothing was written, and what is to be removed is looked for."""
+"""How often a gallery without writes is checked, and collections that are to be removed are searched for."""
 LEASE_SECONDS = 30.0
 STOP_SECONDS = 5.0
 
 
 class EngineWriter(Background):
-    """A thread that looks which galleries lie elsewhere."""
+    """A thread that copies the galleries that lie in engines."""
 
     def __init__(self, database: Database, registry: Registry, replica: Replica, engines: Engines) -> None:
         super().__init__("engine-writer", STOP_SECONDS)
         self._database, self._registry, self._replica, self._engines = database, registry, replica, engines
         self._owner = uuid.uuid4().hex
-        # Gallery -> the number at which all of it was in its place, and when that was seen.
-        self._done: dict[int, tuple[int, float]] = {}
-        self._swept = 0.0
+        # Gallery -> the feed number at which all of it was settled, and when that was seen.
+        self._settled_at: dict[int, tuple[int, float]] = {}
+        self._swept_at = 0.0
         self._errors = RecurringErrors(logger)
 
     def _run(self) -> None:
@@ -61,82 +61,84 @@ class EngineWriter(Background):
 
     def _round(self) -> None:
         for live in self._replica.all():
-            self._errors.attempt(Event("engine_not_followed", gallery=live.name), partial(self._look_at, live))
-        if self._engines.any() and time.monotonic() - self._swept > IDLE_SECONDS:
-            self._swept = time.monotonic()
+            self._errors.attempt(Event("engine_not_followed", gallery=live.name), partial(self._follow_gallery, live))
+        if self._engines.any() and time.monotonic() - self._swept_at > IDLE_SECONDS:
+            self._swept_at = time.monotonic()
             self._errors.attempt(Event("engine_not_swept"), self._sweep)
 
-    def _look_at(self, live: LoadedGallery) -> None:
+    def _follow_gallery(self, live: LoadedGallery) -> None:
         remote, seq = live.gallery.remote, live.seq
         if not (shards := remote.shards()):
             return
-        before = self._done.get(live.id)
+        before = self._settled_at.get(live.id)
         if before is not None and before[0] == seq and time.monotonic() - before[1] < IDLE_SECONDS:
             return
-        kept = remote.settle()  # before anything is written: that would hide what was lost
-        if kept and live.gallery.config.kind.is_remote:
-            self._bring(live)
-            kept = remote.settle()
-        if not kept:
+        intact = remote.settle()  # before anything is written, which would hide lost rows
+        if intact and live.gallery.config.kind.is_remote:
+            self._copy_rows(live)
+            intact = remote.settle()
+        if not intact:
             then = "the gallery is loaded anew, and what the engine does not have is written"
             logger.warning(Event("engine_was_away_or_lost_rows", gallery=live.name, then=then))
             self._replica.cache.drop(live.id)
             return
         live.bytes = live.gallery.bytes()
         if all(shard.is_settled() for shard in shards.values()):
-            self._done[live.id] = seq, time.monotonic()
+            self._settled_at[live.id] = seq, time.monotonic()
 
-    def _bring(self, live: LoadedGallery) -> None:
-        """Write what the collections lack, a block of the feed at a time."""
-        kind, compared = live.gallery.config.kind, 0
+    def _copy_rows(self, live: LoadedGallery) -> None:
+        """Write the rows that the collections lack, a block of the feed at a time."""
+        kind, compared_purge = live.gallery.config.kind, 0
         covered_seq = {place: shard.collection.covered_seq() for place, shard in _going_to(kind, live).items()}
         while not self._stop.is_set() and (after := min(covered_seq.values(), default=live.seq)) < live.seq:
-            if not self._leased(live, kind):
+            if not self._take_lease(live, kind):
                 return
             with self._database.read() as connection:
                 row = gallery_row(connection, live.id)
-                # From 0 on the feed leaves out what was deleted, of which there is something where others went on.
+                # From 0 on the feed leaves out deleted items; a collection with rows may still hold some.
                 block = next(changes(connection, live.id, after or -any(covered_seq.values())), [])
-                # What was deleted before is told of no more.
-                behind = row is not None and any(covered_seq.values()) and after < row.purged_seq != compared
-                kept = live_keys(connection, live.id) if behind else None
+                # Deletions that were purged from the feed are not in it any more: compare keys instead.
+                missed_purge = (
+                    row is not None and any(covered_seq.values()) and after < row.purged_seq != compared_purge
+                )
+                existing_keys = live_keys(connection, live.id) if missed_purge else None
             if row is None:
                 return
-            compared = row.purged_seq
-            upto = block[-1][6] if block else row.next_seq - 1
-            self._replica.refresh(live.id)  # so that there is a shard of each place that the block tells of
+            compared_purge = row.purged_seq
+            last_seq = block[-1][6] if block else row.next_seq - 1
+            self._replica.refresh(live.id)  # so that there is a shard for each place in the block
             shards = _going_to(kind, live)
             found = gather_changes(self._registry, [block] if block else [])
             for place, shard in shards.items():
-                if covered_seq.get(place, after) < upto:
-                    if kept is not None:
-                        keep_only(shard.collection, kept)
+                if covered_seq.get(place, after) < last_seq:
+                    if existing_keys is not None:
+                        keep_only(shard.collection, existing_keys)
                     write_block(shard.collection, place, shard.space, block, found)
-                    shard.collection.set_covered_seq(upto, more=upto < live.seq)
-            covered_seq = {place: max(covered_seq.get(place, after), upto) for place in shards}
+                    shard.collection.set_covered_seq(last_seq, more=last_seq < live.seq)
+            covered_seq = {place: max(covered_seq.get(place, after), last_seq) for place in shards}
 
-    def _leased(self, live: LoadedGallery, kind: IndexKind) -> bool:
+    def _take_lease(self, live: LoadedGallery, kind: IndexKind) -> bool:
         with self._database.write() as connection:
             return take_lease(connection, live.id, kind.value, live.engine_name, self._owner, LEASE_SECONDS)
 
     def _sweep(self) -> None:
-        """Remove the collections of galleries that went or lie elsewhere now, and of versions that were retired."""
+        """Remove the collections of galleries that were deleted or moved elsewhere, and of retired versions."""
         with self._database.lookup() as connection:
             leases = engine_leases(connection)
-            there = {one.gallery_id: gallery_row(connection, one.gallery_id) for one in leases}
+            galleries = {lease.gallery_id: gallery_row(connection, lease.gallery_id) for lease in leases}
         for lease in leases:
-            row, kind = there[lease.gallery_id], IndexKind(lease.kind)
+            row, kind = galleries[lease.gallery_id], IndexKind(lease.kind)
             if kind not in ALL:
                 continue
             if row is not None and index_of(row).kind is kind:
                 self._drop_retired(lease, kind)
             elif row is not None and self._is_searched(lease, kind):
                 continue
-            elif time.time() > lease.until + LEASE_SECONDS:  # processes that follow late have moved what they need
+            elif time.time() > lease.until + LEASE_SECONDS:  # by then slow processes have moved what they need
                 self._remove(lease, kind)
 
     def _drop_retired(self, lease: EngineLeaseRow, kind: IndexKind) -> None:
-        """Of a gallery that this process brings there, what its items hold no more."""
+        """Drop collections of retired versions, of a gallery that this process copies."""
         live = self._replica.cache.peek(lease.gallery_id)
         if live is not None and lease.owner == self._owner and live.gallery.config.kind is kind:
             engine = self._engines.get(kind)
@@ -144,7 +146,7 @@ class EngineWriter(Background):
                 engine.drop(lease.name, place)
 
     def _is_searched(self, lease: EngineLeaseRow, kind: IndexKind) -> bool:
-        """Whether this process has not moved all that lies there."""
+        """Whether this process still searches a shard in that engine."""
         live = self._replica.cache.peek(lease.gallery_id)
         return live is not None and any(shard.kind is kind for shard in live.gallery.remote.shards().values())
 
@@ -157,7 +159,7 @@ class EngineWriter(Background):
 
 
 def _going_to(kind: IndexKind, live: LoadedGallery) -> dict[ShardKey, RemoteShard]:
-    """The shards whose rows are to lie in an engine of a kind, and not in the one that they leave for it."""
+    """The shards whose rows belong in an engine of this kind, without those that are leaving it."""
     shards = live.gallery.remote.shards().items()
     return {place: shard for place, shard in shards if shard.kind is kind and not shard.is_leaving}
 
@@ -165,18 +167,21 @@ def _going_to(kind: IndexKind, live: LoadedGallery) -> dict[ShardKey, RemoteShar
 def write_block(
     collection: Collection, place: ShardKey, space: Space, block: Sequence[FeedRow], found: FeedChanges
 ) -> None:
-    """What a block of the feed says of one collection."""
+    """Write one collection's part of a block of the feed: upserts and deletions."""
     seqs = {row[0]: row[6] for row in block}
     keys, vectors = found.placed.get(place, ((), np.empty((0, 0), np.float32)))
-    most = collection.capabilities.max_rows
-    for start in range(0, len(keys), most):
-        some, mine = keys[start : start + most], vectors[start : start + most]
-        collection.upsert(Entries(np.array(some), _numbers(seqs, some), digests(mine)), space.items(mine))
+    max_rows = collection.capabilities.max_rows
+    for start in range(0, len(keys), max_rows):
+        block_keys, block_vectors = keys[start : start + max_rows], vectors[start : start + max_rows]
+        collection.upsert(
+            Entries(np.array(block_keys), _seqs_of(seqs, block_keys), digests(block_vectors)),
+            space.items(block_vectors),
+        )
     leaving = sorted(seqs.keys() - set(keys))
-    for start in range(0, len(leaving), most):
-        some = leaving[start : start + most]
-        collection.delete(np.array(some), _numbers(seqs, some))
+    for start in range(0, len(leaving), max_rows):
+        block_keys = leaving[start : start + max_rows]
+        collection.delete(np.array(block_keys), _seqs_of(seqs, block_keys))
 
 
-def _numbers(seqs: Mapping[int, int], keys: Sequence[int]) -> Keys:
+def _seqs_of(seqs: Mapping[int, int], keys: Sequence[int]) -> Keys:
     return np.array([seqs[key] for key in keys], np.int64)

@@ -1,4 +1,4 @@
-"""The engines elsewhere that this service is told of, and what they know its galleries by."""
+"""The configured engines, pgvector and Milvus, and the names by which they know galleries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = list(SETTINGS)
 
 
 class Engines:
-    """Each is opened when it is needed for the first time. Thread-safe."""
+    """The engines, each opened when it is first needed. Thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
         self._makers: dict[IndexKind, Callable[[], Engine]] = {}
@@ -27,30 +27,30 @@ class Engines:
         if settings.milvus_uri:
             self._makers[IndexKind.MILVUS] = partial(_milvus, settings)
         self._open: dict[IndexKind, Engine] = {}
-        self._opening = threading.Lock()
+        self._lock = threading.Lock()
 
     def any(self) -> bool:
-        """Whether it is told of any."""
+        """Whether any engine is configured."""
         return bool(self._makers)
 
     def get(self, kind: IndexKind) -> Engine:
-        """One of them.
+        """The engine of a kind.
 
         Raises:
             InvalidArgument: it is not configured, or what it needs is not installed.
         """
-        with self._opening:
+        with self._lock:
             if kind not in self._open:
-                self._open[kind] = self._made(kind)
+                self._open[kind] = self._connect(kind)
             return self._open[kind]
 
     def check(self, kind: IndexKind) -> None:
-        """Whether a gallery can lie in it: InvalidArgument, or EngineUnavailable where it does not answer."""
+        """Check that a gallery can lie in this engine. Raises InvalidArgument, EngineUnavailable."""
         if kind.is_remote:
             self.get(kind).check()
 
     def of(self, row: GalleryRow) -> OpenCollection:
-        """What opens the collections of a gallery."""
+        """A function that opens the collections of a gallery."""
         return partial(self._collection, name_of(row))
 
     def close(self) -> None:
@@ -64,10 +64,10 @@ class Engines:
         except RegraftError as error:  # the gallery is served without what lies there, and its indexer says why
             return Unreachable(error.message)
 
-    def _made(self, kind: IndexKind) -> Engine:
+    def _connect(self, kind: IndexKind) -> Engine:
         if kind not in self._makers:
-            here = [kind.value for kind in IndexKind if not kind.is_remote or kind in self._makers]
-            why = f"this service has no {kind.value}: set {SETTINGS[kind]}, or take one of {', '.join(here)}"
+            available = [kind.value for kind in IndexKind if not kind.is_remote or kind in self._makers]
+            why = f"this service has no {kind.value}: set {SETTINGS[kind]}, or take one of {', '.join(available)}"
             raise InvalidArgument(why, pointer="/index/kind")
         try:
             return self._makers[kind]()
@@ -77,12 +77,12 @@ class Engines:
 
 
 def no_engines(_: GalleryRow) -> OpenCollection:
-    """Of a process that has none."""
+    """The function of a process without engines."""
     return no_engine
 
 
 def name_of(row: GalleryRow) -> str:
-    """What tells a gallery from any other of any service: numbers and names come again, with the moment they do not."""
+    """A name unique over all services: numbers and names are reused, but not with the time of creation."""
     return f"{row.id} {row.name} {row.created!r}"
 
 

@@ -1,8 +1,8 @@
-"""Unloading: encoders that no gallery of this process needs are forgotten after a while.
+"""Unloads encoders that no gallery of this process needs and that were idle for a while.
 
-A version is needed while it is current, and while queries reach some shard only with its help (`dual`, `slerp`). What
-a gate or an ingest uses is in use anyway, and counts as idle only from its last use on. At each look files of versions
-that a store did not give, because it did not answer, are asked for again.
+A version is needed while it is current, and while queries reach some shard only by its encoder (`dual`, `slerp`).
+Encoders that a gate or an ingest uses are idle only from their last use on. Each check also retries to fetch the files
+of versions for which the store did not answer.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from service.replica.replica import Replica
 
 logger = logging.getLogger(__name__)
 
-LOOKS_PER_IDLE = 4
-MOST_SECONDS = 30.0
-"""The longest pause between two looks."""
+CHECKS_PER_IDLE = 4
+MAX_PAUSE_SECONDS = 30.0
+"""The longest pause between two checks."""
 
 
 class EncoderEvictor(Background):
-    """A thread that looks now and then which encoders are needed."""
+    """A thread that drops encoders that are not needed."""
 
     def __init__(self, registry: Registry, replica: Replica, idle_seconds: float) -> None:
         super().__init__("evictor")
         self._registry = registry
         self._replica = replica
-        self._pause = min(idle_seconds / LOOKS_PER_IDLE, MOST_SECONDS)
+        self._pause = min(idle_seconds / CHECKS_PER_IDLE, MAX_PAUSE_SECONDS)
 
     def _run(self) -> None:
         while not self._stop.wait(self._pause):

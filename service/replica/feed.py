@@ -1,4 +1,4 @@
-"""The change feed, gathered: which vectors items hold, which items leave, and which cannot be placed, and why.
+"""Gathers rows of the change feed: vectors by version and origin, removed items, and items that cannot be placed.
 
 Shapes: N items, D the dimension of their version.
 """
@@ -27,7 +27,7 @@ MISSING = "the database holds no embedding of these items"
 DAMAGED = "the embeddings of these items in the database are damaged: `regraft doctor` names them"
 
 Usable = tuple[Sequence[int], Vectors, Sequence[int]]
-"""Keys and vectors (N, D) that something can be compared with, and the keys of the others."""
+"""Keys and vectors (N, D) of usable embeddings, and the keys of damaged ones."""
 
 
 @dataclass
@@ -35,9 +35,9 @@ class FeedChanges:
     """Changes as `Gallery.apply` takes them.
 
     Attributes:
-        placed: (version, origin) -> keys and vectors (N, D): all that an item holds, but for what is damaged.
+        placed: (version, origin) -> keys and vectors (N, D): all embeddings of items that are not damaged.
         removed: keys that leave every shard; those in `missing` are among them.
-        items: key -> what is known of each placed item.
+        items: key -> each placed item.
         missing: key -> its version, "" where it has none, and why it cannot be placed.
         damaged: items that hold a damaged embedding; those that hold another are served by that.
     """
@@ -49,20 +49,20 @@ class FeedChanges:
     damaged: int = 0
 
     def remove(self, keys: Iterable[int]) -> None:
-        """Have items leave every shard."""
+        """Remove items from every shard."""
         for key in keys:
             self.removed.append(key)
             del self.items[key]
 
-    def hold(self, held: Iterable[tuple[LoadedVersion, str, Usable]]) -> None:
-        """Place items by what they hold of each version and origin, and leave out those that hold nothing usable."""
+    def place_items(self, by_place: Iterable[tuple[LoadedVersion, str, Usable]]) -> None:
+        """Place items by their embeddings of each version and origin; leave out those without any usable one."""
         damaged: dict[int, str] = {}
         unplaced = set(self.items)
-        for version, origin, (kept, vectors, bad) in held:
-            damaged.update(dict.fromkeys(bad, version.name))
-            if kept:
-                self.placed[version.name, origin] = kept, vectors
-                unplaced.difference_update(kept)
+        for version, origin, (keys, vectors, damaged_keys) in by_place:
+            damaged.update(dict.fromkeys(damaged_keys, version.name))
+            if keys:
+                self.placed[version.name, origin] = keys, vectors
+                unplaced.difference_update(keys)
         self.damaged = len(damaged)
         for key in unplaced:
             self._miss(key, *((damaged[key], DAMAGED) if key in damaged else ("", MISSING)))
@@ -73,43 +73,43 @@ class FeedChanges:
         self.missing[key] = Missing(version, why, self.items.pop(key).seq)
 
 
-def ahead(made: Iterator[T]) -> Iterator[T]:
-    """The same, each made by a thread while whoever asks works on the one before: the database needs no interpreter."""
+def prefetched(values: Iterator[T]) -> Iterator[T]:
+    """The same values, each read on a thread while the caller works on the one before: the database needs no GIL."""
     with ThreadPoolExecutor(1, "feed") as thread:
-        coming = thread.submit(next, made, None)
-        while (one := coming.result()) is not None:
-            coming = thread.submit(next, made, None)
-            yield one
+        upcoming = thread.submit(next, values, None)
+        while (value := upcoming.result()) is not None:
+            upcoming = thread.submit(next, values, None)
+            yield value
 
 
 def gather_changes(registry: Registry, blocks: Iterable[Sequence[FeedRow]]) -> FeedChanges:
-    """What blocks of the feed say of each item: what it holds."""
-    made = FeedChanges()
-    found: dict[tuple[int, str], tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
+    """Gather blocks of the feed into changes of items."""
+    gathered = FeedChanges()
+    columns: dict[tuple[int, str], tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
     for block in blocks:
-        # A column at a time: there may be a million rows.
-        block_keys, version_ids, origins, blobs, *known, deleted = zip(*block, strict=True)
-        made.items.update(zip(block_keys, map(Item, *known), strict=True))
-        made.remove(compress(block_keys, deleted))
+        # By columns: there may be a million rows.
+        block_keys, version_ids, origins, blobs, *item_columns, deleted = zip(*block, strict=True)
+        gathered.items.update(zip(block_keys, map(Item, *item_columns), strict=True))
+        gathered.remove(compress(block_keys, deleted))
         places = list(zip(version_ids, origins, strict=True))
-        for place in (there := set(places)):
+        for place in (block_places := set(places)):
             version_id, origin = place
             if version_id is not None:
-                mine = [other == place for other in places] if len(there) > 1 else repeat(True)
-                keys, rows = found[version_id, origin]
-                keys.extend(compress(block_keys, mine))
-                rows.extend(compress(blobs, mine))
-    made.hold(
+                condition = [other == place for other in places] if len(block_places) > 1 else repeat(True)
+                keys, rows = columns[version_id, origin]
+                keys.extend(compress(block_keys, condition))
+                rows.extend(compress(blobs, condition))
+    gathered.place_items(
         (version := registry.by_id(version_id), origin, usable(keys, rows, version.card.dim))
-        for (version_id, origin), (keys, rows) in sorted(found.items())
+        for (version_id, origin), (keys, rows) in sorted(columns.items())
     )
-    return made
+    return gathered
 
 
 def usable(keys: Sequence[int], rows: Sequence[bytes], dim: int) -> Usable:
-    """The stored vectors that something can be compared with: of `dim` numbers, all of them finite."""
+    """Split stored vectors into usable ones, of `dim` finite numbers, and damaged ones."""
     if all_whole(rows, dim) and np.isfinite(vectors := from_bytes(rows, dim)).all():
         return list(keys), vectors, []
     good = [is_usable(row, dim) for row in rows]
-    kept = list(compress(keys, good))
-    return kept, from_bytes(list(compress(rows, good)), dim), sorted(set(keys) - set(kept))
+    finite_keys = list(compress(keys, good))
+    return finite_keys, from_bytes(list(compress(rows, good)), dim), sorted(set(keys) - set(finite_keys))

@@ -1,7 +1,7 @@
-"""Indexing: seals, indexes and merges what galleries took in, on a thread beside queries and writes.
+"""The indexer: seals, indexes and merges the rows that galleries took in, on a thread beside queries and writes.
 
-Of the processes over one data folder one at a time builds a gallery: whoever of those that have loaded it holds the
-lock of its folder. The others take over what it built.
+Of the processes over one data folder one at a time builds a gallery: the one that holds the lock of its folder. The
+others adopt the segments it built.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from service.replica.replica import Replica
 logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 1.0
-LOOKED_AT_SECONDS = SETTLED_SECONDS + 5 * PAUSE_SECONDS
-"""So long after its last change a gallery is looked at: until its head has settled. Idle ones cost nothing."""
+ACTIVE_SECONDS = SETTLED_SECONDS + 5 * PAUSE_SECONDS
+"""How long after its last change a gallery is checked: until its head has settled. Idle ones cost nothing."""
 STOP_SECONDS = 2.0
-"""How long a stop waits for it: what it builds is lost anyway, and FAISS is asked between thousands of rows."""
+"""How long a stop waits for it: what it builds is lost anyway, and FAISS checks for a stop every few thousand rows."""
 
 
 class Indexer(Background):
-    """A thread that looks which shards have grown, and builds what is due."""
+    """A thread that finds shards that have grown, and builds the segments that are due."""
 
     def __init__(self, replica: Replica) -> None:
         super().__init__("indexer", STOP_SECONDS)
         self._replica = replica
-        # Gallery -> its feed number, and when it was first seen to stand there.
-        self._stands: dict[int, tuple[int, float]] = {}
-        # Whether there may be files of galleries that went: some while nothing ran here.
-        self._unswept = True
+        # Gallery -> its feed number, and when that was first seen.
+        self._unchanged_since: dict[int, tuple[int, float]] = {}
+        # Whether there may be files of deleted galleries: some were deleted while nothing ran here.
+        self._needs_sweep = True
         self._errors = RecurringErrors(logger)
 
     def _run(self) -> None:
@@ -49,35 +49,38 @@ class Indexer(Background):
 
     def _round(self) -> None:
         self._errors.attempt(Event("memory_not_measured"), self._measure)
-        # Numbers alone: what this thread held on to, in a pause or while it builds, could not be unloaded.
-        before, self._stands = self._stands, {live.id: self._stood(live) for live in self._replica.all()}
-        self._unswept |= bool(before.keys() - self._stands.keys())
-        if self._unswept:
-            self._unswept = not self._errors.attempt(Event("indexes_not_swept"), self._replica.sweep_indexes)
-        for number in list(self._stands):
+        # Only numbers are kept: galleries that this thread referred to could not be unloaded.
+        before, self._unchanged_since = (
+            self._unchanged_since,
+            {live.id: self._seq_and_time(live) for live in self._replica.all()},
+        )
+        self._needs_sweep |= bool(before.keys() - self._unchanged_since.keys())
+        if self._needs_sweep:
+            self._needs_sweep = not self._errors.attempt(Event("indexes_not_swept"), self._replica.sweep_indexes)
+        for number in list(self._unchanged_since):
             live = self._replica.cache.in_use(number)
             if live is None:
                 continue
-            if not self._errors.attempt(Event("index_failed", gallery=live.name), partial(self._look_at, live)):
-                del self._stands[number]
+            if not self._errors.attempt(Event("index_failed", gallery=live.name), partial(self._index_gallery, live)):
+                del self._unchanged_since[number]
 
     def _measure(self) -> None:
-        """Ask galleries anew what they take: filters and indexes add to it without a write."""
+        """Measure galleries again: filters and indexes add to their size without a write."""
         for live in self._replica.all():
             live.bytes = live.gallery.bytes()
         self._replica.cache.make_room()
 
-    def _stood(self, live: LoadedGallery) -> tuple[int, float]:
-        before, seq = self._stands.get(live.id), live.seq
+    def _seq_and_time(self, live: LoadedGallery) -> tuple[int, float]:
+        before, seq = self._unchanged_since.get(live.id), live.seq
         return before if before is not None and before[0] == seq else (seq, time.monotonic())
 
-    def _look_at(self, live: LoadedGallery) -> None:
+    def _index_gallery(self, live: LoadedGallery) -> None:
         if not (live.gallery.is_large() or live.folder.exists()):
             return
-        with locked(live.folder) as mine:
-            # Also what was built before it was our turn: nothing is built twice.
+        with locked(live.folder) as is_locked:
+            # First adopt what another process built: nothing is built twice.
             live.gallery.adopt_segments()
-            if mine and time.monotonic() - self._stands[live.id][1] <= LOOKED_AT_SECONDS:
+            if is_locked and time.monotonic() - self._unchanged_since[live.id][1] <= ACTIVE_SECONDS:
                 try:
                     self._work(live)
                 except OSError:
@@ -87,10 +90,10 @@ class Indexer(Background):
 
     def _work(self, live: LoadedGallery) -> None:
         self._build(live)
-        # It may have changed while something was built, and nobody looks again once it has stood for long.
-        seq, since = self._stood(live)
+        # It may have changed during the build, and is not checked again once it is idle.
+        seq, since = self._seq_and_time(live)
         settled = seq == live.seq and time.monotonic() - since > SETTLED_SECONDS
-        self._replica.keep_snapshot(live, settled=settled)
+        self._replica.write_snapshot(live, settled=settled)
 
     def _is_known(self, live: LoadedGallery) -> bool:
         return self._replica.cache.in_use(live.id) is live
@@ -103,20 +106,20 @@ class Indexer(Background):
         def stopped() -> bool:
             return self._stop.is_set() or not self._is_known(live)
 
-        before = CONTEXT.set({**CONTEXT.get(), "gallery": live.name})  # of what is said about its segments too
+        token = CONTEXT.set({**CONTEXT.get(), "gallery": live.name})  # also for log lines about its segments
         try:
             while not stopped() and live.gallery.build_index(stopped):
                 seconds = time.monotonic() - started
                 logger.info(Event("indexed", items=live.gallery.indexed_count(), seconds=round(seconds, 1)))
-                # The next one may take minutes, and whoever starts after a crash in them needs it.
-                self._replica.keep_snapshot(live, settled=False)
+                # The next build may take minutes; a start after a crash in it needs the snapshot.
+                self._replica.write_snapshot(live, settled=False)
         finally:
-            CONTEXT.reset(before)
+            CONTEXT.reset(token)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Hold a folder's lock if nobody else does; whether it is held. The system takes it back from who dies."""
+    """Take a folder's lock if it is free; yields whether it is taken. The system frees it when the process dies."""
     folder.mkdir(parents=True, exist_ok=True)
     file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -130,6 +133,6 @@ def _lock(file: int) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks: everyone builds, as they did where each has a disk of its own
+    except OSError:  # a file system without locks: every process builds, as where each has a disk of its own
         pass
     return True

@@ -1,4 +1,4 @@
-"""How far the load of a gallery is: for readiness, for who asks for the gallery, and for the log."""
+"""The progress of loading a gallery: for readiness, for the gallery's description, and for the log."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from index.events import Event
 
 logger = logging.getLogger(__name__)
 
-TOLD_SECONDS = 5.0
-"""How often the log tells it; of a load that took no longer it says nothing."""
+LOG_SECONDS = 5.0
+"""How often it is logged; a load that takes no longer is not logged."""
 
 
 @dataclass
@@ -20,7 +20,7 @@ class LoadProgress:
 
     Attributes:
         gallery: its name.
-        total: items there are, 0 as long as nobody has counted.
+        total: items to load, 0 until they are counted.
         done: items in memory.
     """
 
@@ -28,16 +28,16 @@ class LoadProgress:
     total: int = 0
     done: int = 0
     _began: float = field(default_factory=time.monotonic)
-    _told: float = field(default_factory=time.monotonic)
+    _logged: float = field(default_factory=time.monotonic)
 
     def add(self, items: int) -> None:
-        """So many more are in memory."""
+        """Count items that were loaded."""
         self.done += items
-        if (now := time.monotonic()) - self._told > TOLD_SECONDS:
-            self._told = now
+        if (now := time.monotonic()) - self._logged > LOG_SECONDS:
+            self._logged = now
             logger.info(Event("gallery_loading", gallery=self.gallery, done=self.done, total=self.total))
 
     def end(self) -> None:
-        """All are."""
-        if (seconds := time.monotonic() - self._began) > TOLD_SECONDS:
+        """Log the end of the load."""
+        if (seconds := time.monotonic() - self._began) > LOG_SECONDS:
             logger.info(Event("gallery_loaded", gallery=self.gallery, items=self.done, seconds=round(seconds, 1)))

@@ -1,7 +1,7 @@
-"""`LoadedGallery`: one gallery in memory, and all that it is told: items, versions, edges, what is current.
+"""`LoadedGallery`: one gallery in memory, with the registry's versions and edges and its current version applied to it.
 
-Which embedding serves an item follows from the current version and the edges: no row says it. So whoever tells a
-gallery of items, or of another current version, tells it of versions and edges first.
+Which embedding serves an item follows from the current version and the edges: no row says it. So versions and edges are
+declared to a gallery before items, or another current version, are applied.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from service.store.vector_codec import is_place, places_from_bytes, to_bytes
 
 logger = logging.getLogger(__name__)
 
-LOGGED = 10
-"""Keys of items left out that the log names."""
+MAX_LOGGED = 10
+"""Keys of left-out items that a log line names."""
 
 
 class LoadedGallery:
@@ -57,21 +57,21 @@ class LoadedGallery:
         self.gallery = Gallery(index_of(row), folder, elsewhere)
         self.current: LoadedVersion | None = None
         self.rollout: Rollout | None = None
-        # The gates whose calibrations are in force, and the edges there were when these were read.
+        # The gates whose calibrations are in force, and the edges when these were read.
         self.gates: tuple[int, ...] = ()
-        self.seen_edges: tuple[EdgeRecord, ...] | None = None
-        # What the registry stood at when all it has was declared here.
-        self._seen_standing: tuple[object, object] | None = None
-        # The versions it knows, and the number of each edge it knows.
+        self.followed_edges: tuple[EdgeRecord, ...] | None = None
+        # The registry's state when all of it was declared here.
+        self._declared_state: tuple[object, object] | None = None
+        # The declared versions, and the number of each declared edge.
         self._declared: set[int] = set()
         self._edges: dict[EdgeKey, int] = {}
         self._declaring = threading.Lock()
-        # Held from the look at what was committed until it is applied.
+        # Held from reading what was committed until it is applied.
         self.applying = threading.Lock()
-        # The number of its last snapshot, and the embeddings that were in no segment then.
+        # The feed number of its last snapshot, and the number of unsealed embeddings then.
         self.snapshot_seq = 0
-        self.snapshot_unsealed = 0
-        # For the cache: what it takes, and when it was asked for last.
+        self.unsealed_at_snapshot = 0
+        # For the cache: its size, and when it was used last.
         self.bytes = 0
         self.used = 0.0
 
@@ -80,8 +80,8 @@ class LoadedGallery:
         """Its position in the change feed."""
         return self.gallery.seq
 
-    def stands_at(self, seq: int, current_id: int | None) -> bool:
-        """Whether it has taken in all up to this number of the feed, which is all there is to know but for edges."""
+    def is_at(self, seq: int, current_id: int | None) -> bool:
+        """Whether it is at this feed number, with this current version: all there is to follow but edges."""
         return self.seq == seq and current_id == (self.current and self.current.id)
 
     def check_current(self) -> None:
@@ -91,27 +91,27 @@ class LoadedGallery:
 
     def apply(
         self,
-        found: FeedChanges,
+        changes: FeedChanges,
         seq: int | None = None,
         current: LoadedVersion | None = None,
-        fitted: tuple[Maps, Mapping[str, Mode]] | None = None,
+        calibrations: tuple[Maps, Mapping[str, Mode]] | None = None,
     ) -> None:
-        """Take in what items hold now, in one step; None: as before. See `Gallery.apply`."""
+        """Apply changes of items in one step; None: as before. See `Gallery.apply`."""
         self.declare()
         name = None if current is None else current.name
-        taken = (found.placed, found.removed, found.items, found.missing)
+        arguments = (changes.placed, changes.removed, changes.items, changes.missing)
         with self._declaring:  # an order by another current version must not come in between
-            self.gallery.apply(*taken, seq, name, fitted, self._order(current or self.current))
+            self.gallery.apply(*arguments, seq, name, calibrations, self._order(current or self.current))
             self.current = current or self.current
-        if found.damaged:
-            logger.error(Event("damaged_embeddings", gallery=self.name, items=found.damaged))
-        if found.missing:
-            some = sorted(found.missing)[:LOGGED]
-            why = "; ".join(sorted({missing.reason for missing in found.missing.values()}))
-            logger.error(Event("items_left_out", gallery=self.name, items=len(found.missing), keys=some, reason=why))
+        if changes.damaged:
+            logger.error(Event("damaged_embeddings", gallery=self.name, items=changes.damaged))
+        if changes.missing:
+            keys = sorted(changes.missing)[:MAX_LOGGED]
+            why = "; ".join(sorted({missing.reason for missing in changes.missing.values()}))
+            logger.error(Event("items_left_out", gallery=self.name, items=len(changes.missing), keys=keys, reason=why))
 
     def extend(self, added: AddedItems) -> bool:
-        """Take in a batch that is next in the feed; False: it is not."""
+        """Apply a batch that is next in the feed; False: it is not next."""
         first, last = added.seqs
         with self.applying:
             if self.seq != first - 1 or self.current is not added.current:
@@ -120,58 +120,58 @@ class LoadedGallery:
             self.bytes = self.gallery.bytes()
         return True
 
-    def at_hand(self, rows: Sequence[FeedRow]) -> list[bytes | None]:
-        """Of rows whose vectors lie in files: those vectors that are in memory, and of the others where they lie."""
-        found = [row[3] for row in rows]
+    def fill_from_memory(self, rows: Sequence[FeedRow]) -> list[bytes | None]:
+        """For feed rows whose vectors lie in files: the vectors that are in memory, else the stored places."""
+        vectors_or_places = [row[3] for row in rows]
         by_place: dict[tuple[int, str], list[int]] = defaultdict(list)
         for n, (_, version_id, origin, *_) in enumerate(rows):
             if version_id is not None and origin is not None:
                 by_place[version_id, origin].append(n)
         for (version_id, origin), at in by_place.items():
             place = (self._registry.by_id(version_id).name, origin)
-            here, vectors = self.gallery.in_memory(place, np.array([rows[n][0] for n in at]))
-            wanted = places_from_bytes([one for n in at if is_place(one := found[n])])["digest"]
-            same = digests(vectors) == wanted[here]
-            for n, vector in zip(np.array(at)[here][same].tolist(), vectors[same], strict=True):
-                found[n] = to_bytes(vector)
-        return found
+            in_memory, vectors = self.gallery.in_memory(place, np.array([rows[n][0] for n in at]))
+            stored_digests = places_from_bytes([one for n in at if is_place(one := vectors_or_places[n])])["digest"]
+            same = digests(vectors) == stored_digests[in_memory]
+            for n, vector in zip(np.array(at)[in_memory][same].tolist(), vectors[same], strict=True):
+                vectors_or_places[n] = to_bytes(vector)
+        return vectors_or_places
 
     def declare(self) -> None:
-        """Make the catalog's versions and edges known to it, and have it forget the edges that are gone."""
+        """Declare the registry's versions and edges to the gallery, and remove the edges that were removed there."""
         if self.is_declared():
             return
         with self._declaring:
-            standing = self._registry.standing()
+            state = self._registry.state()
             edges = self._registry.edges()  # before the versions, so that both ends of each edge are among them
-            for registered in self._registry.all():
-                if registered.id not in self._declared:
-                    # The edges a version came with may have been removed since; those there are follow.
-                    self.gallery.declare(replace(registered.version, edges=()))
-                    self._declared.add(registered.id)
-            # One that was opened before its files changed is as good as ever.
-            known = {d.edge.key: d for d in edges if not d.problem or self._edges.get(d.edge.key) == d.id}
-            for key, declared in known.items():
+            for version in self._registry.all():
+                if version.id not in self._declared:
+                    # Without the edges it came with: they may have been removed; the current ones follow.
+                    self.gallery.declare(replace(version.version, edges=()))
+                    self._declared.add(version.id)
+            # An edge that was opened before its files changed stays usable.
+            usable = {d.edge.key: d for d in edges if not d.problem or self._edges.get(d.edge.key) == d.id}
+            for key, declared in usable.items():
                 if self._edges.get(key) != declared.id:
                     self._add_edge(declared)
-            # In between, so that what serves an item can be reached at every moment.
+            # Between adding and removing edges, so that items stay reachable at every moment.
             self.gallery.set_version_order(self._order(self.current))
-            for key in set(self._edges) - set(known):
+            for key in set(self._edges) - set(usable):
                 self.gallery.remove_edge(key)
                 del self._edges[key]
-            # One that could not be opened is tried again by the next query.
-            self._seen_standing = standing if set(self._edges) == set(known) else None
+            # An edge that could not be opened is tried again by the next query.
+            self._declared_state = state if set(self._edges) == set(usable) else None
 
     def is_declared(self) -> bool:
-        """Whether it knows all that the registry has."""
-        seen, now = self._seen_standing, self._registry.standing()
-        return seen is not None and seen[0] is now[0] and seen[1] is now[1]
+        """Whether everything in the registry is declared."""
+        declared, now = self._declared_state, self._registry.state()
+        return declared is not None and declared[0] is now[0] and declared[1] is now[1]
 
     def moving(self, current: LoadedVersion) -> int:
         """Live items that another embedding would serve if this version were current."""
         return self.gallery.moved_by(self._order(current))
 
     def _order(self, current: LoadedVersion | None) -> list[str]:
-        return [held.name for held in preference(self._registry, current)]
+        return [version.name for version in preference(self._registry, current)]
 
     def _add_edge(self, declared: EdgeRecord) -> None:
         key = declared.edge.key

@@ -1,6 +1,6 @@
-"""Galleries that are loaded when a process starts, before it says that it is ready: no first query waits.
+"""Preloads galleries when a process starts, before it reports to be ready, so that no first query waits.
 
-Elsewhere a gallery is loaded when it is asked for first, which of a large one takes seconds.
+Other galleries are loaded when they are first needed, which takes seconds for a large one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 
 EVERY = "*"
 PAUSE_SECONDS = 1.0
-"""So long after the database was away it is asked again."""
+"""Pause before a retry when the database was unreachable."""
 
 
 class Preload(Background):
     """Loads the galleries of these names, or every one, one after the other in a thread."""
 
     def __init__(self, database: Database, replica: Replica, names: Collection[str]) -> None:
-        """`names`: of galleries; `*` among them: of every one, as many as fit into the memory there is for them."""
+        """`names`: of galleries; `*` among them: all, as many as fit into the memory for galleries."""
         super().__init__("preload")
         self._database, self._replica, self._names = database, replica, names
         self._errors = RecurringErrors(logger)
@@ -49,9 +49,9 @@ class Preload(Background):
 
     def _load(self) -> None:
         cache = self._replica.cache
-        for name in self._wanted():
+        for name in self._names_to_load():
             if self._stop.is_set() or (cache.loaded() and cache.bytes() >= cache.limit):
-                break  # what does not fit would only push out what was just loaded
+                break  # one more would only evict what was just loaded
             self.loading = name
             try:
                 self._replica.find(name)
@@ -62,7 +62,7 @@ class Preload(Background):
             except Exception:  # one damaged gallery must not hold up the others; whoever asks for it is told
                 logger.exception(Event("gallery_not_preloaded", gallery=name))
 
-    def _wanted(self) -> list[str]:
+    def _names_to_load(self) -> list[str]:
         if EVERY not in self._names:
             return list(self._names)
         with self._database.lookup() as connection:

@@ -1,8 +1,8 @@
-"""The replica: the galleries that were asked for, each loaded then and kept at what the database says.
+"""The replica: galleries in memory, each loaded when it is first needed and kept up to date with the database.
 
-`refresh` reads one snapshot - current version and changed items - and applies it as one step. A thread looks for news
-of other processes; this process calls `refresh` after its own writes, so that whoever wrote reads it back, or `take`
-with what it has added, which is then not read.
+`refresh` reads one snapshot - current version and changed items - and applies it as one step. A thread polls for writes
+of other processes; this process calls `refresh` after its own writes, so that clients read what they wrote, or
+`apply_added` with new items, which are not read back then.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from service.errors import UnknownGallery
 from service.registry.calibrations import maps_of
 from service.registry.edge_records import EdgeRecord
 from service.registry.registry import LoadedVersion, Registry
-from service.registry.rollout_records import deployed
+from service.registry.rollout_records import active_rollout
 from service.registry.storing import AddedItems
 from service.replica.cache import Cache
 from service.replica.engines import no_engines
-from service.replica.feed import FeedChanges, ahead, gather_changes
+from service.replica.feed import FeedChanges, gather_changes, prefetched
 from service.replica.load_progress import LoadProgress
 from service.replica.loaded import LoadedGallery
-from service.replica.snapshots import has_segments, keep_if_due, newest
+from service.replica.snapshots import has_segments, newest, write_if_due
 from service.store.contents import contents
 from service.store.database import Database
 from service.store.repository import (
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 class Replica:
-    """The galleries that are asked for, live."""
+    """The galleries in memory, following the database."""
 
     def __init__(
         self,
@@ -75,22 +75,22 @@ class Replica:
         self._registry = registry
         self._news = database.news(poll_seconds)
         self.cache: Cache[LoadedGallery] = Cache(memory)
-        # Up to where everything has been followed: the database, and the edges that all galleries know.
-        self._seen: object = None
-        self._seen_edges: tuple[EdgeRecord, ...] | None = None
-        # Name -> the moment at which the gallery of this number had it.
+        # The state of the database, and the edges, that every gallery has followed.
+        self._followed: object = None
+        self._followed_edges: tuple[EdgeRecord, ...] | None = None
+        # Name -> the number of the gallery that had it, and the state of the database then.
         self._names: dict[str, tuple[object, int]] = {}
-        # How far the load of each gallery that is under way is, by number.
+        # The progress of each running load, by the gallery's number.
         self._progress: dict[int, LoadProgress] = {}
-        self._discovering = threading.Lock()
+        self._poll_lock = threading.Lock()
         self._thread = threading.Thread(target=self._follow, name="replica", daemon=True)
         self.failure: str | None = None
         """Why the feed could not be followed at the last attempt."""
 
     def start(self) -> None:
-        """Learn versions and edges, then follow what is loaded."""
+        """Load versions and edges, then follow the loaded galleries."""
         self._registry.sync()
-        for failure in self._look():
+        for failure in self._poll():
             raise failure
         self._thread.start()
 
@@ -105,12 +105,12 @@ class Replica:
         return self.cache.all()
 
     def find(self, name: str) -> LoadedGallery:
-        """The gallery of a name, as it is now: another process may have deleted one and made another of its name.
+        """The gallery of a name, as it is now: another process may have deleted it and created another of that name.
 
         Raises:
             UnknownGallery: there is none.
         """
-        if (live := self.known(name)) is not None:
+        if (live := self.find_cached(name)) is not None:
             return live
         moment = self._database.moment()
         with self._database.lookup() as connection:
@@ -122,15 +122,15 @@ class Replica:
         self._names[name] = moment, row.id
         return live
 
-    def known(self, name: str) -> LoadedGallery | None:
-        """The same where memory can tell, at no cost: nothing was written since it was looked up; else None."""
+    def find_cached(self, name: str) -> LoadedGallery | None:
+        """The gallery of a name without a lookup, if nothing was written since the last one; else None."""
         if not self._database.watched or name not in self._names:
             return None
         moment, gallery_id = self._names[name]
         return self.cache.get(gallery_id) if moment == self._database.moment() else None
 
     def is_loaded(self, name: str) -> bool:
-        """Whether the gallery that had this name last is loaded: if not, finding it may take seconds."""
+        """Whether the gallery that last had this name is loaded: if not, `find` may take seconds."""
         return name in self._names and self.cache.get(self._names[name][1]) is not None
 
     def get(self, gallery_id: int) -> LoadedGallery:
@@ -139,27 +139,27 @@ class Replica:
         return live or self.cache.load(gallery_id, partial(self._open, gallery_id), self._catch_up)
 
     def loading(self) -> list[LoadProgress]:
-        """How far the loads are that are under way, by name."""
+        """The progress of running loads, by gallery name."""
         return sorted(self._progress.copy().values(), key=lambda progress: progress.gallery)
 
     def progress(self, name: str) -> LoadProgress | None:
-        """How far the load of a gallery is, where one is under way."""
+        """The progress of a gallery's load; None: it is not being loaded."""
         return next((progress for progress in self.loading() if progress.gallery == name), None)
 
     def refresh(self, gallery_id: int) -> None:
-        """Apply everything committed before this call; a gallery that is gone is forgotten.
+        """Apply everything committed before this call; a deleted gallery is forgotten.
 
-        One that is not in memory will be read as it is then; one that is being loaded is told before anybody gets it.
+        A gallery not in memory is read as it is when it is loaded; one that is being loaded catches up before use.
         """
         live = self.cache.in_use(gallery_id)
         if live is not None and not self._catch_up(live):
             self.forget(gallery_id)
 
-    def take(self, gallery_id: int, added: AddedItems | None) -> None:
-        """`refresh` after a commit of this process that added these items, without reading them back.
+    def apply_added(self, gallery_id: int, added: AddedItems | None) -> None:
+        """Apply items that this process has just added, without reading them back; else `refresh`.
 
-        Only where they are next in the feed. Whatever else it tells of - deployments, gates, the index - takes a number
-        of its own, so that nothing of that has changed then.
+        It needs them to be next in the feed. Every other change - deployments, gates, the index - takes a feed number
+        of its own, so that none was made then.
         """
         live = self.cache.in_use(gallery_id)
         if live is None or added is None or not live.extend(added):
@@ -178,16 +178,16 @@ class Replica:
         return self.get(gallery_id).gallery.items_by_version(order)
 
     def sweep_indexes(self) -> None:
-        """Remove the segments of galleries that there are not."""
-        found = set(self._indexes.glob("*"))  # before the galleries are: others make some meanwhile
+        """Remove the segments of galleries that do not exist."""
+        folders = set(self._indexes.glob("*"))  # before the galleries are read: others create some meanwhile
         with self._database.lookup() as connection:
             used = {self._indexes / str(gallery_id) for gallery_id in galleries_now(connection)}
-        for place in found - used:
-            shutil.rmtree(place, ignore_errors=True)
+        for folder in folders - used:
+            shutil.rmtree(folder, ignore_errors=True)
 
-    def keep_snapshot(self, live: LoadedGallery, *, settled: bool) -> None:
-        """Write down what a gallery holds if that is due; one caller at a time for a gallery."""
-        keep_if_due(self._database, live, settled=settled)
+    def write_snapshot(self, live: LoadedGallery, *, settled: bool) -> None:
+        """Write a snapshot of a gallery if one is due; one caller at a time for a gallery."""
+        write_if_due(self._database, live, settled=settled)
 
     def forget(self, gallery_id: int) -> None:
         """Drop a deleted gallery."""
@@ -203,46 +203,46 @@ class Replica:
 
     def _attempt(self) -> list[Exception]:
         try:
-            return self._look()
-        except Exception as error:  # whatever it was, it may be over the next time
+            return self._poll()
+        except Exception as error:  # the next attempt may succeed
             return [error]
 
-    def _look(self) -> list[Exception]:
-        """Catch up with each gallery in memory that changed, and forget what went; returns what failed."""
-        with self._discovering:
+    def _poll(self) -> list[Exception]:
+        """Catch up with each gallery in memory that changed, and forget deleted ones; returns the errors."""
+        with self._poll_lock:
             moment = self._database.moment()
-            if moment == self._seen and self._registry.edges() is self._seen_edges:
+            if moment == self._followed and self._registry.edges() is self._followed_edges:
                 return []
-            # What comes from here on is looked for the next time, and so is what fails.
-            self._seen, failures = None, []
+            # Changes from here on are found by the next poll, and so are galleries that fail.
+            self._followed, failures = None, []
             try:
                 self._registry.sync_edges()
             except Exception as error:  # queries go on along the edges there were
                 failures.append(error)
-            seen_edges = self._registry.edges()
-            lives = {live.id: live for live in self.all()}
+            edges = self._registry.edges()
+            loaded = {live.id: live for live in self.all()}
             with self._database.lookup() as connection:
-                galleries = galleries_now(connection, list(lives)) if lives else {}
-            for gone in set(lives) - set(galleries):
-                self.forget(gone)
+                galleries = galleries_now(connection, list(loaded)) if loaded else {}
+            for deleted in set(loaded) - set(galleries):
+                self.forget(deleted)
             for gallery_id, (next_seq, current_id) in galleries.items():
                 try:
-                    self._follow_one(lives[gallery_id], next_seq - 1, current_id)
+                    self._follow_gallery(loaded[gallery_id], next_seq - 1, current_id)
                 except Exception as error:  # one damaged gallery must not hold up the others
                     failures.append(error)
             if not failures:
-                self._seen, self._seen_edges = moment, seen_edges
+                self._followed, self._followed_edges = moment, edges
         return failures
 
-    def _follow_one(self, live: LoadedGallery, seq: int, current_id: int | None) -> None:
-        known = live.stands_at(seq, current_id) and live.seen_edges is self._registry.edges()
-        if not known and not self._catch_up(live):
+    def _follow_gallery(self, live: LoadedGallery, seq: int, current_id: int | None) -> None:
+        up_to_date = live.is_at(seq, current_id) and live.followed_edges is self._registry.edges()
+        if not up_to_date and not self._catch_up(live):
             self.forget(live.id)
 
     def _open(self, gallery_id: int) -> LoadedGallery:
-        """A gallery as it is now; one that was unloaded while somebody works with it was followed, and is as good."""
-        if (held := self.cache.in_use(gallery_id)) is not None and self._catch_up(held):
-            return held
+        """Load a gallery; one that was unloaded but is still in use was followed, and is reused."""
+        if (unloaded := self.cache.in_use(gallery_id)) is not None and self._catch_up(unloaded):
+            return unloaded
         self._registry.sync_edges()
         with self._database.lookup() as connection:
             row = gallery_row(connection, gallery_id)
@@ -252,45 +252,47 @@ class Replica:
             self._progress[gallery_id] = progress
             try:
                 with gc_paused():
-                    whole = self._catch_up(live, progress)
+                    complete = self._catch_up(live, progress)
             finally:
                 del self._progress[gallery_id]
-            if whole:
+            if complete:
                 progress.end()
                 return live
         raise UnknownGallery("the gallery was deleted")
 
     def _catch_up(self, live: LoadedGallery, building: LoadProgress | None = None) -> bool:
-        """Read one snapshot behind `live.seq` and apply it; `building`: all there is.
+        """Read the changes after `live.seq` in one snapshot and apply them; `building`: read everything.
 
-        False: the gallery is gone, or the database an older one since, as after a failover that lost the last writes.
+        False: the gallery was deleted, or the database is an older one, as after a failover that lost the last writes.
         """
-        # Rows become arrays: a look at them for garbage holds up queries, and finds none.
+        # Rows become arrays: a garbage collection of them holds up queries, and finds nothing.
         with live.applying, gc_paused():
-            edges = self._registry.edges()  # before what was fitted along them
+            edges = self._registry.edges()  # before the calibrations fitted along them
             with self._database.read() as connection:
                 row = gallery_row(connection, live.id)
                 if row is None or row.next_seq - 1 < live.seq:
                     return False
-                known = live.seen_edges is edges
-                if building is None and known and live.stands_at(row.next_seq - 1, row.current_id):
+                edges_unchanged = live.followed_edges is edges
+                if building is None and edges_unchanged and live.is_at(row.next_seq - 1, row.current_id):
                     live.declare()
                     return True
                 current = None if row.current_id is None else self._registry.by_id(row.current_id)
-                rollout, gates = deployed(connection, self._registry, live.id)
-                # Whoever removes an edge deletes what was fitted along it, and nothing else.
-                fitted = None if known and gates == live.gates else maps_of(connection, self._registry, gates)
+                rollout, gates = active_rollout(connection, self._registry, live.id)
+                # A removal of an edge deletes the calibrations fitted along it, and nothing else does.
+                calibrations = (
+                    None if edges_unchanged and gates == live.gates else maps_of(connection, self._registry, gates)
+                )
                 if building is not None:
                     self._build(connection, live, building)
                 blocks, purged = [], set[int]()
                 if live.seq or building is None:
-                    blocks = list(changes(connection, live.id, live.seq, live.at_hand))
+                    blocks = list(changes(connection, live.id, live.seq, live.fill_from_memory))
                     if live.seq < row.purged_seq:
                         purged = set(live.gallery.keys()).difference(live_keys(connection, live.id).tolist())
-            found = gather_changes(self._registry, blocks)
-            found.removed += purged.difference(found.removed)
-            live.apply(found, row.next_seq - 1, current, fitted)
-            live.rollout, live.gates, live.seen_edges = rollout, gates, edges
+            gathered = gather_changes(self._registry, blocks)
+            gathered.removed += purged.difference(gathered.removed)
+            live.apply(gathered, row.next_seq - 1, current, calibrations)
+            live.rollout, live.gates, live.followed_edges = rollout, gates, edges
             live.gallery.configure(index_of(row))
             live.bytes = live.gallery.bytes()
         if building is None:
@@ -298,34 +300,36 @@ class Replica:
         return True
 
     def _build(self, connection: Connection, live: LoadedGallery, progress: LoadProgress) -> None:
-        """Take in what a gallery holds; nobody watches yet, so that a block at a time bounds the memory.
+        """Load a gallery's items; it is not in use yet, so it is loaded in blocks, which bounds the memory.
 
-        From a snapshot it stands at that one's number of the feed afterwards, and what came since is to be read.
+        Loaded from a snapshot it is at that snapshot's feed number afterwards, and later changes are still to be read.
         """
         live.declare()
-        # Where no vector lies elsewhere, every one is read: at once, then, with what is known of the items.
+        # Where no vector is sealed or in an engine, all vectors are read anyway: with their items, in one pass.
         if not (has_segments(live.folder) or live.gallery.config.kind.is_remote):
             progress.total = live_items(connection, live.id)
-            for block in ahead(gather_changes(self._registry, [rows]) for rows in changes(connection, live.id, 0)):
+            for block in prefetched(gather_changes(self._registry, [rows]) for rows in changes(connection, live.id, 0)):
                 live.apply(block)
                 progress.add(len(block.items) + len(block.missing))
             return
-        found = newest(connection, live, {version.name for version in self._registry.all()})
-        all_there_is: Iterator[Contents]
-        if found is None:
+        snapshot = newest(connection, live, {version.name for version in self._registry.all()})
+        blocks_of_contents: Iterator[Contents]
+        if snapshot is None:
             progress.total = live_items(connection, live.id)
-            all_there_is = ahead(contents(connection, live.id, lambda number: self._registry.by_id(number).name))
+            blocks_of_contents = prefetched(
+                contents(connection, live.id, lambda number: self._registry.by_id(number).name)
+            )
         else:
-            progress.total = len(found[0].keys_N)
-            all_there_is = iter([found[0]])
-        left: list[int] = []
-        for some in all_there_is:
-            without = live.gallery.load(some).tolist()
-            left += without
-            progress.add(len(some.keys_N) - len(without))
-        for rows in feed_of(connection, live.id, left):
-            live.apply(some_left := gather_changes(self._registry, [rows]))
-            progress.add(len(some_left.items) + len(some_left.missing))
-        if found is not None:
-            live.apply(FeedChanges(), found[1])
-            live.snapshot_seq, live.snapshot_unsealed = found[1], len(left)
+            progress.total = len(snapshot[0].keys_N)
+            blocks_of_contents = iter([snapshot[0]])
+        remaining: list[int] = []
+        for stored in blocks_of_contents:
+            not_loaded = live.gallery.load(stored).tolist()
+            remaining += not_loaded
+            progress.add(len(stored.keys_N) - len(not_loaded))
+        for rows in feed_of(connection, live.id, remaining):
+            live.apply(gathered := gather_changes(self._registry, [rows]))
+            progress.add(len(gathered.items) + len(gathered.missing))
+        if snapshot is not None:
+            live.apply(FeedChanges(), snapshot[1])
+            live.snapshot_seq, live.unsealed_at_snapshot = snapshot[1], len(remaining)

@@ -1,6 +1,6 @@
-"""Snapshots of galleries, so that a start reads of SQL only what came since: kept beside the segments, and found again.
+"""Snapshots of galleries, beside their segments, so that a start reads from SQL only the changes since.
 
-Files first, then the row that names them: a process killed in between leaves a folder that nobody believes.
+Files are written first, then the row that names them: a process killed in between leaves a folder that is never read.
 """
 
 from __future__ import annotations
@@ -22,64 +22,64 @@ from service.store.snapshots import note_snapshot, snapshots_of
 logger = logging.getLogger(__name__)
 
 FOLDER = ".snapshots"
-"""Within a gallery's folder; no version is called so."""
-LEFT = 2
-"""Folders kept: somebody may be reading the one before the newest."""
+"""Within a gallery's folder; no version can have this name."""
+KEPT_FOLDERS = 2
+"""Folders kept: the one before the newest may still be read."""
 GROWING, SETTLED = 1 / 8, 1 / 64
-"""The share of items that may have changed since, while they go on changing and when they have stopped.
+"""The share of items that may change before a new snapshot is due: while changes go on, and when they have stopped.
 
-So has one that was sealed since: a start would read its vector from SQL.
+An item that was sealed since counts as changed: a start would read its vector from SQL.
 """
 
 
-def keep_if_due(database: Database, live: LoadedGallery, *, settled: bool) -> None:
-    """Write a snapshot if so much has changed since the last one that it is worth it; one caller at a time.
+def write_if_due(database: Database, live: LoadedGallery, *, settled: bool) -> None:
+    """Write a snapshot if enough has changed since the last one; one caller at a time.
 
     OSError: the disk is full, or worse.
     """
     if not (_is_due(live, settled=settled) and has_segments(live.folder)):  # else every vector is read from SQL anyway
         return
     with database.lookup() as connection:  # another process may have written it
-        live.snapshot_seq = max((_seq(place) for place in _believed(connection, live)), default=0)
+        live.snapshot_seq = max((_seq(place) for place in _listed_folders(connection, live)), default=0)
     if _is_due(live, settled=settled):
-        _keep(database, live)
+        _write(database, live)
 
 
 def _is_due(live: LoadedGallery, *, settled: bool) -> bool:
-    most = (SETTLED if settled else GROWING) * sum(live.gallery.items_by_version().values())
-    sealed = live.snapshot_unsealed - live.gallery.unsealed_count()
-    return live.seq - live.snapshot_seq + max(0, sealed) > most
+    max_changes = (SETTLED if settled else GROWING) * sum(live.gallery.items_by_version().values())
+    sealed = live.unsealed_at_snapshot - live.gallery.unsealed_count()
+    return live.seq - live.snapshot_seq + max(0, sealed) > max_changes
 
 
-def _keep(database: Database, live: LoadedGallery) -> None:
-    """Write a snapshot of what a gallery holds now, and forget those before."""
-    unsealed, taken = live.gallery.unsealed_count(), live.gallery.contents()
-    if taken is None:
-        return  # a start shall look again at what is left out
+def _write(database: Database, live: LoadedGallery) -> None:
+    """Write a snapshot of a gallery, and remove older ones."""
+    unsealed, taken_contents = live.gallery.unsealed_count(), live.gallery.contents()
+    if taken_contents is None:
+        return  # a start shall check left-out items again
     folder = live.folder / FOLDER
-    name = contents.write(*taken, folder)
+    name = contents.write(*taken_contents, folder)
     with database.write() as connection:
-        note_snapshot(connection, live.id, name, taken[1])
-    live.snapshot_seq, live.snapshot_unsealed = taken[1], unsealed
-    for old in sorted(folder.iterdir(), key=_age)[:-LEFT]:
+        note_snapshot(connection, live.id, name, taken_contents[1])
+    live.snapshot_seq, live.unsealed_at_snapshot = taken_contents[1], unsealed
+    for old in sorted(folder.iterdir(), key=_age)[:-KEPT_FOLDERS]:
         shutil.rmtree(old, ignore_errors=True)
-    logger.info(Event("snapshot_kept", gallery=live.name, items=len(taken[0].keys_N), seq=taken[1]))
+    logger.info(Event("snapshot_kept", gallery=live.name, items=len(taken_contents[0].keys_N), seq=taken_contents[1]))
 
 
 def newest(connection: Connection, live: LoadedGallery, versions: set[str]) -> tuple[Contents, int] | None:
-    """The last one that the database names and that is whole, and its number of the feed.
+    """The newest snapshot that the database names and that is whole, and its feed number.
 
-    `versions`: those there are; of others a gallery holds nothing any more.
+    `versions`: all that exist; a snapshot that holds embeddings of another is not used.
     """
-    for place in _believed(connection, live):
+    for folder in _listed_folders(connection, live):
         try:
-            found, seq = contents.read(place)
+            loaded_contents, seq = contents.read(folder)
         except (OSError, ValueError) as error:
-            logger.warning(Event("snapshot_dropped", folder=place, reason=error))
-            shutil.rmtree(place, ignore_errors=True)
+            logger.warning(Event("snapshot_dropped", folder=folder, reason=error))
+            shutil.rmtree(folder, ignore_errors=True)
             continue
-        if {version for version, _ in found.embeddings} <= versions:
-            return found, seq
+        if {version for version, _ in loaded_contents.embeddings} <= versions:
+            return loaded_contents, seq
     return None
 
 
@@ -88,8 +88,8 @@ def has_segments(folder: Path) -> bool:
     return bool(paths_in(folder, "*/*/*"))
 
 
-def _believed(connection: Connection, live: LoadedGallery) -> list[Path]:
-    """The folders that are here of the snapshots that the database names, newest first."""
+def _listed_folders(connection: Connection, live: LoadedGallery) -> list[Path]:
+    """The folders of snapshots that the database names and that exist here, newest first."""
     named = (live.folder / FOLDER / name for name in snapshots_of(connection, live.id))
     return [place for place in named if place.is_dir()]
 

@@ -18,8 +18,8 @@ from index.durable import sync_all
 from index.errors import RegraftError
 from index.incoming import incoming_folder
 from service.errors import UnknownVersion
-from service.registry.brought import version_key
 from service.registry.edge_records import delete_edge
+from service.registry.fetched_folders import version_key
 from service.registry.registry import Registry
 from service.store.audit import ChangeContext, record
 from service.store.database import Database
@@ -57,7 +57,7 @@ def remove(versions: Path, database: Database, registry: Registry, name: str, co
         UnknownVersion: there is none of this name.
         VersionNeeded: names what depends on it.
     """
-    with registry.changing, incoming_folder(versions) as place:
+    with registry.folders_lock, incoming_folder(versions) as place:
         registry.sync()
         own = [declared for declared in registry.edges() if declared.edge.new == name]
         with (

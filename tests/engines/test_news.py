@@ -76,7 +76,7 @@ def test_what_is_committed_is_looked_at_and_nothing_else(
     until(lambda: live.seq == number)
     with database.write() as connection:
         delete_edge(connection, 1)
-    until(lambda: live.seen_edges == ())
+    until(lambda: live.followed_edges == ())
     with database.write() as connection:
         delete_gallery(connection, 1)
     until(lambda: not replica.all())

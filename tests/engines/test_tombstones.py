@@ -125,7 +125,7 @@ def test_a_process_that_has_not_followed_meanwhile_forgets_them_too(tmp_path: Pa
     purge_all(world.database)
     world.store(path, 1, a=[0, 1])
     world.delete(path, "d")
-    world.replica._look()
+    world.replica._poll()
 
     with world.database.lookup() as connection:
         assert sorted(connection.execute(select(item.c.id)).scalars()) == [2, 4, 5]

@@ -163,7 +163,7 @@ BAD_ALLOC = RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : std::bad_
         ("service.http.parsing._quickly", "out_of_memory", 0),
         ("service.registry.storing.store_items", "out_of_memory", 0),
         ("sqlalchemy.engine.default.DefaultDialect.do_commit", "out_of_memory_unknown", 0),
-        ("service.replica.replica.Replica.take", "out_of_memory_committed", 1),
+        ("service.replica.replica.Replica.apply_added", "out_of_memory_committed", 1),
     ],
 )
 def test_where_memory_ends_it_is_said_whether_the_change_was_made(

@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, Self, TypeVar
 
 HAND_OVER_SECONDS = 0.0002
-"""About what it costs to wake another thread while many are running."""
+"""About the time to wake another thread while many are running."""
 
 FORGETTING = 1.05
-"""How much longer a run may be taken to be after each that was longer."""
+"""Factor by which the estimated time of a run grows after each slower run."""
 
 X = TypeVar("X")
 
@@ -54,7 +54,7 @@ class _Request(Generic[X, R]):
 
 
 class Batcher(Generic[X, R]):
-    """Encodes by `encode` what threads bring at the same time; the rows come back to whom they belong."""
+    """Encodes the inputs of concurrent threads in batches by `encode`; each thread gets its own rows."""
 
     def __init__(self, encode: Callable[[Sequence[X]], R], *, size: int, wait_seconds: float, runs: int) -> None:
         """Set the limits.
@@ -74,13 +74,13 @@ class Batcher(Generic[X, R]):
         self._preparing = 0
         self._arrived = threading.Condition(self._lock)
         self._gathering = False
-        # What a run costs: the least that was measured, slowly forgotten, since a busy machine only adds to it.
+        # Estimated seconds of a run: the least measured, growing slowly, since a busy machine only adds to it.
         self._run_seconds = float("inf")
 
     def __call__(self, prepare: Callable[[], Sequence[X]]) -> R:
-        """The rows of the inputs that `prepare` gives. Raises what `prepare` or encoding these very inputs raises."""
+        """The rows of the inputs that `prepare` returns. Raises what `prepare` or encoding these inputs raises."""
         if self._run_seconds < HAND_OVER_SECONDS:
-            return self._timed(prepare())
+            return self._encode_timed(prepare())
         request = self._prepared(prepare)
         with self._lock:
             self._preparing -= 1
@@ -113,11 +113,11 @@ class Batcher(Generic[X, R]):
         self._gathering = True
         return True
 
-    def _lead(self, mine: _Request[X, R]) -> None:
-        """Gather a batch with `mine` in it, encode it, hand out the rows, and pass the run on."""
+    def _lead(self, own: _Request[X, R]) -> None:
+        """Gather a batch with `own` in it, encode it, hand out the rows, and pass the run on."""
         with self._lock:
             self._gather()
-            batch = self._batch(mine)
+            batch = self._batch(own)
             self._gathering = False
             self._pass_on()  # another run may be free
         try:
@@ -131,27 +131,27 @@ class Batcher(Generic[X, R]):
                 self._free += 1
                 self._pass_on()
             for request in batch:
-                if request is not mine:
+                if request is not own:
                     request.turn.set()
 
     def _gather(self) -> None:
         """Wait, within limits, while others prepare their inputs. The lock is held, but for the waiting."""
         until = time.monotonic() + min(self._wait_seconds, self._run_seconds)
         while self._preparing and sum(len(request.inputs) for request in self._queue) < self._size:
-            left = until - time.monotonic()
-            if left <= 0 or not self._arrived.wait(left):
+            remaining = until - time.monotonic()
+            if remaining <= 0 or not self._arrived.wait(remaining):
                 return
 
-    def _batch(self, mine: _Request[X, R]) -> list[_Request[X, R]]:
-        """Take `mine` and then the oldest off the queue, as many as fit."""
-        self._queue.remove(mine)
-        batch, inputs = [mine], len(mine.inputs)
+    def _batch(self, own: _Request[X, R]) -> list[_Request[X, R]]:
+        """Take `own` and then the oldest requests off the queue, as many as fit."""
+        self._queue.remove(own)
+        batch, inputs = [own], len(own.inputs)
         while self._queue and inputs + len(self._queue[0].inputs) <= self._size:
             batch.append(self._queue.popleft())
             inputs += len(batch[-1].inputs)
         return batch
 
-    def _timed(self, inputs: Sequence[X]) -> R:
+    def _encode_timed(self, inputs: Sequence[X]) -> R:
         started = time.monotonic()
         rows = self._encode(inputs)
         self._run_seconds = min(time.monotonic() - started, FORGETTING * self._run_seconds)
@@ -165,7 +165,7 @@ class Batcher(Generic[X, R]):
         """Encode a batch; where that is refused, each request by itself, so that one cannot fail the others."""
         inputs = [x for request in batch for x in request.inputs]
         try:
-            rows = self._timed(inputs)
+            rows = self._encode_timed(inputs)
         except Exception as error:
             if len(batch) == 1:
                 batch[0].error = error
@@ -181,5 +181,5 @@ class Batcher(Generic[X, R]):
 
 
 def free_runs(threads: int) -> int:
-    """How many batches of `threads` threads each keep this machine busy."""
+    """How many concurrent batches, of `threads` threads each, keep this machine busy."""
     return max(1, (os.cpu_count() or 1) // threads)

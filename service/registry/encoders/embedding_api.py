@@ -1,7 +1,7 @@
-"""A provider's embedding API as the text entrance of a version: `POST {url}/embeddings`, as OpenAI's has it.
+"""A provider's embedding API as the text entrance of a version: `POST {url}/embeddings`, as of OpenAI.
 
-Nothing that a provider answers is believed: each vector is held to the card, and at the first use to the version's
-probe. Its key is read from the environment where it is needed, and is in no message. Vectors are (N, D).
+Nothing that a provider answers is trusted: each vector is held to the card, and at the first use to the version's
+probe. Its key is read from the environment when needed, and is in no message. Vectors are (N, D).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from index.text import check_text, read_text_probe
 from index.version import TEXT_PROBE, EmbeddingApi, Version
 
 QUERY_SECONDS = 10.0
-"""A query waits so long for the provider, attempts and pauses included."""
+"""How long a query waits for the provider, attempts and pauses included."""
 CALL_SECONDS = 60.0
-"""One call for items may take so long."""
-MOST_ATTEMPTS = 5
-FIRST_PAUSE, MOST_PAUSE = 0.5, 60.0
-"""Seconds between attempts, doubled each time; a provider that asks for more is left alone for now."""
-MOST_BYTES_A_NUMBER = 40
-"""Of an answer: what takes more is no list of embeddings."""
+"""How long one call for items may take."""
+MAX_ATTEMPTS = 5
+FIRST_PAUSE, MAX_PAUSE = 0.5, 60.0
+"""Seconds between attempts, doubled each time; a provider that asks for a longer pause is not tried again."""
+MAX_BYTES_PER_NUMBER = 40
+"""Of an answer: a longer one is no list of embeddings."""
 PROBE_COSINE = 0.99
-"""Providers do not repeat themselves to the last bit, but another model is nowhere near this."""
-CHARACTERS_A_TOKEN = 4
-"""Where the provider does not say how many tokens it counted."""
-SHOWN = 200
+"""A provider's answers differ in the last bits, but another model's cosine is far below this."""
+CHARACTERS_PER_TOKEN = 4
+"""Estimate, for providers that do not report how many tokens they counted."""
+MAX_SHOWN = 200
 
 
 class ProviderUnavailable(RegraftError):
@@ -65,8 +65,8 @@ class ProviderFault(ProviderUnavailable):
     code = "provider_fault"
 
 
-class _Again(Exception):
-    """A call that may go better the next time; `after`: the seconds that the provider asked to wait."""
+class _RetryableError(Exception):
+    """A call that is worth a retry; `after`: the seconds that the provider asked to wait."""
 
     def __init__(self, why: str, after: float | None = None) -> None:
         super().__init__(why)
@@ -94,21 +94,21 @@ class ApiEncoder:
         self.api: EmbeddingApi = card.api
         self.batch = card.api.batch_size
         self.tokens = 0
-        """Tokens that the provider has counted so far, or about so many."""
+        """Tokens that the provider has counted so far, or an estimate."""
         self._name, self._dim, self._space = card.name, card.dim, space_from_json(dict(card.space))
         self._prompts = card.prompts
-        # None: nobody could ask the provider when the version was made.
+        # None: the provider could not be called when the version was made.
         self._probe = read_text_probe(version) if TEXT_PROBE in card.files else None
-        self._pace = _Pace(card.api)
+        self._rate_limiter = _RateLimiter(card.api)
         self._http = httpx.Client(timeout=CALL_SECONDS, follow_redirects=False, verify=_certificates())
-        self._counting = threading.Lock()
+        self._count_lock = threading.Lock()
 
     def prepare(self, text: str, side: str = "query") -> str:
         """A text with the version's prompt for its side before it. Raises InvalidText."""
         return self._prompts.get(side, "") + check_text(text, None)
 
     def query_vectors(self, texts: Sequence[str]) -> Vectors:
-        """The same as `vectors`, within the time that a query has. Raises as `vectors`."""
+        """Embed prepared texts within `QUERY_SECONDS`. Raises as `vectors`."""
         return self._embed(texts, time.monotonic() + QUERY_SECONDS)
 
     def vectors(self, texts: Sequence[str]) -> Vectors:
@@ -133,9 +133,9 @@ class ApiEncoder:
         return np.concatenate([np.empty((0, self._dim), np.float32), *(self._call(part, until) for part in parts)])
 
     def _check_probe(self, text: str, expected: Vectors, until: float | None) -> None:
-        """Once: the provider may have put another model behind the same name since the version was made."""
-        given = self._call([text], until)[0]
-        cosine = float(given @ expected[0] / (np.linalg.norm(given) * np.linalg.norm(expected)))
+        """Check the probe, once: the provider may use another model by the same name since the version was made."""
+        vector = self._call([text], until)[0]
+        cosine = float(vector @ expected[0] / (np.linalg.norm(vector) * np.linalg.norm(expected)))
         if not cosine >= PROBE_COSINE:
             raise ProviderFault(
                 f"{self.api.url} embeds the probe of version {self._name!r} otherwise than when it was made (cosine "
@@ -144,69 +144,71 @@ class ApiEncoder:
         self._probe = None
 
     def _call(self, texts: Sequence[str], until: float | None) -> Vectors:
-        """One call, and others where it may go better the next time."""
+        """One call, with retries where it is worth one."""
         try:
-            for attempt in attempts(_Again, lambda error, number: _pause(error, number, until)):
+            for attempt in attempts(_RetryableError, lambda error, number: _pause(error, number, until)):
                 with attempt:
-                    self._pace.wait(sum(map(len, texts)) / CHARACTERS_A_TOKEN, until)
+                    self._rate_limiter.wait(sum(map(len, texts)) / CHARACTERS_PER_TOKEN, until)
                     return self._read(texts, self._post(texts, until))
-        except _Again as error:
+        except _RetryableError as error:
             raise ProviderUnavailable(f"{self.api.url}: {error}") from error
         raise AssertionError("an attempt returns or raises")
 
     def _post(self, texts: Sequence[str], until: float | None) -> bytes:
-        """The body of a good answer. Raises _Again, and what `vectors` raises."""
+        """The body of a successful answer. Raises _RetryableError, and what `vectors` raises."""
         body: dict[str, Any] = {"model": self.api.model, "input": list(texts), "encoding_format": self.api.encoding}
         if self.api.shorten:
             body["dimensions"] = self._dim
         seconds = CALL_SECONDS if until is None else until - time.monotonic()
         if seconds <= 0:
-            raise self._late()
+            raise self._timeout()
         headers = {} if not self.api.key else {"authorization": f"Bearer {self._key()}"}
-        most = len(texts) * self._dim * MOST_BYTES_A_NUMBER + (1 << 16)
-        ends = time.monotonic() + seconds
+        max_bytes = len(texts) * self._dim * MAX_BYTES_PER_NUMBER + (1 << 16)
+        deadline = time.monotonic() + seconds
         try:
-            asked = self._http.stream(
+            stream = self._http.stream(
                 "POST", f"{self.api.url}/embeddings", json=body, headers=headers, timeout=httpx.Timeout(seconds)
             )
-            with asked as response:
+            with stream as response:
                 content = b""
                 for block in response.iter_bytes():
                     content += block
-                    if len(content) > most:
-                        raise ProviderFault(f"{self.api.url} answers more than {most} bytes for {len(texts)} texts")
-                    if time.monotonic() > ends:
+                    if len(content) > max_bytes:
+                        raise ProviderFault(
+                            f"{self.api.url} answers more than {max_bytes} bytes for {len(texts)} texts"
+                        )
+                    if time.monotonic() > deadline:
                         raise httpx.ReadTimeout("the answer does not end")
         except httpx.TimeoutException as error:
             if until is not None:
-                raise self._late() from error
-            raise _Again(f"no answer within {seconds:.0f} seconds") from error
+                raise self._timeout() from error
+            raise _RetryableError(f"no answer within {seconds:.0f} seconds") from error
         except httpx.HTTPError as error:
-            raise _Again(f"no answer ({type(error).__name__})") from error
+            raise _RetryableError(f"no answer ({type(error).__name__})") from error
         if response.status_code != 200:
             self._refuse(response, content)
         return content
 
     def _refuse(self, response: httpx.Response, content: bytes) -> None:
-        """Raise what an answer other than 200 means."""
+        """Raise the error of an answer other than 200."""
         status = response.status_code
         if status == 429 or status >= 500:
-            raise _Again(f"it answers {status}", _seconds(response.headers.get("retry-after")))
+            raise _RetryableError(f"it answers {status}", _seconds(response.headers.get("retry-after")))
         if status in {400, 413, 422}:
-            raise InvalidText(f"{self.api.url} refuses the texts ({status}): {self._words(content)}")
+            raise InvalidText(f"{self.api.url} refuses the texts ({status}): {self._message(content)}")
         # What it says of a key may hold a part of it.
         hint = f"; is {self.api.key} the right key?" if status in {401, 403} and self.api.key else ""
         raise ProviderUnavailable(f"{self.api.url} answers {status} for model {self.api.model!r}{hint}")
 
-    def _words(self, content: bytes) -> str:
-        """What the provider says, on one line and without the key."""
-        words = " ".join(content[: 4 * SHOWN].decode(errors="replace").split())
+    def _message(self, content: bytes) -> str:
+        """The provider's message, on one line and without the key."""
+        words = " ".join(content[: 4 * MAX_SHOWN].decode(errors="replace").split())
         key = os.environ.get(self.api.key, "") if self.api.key else ""
-        return (words.replace(key, "...") if key else words)[:SHOWN]
+        return (words.replace(key, "...") if key else words)[:MAX_SHOWN]
 
     def _read(self, texts: Sequence[str], content: bytes) -> Vectors:
         """The vectors of an answer in the order of the texts. Raises ProviderFault."""
-        with self._at_fault():
+        with self._provider_fault():
             answer = json.loads(content)
             rows = {row["index"]: row["embedding"] for row in answer["data"]}
             if sorted(rows) != list(range(len(texts))) or len(answer["data"]) != len(texts):
@@ -215,22 +217,22 @@ class ApiEncoder:
             if numbers.shape[1] != self._dim:
                 raise ValueError(f"embeddings of {numbers.shape[1]} numbers, not {self._dim}")
             vectors = check_vectors(numbers, self._dim, self._space, pointer="")
-            self._count(answer.get("usage"), sum(map(len, texts)) / CHARACTERS_A_TOKEN)
+            self._count(answer.get("usage"), sum(map(len, texts)) / CHARACTERS_PER_TOKEN)
             return vectors
 
     def _count(self, usage: object, guessed: float) -> None:
-        told = usage.get("total_tokens") if isinstance(usage, dict) else None
-        counted = told if type(told) is int and told >= 0 else round(guessed)
-        self._pace.correct(counted - guessed)
-        with self._counting:
+        reported = usage.get("total_tokens") if isinstance(usage, dict) else None
+        counted = reported if type(reported) is int and reported >= 0 else round(guessed)
+        self._rate_limiter.correct(counted - guessed)
+        with self._count_lock:
             self.tokens += counted
 
     @contextmanager
-    def _at_fault(self) -> Iterator[None]:
+    def _provider_fault(self) -> Iterator[None]:
         try:
             yield
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidVector) as error:
-            what = f"no such field: {error}" if isinstance(error, KeyError) else str(error)[:SHOWN]
+            what = f"no such field: {error}" if isinstance(error, KeyError) else str(error)[:MAX_SHOWN]
             raise ProviderFault(f"{self.api.url} answers no embeddings of version {self._name!r}: {what}") from error
 
     def _key(self) -> str:
@@ -242,40 +244,40 @@ class ApiEncoder:
             )
         return key
 
-    def _late(self) -> ProviderTimeout:
+    def _timeout(self) -> ProviderTimeout:
         return ProviderTimeout(f"{self.api.url} did not answer within {QUERY_SECONDS:.0f} seconds")
 
 
 @cache
 def _certificates() -> SSLContext:
-    """Whom TLS trusts; read once for all versions, as it takes 40 ms."""
+    """The certificates that TLS trusts; read once for all versions, as it takes 40 ms."""
     return httpx.create_ssl_context()
 
 
-class _Pace:
-    """Lets calls through no faster than an API's limits allow, those of one process."""
+class _RateLimiter:
+    """Delays the calls of one process so that an API's limits are kept."""
 
     def __init__(self, api: EmbeddingApi) -> None:
-        self._a_call = 60 / api.requests_per_minute if api.requests_per_minute else 0.0
-        self._a_token = 60 / api.tokens_per_minute if api.tokens_per_minute else 0.0
+        self._seconds_per_call = 60 / api.requests_per_minute if api.requests_per_minute else 0.0
+        self._seconds_per_token = 60 / api.tokens_per_minute if api.tokens_per_minute else 0.0
         self._next = 0.0
         self._lock = threading.Lock()
 
     def wait(self, tokens: float, until: float | None) -> None:
-        """Wait for the turn of a call of about so many tokens. Raises ProviderTimeout."""
+        """Wait until a call of about so many tokens may start. Raises ProviderTimeout."""
         with self._lock:
             now = time.monotonic()
             start = max(now, self._next)
             if until is not None and start > until:
                 raise ProviderTimeout("the limits of the version's card leave no room for this query in time")
-            self._next = start + max(self._a_call, tokens * self._a_token)
+            self._next = start + max(self._seconds_per_call, tokens * self._seconds_per_token)
         if start > now:
             time.sleep(start - now)
 
     def correct(self, tokens: float) -> None:
-        """So many tokens more were counted than was thought."""
+        """Account for tokens that were counted beyond the estimate."""
         with self._lock:
-            self._next += tokens * self._a_token
+            self._next += tokens * self._seconds_per_token
 
 
 def _numbers(embedding: object) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -294,15 +296,15 @@ def _numbers(embedding: object) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 def _pause(error: BaseException, number: int, until: float | None) -> float | None:
     """Seconds before the next attempt, after `number` of them; None: there is none."""
-    assert isinstance(error, _Again)
-    pause = error.after if error.after is not None else min(FIRST_PAUSE * 2 ** (number - 1), MOST_PAUSE)
-    if number >= MOST_ATTEMPTS or pause > MOST_PAUSE or (until is not None and time.monotonic() + pause >= until):
+    assert isinstance(error, _RetryableError)
+    pause = error.after if error.after is not None else min(FIRST_PAUSE * 2 ** (number - 1), MAX_PAUSE)
+    if number >= MAX_ATTEMPTS or pause > MAX_PAUSE or (until is not None and time.monotonic() + pause >= until):
         return None
     return pause
 
 
 def _seconds(after: str | None) -> float | None:
-    """What Retry-After says, a number of seconds or a date; None: nothing that can be read."""
+    """The seconds of a header Retry-After, a number or a date; None: it cannot be read."""
     if after is None:
         return None
     try:

@@ -1,6 +1,6 @@
 """The encoders of one version in memory: loaded on first use, batched over requests, dropped when idle.
 
-Dropping only forgets: whoever is using an encoder keeps it until done.
+Dropping removes the reference only: a caller that uses an encoder keeps it until done.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from service.settings import Settings
 
 T = TypeVar("T")
 Embed = Callable[[Callable[[], Sequence[Any]]], Vectors]
-"""Embeds what a function prepares."""
+"""Embeds the inputs that a function prepares."""
 
 Embedded = tuple[Vectors, Vectors | None]
 """The vector (D,) and the side-information (S,) of one item."""
@@ -40,9 +40,9 @@ class ImageModality:
         self.items: Batcher[Pixels, list[Embedded]] = _batcher(self._rows, settings)
 
     def _rows(self, pixels: Sequence[Pixels]) -> list[Embedded]:
-        given = self.encoder.encode_arrays(np.stack(pixels))
-        sides = [None] * len(pixels) if given.side is None else given.side
-        return list(zip(given.vectors, sides, strict=True))
+        embedded = self.encoder.encode_arrays(np.stack(pixels))
+        sides = [None] * len(pixels) if embedded.side is None else embedded.side
+        return list(zip(embedded.vectors, sides, strict=True))
 
 
 class TextModality:
@@ -58,42 +58,42 @@ class TextModality:
         encoder = self.encoder
         if isinstance(encoder, TextEncoder):
             return _batcher(encoder.vectors, settings)
-        # A call to a provider is no cheaper for others that it carries, and fails alone.
+        # A call to a provider gains nothing from batching, and would fail for all.
         embed = encoder.query_vectors if queries else encoder.vectors
         return lambda prepare: embed(prepare())
 
 
 class Lazy(Generic[T]):
-    """Something made when it is first needed. Safe to share between threads."""
+    """A value that is made when it is first needed. Safe to share between threads."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._making = threading.Lock()
-        self._made: T | None = None
+        self._lock = threading.Lock()
+        self._value: T | None = None
         self._used = 0.0
 
     @property
     def loaded(self) -> bool:
         """Whether it is in memory."""
-        return self._made is not None
+        return self._value is not None
 
     def get(self) -> T:
-        """What was made; made now if need be, by one thread while others wait for it."""
-        with self._making:
+        """The value; made now if need be, by one thread while others wait for it."""
+        with self._lock:
             self._used = time.monotonic()
-            if self._made is None:
-                self._made = self._make()
-            return self._made
+            if self._value is None:
+                self._value = self._make()
+            return self._value
 
     def touch(self) -> None:
         """Count this moment as a use, without making it."""
         self._used = time.monotonic()
 
     def drop(self, idle_seconds: float) -> None:
-        """Forget it if it has not been used for so long."""
-        with self._making:
+        """Drop the value if it has not been used for so long."""
+        with self._lock:
             if time.monotonic() - self._used >= idle_seconds:
-                self._made = None
+                self._value = None
 
 
 def _batcher(encode: Callable[[Sequence[X]], R], settings: Settings) -> Batcher[X, R]:

@@ -115,7 +115,7 @@ class Curves(Background):
         Raises:
             UnknownEvaluation, InvalidArgument, NoEncoder: as `begin`, as far as it can be told without embedding.
         """
-        with probes.pointing_into("/curve"):
+        with probes.errors_within("/curve"):
             chosen, ground_truth = (
                 probes.choose(connection, gallery_id, target, request),
                 _ground_truth(gallery_id, request),
@@ -141,7 +141,7 @@ class Curves(Background):
             UnknownEvaluation, InvalidArgument, NoEncoder: as `probes` and `scoring` do, pointing into `/curve`.
         """
         live = self._replica.find(gallery_name)
-        with probes.pointing_into("/curve"):
+        with probes.errors_within("/curve"):
             session = self._ready(live, target, chosen)
             seq, found = self._query(live, target, session)
         return StartedCurve(target.name, session, found, seq)

@@ -217,7 +217,7 @@ def needed_versions(registry: Registry, target: LoadedVersion, live: Collection[
 
 
 @contextmanager
-def pointing_into(field: str) -> Iterator[None]:
+def errors_within(field: str) -> Iterator[None]:
     """Make errors about a field of the object at `field` point into that object."""
     try:
         yield

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from service.registry.placement import PlacedItems, places_in, places_of
+from service.registry.placement import ItemCounts, places_in, places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.repository import gallery_row, versions_held
 from service.store.rows import DeploymentRow, GateRow, TransitionRow
@@ -20,23 +20,23 @@ from service.upgrades.deployments.verdicts import PASS, REFUSE, deciding_report
 ENDED = {DeploymentState.SUPERSEDED.value, DeploymentState.ROLLED_BACK.value, DeploymentState.RETIRED.value}
 
 
-def notes(connection: Connection, registry: Registry, placed: PlacedItems, row: DeploymentRow) -> list[str]:
+def notes(connection: Connection, registry: Registry, item_counts: ItemCounts, row: DeploymentRow) -> list[str]:
     """The notes on a deployment; none on one that has ended, or that only undoes another."""
     if row.state in ENDED or row.undoes_id is not None:
         return []
     version = registry.by_id(row.version_id)
-    found = list(_by_old_encoders(connection, registry, placed, row.gallery_id, version))
+    found = list(_by_old_encoders(connection, registry, item_counts, row.gallery_id, version))
     if row.previous_id is not None:
         current = registry.by_id(row.previous_id)
         report = deciding_report(connection, row.gallery_id, version, current.name)
         found += _verdict(report, version.name, current.name)
         if report is not None:
-            found += _third_versions(connection, registry, placed, report, version, current)
+            found += _third_versions(connection, registry, item_counts, report, version, current)
     return [*found, *_short_canary(transitions(connection, row.id)[-1], row.settings or {})]
 
 
 def _by_old_encoders(
-    connection: Connection, registry: Registry, placed: PlacedItems, gallery_id: int, version: LoadedVersion
+    connection: Connection, registry: Registry, item_counts: ItemCounts, gallery_id: int, version: LoadedVersion
 ) -> Iterator[str]:
     """Items behind `dual`: the version's own encoder has no part in what is found there."""
     stored = {registry.by_id(version_id).name for version_id in versions_held(connection, gallery_id)}
@@ -47,7 +47,7 @@ def _by_old_encoders(
         return
     # In memory: writers wait for this transaction.
     order = [registry.by_id(version_id).name for version_id in places_in(registry, gallery).order]
-    counted = placed.items_by_version(gallery_id, order)
+    counted = item_counts.items_by_version(gallery_id, order)
     for old in sorted(waiting & counted.keys()):
         yield (
             f"no edge leads from {version.name!r} to {old!r}: {counted[old]} items still get their answers from "
@@ -67,7 +67,7 @@ def _verdict(report: GateRow | None, version: str, current: str) -> Iterator[str
 def _third_versions(
     connection: Connection,
     registry: Registry,
-    placed: PlacedItems,
+    item_counts: ItemCounts,
     report: GateRow,
     version: LoadedVersion,
     current: LoadedVersion,
@@ -76,7 +76,7 @@ def _third_versions(
     if versions_held(connection, report.gallery_id) <= {version.id, current.id}:
         return
     order = [registry.by_id(version_id).name for version_id in places_of(registry, version).order]
-    counted = placed.items_by_version(report.gallery_id, order)
+    counted = item_counts.items_by_version(report.gallery_id, order)
     for third in sorted(counted.keys() - {version.name, current.name}):
         yield (
             f"gate {report.id} measured items as {current.name!r} embeds them: what queries of {version.name!r} find "

@@ -111,7 +111,7 @@ def retire(
     if not ended and not embeddings:
         raise NothingToRetire(f"no deployment of version {version.name!r} has ended here", pointer="/version")
     checked = {"embeddings": embeddings, "bytes": embeddings * 4 * (version.card.dim + version.card.side_dim)}
-    done = TransitionRequest(request.who, request.placed, request.why, checked=checked)
+    done = TransitionRequest(request.who, request.item_counts, request.why, checked=checked)
     retired = [TransitionContext(connection, registry, gallery, row, done) for row in ended]
     for transition in retired:
         move(transition, DeploymentState.RETIRED)

@@ -14,7 +14,7 @@ from sqlalchemy import delete, select, update
 from index.errors import InvalidArgument, NoEncoder, RegraftError
 from service.backfills.planner import cancel_backfills
 from service.errors import NoCurrentVersion
-from service.registry.placement import check_kept, check_reachable
+from service.registry.placement import check_reachable, check_rollback_reach
 from service.registry.rollout_records import CanaryIn, ShadowIn, summary
 from service.registry.version_records import registered_sha256
 from service.store.rows import DeploymentRow, GateRow, first_of
@@ -39,7 +39,7 @@ def register(transition: TransitionContext) -> Evidence:
 def verify(transition: TransitionContext) -> Evidence:
     """The folder is the registered one, and queries of the version will reach every live item."""
     gallery_id, request = transition.gallery.id, transition.request
-    check_reachable(transition.connection, transition.registry, gallery_id, transition.version, request.placed)
+    check_reachable(transition.connection, transition.registry, gallery_id, transition.version, request.item_counts)
     return request.checked
 
 
@@ -81,14 +81,14 @@ def become_current(transition: TransitionContext) -> Evidence:
     stopped = cancel_backfills(connection, transition.gallery.id, transition.row.version_id)
     # A removal of an edge locks every gallery first: the edges known now stay until this commit.
     registry.sync_edges()
-    lost, placed = {}, transition.request.placed
+    lost, item_counts = {}, transition.request.item_counts
     if transition.row.undoes_id is not None:
         forced = transition.request.force
-        lost = check_kept(connection, registry, transition.gallery, transition.version, placed, forced)
-    moved = placed.moving(transition.gallery.id, transition.version)
+        lost = check_rollback_reach(connection, registry, transition.gallery, transition.version, item_counts, forced)
+    moved = item_counts.moving(transition.gallery.id, transition.version)
     transition.change(since=now, previous_id=transition.gallery.current_id, activated=moved)
     if transition.row.undoes_id is None:
-        check_reachable(connection, registry, transition.gallery.id, transition.version, placed)
+        check_reachable(connection, registry, transition.gallery.id, transition.version, item_counts)
     return {**verdict, "activated": moved, "backfills_cancelled": stopped, **lost, **_measured(transition)}
 
 

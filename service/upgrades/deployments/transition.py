@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, update
 
-from service.registry.placement import PlacedItems
+from service.registry.placement import ItemCounts
 from service.registry.registry import LoadedVersion, Registry
 from service.store.rows import DeploymentRow, GalleryRow, one_of
 from service.store.tables import deployment, deployment_transition
@@ -25,7 +25,7 @@ class TransitionRequest:
 
     Attributes:
         who: the name of the key that asked.
-        placed: counts what a change does to a gallery's items.
+        item_counts: counts what a change does to a gallery's items.
         why: the reason that was given.
         if_match: the ETag of the gallery's deployments that the request rests on; None: any.
         gate: the number of the gate report that the step rests on.
@@ -36,7 +36,7 @@ class TransitionRequest:
     """
 
     who: str
-    placed: PlacedItems
+    item_counts: ItemCounts
     why: str = ""
     if_match: str | None = None
     gate: int | None = None

@@ -26,9 +26,9 @@ from index.graph import Graph
 from index.version import EdgeKey, EdgeKind
 from service.backfills.planner import ACTIVE, Kind
 from service.errors import UnknownGallery
-from service.registry.brought import edge_key
 from service.registry.calibrations import forget_edge
 from service.registry.edge_records import EdgeRecord, delete_edge, insert_edge
+from service.registry.fetched_folders import edge_key
 from service.registry.placement import preference
 from service.registry.registry import Registry
 from service.replica.replica import Replica

@@ -21,7 +21,7 @@ from index.evaluation.fitting import intervals
 from index.evaluation.metrics import retrieval
 from index.space import Space, Vectors
 from index.version import PROBE, Score
-from service.registry.paired_embeddings import PicturedRow, draw_held, pictured
+from service.registry.paired_embeddings import BlobRow, draw_pairs, draw_with_blobs
 from service.registry.registry import LoadedVersion
 from service.registry.stored_contents import InputRequest, Inputs, embed, embeds, read_inputs
 from service.schemas import Body, Name, Seed
@@ -142,10 +142,12 @@ def _items(
     encodes = bool((new.card.encoder and old.card.encoder) or (new.card.text and old.card.text))
     with database.read() as connection:
         gallery_id = gallery_named(connection, request.gallery).id
-        drawn, _ = draw_held(
+        drawn, _ = draw_pairs(
             connection, new, old, gallery_id=gallery_id, label=None, sample=request.items, seed=request.seed
         )
-        rows = pictured(connection, gallery_id, request.items + len(drawn.names), request.seed) if encodes else ()
+        rows = (
+            draw_with_blobs(connection, gallery_id, request.items + len(drawn.names), request.seed) if encodes else ()
+        )
     names, new_parts, old_parts = list(drawn.names), [drawn.new], [drawn.old]
     drawn_names = set(names)
     versions = (new, old) if encodes else ()
@@ -168,7 +170,7 @@ def _items(
 
 
 def _readable(
-    blobs: Blobs, decoder: Decoder, rows: Sequence[PicturedRow], versions: Sequence[LoadedVersion]
+    blobs: Blobs, decoder: Decoder, rows: Sequence[BlobRow], versions: Sequence[LoadedVersion]
 ) -> Iterator[list[tuple[str, Inputs]]]:
     """Names and encoder inputs in batches; images that cannot be read are left out."""
     for start in range(0, len(rows), BATCH):

@@ -18,7 +18,7 @@ from service.errors import UnknownGallery
 from service.registry.edge_records import EdgeRecord
 from service.registry.placement import preference, route_to
 from service.registry.registry import LoadedVersion, Registry
-from service.registry.rollout_records import deployed
+from service.registry.rollout_records import active_rollout
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.database import Database
@@ -120,7 +120,7 @@ class Counts:
 
     def _query_versions(self, connection: Connection, gallery: GalleryRow) -> list[LoadedVersion]:
         """The versions that answer queries: the current one, and one in shadow or canary."""
-        trial, _ = deployed(connection, self._registry, gallery.id)
+        trial, _ = active_rollout(connection, self._registry, gallery.id)
         return [self._registry.current_of(gallery), *([] if trial is None else [trial.version])]
 
     def _count_dependents(self, gallery: GalleryRow, live: LoadedGallery) -> tuple[Dependent, ...]:

@@ -42,7 +42,7 @@ from index.incoming import incoming_folder
 from index.transform import load_transform
 from index.version import EDGE, Card, Edge, EdgeKind
 from service.registry.edge_records import EdgeOrigin, EdgeRecord
-from service.registry.paired_embeddings import PairedEmbeddings, draw_held
+from service.registry.paired_embeddings import PairedEmbeddings, draw_pairs
 from service.registry.registry import LoadedVersion, Registry
 from service.replica.replica import Replica
 from service.schemas import Body, FieldPath, Name, Seed
@@ -225,7 +225,7 @@ def _pairs(
         raise InvalidArgument(f"kind slerp takes a sample of at most {MAX_COMPARED_PAIRS}", pointer="/sample")
     with database.read() as connection:
         gallery_id = None if request.gallery is None else gallery_named(connection, request.gallery).id
-        drawn, available = draw_held(
+        drawn, available = draw_pairs(
             connection, new, old, gallery_id=gallery_id, label=request.label, sample=request.sample, seed=request.seed
         )
     missing_count = min(request.embed, request.sample - len(drawn.names))

@@ -279,8 +279,10 @@ def _encode(version: LoadedVersion, inputs: Mapping[int, Input], known: dict[str
 
 def _is_timed(version: LoadedVersion, seconds: Sequence[float]) -> bool:
     """Whether a version's encoder is to be timed on more images; also where all its embeddings are stored."""
-    opens = (version.card.encoder and version.opens("images")) or (version.card.text and version.opens("texts"))
-    return bool(opens) and len(seconds) < TIMED
+    can_open = (version.card.encoder and version.can_open("images")) or (
+        version.card.text and version.can_open("texts")
+    )
+    return bool(can_open) and len(seconds) < TIMED
 
 
 def _time_images(version: LoadedVersion, images: Iterable[Inputs | None], limit: int) -> list[float]:

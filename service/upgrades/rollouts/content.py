@@ -10,8 +10,8 @@ from typing import BinaryIO
 from index.decoding import Decoder
 from index.query_plan import Encode
 from service.registry.embedding import embed_images, embed_texts
+from service.registry.image_losses import ImageLosses
 from service.registry.registry import Registry
-from service.registry.sight import Sight
 
 
 class ImageContent:
@@ -35,7 +35,7 @@ class ImageContent:
     def keep(self) -> Encode:
         """An encoder of a copy of the images, which outlives the form."""
         files = [io.BytesIO(_read(file)) for file in self._files]
-        return embed_images(self._registry, files, self._decoder, Sight())
+        return embed_images(self._registry, files, self._decoder, ImageLosses())
 
 
 class TextContent:

@@ -28,7 +28,7 @@ from index.search_result import SearchResult
 from service.background import Background
 from service.logs import RecurringErrors
 from service.registry.registry import Registry
-from service.registry.rollout_records import CANARY, SHADOW, Counters, Rollout, add_counters, exceeded
+from service.registry.rollout_records import CANARY, SHADOW, Counters, Rollout, add_counters, exceeded_limit
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.database import Database
@@ -148,9 +148,9 @@ class RolloutMonitor(Background):
             with self._counters_of(live, rollout) as counters:
                 counters.add(**{"new" if new else "old": queries})
                 if new and error:
-                    counters.fail(error, queries)
+                    counters.add_error(error, queries)
                 else:
-                    counters.took("new" if new else "old", seconds, queries)
+                    counters.add_latency("new" if new else "old", seconds, queries)
             if chosen and rollout.phase == SHADOW:
                 self._shadow(live, rollout, answer, request)
         return answers
@@ -212,7 +212,7 @@ class RolloutMonitor(Background):
         except Exception as error:
             with self._counters_of(job.live, job.rollout) as counters:
                 counters.add(new=queries)
-                counters.fail(error, queries)
+                counters.add_error(error, queries)
             return
         pair = (old.keys_QK[:, : job.k], new.keys_QK[:, : job.k])
         shares, rhos = overlap(*pair), rank_correlation(*pair)
@@ -221,7 +221,7 @@ class RolloutMonitor(Background):
             counters.add(new=queries, compared=int(np.isfinite(shares).sum()), overlap=float(np.nansum(shares)))
             counters.add(correlated=int(np.isfinite(rhos).sum()), rank_correlation=float(np.nansum(rhos)))
             counters.add(flips=first_match_flips(*pair))
-            counters.took("new", seconds, queries)
+            counters.add_latency("new", seconds, queries)
 
     def _flush(self) -> None:
         """Add the counts up in the database; those that cannot be written wait for the next time."""
@@ -234,7 +234,7 @@ class RolloutMonitor(Background):
                     added = add_counters(connection, number, phase, counters)
                 # These counts are stored. If the canary cannot be ended now, empty counts make the next flush retry.
                 unstored = Counters()
-                if added is not None and phase == CANARY and (why := exceeded(*added)):
+                if added is not None and phase == CANARY and (why := exceeded_limit(*added)):
                     self._roll_back_canary(gallery_id, number, why)
             except Exception:
                 self._errors.log(Event("trial_not_stored", deployment=number))

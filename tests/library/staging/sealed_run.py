@@ -119,8 +119,8 @@ class SealedRun(Run):
 
 def look(indexer: Indexer, live: LoadedGallery) -> None:
     """What its thread does where something was written a moment ago."""
-    indexer._stands = {live.id: (live.seq, time.monotonic())}
-    indexer._look_at(live)
+    indexer._unchanged_since = {live.id: (live.seq, time.monotonic())}
+    indexer._index_gallery(live)
 
 
 def harm(path: Path, how: str) -> None:

@@ -121,7 +121,7 @@ def test_a_load_is_shown_while_it_is_under_way(served: Any, slow: Slow) -> None:
 def test_a_load_that_takes_long_is_told_in_the_log(
     served: Any, slow: Slow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("service.replica.load_progress.TOLD_SECONDS", 0)
+    monkeypatch.setattr("service.replica.load_progress.LOG_SECONDS", 0)
     slow.go.set()
     with caplog.at_level("INFO"):
         assert len(found(served.http, slow.path)) == 3

@@ -15,8 +15,8 @@ from index.errors import NoEncoder
 from index.folder import card_sha256, edge_files
 from index.version import Version
 from service.errors import UnknownVersion, VersionBroken
-from service.registry.brought import edge_key, version_key
 from service.registry.edge_records import EdgeOrigin, EdgeRecord, insert_edge
+from service.registry.fetched_folders import edge_key, version_key
 from service.registry.registry import Registry
 from service.registry.version_records import insert_version
 from service.settings import Settings

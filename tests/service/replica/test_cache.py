@@ -191,7 +191,7 @@ def test_any_order_of_writes_and_unloading_tells_what_was_acknowledged(
                 delete_gallery(connection, numbers[name])
             del held[name]
         elif action == "look":
-            replica._look()
+            replica._poll()
         replica.refresh(numbers[name])
         for other in NAMES:
             if other in held:

@@ -44,7 +44,7 @@ class Process:
             first = take_seq(connection, 1, len(new))
             v1 = self.registry.by_id(1)
             stored = store(connection, self.registry, 1, v1, v1, new, first, mode=UpdateMode.UPSERT)
-        self.replica.take(1, stored.added)
+        self.replica.apply_added(1, stored.added)
 
     def end(self) -> None:
         self.replica.stop()

@@ -150,7 +150,7 @@ def test_a_start_finds_a_snapshot_also_where_more_is_to_be_built(world: World, m
     done: list[str] = []
     built = iter([True, True, False])
     monkeypatch.setattr(Gallery, "build_index", lambda *_: (done.append("built"), next(built, False))[1])
-    monkeypatch.setattr(Replica, "keep_snapshot", lambda *_, settled: done.append("settled" if settled else "kept"))
+    monkeypatch.setattr(Replica, "write_snapshot", lambda *_, settled: done.append("settled" if settled else "kept"))
     replica = world.new_replica()
     replica.find("a")
     one = Indexer(replica)

@@ -62,7 +62,7 @@ def test_applying_the_feed_again_changes_nothing(world: World) -> None:
     world.store(g, 1, a=[1, 0], b=[0, 1])
     world.store(g, 2, a=[1, 0, 0])
     world.delete(g, "b")
-    world.replica._look()
+    world.replica._poll()
     live = world.replica.find("g")
     before = live.gallery.items_by_version(), found(live, [1, 0], 1, "v2")
 
@@ -78,7 +78,7 @@ def test_items_of_one_version_are_kept_apart_by_their_origin(world: World) -> No
     world.store(g, 1, a=[1, 0], b=[0, 1])
     with world.database.write() as connection:
         connection.execute(update(embedding).where(embedding.c.item_id == 2).values(origin="transformed"))
-    world.replica._look()
+    world.replica._poll()
     live = world.replica.find("g")
     shards = {origin: shard.count() for (_, origin), shard in live.gallery._shards.serving().items()}
     assert (shards, live.gallery.items_by_version()) == ({"supplied": 1, "transformed": 1}, {"v1": 2})
@@ -86,7 +86,7 @@ def test_items_of_one_version_are_kept_apart_by_their_origin(world: World) -> No
 
 def test_refresh_sees_everything_committed_before_it(world: World) -> None:
     g = world.create()
-    world.replica._look()
+    world.replica._poll()
     live = world.replica.find("g")
     failures = []
 
@@ -121,7 +121,7 @@ def test_python_looks_for_no_circles_among_rows_that_are_read(world: World, monk
 
     world.replica.find("g")
     world.store(g, 1, b=[1, 0])
-    world.replica._look()
+    world.replica._poll()
 
     assert collecting == [False, False, False]  # a block, what follows the last one, and a change
     assert gc.isenabled()
@@ -149,7 +149,7 @@ def test_it_follows_what_other_processes_write(world: World) -> None:
 def test_a_gallery_of_a_name_used_before_is_another_one(world: World) -> None:
     g = world.create("g")
     world.store(g, 1, a=[1, 0])
-    world.replica._look()
+    world.replica._poll()
     assert world.replica.find("g").gallery.items_by_version() == {"v1": 1}
 
     with world.database.write() as connection:
@@ -160,7 +160,7 @@ def test_a_gallery_of_a_name_used_before_is_another_one(world: World) -> None:
 
     assert again != g
     assert world.replica.find("g").gallery.items_by_version() == {}
-    world.replica._look()
+    world.replica._poll()
     assert [live.id for live in world.replica.all()] == [again]
 
 
@@ -176,7 +176,7 @@ def test_a_look_reads_the_galleries_only_after_something_was_written(
     def looked(times: int = 3) -> int:
         looks.clear()
         for _ in range(times):
-            world.replica._look()
+            world.replica._poll()
         return len(looks)
 
     assert (looked(), looked()) == (1, 0)
@@ -187,7 +187,7 @@ def test_a_look_reads_the_galleries_only_after_something_was_written(
     world.store(g, 1, b=[1, 0])
     assert looked() == 3
     monkeypatch.undo()
-    world.replica._look()
+    world.replica._poll()
     assert world.replica.find("g").gallery.items_by_version() == {"v1": 2}
 
 
@@ -198,7 +198,7 @@ def test_an_item_without_its_embedding_is_reported_until_it_has_one(
     world.store(g, 1, a=[1, 0], b=[0, 1])
     with world.database.write() as connection:
         connection.execute(embedding.delete().where(embedding.c.item_id == 1))
-    world.replica._look()
+    world.replica._poll()
     live = world.replica.find("g")
 
     def degraded() -> list[tuple[str, int]]:
@@ -230,11 +230,11 @@ def test_a_database_that_is_an_older_one_since_is_read_anew(world: World) -> Non
         connection.execute(update(item).values(seq=older - 1))
         connection.execute(update(gallery).values(next_seq=older))
 
-    world.replica._look()
+    world.replica._poll()
 
     assert found(world.replica.find("g"), [0, 1], 2) == [1]
     world.store(g, 1, c=[1, 0])
-    world.replica._look()
+    world.replica._poll()
     assert world.replica.find("g").gallery.items_by_version() == {"v1": 2}
 
 
@@ -269,7 +269,7 @@ def test_a_gallery_that_cannot_be_followed_does_not_hold_up_the_others(
 def test_without_a_current_version_only_named_versions_ask(world: World) -> None:
     g = world.create(current=None)
     world.store(g, 1, a=[1, 0])
-    world.replica._look()
+    world.replica._poll()
 
     assert found(world.replica.find("g"), [1, 0], 1, "v1") == [1]
     with pytest.raises(NoCurrentVersion):
@@ -285,7 +285,7 @@ def test_an_answer_never_mixes_a_deployment_with_the_time_before(world: World) -
             vector = np.asarray([key == 1, key == 2, 0], "<f4").tobytes()
             values = {"item_id": key, "version_id": 2, "origin": "encoded", "vector": vector}
             connection.execute(insert(embedding).values(**values))
-    world.replica._look()
+    world.replica._poll()
     live = world.replica.find("g")
     seen, stop = set(), threading.Event()
     vectors = {"v1": np.asarray([[1, 0]], np.float32), "v2": np.asarray([[1, 0, 0]], np.float32)}
@@ -338,7 +338,7 @@ def test_what_was_read_later_is_not_overwritten_by_what_was_read_earlier(
 ) -> None:
     g = world.create()
     world.store(g, 1, a=[1, 0])
-    world.replica._look()
+    world.replica._poll()
     live, apply = world.replica.find("g"), LoadedGallery.apply
     read, go = threading.Event(), threading.Event()
 

@@ -86,7 +86,7 @@ class World(ReplicatedWorld):
 
     def snapshot(self) -> None:
         self.replica.refresh(1)
-        self.replica.keep_snapshot(self.live(), settled=True)
+        self.replica.write_snapshot(self.live(), settled=True)
 
     def backup(self) -> None:
         with closing(sqlite3.connect(self.database_file)) as now, closing(sqlite3.connect(self.copy)) as then:
@@ -208,9 +208,9 @@ def test_a_process_that_outlives_its_database_forgets_what_that_lost_and_has_no_
     sealed.seal()
     outlived = sealed.replica
     sealed.restore()
-    outlived.keep_snapshot(outlived.all()[0], settled=True)
+    outlived.write_snapshot(outlived.all()[0], settled=True)
 
-    outlived._look()
+    outlived._poll()
 
     assert told(outlived.find("g")) == told(sealed.rebuilt()) == told(sealed.live())
 
@@ -231,7 +231,7 @@ def test_another_process_does_not_write_what_is_there(sealed: World) -> None:
     for replica in (first, sealed.replica):
         replica.refresh(1)
         replica.find("g").snapshot_seq = 0
-        replica.keep_snapshot(replica.find("g"), settled=True)
+        replica.write_snapshot(replica.find("g"), settled=True)
     assert len(list((sealed.live().folder / snapshots.FOLDER).iterdir())) == 2
     with sealed.database.lookup() as connection:
         assert len(snapshots_of(connection, 1)) == 2
@@ -254,7 +254,7 @@ def test_what_was_sealed_after_a_snapshot_is_in_the_next_one(sealed: World, monk
     monkeypatch.setattr(segments, "SEAL_ROWS", 1_000)
     sealed.write(1, *NAMES)
     sealed.snapshot()
-    assert sealed.live().snapshot_unsealed == len(NAMES)
+    assert sealed.live().unsealed_at_snapshot == len(NAMES)
     monkeypatch.setattr(segments, "SEAL_ROWS", 4)
     sealed.seal()
     sealed.snapshot()
@@ -318,7 +318,7 @@ def test_a_process_that_ends_at_any_point_of_a_snapshot_leaves_one_that_is_whole
     thrice.snapshot()
     thrice.start()
     assert thrice.live().snapshot_seq == seq + 1
-    assert len(list((thrice.live().folder / snapshots.FOLDER).iterdir())) == snapshots.LEFT
+    assert len(list((thrice.live().folder / snapshots.FOLDER).iterdir())) == snapshots.KEPT_FOLDERS
 
 
 OPERATIONS = st.lists(

@@ -109,7 +109,7 @@ def test_a_provider_that_stays_away_is_given_up_and_a_query_waits_only_so_long(
     provider.always = fails(500)
     with pytest.raises(ProviderUnavailable, match="500"):
         encoder.vectors(["a"])
-    assert len(provider.requests) == embedding_api.MOST_ATTEMPTS
+    assert len(provider.requests) == embedding_api.MAX_ATTEMPTS
 
     monkeypatch.setattr(embedding_api, "QUERY_SECONDS", 0.2)
     provider.always = slow(1.0)

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from regraft.client import Client
-from service.registry.rollout_records import Counters, add_counters, exceeded
+from service.registry.rollout_records import Counters, add_counters, exceeded_limit
 from service.upgrades.rollouts import monitor as watching
 from service.upgrades.rollouts.monitor import share_of
 from staging.trials import ask, begin, broken, counted, shown, wait_for
@@ -115,7 +115,7 @@ class TestCanary:
             with served.runtime.database.write() as connection:
                 found = add_counters(connection, number, "canary", counters)
             assert found is not None
-            return exceeded(*found)
+            return exceeded_limit(*found)
 
         assert [added(25, 1) for _ in range(40)] == [None] * 40
         assert added(60, 60) == "error rate 26.2% of 260 queries is above the limit of 10.0%"
@@ -133,7 +133,7 @@ class TestCanary:
             counters = Counters()
             counters.add(new=1000, errors=one)
             with served.runtime.database.write() as connection:
-                told.add(exceeded(*add_counters(connection, number, "canary", counters)))
+                told.add(exceeded_limit(*add_counters(connection, number, "canary", counters)))
 
         assert told == {None}
 

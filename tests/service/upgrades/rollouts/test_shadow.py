@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.registry.rollout_records import Counters, bucket, counters_from_json, exceeded, quantile, summary
+from service.registry.rollout_records import Counters, bucket, counters_from_json, exceeded_limit, quantile, summary
 from service.upgrades.rollouts import monitor as watching
 from service.upgrades.rollouts.monitor import RolloutMonitor
 from staging.trials import ask, begin, broken, counted, shown, wait_for
@@ -180,7 +180,7 @@ class TestTally:
         one, two = Counters(), Counters()
         for tally, times in ((one, [0.001, 0.002, 0.004]), (two, [0.1, 0.002])):
             for seconds in times:
-                tally.took("new", seconds)
+                tally.add_latency("new", seconds)
                 tally.add(new=1, overlap=0.25)
         ab, ba = Counters(), Counters()
         for part in (one, two):
@@ -209,9 +209,9 @@ class TestTally:
         tally = Counters()
         for _ in range(4):
             tally.add(new=1)
-            tally.fail(ValueError("no"))
+            tally.add_error(ValueError("no"))
         report = tally.as_json()
 
-        assert exceeded({"max_error_rate": 0.9, "max_p99_ms": None, "min_queries": 5}, report) is None
-        assert exceeded({"max_error_rate": None, "max_p99_ms": 1.0, "min_queries": 4}, report) is None
-        assert "100.0% of 4 queries" in str(exceeded({"max_error_rate": 0.9, "min_queries": 4}, report))
+        assert exceeded_limit({"max_error_rate": 0.9, "max_p99_ms": None, "min_queries": 5}, report) is None
+        assert exceeded_limit({"max_error_rate": None, "max_p99_ms": 1.0, "min_queries": 4}, report) is None
+        assert "100.0% of 4 queries" in str(exceeded_limit({"max_error_rate": 0.9, "min_queries": 4}, report))

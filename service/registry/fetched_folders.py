@@ -1,0 +1,42 @@
+"""Folders of versions and edges that another machine accepted, fetched when they are first needed here."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from index.durable import sync_all
+from index.incoming import incoming_folder
+from index.version import CARD
+from service.store.folder_store import FolderStore
+
+
+def version_key(card_sha256: str) -> str:
+    """The key of a version's folder in the store: its card names the hash of every file."""
+    return f"versions/{card_sha256}"
+
+
+def edge_key(folder: str) -> str:
+    """The key of an edge's folder in the store; `folder`: that of its row, unique to it."""
+    return f"edges/{folder}"
+
+
+def fetch_folder(folders: FolderStore, final: Path, key: str, needed: str = CARD) -> bool:
+    """Replace `final` by the stored folder of a key. Returns False: none is stored. Its content is checked when loaded.
+
+    Raises:
+        StoreUnreachable, InvalidVersionFolder, OSError: `final` is unchanged.
+    """
+    if not folders.far:
+        return False
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with incoming_folder(final.parent) as workspace:
+        if not folders.bring(key, workspace / "folder", needed):
+            return False
+        sync_all([workspace / "folder", *(workspace / "folder").rglob("*")])
+        with suppress(FileNotFoundError):
+            final.rename(workspace / "before")
+        with suppress(OSError):  # another process of this machine was faster
+            (workspace / "folder").rename(final)
+        sync_all([final.parent])
+    return True
