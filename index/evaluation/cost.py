@@ -107,7 +107,7 @@ def _fix_inputs(model: Any, inputs: dict[str, tuple[int, ...]]) -> None:
         del shape.dim[:]
         for size in inputs[declared.name]:
             shape.dim.add().dim_value = size
-    # What was declared with a free batch would win over what is inferred.
+    # What was declared for another batch would win over what is inferred.
     del model.graph.value_info[:]
     for output in model.graph.output:
         output.type.tensor_type.ClearField("shape")
@@ -186,9 +186,7 @@ class _GraphReader:
             return math.prod(self._shape(node.output[0], node)) * math.prod(second[1:])
         if node.op_type == "Gemm":
             transposed = {a.name: a.i for a in node.attribute}
-            rows, inner = reversed(first) if transposed.get("transA") else first
-            columns = second[0] if transposed.get("transB") else second[1]
-            return rows * inner * columns
+            return math.prod(first) * (second[0] if transposed.get("transB") else second[1])
         return math.prod(self._shape(node.output[0], node)) * first[-1]
 
     def _shape(self, name: str, node: Any) -> tuple[int, ...]:

@@ -51,12 +51,17 @@ def test_a_transposed_convolution_counts_each_input_number_times_its_kernel(tmp_
     assert count_macs(model, {"x": (1, 2, 4, 4)}) == 2 * 4 * 4 * 3 * 2 * 2
 
 
-@pytest.mark.parametrize(("transposed", "weight"), [(0, (5, 7)), (1, (7, 5))])
-def test_a_dense_layer(tmp_path: Path, transposed: int, weight: tuple[int, int]) -> None:
-    node = helper.make_node("Gemm", ["x", "w", "b"], ["out"], transB=transposed)
-    model = save(tmp_path / "m.onnx", [node], ("N", 5), w=np.zeros(weight), b=np.zeros(7))
+@pytest.mark.parametrize(
+    ("transposed", "given", "weight"),
+    [({}, (1, 5), (5, 7)), ({"transB": 1}, (1, 5), (7, 5)), ({"transA": 1}, (5, 1), (5, 7))],
+)
+def test_a_dense_layer(
+    tmp_path: Path, transposed: dict[str, int], given: tuple[int, int], weight: tuple[int, int]
+) -> None:
+    node = helper.make_node("Gemm", ["x", "w", "b"], ["out"], **transposed)
+    model = save(tmp_path / "m.onnx", [node], ("N", "M"), w=np.zeros(weight), b=np.zeros(7))
 
-    assert count_macs(model, {"x": (1, 5)}) == 35
+    assert count_macs(model, {"x": given}) == 35
 
 
 def test_layers_add_up_and_what_is_no_product_of_matrices_is_free(tmp_path: Path) -> None:
@@ -72,6 +77,12 @@ def test_layers_add_up_and_what_is_no_product_of_matrices_is_free(tmp_path: Path
     model = save(tmp_path / "m.onnx", nodes, ("N", 3, 4), w=np.zeros((4, 6)))
 
     assert count_macs(model, {"x": (1, 3, 4)}) == 2 * 3 * 4 * 6 + 3 * 3 * 6 + 3 * 3 * 6
+    # Exported for one image at a time.
+    declared = onnx.load(model)
+    declared.graph.value_info.append(helper.make_tensor_value_info("q", TensorProto.FLOAT, (1, 3, 6)))
+    declared.graph.output[0].CopyFrom(helper.make_tensor_value_info("out", TensorProto.FLOAT, (1, 3, 6)))
+    onnx.save(declared, model)
+    assert count_macs(model, {"x": (4, 3, 4)}) == 4 * count_macs(model, {"x": (1, 3, 4)})
 
 
 def test_a_flattened_image_keeps_its_size(tmp_path: Path) -> None:
@@ -150,5 +161,6 @@ def test_a_billion_items_on_paper() -> None:
 
 
 def test_what_cannot_be_reckoned_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="workers"):
-        estimate_backfill(1, ItemCost(None, None), old_floats=1, new_floats=1, workers=0)
+    for wrong in ({"workers": 0}, {"rate": 0.0}):
+        with pytest.raises(InvalidArgument, match="workers at least 1, and rate above 0"):
+            estimate_backfill(1, ItemCost(None, None), old_floats=1, new_floats=1, **wrong)
