@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 from http_speed import DIM, about, clustered, cpu_seconds, fill, served
 
-from regraft.given import stream
+from regraft.inputs import stream
 from regraft.routes.items import ARROW
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from regraft.own_packages import check_not_hidden
+from regraft.own_packages import check_not_shadowed
 
 if TYPE_CHECKING:
     from regraft.client import (
@@ -39,7 +39,7 @@ __all__ = [
     "__version__",
 ]
 
-check_not_hidden("index")
+check_not_shadowed("index")
 
 
 def __getattr__(name: str) -> Any:

@@ -29,7 +29,7 @@ from regraft.commands import (
     upgrades,
     versions,
 )
-from regraft.commands.answers import err, run, wanted
+from regraft.commands.answers import err, json_requested, run
 from regraft.commands.command import Commands
 
 app = Commands(
@@ -90,7 +90,7 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         # As standard error does it: what an encoding such as Latin-1 has no letter for is escaped.
         sys.stdout.reconfigure(errors="backslashreplace")
-    if wanted(sys.argv[1:]):
+    if json_requested(sys.argv[1:]):
         sys.exit(run(app))
     try:
         app()

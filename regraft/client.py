@@ -25,7 +25,7 @@ from regraft.connection import (
     UnexpectedAnswer,
     Unreachable,
 )
-from regraft.given import InvalidInput
+from regraft.inputs import InvalidInput
 from regraft.routes.backfills import BackfillRoutes
 from regraft.routes.edges import EdgeRoutes
 from regraft.routes.galleries import GalleryRoutes

@@ -1,4 +1,4 @@
-"""The connections of the clients: requests with their errors, which every group of routes builds on."""
+"""The HTTP connections of both clients: requests and their errors, the base of every group of routes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import httpx
 from pydantic import ValidationError
 
 from index.errors import InvalidArgument, RegraftError
-from regraft.given import InvalidInput, as_json
+from regraft.inputs import InvalidInput, as_json
 from regraft.models.base import ApiModel
 
 Json = dict[str, Any]
@@ -29,12 +29,12 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 CONNECT_ATTEMPTS = 3
 CONNECT_PAUSE_SECONDS = 0.2
 QUICK_SECONDS = 60.0
-"""So long a query or a GET request waits for its answer: it can be sent again."""
+"""The timeout of queries and GET requests, which can be sent again."""
 PATIENT_SECONDS = 3600.0
-"""So long a change does, such as a registration, a fit or a gate: the service goes on with it though nobody waits."""
-MOST_SECONDS = 1e6
-REQUESTS = 100
-"""So many requests of an AsyncClient are on their way at once, beside its streams."""
+"""The timeout of changes, such as a registration, a fit or a gate: the service continues even if nobody waits."""
+MAX_TIMEOUT_SECONDS = 1e6
+MAX_REQUESTS = 100
+"""Concurrent requests of an AsyncClient, beside its streams."""
 TIMEOUT = "REGRAFT_TIMEOUT"
 
 
@@ -53,9 +53,9 @@ class Problem(RegraftError):
         self.code = str(body.get("code") or "http_error")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By its message alone it could not be made again in another process, whose pool would wait for it for ever.
-        told = {name: getattr(self, name) for name in ("detail", "code", "errors", "request_id")}
-        return type(self), (self.status, told)
+        # It cannot be unpickled from its message alone, and a process pool would wait for it for ever.
+        fields = {name: getattr(self, name) for name in ("detail", "code", "errors", "request_id")}
+        return type(self), (self.status, fields)
 
 
 class Unreachable(RegraftError):
@@ -73,7 +73,7 @@ class TimedOut(Unreachable):
 
 
 class UnexpectedAnswer(RegraftError):
-    """What answered is no service of this API, or one whose release does not fit this client's."""
+    """The response is not from a service of this API, or from a release that does not fit this client's."""
 
     status = 502
     code = "unexpected_answer"
@@ -121,25 +121,25 @@ class Connection(ABC):
 
     @abstractmethod
     async def _exchange(self, request: httpx.Request) -> httpx.Response:
-        """The answer to one request."""
+        """Send one request."""
 
     @abstractmethod
     def _streamed(self, path: str, **request: Any) -> AsyncGenerator[str, None]:
-        """The lines of the answer to a GET request, as they come; Problem where it is refused."""
+        """The lines of the response to a GET request, as they come; raises Problem if it is refused."""
 
     @abstractmethod
     async def _pause(self, seconds: float) -> None:
         """Wait."""
 
     @abstractmethod
-    async def _apart(self, function: Callable[..., Result], *args: Any) -> Result:
-        """What a function returns that takes long without waiting for the service."""
+    async def _run_blocking(self, function: Callable[..., Result], *args: Any) -> Result:
+        """Call a function that takes long without waiting for the service."""
 
     async def _ask(self, answer: type[Answer], method: str, path: str, **request: Any) -> Answer:
         return read(answer, (await self._send(method, path, **request)).content)
 
     async def _send(self, method: str, path: str, *, quick: bool = False, **request: Any) -> httpx.Response:
-        """The answer to a request; `quick`: it is to come as soon as that to a GET request."""
+        """The response to a request; `quick`: with the timeout of a GET request."""
         attempts = CONNECT_ATTEMPTS if method == "GET" else 1
         timeout = self._quick if quick or method == "GET" else self._patient
         if "json" in request:
@@ -160,7 +160,7 @@ class Connection(ABC):
             why = str(error) or type(error).__name__
             raise Unreachable(f"no answer from {self.url} ({why}); is `regraft serve` running?") from error
         if not response.is_success:
-            raise refusal(response)
+            raise problem_of(response)
         return response
 
     async def _with_retries(self, request: httpx.Request, attempts: int) -> httpx.Response:
@@ -172,7 +172,7 @@ class Connection(ABC):
         return await self._exchange(request)
 
     async def _lines(self, path: str, headers: Mapping[str, str], silence: float) -> AsyncGenerator[str, None]:
-        """The lines of a streamed answer, as they come; Unreachable after `silence` seconds without one."""
+        """The lines of a streamed response, as they come; raises Unreachable after `silence` seconds without one."""
         timeout = httpx.Timeout(silence, connect=silence)
         try:
             async with aclosing(self._streamed(path, headers=dict(headers), timeout=timeout)) as lines:
@@ -196,8 +196,8 @@ class SyncConnection(Connection):
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         super().__init__(url, api_key, timeout)
-        self._connected = partial(httpx.Client, transport=transport, **self._options)
-        self._http, self._process = self._connected(), os.getpid()
+        self._new_client = partial(httpx.Client, transport=transport, **self._options)
+        self._http, self._process = self._new_client(), os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -212,26 +212,26 @@ class SyncConnection(Connection):
         self._http.close()
 
     async def _exchange(self, request: httpx.Request) -> httpx.Response:
-        return self._own().send(request)
+        return self._process_client().send(request)
 
     async def _streamed(self, path: str, **request: Any) -> AsyncGenerator[str, None]:
-        with self._own().stream("GET", path, **request) as response:
+        with self._process_client().stream("GET", path, **request) as response:
             if not response.is_success:
                 response.read()
-                raise refusal(response)
+                raise problem_of(response)
             for line in response.iter_lines():
                 yield line
 
-    def _own(self) -> httpx.Client:
-        """Connections of this process: on those it has from the one that forked it, each would read others' answers."""
+    def _process_client(self) -> httpx.Client:
+        """The HTTP client of this process: a forked one must not read from its parent's connections."""
         if self._process != os.getpid():
-            self._http, self._process = self._connected(), os.getpid()
+            self._http, self._process = self._new_client(), os.getpid()
         return self._http
 
     async def _pause(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    async def _apart(self, function: Callable[..., Result], *args: Any) -> Result:
+    async def _run_blocking(self, function: Callable[..., Result], *args: Any) -> Result:
         return function(*args)
 
 
@@ -250,9 +250,9 @@ class AsyncConnection(Connection):
     ) -> None:
         super().__init__(url, api_key, timeout)
         # Not limited by the pool: streams would use it up, and it looks at all that wait for each that ends.
-        limits = httpx.Limits(max_keepalive_connections=REQUESTS)
+        limits = httpx.Limits(max_keepalive_connections=MAX_REQUESTS)
         self._http = httpx.AsyncClient(transport=transport, limits=limits, **self._options)
-        self._turns = asyncio.Semaphore(REQUESTS)
+        self._turns = asyncio.Semaphore(MAX_REQUESTS)
 
     async def __aenter__(self) -> Self:
         return self
@@ -274,20 +274,20 @@ class AsyncConnection(Connection):
         async with self._http.stream("GET", path, **request) as response:
             if not response.is_success:
                 await response.aread()
-                raise refusal(response)
+                raise problem_of(response)
             async for line in response.aiter_lines():
                 yield line
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    async def _apart(self, function: Callable[..., Result], *args: Any) -> Result:
+    async def _run_blocking(self, function: Callable[..., Result], *args: Any) -> Result:
         return await asyncio.to_thread(function, *args)
 
 
 @cache
 def certificates() -> SSLContext:
-    """Whom TLS trusts: what SSL_CERT_FILE or SSL_CERT_DIR name, else the certificate authorities of the web.
+    """The certificates TLS trusts: those of SSL_CERT_FILE or SSL_CERT_DIR, else the public certificate authorities.
 
     Read once for all clients of a process: it takes longer than many requests.
 
@@ -303,7 +303,7 @@ def certificates() -> SSLContext:
 
 
 def read(answer: type[Answer], body: str | bytes) -> Answer:
-    """What the service answered, as its model.
+    """Parse a response into its model.
 
     Raises:
         UnexpectedAnswer: it is something else; names the first field that does not fit.
@@ -326,31 +326,32 @@ def _is_address(url: str) -> bool:
 
 
 def is_key(text: str) -> bool:
-    """Whether a service can have such a key; what is no header would be shown by the error of whoever sends it."""
+    """Whether this can be an API key; another text would appear in the error of an invalid header."""
     return text.isascii() and text.isprintable() and text == text.strip()
 
 
 def _seconds(given: str | float | None) -> float | None:
-    """Raises InvalidArgument where these are no seconds that a socket can wait."""
+    """Parse a timeout. Raises InvalidArgument if a socket cannot wait so long."""
     if given is None:
         return None
     try:
         seconds = float(given)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds <= MOST_SECONDS:
+    if not 0 < seconds <= MAX_TIMEOUT_SECONDS:
         raise InvalidArgument(
-            f"the timeout must be seconds above 0, at most {MOST_SECONDS:,.0f}, not {given!r}", pointer="/timeout"
+            f"the timeout must be seconds above 0, at most {MAX_TIMEOUT_SECONDS:,.0f}, not {given!r}",
+            pointer="/timeout",
         )
     return seconds
 
 
-def refusal(response: httpx.Response) -> Problem:
-    """What the service refused."""
+def problem_of(response: httpx.Response) -> Problem:
+    """The Problem of a refused request."""
     try:
         body = response.json()
     except ValueError:
         body = None
-    # A proxy in between answers in its own words.
-    told = body if isinstance(body, dict) else {"detail": f"{response.status_code} {response.reason_phrase}".strip()}
-    return Problem(response.status_code, told)
+    # A proxy may answer without problem+json.
+    fields = body if isinstance(body, dict) else {"detail": f"{response.status_code} {response.reason_phrase}".strip()}
+    return Problem(response.status_code, fields)

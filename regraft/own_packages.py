@@ -1,4 +1,4 @@
-"""The packages Regraft installs beside `regraft`, and whether one of the same name hides them.
+"""The packages Regraft installs beside `regraft`, and a check that no other of the same name shadows them.
 
 Their names are common words. Python takes the first on its path, which may be a file of the user's program.
 """
@@ -12,14 +12,14 @@ OWN = ("index", "service", "training", "migrations")
 HERE = Path(__file__).resolve().parents[1]
 
 
-def check_not_hidden(name: str) -> None:
-    """Look where `import name` leads, without importing it.
+def check_not_shadowed(name: str) -> None:
+    """Find what `import name` would import, without importing it.
 
     Args:
         name: one of OWN.
 
     Raises:
-        ImportError: to another place than beside this package.
+        ImportError: it is not the package beside this one.
     """
     try:
         spec = find_spec(name)

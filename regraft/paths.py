@@ -15,7 +15,7 @@ def path_of(*parts: object) -> str:
     """The path below /v1/ of these segments, each escaped.
 
     Raises:
-        InvalidArgument: one of them would climb out of its place, once somebody on the way decodes it.
+        InvalidArgument: one would become a dot segment once a proxy or server decodes it.
     """
     return "/".join(_segment(str(part)) for part in parts)
 

@@ -27,7 +27,7 @@ from index.isolated import Limits
 from index.transform import Forward
 from regraft.client import Client
 from regraft.models import WorkClaim, WorkItem
-from regraft.remote_folders import Folders, TaskVersions
+from regraft.remote_folders import FetchedFolders, TaskVersions
 from service.backfills.embedder import Embedder
 from service.backfills.outcome import Compute, EmbeddedItems, Failed, Outcome
 from service.backfills.pipeline import Pipeline
@@ -37,7 +37,7 @@ from service.store.leases import Leases
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.2
-MOST_IDLE_SECONDS = 5.0
+MAX_IDLE_SECONDS = 5.0
 """The first and the longest pause between two looks for work."""
 
 Json = dict[str, Any]
@@ -46,7 +46,7 @@ Originals = Callable[[str], bytes]
 
 
 @dataclass(frozen=True)
-class Row:
+class TaskItem:
     """An item as it was read; `blob` is where its image or text lies in the task."""
 
     id: int
@@ -88,7 +88,7 @@ class RemoteWorker:
         self._client = client
         self._stop = stop
         self._originals = originals
-        self._folders = Folders(client, folder, execution, limits, apis)
+        self._folders = FetchedFolders(client, folder, execution, limits, apis)
         self._transforms: dict[int, Forward] = {}
         self._decoder = Decoder(max_pixels)
         self._leases: Leases[WorkClaim] | None = None
@@ -97,7 +97,7 @@ class RemoteWorker:
     def work(self) -> None:
         """Read ahead, compute, and send back behind. Raises Problem when the service does not accept the key."""
         self._log("worker_started", url=self._client.url)
-        Pipeline(self._next, self._load, self._finish, self._let_go, self._stop).run()
+        Pipeline(self._next, self._load, self._finish, self._release, self._stop).run()
         if self._leases is not None:
             self._leases.close()
         self._log("worker_stopped")
@@ -110,7 +110,7 @@ class RemoteWorker:
             if claimed := self._claim():
                 return claimed
             self._stop.wait(idle)
-            idle = min(2 * idle, MOST_IDLE_SECONDS)
+            idle = min(2 * idle, MAX_IDLE_SECONDS)
         return None
 
     def _claim(self) -> WorkClaim | None:
@@ -134,9 +134,9 @@ class RemoteWorker:
         target = self._folders.version(task.version, task.card_sha256)
         versions = TaskVersions(self._folders, task.version, task.edges)
         for items in self._items(task):
-            embedder = Embedder(versions, _Sent(items, self._originals), self._decoder, self._transforms)
+            embedder = Embedder(versions, _TaskContents(items, self._originals), self._decoder, self._transforms)
             if task.kind == "reencode":
-                yield from embedder.reencode(target, [Row(i.item, i.seq, _key(i)) for i in items])
+                yield from embedder.reencode(target, [TaskItem(i.item, i.seq, _key(i)) for i in items])
             else:
                 yield from embedder.transform(target, [self._stored(versions, i) for i in items])
 
@@ -148,12 +148,12 @@ class RemoteWorker:
             yield page.items
             cursor = page.next
 
-    def _stored(self, versions: TaskVersions, item: WorkItem) -> Row:
+    def _stored(self, versions: TaskVersions, item: WorkItem) -> TaskItem:
         assert item.from_version is not None
         assert item.embedding is not None
         old = versions.start(item.from_version)
         side = None if item.side is None else base64.b64decode(item.side)
-        return Row(item.item, item.seq, version_id=old.id, vector=base64.b64decode(item.embedding), side=side)
+        return TaskItem(item.item, item.seq, version_id=old.id, vector=base64.b64decode(item.embedding), side=side)
 
     def _finish(self, task: WorkClaim, outcome: Outcome) -> None:
         moved, failed = outcome
@@ -166,13 +166,13 @@ class RemoteWorker:
             counts = self._client.return_work(task.chunk, task.lease, result)
         except RegraftError as error:
             taken = error.code in {"chunk_lost", "edge_replaced"}
-            self._let_go(task, failed=not taken)
+            self._release(task, failed=not taken)
             self._log(error.code if taken else "chunk_refused", chunk=task.chunk, reason=error.message)
         else:
             self._drop(task)
             self._log("chunk_done", chunk=task.chunk, **counts.model_dump())
 
-    def _let_go(self, task: WorkClaim, failed: bool) -> None:
+    def _release(self, task: WorkClaim, failed: bool) -> None:
         self._drop(task)
         try:
             self._client.release_work(task.chunk, task.lease, failed=failed)
@@ -193,7 +193,7 @@ class RemoteWorker:
         logger.info(Event(action, worker=self.name, **details))
 
 
-class _Sent:
+class _TaskContents:
     """The images and texts of one task, by what `_key` gives."""
 
     def __init__(self, items: Sequence[WorkItem], originals: Originals | None) -> None:

@@ -1,4 +1,4 @@
-"""The versions and edges that a remote worker has fetched: kept as folders, each held to the hash the service names."""
+"""The versions and edges a remote worker has fetched: folders, each verified by the hash the service names."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ class RemoteEdge:
     edge: Edge
 
     def check(self) -> None:
-        """It was hashed when it was fetched."""
+        """Nothing to do: its hash was verified when it was fetched."""
 
 
-class Folders:
-    """What this worker has needed so far."""
+class FetchedFolders:
+    """The fetched folders of a worker."""
 
     def __init__(
         self, client: Client, folder: Path, execution: Execution, limits: Limits, apis: Collection[str] = ()
@@ -154,7 +154,7 @@ class Folders:
 class TaskVersions:
     """The versions and edges of one task: exactly the edges its claim named."""
 
-    def __init__(self, folders: Folders, new: str, edges: Sequence[WorkEdge]) -> None:
+    def __init__(self, folders: FetchedFolders, new: str, edges: Sequence[WorkEdge]) -> None:
         self._folders = folders
         self._new = new
         self._edges = {edge.old: edge for edge in edges}

@@ -1,7 +1,7 @@
-"""Galleries into files and sources into galleries, a page at a time, whatever their size.
+"""Exporting galleries to files and importing sources into galleries, a page at a time, at any size.
 
-An import keeps in a small file how far it got: it is written after each batch that the service has acknowledged, so one
-that was killed goes on there. The batch it was in is sent again, and stores the same.
+An import writes its progress to a small file after each batch that the service has acknowledged, so that it can be
+resumed after a kill. The batch it was in is sent again, with the same result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from index.errors import InvalidArgument
 from regraft.client import Client, Problem, TextItem
 from regraft.models import IngestResult, ItemError
-from regraft.sources.base import Batch, Column, ItemSource, place_of
+from regraft.sources.base import Batch, Column, ItemSource, display_address
 
 PAGE = 1000
 NO_ROUTE, DUPLICATE_ID = "no_route", "duplicate_id"
@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 @dataclass
 class Progress:
-    """What became of an import so far: rows read, of them items `stored`, of these `new`, and why others were skipped.
+    """The progress of an import: rows read, items `stored`, of these `new`, and the rows skipped by reason.
 
-    `cursor` is where to go on in the source; `examples` names one skipped item of each reason. `source` up to
-    `update_only` say which import it is; `created`: when the gallery was, for one of the same name may come after it.
+    `cursor` is where to go on in the source; `examples` names one skipped item of each reason. `source` to
+    `update_only` identify the import; `created` is when the gallery was, since another of its name may come later.
     """
 
     source: str
@@ -56,18 +56,18 @@ class Progress:
             self.examples.setdefault(why, example)
 
 
-WHICH = ("source", "service", "gallery", "created", "update_only")
-"""What of it says which import it is."""
+IDENTITY_FIELDS = ("source", "service", "gallery", "created", "update_only")
+"""The fields that identify an import."""
 
 
 def resume(client: Client, gallery: str, source: ItemSource, state: Path, *, update_only: bool) -> Progress:
-    """Where an import stands that was broken off, or the start of one.
+    """The progress of an interrupted import, or of a new one.
 
     Raises:
-        InvalidArgument: the file is of another import or an earlier release, or the source or gallery is another since.
+        InvalidArgument: the file is of another import or an earlier release, or the source or gallery has changed.
     """
     created = client.gallery(gallery).created
-    begun = Progress(source.identity, place_of(client.url), gallery, created, update_only)
+    begun = Progress(source.identity, display_address(client.url), gallery, created, update_only)
     if not state.exists():
         return begun
     try:
@@ -75,9 +75,11 @@ def resume(client: Client, gallery: str, source: ItemSource, state: Path, *, upd
     except (ValueError, TypeError) as error:
         why = f"{state} says nothing of an import, or is of an earlier release: delete it to begin anew"
         raise InvalidArgument(why) from error
-    there, here = ({name: getattr(one, name) for name in WHICH} for one in (progress, begun))
+    there, here = ({name: getattr(one, name) for name in IDENTITY_FIELDS} for one in (progress, begun))
     if there != here:
-        changed = "; ".join(f"{name} was {there[name]}, is {here[name]}" for name in WHICH if there[name] != here[name])
+        changed = "; ".join(
+            f"{name} was {there[name]}, is {here[name]}" for name in IDENTITY_FIELDS if there[name] != here[name]
+        )
         raise InvalidArgument(f"{state} is of another import ({changed}): delete it to begin anew")
     return progress
 
@@ -90,11 +92,11 @@ def import_gallery(
     *,
     size: int = PAGE,
     update_only: bool = False,
-    moved: Callable[[Progress], object] | None = None,
+    on_batch: Callable[[Progress], object] | None = None,
 ) -> Progress:
-    """Store what a source gives, batch after batch; goes on where `state` says. Returns what became of it.
+    """Store the rows of a source, batch by batch, from where `state` says. Returns the final progress.
 
-    `update_only`: only embeddings of items that are there, their metadata stay. `moved` is told after each batch.
+    `update_only`: only embeddings of existing items, whose metadata stay. `on_batch` is called after each batch.
 
     Raises:
         Problem, Unreachable: the service refuses a batch, or is away; the import can be resumed.
@@ -107,25 +109,25 @@ def import_gallery(
         progress.read += batch.read
         for reason, count in batch.skipped.items():
             progress.skip(reason, count)
-        for part in _apart(batch):
+        for part in _split_duplicates(batch):
             _send(client, gallery, part, ids, progress)
         progress.cursor = batch.cursor
         _write(state, json.dumps(asdict(progress)))
-        if moved is not None:
-            moved(progress)
+        if on_batch is not None:
+            on_batch(progress)
     state.unlink(missing_ok=True)
     return progress
 
 
 def _write(path: Path, text: str) -> None:
-    """At once or not at all."""
+    """Write a file atomically."""
     beside = path.with_name(f"{path.name}.new")
     beside.write_text(text)
     beside.replace(path)
 
 
 class StoredIds:
-    """What a run has stored, wherever batches end: ids, by what they hold of each version."""
+    """The ids a run has stored, over all batches, by version."""
 
     def __init__(self) -> None:
         self._of: dict[str | None, set[bytes]] = {}
@@ -154,8 +156,8 @@ def _digest(key: str) -> bytes:
     return blake2b(key.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
-def _apart(batch: Batch) -> Iterator[Batch]:
-    """The batch in parts with each id once: what becomes of a row of an id is known before the next one is sent."""
+def _split_duplicates(batch: Batch) -> Iterator[Batch]:
+    """The batch in parts with each id once: the result of a row of an id is known before the next one is sent."""
     met: Counter[str] = Counter()
     turns: dict[int, list[int]] = {}
     for row, key in enumerate(batch.ids):
@@ -165,7 +167,7 @@ def _apart(batch: Batch) -> Iterator[Batch]:
 
 
 def _send(client: Client, gallery: str, batch: Batch, ids: StoredIds, progress: Progress) -> None:
-    """Each version's vectors of a batch. An item must first hold one that queries reach: the others are sent again."""
+    """Send each version's vectors of a batch. An item must first have one that queries reach: others are sent again."""
     known = {row for row, key in enumerate(batch.ids) if key in ids}
     stored: set[int] = set()
     waiting = sorted(batch.columns, key=lambda column: column.origin == "transformed")
@@ -245,19 +247,23 @@ def _store(
             item["text"] = batch.texts[row]
         items.append(item)
     send = client.put_embeddings if update_only else client.ingest_embeddings
-    return _sent(rows, items, lambda some: send(gallery, some, version=column.version, origin=column.origin), progress)
+    return _send_rows(
+        rows, items, lambda some: send(gallery, some, version=column.version, origin=column.origin), progress
+    )
 
 
-def _sent(
+def _send_rows(
     rows: Sequence[int], items: Sequence[T], send: Callable[[Sequence[T]], IngestResult], progress: Progress
 ) -> dict[int, ItemError]:
-    """Send items, which are these rows; those that were refused. What is too much for one request goes in halves."""
+    """Send items of these rows; returns the refused ones. A batch that is too large for a request is halved."""
     try:
         done = send(items)
     except Problem as problem:
         if problem.status == 413 and len(rows) > 1:
             cut = len(rows) // 2
-            return _sent(rows[:cut], items[:cut], send, progress) | _sent(rows[cut:], items[cut:], send, progress)
+            return _send_rows(rows[:cut], items[:cut], send, progress) | _send_rows(
+                rows[cut:], items[cut:], send, progress
+            )
         # A batch of nothing but bad items is refused as a whole, with the same list.
         if not problem.errors or not all("index" in error for error in problem.errors):
             raise
@@ -273,12 +279,12 @@ def _store_texts(
     if not rows:
         return {}
     items = [TextItem(batch.ids[row], batch.texts[row] or "", batch.metadata[row]) for row in rows]
-    return _sent(rows, items, lambda some: client.ingest_texts(gallery, some), progress)
+    return _send_rows(rows, items, lambda some: client.ingest_texts(gallery, some), progress)
 
 
 @dataclass(frozen=True)
-class Exported:
-    """`changed`: the gallery was written to meanwhile, so the file is of several moments.
+class ExportResult:
+    """The result of an export. `changed`: the gallery was written to meanwhile, so the file mixes several moments.
 
     `damaged`: how many embeddings were left out because the service cannot read them.
     """
@@ -287,8 +293,10 @@ class Exported:
     damaged: int
 
 
-def export_gallery(client: Client, gallery: str, path: Path, moved: Callable[[int], object] | None = None) -> Exported:
-    """Write every item with its vectors to a Parquet file, which is there when it is whole. Needs pyarrow."""
+def export_gallery(
+    client: Client, gallery: str, path: Path, on_batch: Callable[[int], object] | None = None
+) -> ExportResult:
+    """Write every item with its vectors to a Parquet file, which appears when it is complete. Needs pyarrow."""
     import pyarrow.parquet as pq
 
     before = client.gallery(gallery)
@@ -302,12 +310,12 @@ def export_gallery(client: Client, gallery: str, path: Path, moved: Callable[[in
             for page, lost in chain([(first, 0)], pages):
                 damaged += lost
                 writer.write_table(page.cast(schema))
-                if moved is not None:
-                    moved(page.num_rows)
+                if on_batch is not None:
+                    on_batch(page.num_rows)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-    return Exported(client.gallery(gallery).seq != before.seq, damaged)
+    return ExportResult(client.gallery(gallery).seq != before.seq, damaged)
 
 
 def _pages(client: Client, gallery: str) -> Iterator[tuple[Any, int]]:

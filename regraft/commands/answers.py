@@ -1,8 +1,8 @@
-"""What commands answer to programs: `--json` on every command, by one mechanism.
+"""Output for programs: `--json` on every command, by one mechanism.
 
 With it, standard output holds one JSON document on one line and nothing else; a stream (a watched backfill) holds one
-object a line. What is told to people on standard output is left out; progress and notes stay on standard error, and an
-error is one JSON object there, its last line, with the exit code it has without `--json`.
+object a line. Output for people is left out; progress and notes stay on standard error, and an error is one JSON object
+there, its last line, with the same exit code as without `--json`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ err = PlainConsole(stderr=True)
 
 
 class Answers:
-    """Where the answer of the command that runs goes, if a program asked for it."""
+    """Prints the answer of the running command as JSON, if `--json` was given."""
 
     def __init__(self) -> None:
         self._stdout: TextIO | None = None
 
     @property
-    def expected(self) -> bool:
-        """Whether a program waits for one."""
+    def requested(self) -> bool:
+        """Whether `--json` was given."""
         return self._stdout is not None
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
-        """Let nothing but answers reach standard output, whoever prints: libraries find standard error in its place."""
+    def redirecting(self) -> Iterator[None]:
+        """Let nothing but answers reach standard output: libraries that print find standard error instead."""
         self._stdout, out.quiet = sys.stdout, True
         try:
             with redirect_stdout(sys.stderr):
@@ -50,8 +50,8 @@ class Answers:
             self._stdout, out.quiet = None, False
 
     def __call__(self, value: object) -> None:
-        """Print an answer, where one was asked for: models, dataclasses, paths and arrays as JSON, NaN as null."""
-        if self.expected:
+        """Print an answer, if requested: models, dataclasses, paths and arrays as JSON, NaN as null."""
+        if self.requested:
             print(as_json(value), file=self._stdout, flush=True)
 
 
@@ -64,32 +64,32 @@ def as_json(value: object) -> str:
     return json.dumps(to_jsonable_python(value, inf_nan_mode="null", fallback=_plain), allow_nan=False)
 
 
-def wanted(arguments: Sequence[str]) -> bool:
+def json_requested(arguments: Sequence[str]) -> bool:
     """Whether a command line asks for JSON, also one that cannot be parsed."""
     return OPTION in arguments
 
 
 def run(app: typer.Typer) -> int:
-    """Run a command for a program: what goes wrong is one JSON object on standard error. Returns the exit code."""
+    """Run a command with `--json`: an error is one JSON object on standard error. Returns the exit code."""
     try:
         return int(app(standalone_mode=False) or 0)
     except RegraftError as error:
-        told: dict[str, Any] = {"code": error.code, "detail": str(error)}
-        told |= {"pointer": error.pointer} if error.pointer else {}
+        fields: dict[str, Any] = {"code": error.code, "detail": str(error)}
+        fields |= {"pointer": error.pointer} if error.pointer else {}
         if isinstance(error, Problem):
-            told |= {"status": error.status, "errors": error.errors, "request_id": error.request_id}
-        return _tell(told, 1)
+            fields |= {"status": error.status, "errors": error.errors, "request_id": error.request_id}
+        return _print_error(fields, 1)
     except OSError as error:
-        return _tell({"code": "os_error", "detail": str(error)}, 1)
+        return _print_error({"code": "os_error", "detail": str(error)}, 1)
     except USAGE as error:
-        return _tell({"code": "usage", "detail": error.format_message()}, error.exit_code)  # type: ignore[attr-defined]
+        return _print_error({"code": "usage", "detail": error.format_message()}, error.exit_code)  # type: ignore[attr-defined]
 
 
 def _plain(value: Any) -> Any:
-    """What pydantic knows no JSON of: arrays and numbers of numpy as lists and numbers, others as text."""
+    """Values unknown to pydantic: arrays and numbers of numpy as lists and numbers, others as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def _tell(told: dict[str, Any], code: int) -> int:
-    print(as_json({**told, "exit_code": code}), file=sys.stderr, flush=True)
+def _print_error(fields: dict[str, Any], code: int) -> int:
+    print(as_json({**fields, "exit_code": code}), file=sys.stderr, flush=True)
     return code

@@ -17,9 +17,9 @@ from regraft.commands.curves import (
     Metric,
     Sample,
     Seed,
-    asked,
-    in_short,
+    curve_options,
     print_curve,
+    summary_line,
 )
 from regraft.commands.options import DryRun, Gallery, print_fields, progress, read_filter, would
 from regraft.commands.plan import print_estimate
@@ -97,7 +97,9 @@ def start(
         origin=origin,
         filter=None if filter is None else read_filter(filter),
         attempts=attempts,
-        curve=asked(label=label, evaluation=evaluation, metric=metric, sample=sample, k=k, seed=seed, marks=marks),
+        curve=curve_options(
+            label=label, evaluation=evaluation, metric=metric, sample=sample, k=k, seed=seed, marks=marks
+        ),
     )
     if dry_run:
         print_estimate(client.estimate_backfill(name, **options))
@@ -167,7 +169,7 @@ def _show(client: Client, shown: BackfillInfo, watch: bool) -> None:
     shown = _watch(client, shown) if watch else shown
     failures = list(client.backfill_failures(shown.id)) if shown.failed else []
     answer({**shown.model_dump(), "failures": failures})
-    _tell(shown)
+    _print_state(shown)
     if shown.curve is not None:
         print_curve(shown.curve)
     if shown.failed:
@@ -184,20 +186,22 @@ def _watch(client: Client, watched: BackfillInfo) -> BackfillInfo:
         for newest in client.watch_backfill(watched.id):
             answer(newest)
             bar.update(task, completed=newest.total - newest.remaining, total=newest.total)
-            told = "being planned" if newest.planning else newest.curve and in_short(newest.curve)
+            status = "being planned" if newest.planning else newest.curve and summary_line(newest.curve)
             bar.update(
                 task,
-                description=f"backfill {watched.id}: {told}" if told else f"backfill {watched.id} to {watched.version}",
+                description=f"backfill {watched.id}: {status}"
+                if status
+                else f"backfill {watched.id} to {watched.version}",
             )
     return newest
 
 
 def _print(shown: BackfillInfo, dry_run: bool = False) -> None:
     answer(shown)
-    _tell(shown, dry_run)
+    _print_state(shown, dry_run)
 
 
-def _tell(shown: BackfillInfo, dry_run: bool = False) -> None:
+def _print_state(shown: BackfillInfo, dry_run: bool = False) -> None:
     counts = ", ".join(f"{getattr(shown, name)} {name}" for name in ("done", "skipped", "failed", "remaining"))
     state = would(dry_run, "is", "be")
     planning = ", being planned" if shown.planning else ""

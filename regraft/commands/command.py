@@ -1,6 +1,6 @@
-"""What commands have in common: `--json`, and of each that asks a service where it is, with which key, for how long.
+"""Options that all commands share: `--json`, and for those that call a service its URL, key and timeout.
 
-A command that asks one is a function of a `client`, which is made of these options when it runs.
+A command that calls one takes a `client`, which is created from these options when it runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from regraft.commands.answers import OPTION, answer
 from regraft.connection import TIMEOUT
 
 CLIENT = "client"
-"""The parameter of commands that ask a service."""
+"""The parameter of commands that call a service."""
 Url = Annotated[str, typer.Option("--url", envvar="REGRAFT_URL", help="The service to speak to.")]
 ApiKey = Annotated[
     str | None,
@@ -44,7 +44,7 @@ UNAUTHORIZED = 401
 
 
 class Commands(typer.Typer):
-    """Commands with the options that they have in common."""
+    """A typer app whose commands get the shared options."""
 
     def command(  # type: ignore[override]
         self, name: str | None = None, **options: Any
@@ -73,7 +73,7 @@ def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
             os.environ[TIMEOUT] = str(timeout)  # every connection of this process reads it
         with ExitStack() as running:
             if json_wanted:
-                running.enter_context(answer.asked())
+                running.enter_context(answer.redirecting())
             if asks:
                 options[CLIENT] = running.enter_context(_connected(options.pop("url"), options.pop("api_key")))
             command(**options)
@@ -88,7 +88,7 @@ def _option(name: str, annotation: Any, default: object) -> inspect.Parameter:
 
 @contextmanager
 def _connected(url: str, api_key: str | None) -> Iterator[Client]:
-    """A client for one command. Errors name its options, and where there is no gallery of a name, the names near it."""
+    """A client for one command. Errors name its options, and for an unknown gallery similar names."""
     with Client(url, api_key) as client:
         try:
             yield client
@@ -101,7 +101,7 @@ def _connected(url: str, api_key: str | None) -> Iterator[Client]:
 
 
 def _in_options(problem: Problem) -> Problem:
-    """The same, with options where the API has fields and headers."""
+    """The same problem, with command options in place of the API's fields and headers."""
     detail = problem.detail.replace("replace=true", "--replace").replace("`override`", "--override")
     if problem.status == UNAUTHORIZED:
         detail = "the service wants its key: --api-key or REGRAFT_API_KEY is missing or wrong"

@@ -1,6 +1,6 @@
-"""What the commands print on: it shows data as it is, and lets none of it act on the terminal.
+"""The console of the commands: it shows data as it is, and lets none of it control the terminal.
 
-Metadata, names and reasons come from whoever may write to the service, and files may be called anything. Nothing in
+Metadata, names and reasons come from anyone who may write to the service, and files may be called anything. Nothing in
 them is markup, and every character that would move the cursor, hide text or turn its direction is shown as an escape.
 """
 
@@ -19,7 +19,7 @@ ACTING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories: controls (C0 and C1), formats (bidirectional overrides), lone surrogates, line and paragraph."""
 
 UNFOLDED = 100_000
-"""Columns of what is no terminal: nothing is folded there."""
+"""The width of an output that is no terminal: nothing is folded there."""
 
 
 def visible(text: str) -> str:
@@ -41,7 +41,7 @@ class PlainConsole(Console):
 
 
 class Description(ProgressColumn):
-    """What a progress bar is about; rich's own column would read it as markup."""
+    """The description of a progress bar; rich's own column would read it as markup."""
 
     def render(self, task: Task) -> Text:
         return Text(visible(task.description), no_wrap=True)

@@ -30,7 +30,7 @@ LEGAL = {
     "open_clip": ("space", "weights"),
     "api": ("space", "dim", *API, *PROMPTS),
 }
-"""The options that say what a version is made of, and those that go with each."""
+"""The options that choose the source of a version, and those that go with each."""
 EXTRA = {"api": "worker", "dim": "worker", "onnx": "worker", "open_clip": "open-clip"}
 """What must be installed; models of torch need `models`."""
 
@@ -155,17 +155,17 @@ def create(
             "parity": card.metrics.get("parity", {}),
         }
     )
-    for line in told(made.card, made.folder):
+    for line in summary(made.card, made.folder):
         out.print(line)
 
 
-def told(card: Card, folder: Path) -> list[str]:
-    """What was made, in words."""
+def summary(card: Card, folder: Path) -> list[str]:
+    """A summary of the created version, line by line."""
     entrances = [what for what, there in (("images", card.encoder), ("texts", card.text)) if there]
     reads = f"reads {' and '.join(entrances)}" if entrances else "takes embeddings from outside"
     lines = [f"wrote {folder}: {card.dim} numbers, {card.space['kind']}, {reads}"]
     if card.api is not None:
-        lines += _told_of_api(card)
+        lines += _api_summary(card)
     for what, parity in card.metrics.get("parity", {}).items():
         lines.append(
             f"on {parity['inputs']} {what} it differs from {parity['source']} by at most "
@@ -174,24 +174,24 @@ def told(card: Card, folder: Path) -> list[str]:
     return [*lines, f"next: regraft version register {folder}"]
 
 
-def _told_of_api(card: Card) -> list[str]:
+def _api_summary(card: Card) -> list[str]:
     assert card.api is not None
     probe, url = card.metrics["probe"], card.api.url
-    told = f"{url} was not asked, so nothing is known of its answers: {probe.get('why')}"
+    summary = f"{url} was not asked, so nothing is known of its answers: {probe.get('why')}"
     if probe["checked"]:
-        told = (
+        summary = (
             f"{url} embedded {probe['inputs']} texts twice, in another order: lengths and order are right, they "
             f"differ by at most {probe['largest_difference']:.2g} of the largest; processes compare with the first"
         )
     key = f", and {card.api.key} with the key" if card.api.key else ""
-    return [told, f"the service and its workers need REGRAFT_EMBEDDING_APIS={url}{key}"]
+    return [summary, f"the service and its workers need REGRAFT_EMBEDDING_APIS={url}{key}"]
 
 
 def _kind(given: Mapping[str, Any]) -> str:
-    """The option that says what the version is made of.
+    """The option that chooses the source of the version.
 
     Raises:
-        InvalidArgument: none or several were given, or one that means nothing beside it.
+        InvalidArgument: none or several were given, or one that does not go with it.
     """
     kinds = [kind for kind in LEGAL if kind in given and not (kind == "dim" and "api" in given)]
     if len(kinds) != 1:

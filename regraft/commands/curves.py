@@ -1,4 +1,4 @@
-"""The curve of a backfill on the command line: what to measure, and what it came to."""
+"""Backfill curves on the command line: options and output."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Curve: seed of 
 Marks = Annotated[int | None, typer.Option("--marks", min=1, help="Curve: equal steps.", show_default=False)]
 
 
-def asked(**options: str | int | None) -> CurveOptions | None:
-    """The curve that these options ask for, None where none of them is given."""
+def curve_options(**options: str | int | None) -> CurveOptions | None:
+    """The curve options that were given, None without any."""
     return cast(CurveOptions, {name: value for name, value in options.items() if value is not None}) or None
 
 
@@ -42,7 +42,7 @@ def sparkline(curve: CurveInfo) -> str:
     return "".join(BARS[round((value - low) / span * (len(BARS) - 1)) if span else 0] for value in values)
 
 
-def in_short(curve: CurveInfo) -> str:
+def summary_line(curve: CurveInfo) -> str:
     """Metric, sparkline, and the first and the newest value."""
     first, newest = curve.points[0], curve.points[-1]
     return f"{curve.metric} {first.value:.1%} {sparkline(curve)} {newest.value:.1%}"
@@ -51,7 +51,7 @@ def in_short(curve: CurveInfo) -> str:
 def print_curve(curve: CurveInfo) -> None:
     """The curve in one line, and its points as a table."""
     area = "" if curve.area is None else f", area {curve.area:.1%}"
-    out.print(f"{in_short(curve)}, largest dip {curve.largest_dip:.1%}{area}: {curve.state}")
+    out.print(f"{summary_line(curve)}, largest dip {curve.largest_dip:.1%}{area}: {curve.state}")
     if curve.error:
         out.print(f"  {curve.error}")
     rows = [[f"{point.share:.1%}", point.moved, score(point), point.queries] for point in curve.points]

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from regraft.commands.answers import answer, err, out
 from regraft.commands.options import needs
-from regraft.commands.settings import Data, UnusableDatabase, checked_settings, settle, usable_database
+from regraft.commands.settings import Data, UnusableDatabase, apply_options, checked_settings, usable_database
 
 COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
 
@@ -19,7 +19,7 @@ def doctor(
     fix: Annotated[bool, typer.Option("--fix", help="Mend what is safe to mend.")] = False,
 ) -> None:
     """Find damaged or lost data, and say what to do."""
-    settle({"data": data})
+    apply_options({"data": data})
     with needs("serve"):
         from service.doctor.examination import Doctor
         from service.store.database import Database, upgrade

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from index.errors import InvalidArgument
-from regraft import given
+from regraft import inputs
 from regraft.commands.options import needs
 
 LABELS, LABEL, RELEVANT, VECTOR = "labels", "label", "relevant", "vector:"
@@ -37,7 +37,7 @@ def read_evaluation(
     """
     if len(files) == 1 and not versions and files[0].suffix.lower() in ALL_IN_ONE:
         held, own = _table(files[0]) if files[0].suffix.lower() == ".parquet" else _archive(files[0])
-        checked = {name: given.vectors(rows, f"{files[0]}, {name}") for name, rows in held.items()}
+        checked = {name: inputs.vectors(rows, f"{files[0]}, {name}") for name, rows in held.items()}
     else:
         checked, own = _sets(files, versions), {}
     count = _same_length(checked)
@@ -132,7 +132,7 @@ def _read_embeddings(path: Path, version: str) -> list[Any]:
         rows = _array(path, version)
     else:
         raise InvalidArgument(f"{path}: embeddings are read from .npy, .npz or .json files")
-    checked: list[Any] = given.vectors(rows, str(path))
+    checked: list[Any] = inputs.vectors(rows, str(path))
     if not checked:
         raise InvalidArgument(f"{path} holds no embeddings")
     return checked

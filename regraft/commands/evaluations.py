@@ -12,7 +12,7 @@ import typer
 
 from index.errors import InvalidImage
 from index.paths import IMAGE_SUFFIXES, files_below
-from regraft import given
+from regraft import inputs
 from regraft.client import Client
 from regraft.commands.answers import answer, out
 from regraft.commands.command import Commands
@@ -67,12 +67,12 @@ def add(
     if folder is not None and (version or labels or relevant):
         raise typer.BadParameter("these go with --embeddings", param_hint="--version, --labels, --relevant")
     if folder is None:
-        held, entries = read_evaluation(embeddings or [], version or [], labels, relevant)
-        added = client.add_evaluation(name, entries, embeddings=held, name=title, dry_run=dry_run)
+        embeddings_by_version, entries = read_evaluation(embeddings or [], version or [], labels, relevant)
+        added = client.add_evaluation(name, entries, embeddings=embeddings_by_version, name=title, dry_run=dry_run)
     else:
         entries, images = _entries(folder)
-        with _naming(images):
-            files = [given.image(path.read_bytes(), str(path)) for path in images]
+        with _naming_files(images):
+            files = [inputs.image(path.read_bytes(), str(path)) for path in images]
             added = client.add_evaluation(name, entries, images=files, name=title, dry_run=dry_run)
     answer(added)
     number = "(dry run)" if added.id is None else added.id
@@ -107,7 +107,7 @@ def _entries(place: Path) -> tuple[list[dict[str, Any]], list[Path]]:
 
 
 @contextmanager
-def _naming(images: Sequence[Path]) -> Iterator[None]:
+def _naming_files(images: Sequence[Path]) -> Iterator[None]:
     """The service refuses an entry by its number: say which file that is."""
     try:
         yield

@@ -56,23 +56,23 @@ def ingest(
         return
     files = [(prefix + key, path) for key, path in find_images(paths).items()]
     counts: Counter[str] = Counter()
-    lost: dict[tuple[str, str], ImageWarning] = {}
+    warnings: dict[tuple[str, str], ImageWarning] = {}
     errors: list[dict[str, object]] = []
     with progress() as bar:
         task = bar.add_task(f"ingest into {name}", total=len(files))
         for chunk in batches(files, batch):
             done = _store(client, name, chunk, replace)
-            _add_up(lost, done.warnings)
+            _merge_warnings(warnings, done.warnings)
             for error in done.errors:
                 err.print(f"{chunk[error.index][1]}: {error.detail}")
                 errors.append({"file": chunk[error.index][1], "code": error.code, "detail": error.detail})
             counts.update({kind: getattr(done, kind) for kind in ("stored", "new", "replaced", "failed")})
             bar.advance(task, len(chunk))
-    _tell(name, "images", counts, errors, list(lost.values()))
+    _report(name, "images", counts, errors, list(warnings.values()))
 
 
 def _ingest_texts(client: Client, name: str, items: Iterable[TextItem], replace: bool | None, batch: int) -> None:
-    """Store texts in a gallery, a batch at a time, and say what became of them; exits with 1 where one failed."""
+    """Store texts in a gallery, a batch at a time, and report; exits with 1 if one failed."""
     counts: Counter[str] = Counter()
     errors: list[dict[str, str]] = []
     with progress() as bar:
@@ -84,13 +84,13 @@ def _ingest_texts(client: Client, name: str, items: Iterable[TextItem], replace:
                 errors.append({"item": chunk[error.index].id, "code": error.code, "detail": error.detail})
             counts.update({kind: getattr(done, kind) for kind in ("stored", "new", "replaced", "failed")})
             bar.advance(task, len(chunk))
-    _tell(name, "texts", counts, errors, [])
+    _report(name, "texts", counts, errors, [])
 
 
-def _tell(
+def _report(
     name: str, what: str, counts: Counter[str], errors: Sequence[Mapping[str, object]], warnings: Sequence[ImageWarning]
 ) -> None:
-    """Say what became of all batches; exits with 1 where an item failed."""
+    """Report the result of all batches; exits with 1 if an item failed."""
     answer({"gallery": name, **counts, "errors": errors, "warnings": warnings})
     counted = f"{counts['failed']} failed ({counts['new']} new, {counts['replaced']} replaced)"
     out.print(f"stored {counts['stored']} {what} in {name}, {counted}")
@@ -136,7 +136,7 @@ def batches(files: Sequence[tuple[str, Path]], size: int) -> Iterator[list[tuple
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file; 0 where it cannot be read, which is told when its turn comes."""
+    """Bytes of a file; 0 if it cannot be read, which is reported when it is sent."""
     try:
         return path.stat().st_size
     except OSError:
@@ -175,7 +175,7 @@ def _item(key: str, path: Path) -> ImageItem:
 
 
 def _refused_as_result(send: Callable[[], IngestResult]) -> IngestResult:
-    """What became of a batch; one of nothing but bad items is refused as a whole, with the same list of errors."""
+    """The result of a batch; one with only bad items is refused as a whole, with the same list of errors."""
     try:
         return send()
     except Problem as problem:
@@ -185,14 +185,14 @@ def _refused_as_result(send: Callable[[], IngestResult]) -> IngestResult:
 
 
 def _nothing_stored(errors: list[ItemError]) -> IngestResult:
-    """What became of a batch of nothing but bad items."""
+    """The result of a batch of bad items only."""
     counts = dict.fromkeys(("stored", "new", "updated", "replaced", "seq"), 0)
     return IngestResult(**counts, failed=len(errors), errors=errors, warnings=[])
 
 
-def _add_up(lost: dict[tuple[str, str], ImageWarning], warnings: Sequence[ImageWarning]) -> None:
-    """Count the warnings of a batch to those of the batches before, so that each is said once."""
-    for warning in warnings:
+def _merge_warnings(warnings: dict[tuple[str, str], ImageWarning], added: Sequence[ImageWarning]) -> None:
+    """Add the warnings of a batch to those of earlier batches, so that each is printed once."""
+    for warning in added:
         kind = (warning.code, warning.version)
-        before = lost[kind].count if kind in lost else 0
-        lost[kind] = warning.model_copy(update={"count": before + warning.count})
+        before = warnings[kind].count if kind in warnings else 0
+        warnings[kind] = warning.model_copy(update={"count": before + warning.count})

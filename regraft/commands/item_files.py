@@ -1,4 +1,4 @@
-"""Files as items: the path below a given folder is the id, and no two files are one item."""
+"""Files as items: the path below a folder is the id, and no two files have the same one."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def by_id(files: Iterable[tuple[str, Path]]) -> dict[str, Path]:
 
 
 def below(path: Path, suffixes: Collection[str]) -> list[Path]:
-    """The files of a folder that end so, as `files_below`, in order; or what is no folder, whatever its name.
+    """The files of a folder with these suffixes, as `files_below`, sorted; or the path itself if it is no folder.
 
     Raises:
-        InvalidArgument: there is nothing, or a folder cannot be listed.
+        InvalidArgument: the path does not exist, or a folder cannot be listed.
     """
     if not path.exists():
         raise InvalidArgument(f"{path} does not exist")

@@ -110,7 +110,7 @@ def update(
     Example: regraft item update photos --filter '{"field": "label", "eq": "cats"}' --metadata '{"checked": true}'
     """
     change = read_object(metadata, "metadata", {"price": 3, "sold": None})
-    asked = _asked(keys, ids, where)
+    asked = _ids(keys, ids, where)
     if where is None:
         done = _update_named(client, name, asked, change, dry_run)
     else:
@@ -154,7 +154,7 @@ def delete(
 
     Example: regraft item delete photos --filter '{"field": "label", "eq": "cats"}' --dry-run
     """
-    asked = _asked(keys, ids, where)
+    asked = _ids(keys, ids, where)
     if where is None:
         count = _count(len(asked))
         confirm_deleting(f"{count} of gallery {name}", yes=yes or dry_run)
@@ -172,7 +172,7 @@ def delete(
     out.print(f"{would(dry_run, 'deleted', 'delete')} {done.deleted} of {count} from {name}")
 
 
-def _asked(keys: Sequence[str] | None, ids: Path | None, where: str | None) -> list[str]:
+def _ids(keys: Sequence[str] | None, ids: Path | None, where: str | None) -> list[str]:
     """The ids that are given, each once. Raises InvalidArgument where a filter is, too, or neither."""
     asked = list(dict.fromkeys([*(keys or []), *([] if ids is None else _read_ids(ids))]))
     if where is not None and (keys or ids):

@@ -1,4 +1,4 @@
-"""What the commands share: options, the console, and imports that may be missing."""
+"""Shared by the commands: options, confirmations, tables, progress bars, and imports of optional packages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from regraft.commands.answers import answer, err, out
 from regraft.commands.console import Description, visible
 from regraft.models import ImageWarning, ScoreInterval
 from regraft.models.base import ApiModel
-from regraft.own_packages import OWN, check_not_hidden
+from regraft.own_packages import OWN, check_not_shadowed
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be, change nothing.")]
@@ -40,10 +40,10 @@ def delete_named(client: Client, what: str, name: str, rest: str, *, yes: bool, 
 
 
 def confirm_deleting(what: str, *, yes: bool) -> None:
-    """Go on if it may be deleted: `yes`, or whoever sits there is asked. Raises InvalidArgument where nobody does."""
+    """Confirm a deletion: by `yes`, or by asking. Raises InvalidArgument where nobody can be asked."""
     if yes:
         return
-    if answer.expected:
+    if answer.requested:
         raise InvalidArgument(f"with --json nothing is asked: --yes deletes {what}", pointer="/yes")
     typer.confirm(f"Delete {visible(what)}?", abort=True)
 
@@ -58,27 +58,27 @@ def needs(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        _check_not_hidden(str(error.name).partition(".")[0])
+        _check_not_shadowed(str(error.name).partition(".")[0])
         raise MissingExtra(
             f"{error.name} is not installed; this command needs: pip install 'regraft[{extra}]'"
         ) from error
 
 
-def _check_not_hidden(name: str) -> None:
+def _check_not_shadowed(name: str) -> None:
     if name in OWN:
         try:
-            check_not_hidden(name)
+            check_not_shadowed(name)
         except ImportError as error:
             raise MissingExtra(str(error)) from error
 
 
 def read_filter(text: str) -> dict[str, Any]:
-    """What `--filter` says. Raises InvalidArgument where it is no JSON object."""
+    """Parse `--filter`. Raises InvalidArgument if it is no JSON object."""
     return read_object(text, "filter", {"field": "city", "eq": "Bern"})
 
 
 def read_object(text: str, option: str, example: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON object that an option says. Raises InvalidArgument where it is none."""
+    """Parse an option that is a JSON object. Raises InvalidArgument if it is none."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -112,7 +112,7 @@ def print_fields(found: Sequence[ApiModel], fields: list[str]) -> None:
 
 
 def would(dry_run: bool, done: str, infinitive: str) -> str:
-    """How a change is told: as done, or as a dry run."""
+    """How a change is reported: as done, or as a dry run."""
     return f"would {infinitive}" if dry_run else done
 
 

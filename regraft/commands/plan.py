@@ -1,4 +1,4 @@
-"""`regraft plan`: what moving a gallery to a new version would take, on paper, up to billions of items."""
+"""`regraft plan`: an estimate of moving a gallery to a new version, up to billions of items."""
 
 from __future__ import annotations
 
@@ -51,29 +51,29 @@ def plan(
     Example: regraft plan runs/v1 runs/v2 --items 1000000000 --workers 8
     """
     before, after = open_version(old), open_version(new)
-    rows, told = [], []
+    rows, ways = [], []
     for way, cost in (
-        ("reencode", _called(after, reencode_rate, items, item_tokens) or _reencode(after, reencode_rate)),
+        ("reencode", _provider_cost(after, reencode_rate, items, item_tokens) or _reencode(after, reencode_rate)),
         ("transform", _transform(before, after, transform_rate)),
     ):
         if cost is not None:
-            bill = _bill(after, items, item_tokens) if way == "reencode" else {}
+            bill = _provider_bill(after, items, item_tokens) if way == "reencode" else {}
             read = items * image_bytes if way == "reencode" and not bill else 0
-            reckoned = _reckon(cost, before, after, items, workers)
-            rows.append(_row(way, cost, reckoned, read))
-            told.append({"way": way, **vars(reckoned), "bytes_read": read, "macs_per_item": cost.macs, **bill})
+            estimate = _estimate(cost, before, after, items, workers)
+            rows.append(_row(way, cost, estimate, read))
+            ways.append({"way": way, **vars(estimate), "bytes_read": read, "macs_per_item": cost.macs, **bill})
     if not rows:
         raise InvalidArgument(f"{after.name!r} has neither an encoder nor a forward edge from {before.name!r}")
-    answer({"old": before.name, "new": after.name, "workers": workers, "ways": told})
+    answer({"old": before.name, "new": after.name, "workers": workers, "ways": ways})
     print_table(["way", "computing", "images read", "MACs an item", "MACs in all", "stored now", "stored after"], rows)
     out.print(f"{items:,} items from {before.name} to {after.name}, {workers} worker(s); old vectors are kept")
-    for one in told:
+    for one in ways:
         if "tokens" in one:
-            out.print(f"reencode calls a provider: {_billed(one['tokens'], one['price'])}")
+            out.print(f"reencode calls a provider: {_bill_text(one['tokens'], one['price'])}")
 
 
 def print_estimate(shown: BackfillEstimate) -> None:
-    """An estimate of the service, in words."""
+    """Print an estimate of the service."""
     answer(shown)
     macs = shown.macs_per_item
     no_image = f" ({shown.without_image:,} more have no image)" if shown.without_image else ""
@@ -85,18 +85,18 @@ def print_estimate(shown: BackfillEstimate) -> None:
         "multiply-accumulates an item": ways,
     }
     if shown.tokens is not None:
-        lines["provider"] = f"{_billed(shown.tokens, shown.price)}; the sample was sent to it"
+        lines["provider"] = f"{_bill_text(shown.tokens, shown.price)}; the sample was sent to it"
     out.print(f"{shown.kind} to {shown.version}: an estimate, nothing was started")
     print_table(["", ""], [[name, line] for name, line in lines.items()])
 
 
-def _billed(tokens: float, price: float | None) -> str:
-    told = "no price in the version's card" if price is None else f"{price:,.2f} by the card's price"
-    return f"about {tokens:,.0f} tokens, {told}"
+def _bill_text(tokens: float, price: float | None) -> str:
+    ways = "no price in the version's card" if price is None else f"{price:,.2f} by the card's price"
+    return f"about {tokens:,.0f} tokens, {ways}"
 
 
-def _bill(new: Version, items: int, tokens: int) -> dict[str, float | None]:
-    """What a provider will count, where one embeds."""
+def _provider_bill(new: Version, items: int, tokens: int) -> dict[str, float | None]:
+    """The tokens and price of a provider, if one embeds."""
     if new.card.api is None:
         return {}
     from index.evaluation.cost import provider_price
@@ -111,8 +111,8 @@ def _retired(shown: BackfillEstimate) -> str:
     return f"{_bytes(after)} once older versions are retired"
 
 
-def _called(new: Version, rate: float | None, items: int, tokens: int) -> ItemCost | None:
-    """Of a version that a provider embeds for: as long as its limits make it take, without a request to it."""
+def _provider_cost(new: Version, rate: float | None, items: int, tokens: int) -> ItemCost | None:
+    """The cost with a provider's API: the time its limits require, without a request to it."""
     if new.card.api is None:
         return None
     with needs("worker"):
@@ -138,7 +138,7 @@ def _reencode(new: Version, rate: float | None) -> ItemCost | None:
 
 
 def _macs(count: Callable[[], int]) -> int | None:
-    """None where only running the model would tell."""
+    """None if only running the model would show it."""
     try:
         return count()
     except InvalidVersionFolder:
@@ -175,7 +175,7 @@ def _measure(run: Callable[[], object]) -> float:
     return (time.perf_counter() - started) / (batches * BATCH)
 
 
-def _reckon(cost: ItemCost, old: Version, new: Version, items: int, workers: int) -> BackfillCost:
+def _estimate(cost: ItemCost, old: Version, new: Version, items: int, workers: int) -> BackfillCost:
     from index.evaluation.cost import estimate_backfill
 
     return estimate_backfill(
@@ -187,15 +187,15 @@ def _reckon(cost: ItemCost, old: Version, new: Version, items: int, workers: int
     )
 
 
-def _row(way: str, cost: ItemCost, reckoned: BackfillCost, bytes_read: int) -> list[str]:
+def _row(way: str, cost: ItemCost, estimate: BackfillCost, bytes_read: int) -> list[str]:
     return [
         way,
-        _seconds(reckoned.seconds),
+        _seconds(estimate.seconds),
         _bytes(bytes_read),
         _count(cost.macs),
-        _count(reckoned.macs),
-        _bytes(reckoned.bytes_before),
-        _bytes(reckoned.bytes_after),
+        _count(estimate.macs),
+        _bytes(estimate.bytes_before),
+        _bytes(estimate.bytes_after),
     ]
 
 

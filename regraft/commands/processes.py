@@ -25,21 +25,21 @@ from index.events import Event
 from index.garbage_collection import gc_paused
 from regraft.commands.answers import answer, out
 from regraft.commands.options import needs
-from regraft.commands.settings import FOLLOW_PARENT, Data, checked_settings, settle, usable_database
+from regraft.commands.settings import FOLLOW_PARENT, Data, apply_options, checked_settings, usable_database
 from regraft.own_packages import HERE
 
 if TYPE_CHECKING:
     from service.settings import Settings
 
 NICENESS = 10
-"""Of a worker, which shares the machine with a service as a rule: whoever asks something comes before a backfill."""
+"""Niceness of a worker, which usually shares the machine with a service: queries come before a backfill."""
 STOP_SECONDS = 15.0
 """How long a worker may take to finish its chunk; its lease ends by itself."""
 STUCK = 4
-"""Exit code of a worker that did not end within them."""
+"""Exit code of a worker that did not end in that time."""
 RESTART_PAUSE_SECONDS = 1.0
 LISTENING = "REGRAFT_LISTENING_SOCKET"
-"""Set for the servers among them: the file descriptor of the socket that all of them accept from."""
+"""Environment variable of server processes: the file descriptor of the socket that all of them accept from."""
 BACKLOG = 2048
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def serve(
     ] = None,
 ) -> None:
     """Run the service, with its workers."""
-    settle({"host": host, "port": port, "data": data, "processes": processes})
+    apply_options({"host": host, "port": port, "data": data, "processes": processes})
     with needs("serve"), gc_paused():
         from index.engines.gpu import check_device
         from service.http.app import serve as run_service
@@ -69,7 +69,7 @@ def serve(
     settings.execution.check()
     check_device(settings.index_device)
     if (listening := os.environ.get(LISTENING)) is not None:
-        threading.Thread(target=_end_at_end_of_input, daemon=True).start()
+        threading.Thread(target=_terminate_on_eof, daemon=True).start()
         run_service(settings, socket.socket(fileno=int(listening)))
         return
     _check_free(settings)
@@ -106,29 +106,29 @@ def _announce(settings: Settings, workers: int, port: int) -> None:
 
 
 def _check_free(settings: Settings) -> None:
-    """See that the port can be listened on, before anything is made. Raises CannotListen."""
+    """Check that the port is free before anything is created. Raises CannotListen."""
     # Not listened on: whoever tries to connect meanwhile is to be refused, not cut off.
-    _bound(settings.host, settings.port).close()
+    _bound_socket(settings.host, settings.port).close()
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A socket that whoever gets it can accept from. Raises CannotListen."""
-    listener = _bound(host, port)
+    """A listening socket, which child processes can accept from. Raises CannotListen."""
+    listener = _bound_socket(host, port)
     listener.listen(BACKLOG)
     return listener
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound_socket(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return _at(family, address)
+        return _bind(family, address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise CannotListen(f"port {port} of {host} is in use; --port takes another") from error
         raise CannotListen(f"the service cannot listen on {host}:{port}: {error.strerror}") from error
 
 
-def _at(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
+def _bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
     with ExitStack() as failed:
         made = failed.enter_context(socket.socket(family))
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -153,14 +153,14 @@ def worker(
         if url is not None:
             _work_remotely(url, key, data, stop)
             return
-        settle({"data": data})
+        apply_options({"data": data})
         with needs("serve"):
             from service.backfills.worker import run
             from service.store.object_store import open_store
             from service.store.vector_parquet import parquet
 
         if os.environ.get(FOLLOW_PARENT):
-            threading.Thread(target=_stop_at_end_of_input, args=(stop,), daemon=True).start()
+            threading.Thread(target=_stop_on_eof, args=(stop,), daemon=True).start()
         settings = checked_settings()
         settings.execution.check()
         open_store(settings.blobs_url)
@@ -197,7 +197,7 @@ def _work_remotely(url: str, key: str | None, data: Path | None, stop: threading
 
 def migrate(data: Data = None) -> None:
     """Bring the database to this release's schema."""
-    settle({"data": data})
+    apply_options({"data": data})
     with needs("serve"):
         from service.logs import configure
         from service.store.database import is_sqlite, upgrade, without_password
@@ -254,7 +254,7 @@ class Workers:
 
 
 class Servers(Workers):
-    """The same of server processes, which accept from one socket: what one that dies had not accepted, others do."""
+    """The same for server processes, which accept from one socket: if one dies, the others accept what it had not."""
 
     kind = "server"
 
@@ -308,11 +308,11 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
     Python's own handlers run between its instructions: not while the main thread is inside onnxruntime.
     """
     stop, ended = threading.Event(), threading.Event()
-    heard, told = os.pipe()
-    os.set_blocking(told, False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
 
     def listen() -> None:
-        os.read(heard, 1)
+        os.read(read_end, 1)
         stop.set()
 
     def end() -> None:
@@ -321,7 +321,7 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
             os._exit(STUCK)
 
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    wakeup = signal.set_wakeup_fd(told)
+    wakeup = signal.set_wakeup_fd(write_end)
     threads = [threading.Thread(target=work, daemon=True) for work in (listen, end)]
     for thread in threads:
         thread.start()
@@ -332,13 +332,13 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
             signal.signal(number, handler)
-        os.close(told)  # ends `listen`, and through `stop` the other
+        os.close(write_end)  # ends `listen`, and through `stop` the other
         for thread in threads:
             thread.join()
-        os.close(heard)
+        os.close(read_end)
 
 
-def _end_at_end_of_input() -> None:
+def _terminate_on_eof() -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass
     while True:  # a server that has not begun to serve yet would hear it in vain
@@ -346,7 +346,7 @@ def _end_at_end_of_input() -> None:
         time.sleep(RESTART_PAUSE_SECONDS)
 
 
-def _stop_at_end_of_input(stop: threading.Event) -> None:
+def _stop_on_eof(stop: threading.Event) -> None:
     # Not through `sys.stdin`: the interpreter cannot end while a thread waits inside its buffer.
     while os.read(sys.stdin.fileno(), 1):
         pass

@@ -1,4 +1,4 @@
-"""`regraft recipes`: what `regraft train` can train: families, the recipes of one, the fields of one."""
+"""`regraft recipes`: list the recipes of `regraft train`, by family, and explain their fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands on a service's own data have in common: its settings, and a database that can be used."""
+"""Shared by commands that use a service's own data: its settings, and its database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREFIX = "REGRAFT_"
 FOLLOW_PARENT = "REGRAFT_WORKER_FOLLOWS_STDIN"
 """Set for the processes that `serve` starts: they also stop when their standard input closes, so none outlives it."""
 ALIKE = 0.85
-"""So near to a setting's name a variable's is a misspelling; below, it may be anybody's."""
+"""From this similarity to a setting's name on a variable is reported as a misspelling."""
 Data = Annotated[Path | None, typer.Option(help="Folder of the database, images and versions.", show_default=False)]
 
 
@@ -33,7 +33,7 @@ class UnusableDatabase(RegraftError):
 
 @contextmanager
 def usable_database(settings: Settings) -> Iterator[None]:
-    """Say in a sentence what is wrong with REGRAFT_DATABASE_URL."""
+    """Turn errors of REGRAFT_DATABASE_URL into sentences."""
     from sqlalchemy import make_url
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -79,6 +79,6 @@ def _warn_of_misspellings(settings: Collection[str]) -> None:
             err.print(f"regraft: {name} sets nothing; did you mean {meant[0]}?", style="yellow")
 
 
-def settle(options: Mapping[str, object]) -> None:
-    """Make the options given on the command line the settings of this process and of the workers it starts."""
+def apply_options(options: Mapping[str, object]) -> None:
+    """Set command line options in the environment, as settings of this process and of the workers it starts."""
     os.environ.update({f"{PREFIX}{name.upper()}": str(value) for name, value in options.items() if value is not None})

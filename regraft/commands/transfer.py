@@ -126,7 +126,7 @@ def import_(
                 kept,
                 size=batch,
                 update_only=update_only,
-                moved=lambda now: bar.update(task, completed=now.read),
+                on_batch=lambda now: bar.update(task, completed=now.read),
             )
     _print(done)
 

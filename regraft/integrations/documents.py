@@ -1,8 +1,8 @@
-"""Documents of one gallery with vectors by one version: what the stores of the frameworks share.
+"""Documents of one gallery with vectors by one version: the common part of the frameworks' stores.
 
-A document is an item that is a text, with the document's own metadata, so that filters name them as they are and a
-backfill to a version that reads texts can move it. Of an item that is none the text is a field of its metadata: of one
-that was imported from another database, and of a document whose text is blank, which nothing embeds.
+A document is a text item with the document's own metadata, so that filters can name them, and a backfill to a version
+that reads texts can move it. For other items the text is a metadata field: for one imported from another database, and
+for a document with a blank text, which cannot be embedded.
 
 Shapes: N documents, D numbers of a vector.
 """
@@ -28,9 +28,9 @@ from regraft.models import EmbeddedItem, ItemInfo, Match
 
 Vector = Sequence[float]
 One = TypeVar("One")
-WRITTEN, NAMED, PAGE = 500, 50, 1000
-"""Documents a request: those that are written, those read by their ids, and those listed."""
-ADDRESS = 6000
+WRITE_BATCH, READ_BATCH, PAGE = 500, 50, 1000
+"""Documents a request: for writing, for reading by ids, and for listing."""
+MAX_ADDRESS_IDS = 6000
 """Characters of ids that an address holds: proxies take one of 8 KiB."""
 
 
@@ -66,13 +66,13 @@ class Documents:
         space: Mapping[str, Any] | None = None,
     ) -> None:
         self.gallery, self.version, self.client, self.text_key = gallery, version, client, text_key
-        self._missing_is_made, self._space = create, dict(space or {"kind": "cosine"})
-        self._dim, self._there = dim, not create
+        self._create, self._space = create, dict(space or {"kind": "cosine"})
+        self._dim, self._prepared = dim, not create
         self._higher_is_better: dict[str, bool] = {}
 
     def prepare(self, dim: int | None = None) -> None:
-        """See that gallery and version are there; `dim` as far as it is known. Raises Problem."""
-        if self._there:
+        """Create the gallery and version if they are missing; `dim` if known. Raises Problem."""
+        if self._prepared:
             return
         if self.gallery not in {gallery.name for gallery in self.client.galleries()}:
             self._create_gallery()
@@ -83,7 +83,7 @@ class Documents:
             self._register(dim)
         if self.client.gallery(self.gallery).current is None:
             self._deploy()
-        self._there = True
+        self._prepared = True
 
     def put(self, ids: Sequence[str], texts: Sequence[str], about: Sequence[Mapping[str, Any]], vectors: Any) -> None:
         """Store N documents; of one whose id is there, or comes again, nothing stays. `vectors` is (N, D).
@@ -106,7 +106,7 @@ class Documents:
             )
             items[key] = {"id": key, "embedding": row, **kept}
         self.prepare(rows.shape[1])
-        for batch in _batches(list(items.values()), WRITTEN):
+        for batch in _batches(list(items.values()), WRITE_BATCH):
             self.client.ingest_embeddings(self.gallery, batch, version=self.version, atomic=True, replace=True)
 
     def search(self, vector: Vector, k: int, **options: Any) -> list[Match]:
@@ -130,7 +130,7 @@ class Documents:
         result = found.results[0]
         if result.mode != "raw" or self.higher_is_better(self.version):
             return result.matches
-        return [match.model_copy(update={"score": _likeness(match.score)}) for match in result.matches]
+        return [match.model_copy(update={"score": _similarity(match.score)}) for match in result.matches]
 
     def higher_is_better(self, version: str) -> bool:
         """Whether a version's space has similarities, not distances."""
@@ -139,7 +139,7 @@ class Documents:
             self._higher_is_better[version] = space.higher_is_better
         return self._higher_is_better[version]
 
-    def matching(self, condition: Mapping[str, Any] | None) -> Iterator[ItemInfo]:
+    def filtered(self, condition: Mapping[str, Any] | None) -> Iterator[ItemInfo]:
         """Every document that passes a filter, page by page, also those that no query of the version reaches."""
         self.prepare()
         cursor: str | None = None
@@ -154,13 +154,13 @@ class Documents:
         """Id -> item with its vectors, of those that are there."""
         self.prepare()
         batches = _addressable(dict.fromkeys(ids))
-        pages = (self.client.embeddings(self.gallery, ids=one, limit=NAMED, with_text=True) for one in batches)
+        pages = (self.client.embeddings(self.gallery, ids=one, limit=READ_BATCH, with_text=True) for one in batches)
         return {item.id: item for page in pages for item in page.items}
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete those that are there. Returns how many."""
         self.prepare()
-        return sum(self.client.delete_items(self.gallery, batch).deleted for batch in _batches(ids, WRITTEN))
+        return sum(self.client.delete_items(self.gallery, batch).deleted for batch in _batches(ids, WRITE_BATCH))
 
     def delete_matching(self, condition: Mapping[str, Any] | None) -> int:
         """Delete every document that passes a filter, or just every one. Returns how many."""
@@ -187,7 +187,7 @@ class Documents:
         self.prepare()
         done = 0
         while limit is None or done < limit:
-            size = WRITTEN if limit is None else min(WRITTEN, limit - done)
+            size = WRITE_BATCH if limit is None else min(WRITE_BATCH, limit - done)
             ids = self.client.missing_items(self.gallery, version=self.version, limit=size).ids
             if not ids:
                 break
@@ -203,8 +203,8 @@ class Documents:
         self.prepare()
         return self.client.gallery(self.gallery).items
 
-    def describe(self, metadata: Mapping[str, Mapping[str, Any]]) -> None:
-        """Give documents other metadata, by id; their vectors stay."""
+    def update_metadata(self, metadata: Mapping[str, Mapping[str, Any]]) -> None:
+        """Replace the metadata of documents, by id; their vectors stay."""
         held = self.get(list(metadata))
         alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for key, item in held.items():
@@ -214,7 +214,7 @@ class Documents:
             changed = {"id": key, "metadata": metadata[key], "embedding": np.asarray(one.embedding, np.float32)}
             alike.setdefault((one.version, one.origin), []).append(changed)
         for (version, origin), items in alike.items():
-            for batch in _batches(items, WRITTEN):
+            for batch in _batches(items, WRITE_BATCH):
                 self.client.ingest_embeddings(self.gallery, batch, version=version, origin=origin, atomic=True)
 
     def _texts(self, ids: Sequence[str], read: Callable[[EmbeddedItem], str | None]) -> dict[str, str]:
@@ -231,14 +231,14 @@ class Documents:
             return item.text
         return str(item.metadata[self.text_key]) if self.text_key in item.metadata else None
 
-    def told(self, item: Match | ItemInfo) -> tuple[str, dict[str, Any]]:
-        """A document's text and its own metadata."""
+    def text_and_metadata(self, item: Match | ItemInfo) -> tuple[str, dict[str, Any]]:
+        """The text and the own metadata of a document."""
         own = dict(item.metadata)
         if item.text is None:
             own.pop(self.text_key, None)
         return self.text_of(item) or "", own
 
-    def diverse(self, matches: Sequence[Match], k: int, weight: float) -> list[Match]:
+    def max_marginal_relevance(self, matches: Sequence[Match], k: int, weight: float) -> list[Match]:
         """K of the matches by maximal marginal relevance: near to the query, and unlike those chosen before.
 
         `weight` 1: only nearness, 0: only difference. Two documents are compared in a version that both hold vectors
@@ -246,7 +246,7 @@ class Documents:
         """
         alike = self._similarities([match.id for match in matches])
         raw = [(match.raw_score, self.higher_is_better(match.version)) for match in matches]
-        near = np.array([score if higher else _likeness(score) for score, higher in raw])
+        near = np.array([score if higher else _similarity(score) for score, higher in raw])
         chosen: list[int] = []
         while len(chosen) < min(k, len(matches)):
             redundant = alike[:, chosen].max(axis=1) if chosen else np.zeros(len(matches))
@@ -270,7 +270,7 @@ class Documents:
         return alike
 
     def dim(self) -> int:
-        """D. Raises Problem where the version is not there and nobody said."""
+        """The dimension D. Raises Problem if it was not given and the version does not exist."""
         return self._dim or self.client.version(self.version).dim
 
     def _create_gallery(self) -> None:
@@ -297,8 +297,8 @@ class Documents:
             )
 
 
-def _likeness(distance: float) -> float:
-    """1 for the same vector, 0 for one that is infinitely far."""
+def _similarity(distance: float) -> float:
+    """A distance as similarity: 1 for the same vector, 0 at infinity."""
     return 1.0 / (1.0 + distance)
 
 
@@ -308,7 +308,7 @@ def _addressable(ids: Iterable[str]) -> Iterator[list[str]]:
     length = 0
     for key in ids:
         long = len(quote(json.dumps(key)))
-        if batch and (len(batch) == NAMED or length + long > ADDRESS):
+        if batch and (len(batch) == READ_BATCH or length + long > MAX_ADDRESS_IDS):
             yield batch
             batch, length = [], 0
         batch.append(key)

@@ -157,7 +157,7 @@ class RegraftDocumentStore:
     def update_by_filter(self, filters: Filters, meta: dict[str, Any]) -> int:
         """Put these metadata into every document that passes. Returns how many."""
         found = self._matching(filters)
-        self.documents.describe({one.id: {**one.metadata, **meta} for one in found})
+        self.documents.update_metadata({one.id: {**one.metadata, **meta} for one in found})
         return len(found)
 
     def embedding_retrieval(
@@ -219,7 +219,7 @@ class RegraftDocumentStore:
         return await asyncio.to_thread(self.embedding_retrieval, query_embedding, **options)
 
     def _matching(self, filters: Filters | None) -> list[ItemInfo]:
-        return list(self.documents.matching(as_filter(filters)))
+        return list(self.documents.filtered(as_filter(filters)))
 
     def _put(self, documents: Sequence[Document]) -> None:
         dim = next((len(one.embedding) for one in documents if one.embedding is not None), None)
@@ -239,7 +239,7 @@ class RegraftDocumentStore:
         held = self.documents.get([one.id for one in found]) if wanted else {}
         shown = []
         for one in found:
-            content, meta = self.documents.told(one)
+            content, meta = self.documents.text_and_metadata(one)
             mine = [] if meta.pop(WITHOUT, False) or one.id not in held else held[one.id].embeddings
             vector = next((x.embedding for x in mine if x.version == self.documents.version), None)
             score = one.score if isinstance(one, Match) else None

@@ -219,7 +219,7 @@ class RegraftVectorStore(VectorStore):
     ) -> list[Document]:
         """The same for a vector; compared are the vectors that the documents hold, see `Documents.diverse`."""
         matches = self._matches(embedding, fetch_k, filter, search_options)
-        return [self._shown(match) for match in self.documents.diverse(matches, k, lambda_mult)]
+        return [self._shown(match) for match in self.documents.max_marginal_relevance(matches, k, lambda_mult)]
 
     def _matches(
         self, vector: Vector, k: int, given: Filter | None, search_options: Mapping[str, Any]
@@ -233,7 +233,7 @@ class RegraftVectorStore(VectorStore):
         return lambda cosine: min(1.0, max(0.0, (cosine + 1.0) / 2.0))
 
     def _shown(self, item: Match | EmbeddedItem) -> Document:
-        text, own = self.documents.told(item)
+        text, own = self.documents.text_and_metadata(item)
         return Document(id=item.id, page_content=text, metadata=own)
 
 

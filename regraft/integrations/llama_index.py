@@ -168,7 +168,7 @@ class RegraftVectorStore(BasePydanticVectorStore):
         matches = self._documents.search(query.query_embedding, looked_at, filter=condition, **options)
         if diverse:
             weight = LAMBDA if query.mmr_threshold is None else query.mmr_threshold
-            matches = self._documents.diverse(matches, k, weight)
+            matches = self._documents.max_marginal_relevance(matches, k, weight)
         return VectorStoreQueryResult(
             nodes=[self._node(match) for match in matches],
             similarities=[match.score for match in matches],
@@ -201,11 +201,11 @@ class RegraftVectorStore(BasePydanticVectorStore):
         """Those of these ids that pass the filters; None: of any id, all of them."""
         condition = _asked(None, None, filters)
         if node_ids is None:
-            return self._documents.matching(condition)
+            return self._documents.filtered(condition)
         if condition is None:
             return self._documents.get(node_ids).values()
         named = set(node_ids)
-        return (item for item in self._documents.matching(condition) if item.id in named)
+        return (item for item in self._documents.filtered(condition) if item.id in named)
 
     def _text(self, item: EmbeddedItem) -> str | None:
         """The text of a node, also of one that another store of LlamaIndex kept; None: the item holds none."""
@@ -216,7 +216,7 @@ class RegraftVectorStore(BasePydanticVectorStore):
 
     def _node(self, item: Match | ItemInfo) -> BaseNode:
         """A node as it was stored, here or by another store of LlamaIndex, or one of an item that was none."""
-        text, own = self._documents.told(item)
+        text, own = self._documents.text_and_metadata(item)
         if CONTENT not in own:
             return TextNode(id_=item.id, text=text, metadata=own)
         return metadata_dict_to_node(own, text=text or None)  # other stores keep the text in the node's content

@@ -1,4 +1,4 @@
-"""The part of the client that speaks about backfills."""
+"""Client methods for backfills."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from regraft.paths import change_params, path_of
 from regraft.routes.route import route, stream
 
 SILENCE_SECONDS = 30.0
-"""A stream that says nothing for so long is broken; the service sends a heartbeat every ten."""
+"""A stream without a line for so long is broken; the service sends a heartbeat every ten seconds."""
 PATIENCE_SECONDS = 60.0
-"""How long a stream that breaks is tried again without an event in between: a service may be restarting."""
+"""How long a broken stream is reconnected without an event in between: a service may be restarting."""
 RECONNECT_SECONDS = 0.5
 
 
 class CurveOptions(TypedDict, total=False):
-    """What to measure while a backfill runs, by which queries; `{}`: recall@10 over items of the gallery."""
+    """What a running backfill measures, and by which queries; `{}`: recall@10 over items of the gallery."""
 
     label: str | None
     evaluation: int | None
@@ -32,7 +32,7 @@ class CurveOptions(TypedDict, total=False):
 
 
 class BackfillOptions(TypedDict, total=False):
-    """What may be said about a backfill; what is left out is the service's default (docs/http-api.md)."""
+    """The options of a backfill; an absent one has the service's default (docs/http-api.md)."""
 
     version: str | None
     kind: str
@@ -53,13 +53,17 @@ class BackfillRoutes(Connection):
     @route
     async def start_backfill(self, gallery: str, **options: Unpack[BackfillOptions]) -> BackfillInfo:
         """POST /v1/galleries/{gallery}/backfills: move items to `version` (default: the current one)."""
-        return await self._ask(BackfillInfo, "POST", path_of("galleries", gallery, "backfills"), json=_given(options))
+        return await self._ask(
+            BackfillInfo, "POST", path_of("galleries", gallery, "backfills"), json=_without_none(options)
+        )
 
     @route
     async def estimate_backfill(self, gallery: str, **options: Unpack[BackfillOptions]) -> BackfillEstimate:
         """POST /v1/galleries/{gallery}/backfills as a dry run: items, time, storage and cost."""
         path = path_of("galleries", gallery, "backfills")
-        return await self._ask(BackfillEstimate, "POST", path, params=change_params(dry_run=True), json=_given(options))
+        return await self._ask(
+            BackfillEstimate, "POST", path, params=change_params(dry_run=True), json=_without_none(options)
+        )
 
     @route
     async def backfills(self, gallery: str) -> list[BackfillInfo]:
@@ -81,8 +85,8 @@ class BackfillRoutes(Connection):
             Unreachable: nothing came for a minute.
             Problem: the backfill is not there, or was deleted with its gallery.
         """
-        async with aclosing(self._watch(backfill, "progress")) as told:
-            async for data in told:
+        async with aclosing(self._watch(backfill, "progress")) as events:
+            async for data in events:
                 yield read(BackfillInfo, data)
 
     @stream
@@ -92,16 +96,16 @@ class BackfillRoutes(Connection):
         Raises:
             Unreachable, Problem: as `watch_backfill` does.
         """
-        async with aclosing(self._watch(backfill, "point")) as told:
-            async for data in told:
+        async with aclosing(self._watch(backfill, "point")) as events:
+            async for data in events:
                 yield read(CurvePoint, data)
 
     async def _watch(self, backfill: int, wanted: str) -> AsyncGenerator[str, None]:
         last, heard = "", time.monotonic()
         while True:
             try:
-                async with aclosing(self._events(backfill, last)) as told:
-                    async for event in told:
+                async with aclosing(self._events(backfill, last)) as events:
+                    async for event in events:
                         last, heard = event.id, time.monotonic()
                         if event.name == "end":
                             return
@@ -115,7 +119,7 @@ class BackfillRoutes(Connection):
             await self._pause(RECONNECT_SECONDS)
 
     async def _events(self, backfill: int, last: str) -> AsyncGenerator[Event, None]:
-        """The events behind the last one that came, until the stream breaks."""
+        """The events after the last one received, until the stream breaks."""
         headers, events = {"last-event-id": last} if last else {}, Events()
         async with aclosing(self._lines(path_of("backfills", backfill, "events"), headers, SILENCE_SECONDS)) as lines:
             async for line in lines:
@@ -168,7 +172,7 @@ class Event(NamedTuple):
 
 
 class Events:
-    """Puts server-sent events together; comments and fields without a use here are passed over."""
+    """Parses server-sent events; comments and unused fields are skipped."""
 
     def __init__(self) -> None:
         self._fields = {"event": "message", "id": "", "data": ""}
@@ -186,5 +190,5 @@ class Events:
         return None
 
 
-def _given(options: BackfillOptions) -> Json:
+def _without_none(options: BackfillOptions) -> Json:
     return {name: value for name, value in options.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The part of the client that speaks of edges."""
+"""Client methods for edges."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from regraft import given
+from regraft import inputs
 from regraft.connection import Connection
 from regraft.models import DomainCheck, EdgeInfo, EdgeList, EdgeRemoval
 from regraft.paths import change_params, flag, path_of
@@ -34,7 +34,7 @@ class EdgeRoutes(Connection):
     ) -> EdgeInfo:
         """POST /v1/edges: the folder of an edge (edge.json and what lies beside it), packed here, or a .zip of one."""
         with tempfile.TemporaryDirectory() as scratch:
-            archive = await self._apart(given.archive, folder, Path(scratch))
+            archive = await self._run_blocking(inputs.archive, folder, Path(scratch))
             with archive.open("rb") as stream:
                 data = {"new": new, "old": old, "replace": flag(replace)}
                 files = {"archive": (archive.name, stream, "application/zip")}
@@ -70,7 +70,7 @@ class EdgeRoutes(Connection):
         named = {"new": new, "old": old, "kind": kind}
         if pairs is None:
             return await self._ask(EdgeInfo, "POST", path, params=params, json={**named, **asked})
-        data = {**named, **{name: given.as_json(value) for name, value in asked.items()}}
+        data = {**named, **{name: inputs.as_json(value) for name, value in asked.items()}}
         with pairs.open("rb") as stream:
             return await self._ask(
                 EdgeInfo, "POST", path, params=params, data=data, files={"pairs": (pairs.name, stream)}

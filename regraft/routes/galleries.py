@@ -1,4 +1,4 @@
-"""The part of the client that speaks of the service, and of its galleries as wholes."""
+"""Client methods for the service and its galleries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of the client that stores items and embeddings and reads them back."""
+"""Client methods for items and their embeddings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from regraft import given
+from regraft import inputs
 from regraft.connection import Connection, Json
-from regraft.given import NPY, ArrowTable, InvalidInput
+from regraft.inputs import NPY, ArrowTable, InvalidInput
 from regraft.models import DeleteResult, EmbeddingPage, IngestResult, ItemDetail, ItemPage, MetadataResult, MissingPage
 from regraft.paths import MAX_PARAMS, change_params, flag, path_of
 from regraft.routes.route import route
@@ -53,13 +53,13 @@ class ItemRoutes(Connection):
         described, images = [_described(item, n) for n, item in enumerate(items)], []
         for n, i in enumerate(items):
             if isinstance(i, ImageItem):
-                file = given.image(i.image, f"items[{n}].image")
+                file = inputs.image(i.image, f"items[{n}].image")
                 images.append(("images", (str(n), file, "application/octet-stream")))
-        body: Json = {"data": {"items": given.as_json(described)}, "files": images}
+        body: Json = {"data": {"items": inputs.as_json(described)}, "files": images}
         if not images:  # a form needs a file; an empty batch is sent too, so that it is the service that refuses it
             body = {"json": {"items": described}}
         return await self._ask(
-            IngestResult, "POST", path_of("galleries", gallery, "items"), params=_kept(atomic, replace), **body
+            IngestResult, "POST", path_of("galleries", gallery, "items"), params=_ingest_params(atomic, replace), **body
         )
 
     @route
@@ -69,7 +69,9 @@ class ItemRoutes(Connection):
         """POST /v1/galleries/{gallery}/items with texts, embedded by the current version; the rest as in `ingest`."""
         described = [_described(item, n) for n, item in enumerate(items)]
         path = path_of("galleries", gallery, "items")
-        return await self._ask(IngestResult, "POST", path, params=_kept(atomic, replace), json={"items": described})
+        return await self._ask(
+            IngestResult, "POST", path, params=_ingest_params(atomic, replace), json={"items": described}
+        )
 
     @route
     async def ingest_embeddings(
@@ -92,7 +94,7 @@ class ItemRoutes(Connection):
         with the columns `id` and `embedding` (fixed-size lists) travels as it is; its other columns are metadata.
         `origin="transformed"` says that a forward edge made them, in another gallery.
         """
-        params = _kept(atomic, replace, origin)
+        params = _ingest_params(atomic, replace, origin)
         sent = _embedded(items, version, params)
         return await self._ask(IngestResult, "POST", path_of("galleries", gallery, "items"), params=params, **sent)
 
@@ -111,7 +113,7 @@ class ItemRoutes(Connection):
         Ids that are not there are listed in `errors`; with `atomic` they refuse all. The rest as in
         `ingest_embeddings`, but nothing else of an item changes.
         """
-        params = _kept(atomic, None, origin)
+        params = _ingest_params(atomic, None, origin)
         sent = _embedded(items, version, params)
         return await self._ask(
             IngestResult, "PUT", path_of("galleries", gallery, "items:embeddings"), params=params, **sent
@@ -132,8 +134,8 @@ class ItemRoutes(Connection):
 
         `ids`: of these items only, those that are there; they stand in the address, so give some dozens at once.
         """
-        params = _page(limit, cursor, with_text) | {"versions": ",".join(versions)}
-        params |= {} if ids is None else {"ids": given.as_json(given.names(ids, "ids"))}
+        params = _page_params(limit, cursor, with_text) | {"versions": ",".join(versions)}
+        params |= {} if ids is None else {"ids": inputs.as_json(inputs.strings(ids, "ids"))}
         return await self._ask(EmbeddingPage, "GET", path_of("galleries", gallery, "items:embeddings"), params=params)
 
     @route
@@ -147,7 +149,7 @@ class ItemRoutes(Connection):
         with_text: bool = False,
     ) -> bytes:
         """The same as a table in Arrow's stream format; `next` and `damaged` lie in the schema's metadata."""
-        params = _page(limit, cursor, with_text) | {"versions": ",".join(versions)}
+        params = _page_params(limit, cursor, with_text) | {"versions": ",".join(versions)}
         path = path_of("galleries", gallery, "items:embeddings")
         return (await self._send("GET", path, params=params, headers={"accept": ARROW})).content
 
@@ -174,7 +176,7 @@ class ItemRoutes(Connection):
         `filter`: only items whose metadata pass it. A page may then hold fewer than `limit`, or none, before the last:
         `next` is None at the end. A long one travels in a body, by POST /v1/galleries/{gallery}/items:list.
         """
-        params = _page(limit, cursor, with_text) | ({} if filter is None else {"filter": given.as_json(filter)})
+        params = _page_params(limit, cursor, with_text) | ({} if filter is None else {"filter": inputs.as_json(filter)})
         if len(params.get("filter", "")) <= MAX_PARAMS:
             return await self._ask(ItemPage, "GET", path_of("galleries", gallery, "items"), params=params)
         body = {"filter": filter, "limit": limit, "cursor": cursor or "", "with_text": with_text}
@@ -207,9 +209,9 @@ class ItemRoutes(Connection):
         and so do embeddings, images and texts. Items that cannot be changed are listed in `errors`; with `atomic`, one
         such refuses all. Many that pass go in several transactions: where no answer comes, ask again.
         """
-        body: Json = {} if items is None else {"items": given.patches(items, "items")}
+        body: Json = {} if items is None else {"items": inputs.patches(items, "items")}
         body |= {} if filter is None else {"filter": filter}
-        body |= {} if metadata is None else {"metadata": given.metadata(metadata, "metadata")}
+        body |= {} if metadata is None else {"metadata": inputs.metadata(metadata, "metadata")}
         params = {"atomic": flag(atomic), **change_params(dry_run)}
         path = path_of("galleries", gallery, "items")
         return await self._ask(MetadataResult, "PATCH", path, params=params, json=body)
@@ -232,34 +234,34 @@ class ItemRoutes(Connection):
 
         Many that pass go in several transactions: where no answer comes some may be gone; ask again for the others.
         """
-        body: Json = {} if items is None else {"ids": given.names(items, "items")}
+        body: Json = {} if items is None else {"ids": inputs.strings(items, "items")}
         body |= {} if filter is None else {"filter": filter}
         path = path_of("galleries", gallery, "items:delete")
         return await self._ask(DeleteResult, "POST", path, params=change_params(dry_run), json=body)
 
 
 def _described(item: ImageItem | TextItem, number: int) -> Json:
-    """An item as JSON has it; an image by its number, which is its file's name in the form."""
+    """An item as JSON; an image by its number, which is its file's name in the form."""
     if not isinstance(item, ImageItem | TextItem):
         raise InvalidInput(f"items[{number}] is of type {type(item).__name__}: give an ImageItem or a TextItem")
     described: Json = {"id": item.id}
     if isinstance(item, TextItem):
-        described["text"] = given.names([item.text], f"items[{number}].text")[0]
+        described["text"] = inputs.strings([item.text], f"items[{number}].text")[0]
     else:
         described["image"] = str(number)
     if item.metadata is not None:
-        described["metadata"] = given.metadata(item.metadata, f"items[{number}].metadata")
+        described["metadata"] = inputs.metadata(item.metadata, f"items[{number}].metadata")
     return described
 
 
-def _page(limit: int, cursor: str | None, with_text: bool) -> dict[str, str]:
-    """The parameters of a page of items."""
+def _page_params(limit: int, cursor: str | None, with_text: bool) -> dict[str, str]:
+    """The URL parameters of a page of items."""
     asked = {"limit": str(limit), **({"cursor": cursor} if cursor else {})}
     return asked | ({"with_text": flag(True)} if with_text else {})
 
 
-def _kept(atomic: bool, replace: bool | None, origin: str | None = None) -> dict[str, str]:
-    """The parameters of an ingest."""
+def _ingest_params(atomic: bool, replace: bool | None, origin: str | None = None) -> dict[str, str]:
+    """The URL parameters of an ingest."""
     more = {} if origin is None else {"origin": origin}
     return {"atomic": flag(atomic), **({} if replace is None else {"replace": flag(replace)}), **more}
 
@@ -269,12 +271,12 @@ def _embedded(items: Sequence[Mapping[str, Any]] | ArrowTable, version: str | No
     if isinstance(items, ArrowTable):
         if version is not None:
             params["version"] = version
-        return {"content": given.stream(items), "headers": {"content-type": ARROW}}
-    if (array := given.rows(items)) is not None:
+        return {"content": inputs.arrow_stream(items), "headers": {"content-type": ARROW}}
+    if (array := inputs.stacked_embeddings(items)) is not None:
         described = [{name: value for name, value in item.items() if name != "embedding"} for item in items]
         for n, item in enumerate(described):
             if item.get("metadata") is not None:
-                item["metadata"] = given.metadata(item["metadata"], f"items[{n}].metadata")
-        data = {"items": given.as_json(described), **({} if version is None else {"version": version})}
+                item["metadata"] = inputs.metadata(item["metadata"], f"items[{n}].metadata")
+        data = {"items": inputs.as_json(described), **({} if version is None else {"version": version})}
         return {"data": data, "files": [("embeddings", ("embeddings.npy", array, NPY))]}
-    return {"json": {"items": given.embedded(items), **({} if version is None else {"version": version})}}
+    return {"json": {"items": inputs.embedded_items(items), **({} if version is None else {"version": version})}}

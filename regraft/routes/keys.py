@@ -1,4 +1,4 @@
-"""The part of the client that makes and deletes API keys."""
+"""Client methods for API keys."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The part of the client that asks galleries."""
+"""Client methods for queries."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
-from regraft import given
+from regraft import inputs
 from regraft.connection import Connection, Json
-from regraft.given import NPY, Vectors
+from regraft.inputs import NPY, Vectors
 from regraft.models import SearchResponse
 from regraft.paths import MAX_PARAMS, path_of
 from regraft.routes.route import route
@@ -58,9 +58,9 @@ class QueryRoutes(Connection):
         There is one result a query: first those of images, then of texts, then of items. `query_key`, such as a user's
         id: queries of one key stay with one version during a canary.
         """
-        pictures = given.images(images)
-        lists = {name: given.names(asked, name) for name, asked in (("texts", texts), ("items", items))}
-        given.queries(images=pictures, **lists)
+        pictures = inputs.images(images)
+        lists = {name: inputs.strings(asked, name) for name, asked in (("texts", texts), ("items", items))}
+        inputs.check_not_empty(images=pictures, **lists)
         lists = {name: asked for name, asked in lists.items() if asked}
         path = path_of("galleries", gallery, "query")
         headers = {} if query_key is None else {"X-Query-Key": query_key}
@@ -68,7 +68,7 @@ class QueryRoutes(Connection):
         if not pictures:
             return await self._ask(SearchResponse, "POST", path, quick=True, headers=headers, json=fields)
         files = [("images", (str(n), picture, "application/octet-stream")) for n, picture in enumerate(pictures)]
-        data = {name: value if isinstance(value, str) else given.as_json(value) for name, value in fields.items()}
+        data = {name: value if isinstance(value, str) else inputs.as_json(value) for name, value in fields.items()}
         return await self._ask(SearchResponse, "POST", path, quick=True, headers=headers, data=data, files=files)
 
     @route
@@ -86,13 +86,13 @@ class QueryRoutes(Connection):
         """
         path = path_of("galleries", gallery, "query")
         asked: Json = {"version": version, "k": k, **options}
-        params = {name: value if isinstance(value, str) else given.as_json(value) for name, value in asked.items()}
+        params = {name: value if isinstance(value, str) else inputs.as_json(value) for name, value in asked.items()}
         short = sum(map(len, params.values())) <= MAX_PARAMS
-        if short and (array := given.npy(embeddings)) is not None:
+        if short and (array := inputs.npy(embeddings)) is not None:
             return await self._ask(
                 SearchResponse, "POST", path, quick=True, params=params, content=array, headers={"content-type": NPY}
             )
-        rows = given.vectors(embeddings)
-        given.queries(embeddings=rows)
+        rows = inputs.vectors(embeddings)
+        inputs.check_not_empty(embeddings=rows)
         body = {"embeddings": rows, "version": version, "k": k, **options}
         return await self._ask(SearchResponse, "POST", path, quick=True, json=body)

@@ -1,7 +1,7 @@
-"""One body for both clients: Client returns what a method comes to, AsyncClient what is to be awaited.
+"""One implementation for both clients: methods of Client return, those of AsyncClient are awaited.
 
-A method is written as a coroutine function over the steps of `Connection`, which those of Client do at once: its
-coroutines end without ever being suspended, so that nothing has to run them.
+A method is written as a coroutine function over the steps of `Connection`. Those of Client block, so that its
+coroutines end without ever being suspended, and need no event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 
 class route(Generic[Params, Answer]):  # noqa: N801 - a decorator
-    """A method of both clients that gives one answer."""
+    """A method of both clients that returns one answer."""
 
     def __init__(self, function: Callable[Concatenate[Any, Params], Coroutine[Any, Any, Answer]]) -> None:
         self._function = function
@@ -29,10 +29,10 @@ class route(Generic[Params, Answer]):  # noqa: N801 - a decorator
     @overload
     def __get__(self, client: AsyncConnection, kind: type) -> Callable[Params, Coroutine[Any, Any, Answer]]: ...
     def __get__(self, client: Connection | None, kind: type) -> Callable[..., Any]:
-        method: Callable[..., Any] = self.of(kind).__get__(client, kind)
+        method: Callable[..., Any] = self.method_for(kind).__get__(client, kind)
         return method
 
-    def of(self, kind: type) -> Callable[..., Any]:
+    def method_for(self, kind: type) -> Callable[..., Any]:
         """The function that clients of this kind have."""
         function = self._function
         if not issubclass(kind, SyncConnection):
@@ -40,13 +40,13 @@ class route(Generic[Params, Answer]):  # noqa: N801 - a decorator
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Answer:
-            return _outcome(function(*args, **kwargs))
+            return _run_to_end(function(*args, **kwargs))
 
         return call
 
 
 class stream(Generic[Params, Answer]):  # noqa: N801 - a decorator
-    """A method of both clients that gives answers as they come."""
+    """A method of both clients that yields answers as they come."""
 
     def __init__(self, function: Callable[Concatenate[Any, Params], AsyncGenerator[Answer, None]]) -> None:
         self._function = function
@@ -58,10 +58,10 @@ class stream(Generic[Params, Answer]):  # noqa: N801 - a decorator
     @overload
     def __get__(self, client: AsyncConnection, kind: type) -> Callable[Params, AsyncGenerator[Answer, None]]: ...
     def __get__(self, client: Connection | None, kind: type) -> Callable[..., Any]:
-        method: Callable[..., Any] = self.of(kind).__get__(client, kind)
+        method: Callable[..., Any] = self.method_for(kind).__get__(client, kind)
         return method
 
-    def of(self, kind: type) -> Callable[..., Any]:
+    def method_for(self, kind: type) -> Callable[..., Any]:
         """The function that clients of this kind have."""
         function = self._function
         if not issubclass(kind, SyncConnection):
@@ -72,30 +72,30 @@ class stream(Generic[Params, Answer]):  # noqa: N801 - a decorator
             answers = function(*args, **kwargs)
             try:
                 while True:
-                    yield _outcome(anext(answers))
+                    yield _run_to_end(anext(answers))
             except StopAsyncIteration:
                 return
             finally:
-                _outcome(answers.aclose())
+                _run_to_end(answers.aclose())
 
         return call
 
 
 def define_methods(client: type) -> None:
-    """Have these methods in a class of clients as functions, which mocks with a spec and `help` look for."""
+    """Define the methods of a client class as plain functions, which mocks with a spec and `help` look for."""
     found: dict[str, Any] = {}
     for kind in reversed(client.__mro__):
         found |= vars(kind)
     for name, method in found.items():
         if isinstance(method, route | stream):
-            setattr(client, name, method.of(client))
+            setattr(client, name, method.method_for(client))
 
 
-def _outcome(coroutine: Awaitable[Answer]) -> Answer:
-    """What a coroutine comes to that waits for nothing but by blocking.
+def _run_to_end(coroutine: Awaitable[Answer]) -> Answer:
+    """Run a coroutine that only blocks to its end.
 
     Raises:
-        RuntimeError: it was suspended: one of its steps is none of `SyncConnection`.
+        RuntimeError: it was suspended: a step is not one of `SyncConnection`.
     """
     steps = coroutine.__await__()
     try:

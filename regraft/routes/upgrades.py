@@ -1,13 +1,13 @@
-"""The part of the client that upgrades a gallery: evaluation sets, gates, deployments, retirement."""
+"""Client methods for upgrades of a gallery: evaluation sets, gates, deployments, retirement."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from regraft import given
+from regraft import inputs
 from regraft.connection import Connection, Json, read
-from regraft.given import Vectors
+from regraft.inputs import Vectors
 from regraft.models import (
     DeploymentAnswer,
     DeploymentDetail,
@@ -60,13 +60,13 @@ class UpgradeRoutes(Connection):
         entry has a `text`. In place of a label `relevant` names the items of the gallery that are right for an entry.
         """
         if embeddings is not None:
-            listed = {version: given.vectors(rows, f"embeddings[{version!r}]") for version, rows in embeddings.items()}
+            listed = {version: inputs.vectors(rows, f"embeddings[{version!r}]") for version, rows in embeddings.items()}
             content: Json = {"json": {"name": name, "entries": [dict(e) for e in entries], "embeddings": listed}}
         elif any("text" in entry for entry in entries):
             content = {"json": {"name": name, "entries": [dict(e) for e in entries]}}
         else:
-            described = given.as_json([{**entry, "image": str(n)} for n, entry in enumerate(entries)])
-            pictures = given.images(images)
+            described = inputs.as_json([{**entry, "image": str(n)} for n, entry in enumerate(entries)])
+            pictures = inputs.images(images)
             files = [("images", (str(n), picture, "application/octet-stream")) for n, picture in enumerate(pictures)]
             content = {"data": {"name": name, "entries": described}, "files": files}
         path = path_of("galleries", gallery, "evaluations")
@@ -151,7 +151,9 @@ class UpgradeRoutes(Connection):
     @route
     async def deployment(self, gallery: str, deployment: int) -> DeploymentDetail:
         """GET /v1/galleries/{gallery}/deployments/{deployment}: its steps, trial numbers, and `etag`."""
-        return await self._tagged(DeploymentDetail, "GET", path_of("galleries", gallery, "deployments", deployment))
+        return await self._request_with_etag(
+            DeploymentDetail, "GET", path_of("galleries", gallery, "deployments", deployment)
+        )
 
     @route
     async def advance(
@@ -203,9 +205,11 @@ class UpgradeRoutes(Connection):
         self, answer: type[Answered], path: str, body: Json, dry_run: bool, if_match: str | None
     ) -> Answered:
         headers = {"If-Match": if_match} if if_match else {}
-        return await self._tagged(answer, "POST", path, params=change_params(dry_run), json=body, headers=headers)
+        return await self._request_with_etag(
+            answer, "POST", path, params=change_params(dry_run), json=body, headers=headers
+        )
 
-    async def _tagged(self, answer: type[Answered], method: str, path: str, **request: Any) -> Answered:
+    async def _request_with_etag(self, answer: type[Answered], method: str, path: str, **request: Any) -> Answered:
         response = await self._send(method, path, **request)
         return read(answer, response.content).model_copy(update={"etag": response.headers.get("etag")})
 

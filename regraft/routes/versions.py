@@ -1,11 +1,11 @@
-"""The part of the client that registers versions."""
+"""Client methods for versions."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
 
-from regraft import given
+from regraft import inputs
 from regraft.connection import Connection
 from regraft.models import VersionInfo, VersionList
 from regraft.paths import change_params, delete_params, path_of
@@ -19,7 +19,7 @@ class VersionRoutes(Connection):
     async def register_version(self, folder: Path, *, dry_run: bool = False) -> VersionInfo:
         """POST /v1/versions: a version folder, packed here, or a .zip of one; `dry_run` only verifies it there."""
         with tempfile.TemporaryDirectory() as scratch:
-            archive = await self._apart(given.archive, folder, Path(scratch))
+            archive = await self._run_blocking(inputs.archive, folder, Path(scratch))
             with archive.open("rb") as stream:
                 files = {"archive": (archive.name, stream, "application/zip")}
                 return await self._ask(VersionInfo, "POST", "versions", params=change_params(dry_run), files=files)

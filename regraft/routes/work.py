@@ -1,4 +1,4 @@
-"""The part of the client that a remote worker uses, with the worker key."""
+"""Client methods for remote workers, with the worker key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regraft.routes.route import route
 
 
 class WorkRoutes(Connection):
-    """Methods of both clients. A lease does not wait: neither do they, though they change something."""
+    """Methods of both clients, with short timeouts also for changes: a lease does not wait."""
 
     @route
     async def claim_work(self, worker: str, kinds: Sequence[str] = ("reencode", "transform")) -> WorkClaim | None:

@@ -1,4 +1,4 @@
-"""What a source of items gives: batches of rows, each with a cursor to go on behind it.
+"""The interface of a source of items: batches of rows, each with a cursor to go on after it.
 
 Shapes: N rows of a batch, D the dimension of their vectors.
 """
@@ -22,16 +22,16 @@ from index.errors import InvalidArgument
 
 Vectors = NDArray[Any]
 NO_ID = "no id"
-"""Why a row that nothing names is left out."""
+"""The reason to skip a row without an id."""
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-"""What no text holds."""
+"""Control characters, which no text contains."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """Vectors of some of a batch's rows: `rows` (M,) says which, `vectors` (M, D) are theirs.
+    """Vectors of some rows of a batch: `rows` (M,) are their positions, `vectors` (M, D) theirs.
 
-    `version` None: the gallery's current one. `origin`: `supplied`, or `transformed` where a forward edge made them.
+    `version` None: the gallery's current one. `origin`: `supplied`, or `transformed` if a forward edge made them.
     """
 
     version: str | None
@@ -46,10 +46,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Batch:
-    """The next `read` rows of a source, or those that it could give: ids, metadata (None: none are named) and vectors.
+    """The next `read` rows of a source, without skipped ones: ids, metadata (None: none are named) and vectors.
 
-    `cursor`: what `batches` takes to go on behind them. `skipped`: why rows are left out, and how many. `texts`: what
-    the rows are, None: no text; empty: none is. A row of text may have no vector.
+    `cursor`: the argument of `batches` to go on after them. `skipped`: reason -> number of skipped rows. `texts`: of
+    each row, None: it has none; empty: no row has any. A row of text may have no vector.
     """
 
     read: int
@@ -76,7 +76,7 @@ class ItemSource(Protocol):
 
     @property
     def identity(self) -> str:
-        """What tells whether an import that is resumed reads the same."""
+        """Identifies the source, to check that a resumed import reads the same."""
 
     @property
     def count(self) -> int | None:
@@ -91,12 +91,12 @@ class Database(ItemSource, Protocol):
 
     @property
     def metrics(self) -> Mapping[str | None, str]:
-        """How it compares the vectors of a version, in its own word, where it says so."""
+        """Version -> the metric by which it compares the vectors, in its own word, if it has one."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What of a source's rows is imported.
+    """The columns of a source to import.
 
     `id`: the column of ids. `vectors`: column -> version, None: the current one; empty: the source's own, of `version`.
     `metadata`: columns, None: all others. `text`: the column of texts, None: there is none.
@@ -207,8 +207,8 @@ def _text_of(content: bytes) -> str:
     return content.hex() if CONTROL.search(text) else text
 
 
-def place_of(address: str) -> str:
-    """Where a database is, as `identity` says it: a folder's whole path; of a URL no user, password or key."""
+def display_address(address: str) -> str:
+    """The address of a database, for `identity` and messages: a folder's whole path; a URL without credentials."""
     if "://" not in address:
         return str(Path(address).resolve())
     parts = urlsplit(address)

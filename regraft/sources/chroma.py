@@ -8,14 +8,14 @@ from urllib.parse import urlsplit
 
 import chromadb
 
-from regraft.sources.base import Batch, Wanted, batch_of, place_of
+from regraft.sources.base import Batch, Wanted, batch_of, display_address
 
 
 class ChromaCollection:
     """Records of a collection; `after` is how many were read. A record's document becomes the field `document`."""
 
     def __init__(self, address: str, collection: str, wanted: Wanted) -> None:
-        self._identity, self._wanted = f"chroma {place_of(address)} {collection}", wanted
+        self._identity, self._wanted = f"chroma {display_address(address)} {collection}", wanted
         if "://" in address:
             server = urlsplit(address)
             client = chromadb.HttpClient(server.hostname or "", server.port or 8000, ssl=server.scheme == "https")

@@ -8,14 +8,17 @@ from typing import Any
 
 import lancedb
 
-from regraft.sources.base import Batch, Wanted, batch_of, place_of
+from regraft.sources.base import Batch, Wanted, batch_of, display_address
 
 
 class LanceTable:
     """Rows of a table; `after` is how many were read."""
 
     def __init__(self, address: str, table: str, wanted: Wanted) -> None:
-        self._identity, self._wanted = f"lancedb {place_of(address)} {table}", replace(wanted, id=wanted.id or "id")
+        self._identity, self._wanted = (
+            f"lancedb {display_address(address)} {table}",
+            replace(wanted, id=wanted.id or "id"),
+        )
         self._table = lancedb.connect(address).open_table(table)
 
     @property

@@ -1,6 +1,6 @@
-"""Another database as an import meets it: what its client raises as words, and how it compares vectors as a check.
+"""A live source: errors of a database's client as sentences, and a check of its metric.
 
-Vectors of unit length come in the same order by cosine, inner product and Euclidean distance: all spaces fit them.
+Vectors of unit length rank the same by cosine, inner product and Euclidean distance: all spaces fit them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ METRICS = {
     "l2": L2,
     "l2-squared": L2,
 }
-"""What databases call them, in small letters; what is not here orders no vectors as a space does."""
+"""The metrics by the names of databases, in lower case; any other does not rank as a space does."""
 UNIT_TOLERANCE = 0.01
 """Of the length of unit vectors: databases keep some in half precision."""
 
 
-class Live:
-    """The rows of a database called `name`; vectors that it compares otherwise than their version's space are refused.
+class LiveSource:
+    """The rows of a database called `name`; vectors whose metric there does not fit their version's space are refused.
 
-    `wanted`: what it was opened for. `space_of`: the kind of a version's space; None: nothing is checked.
+    `wanted`: what it was opened for. `space_of`: returns the kind of a version's space; None: no check.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Live:
 
     @property
     def count(self) -> int | None:
-        with in_words(self._name):
+        with readable_errors(self._name):
             return self._database.count
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
-        with in_words(self._name):
+        with readable_errors(self._name):
             odd = self._other_metrics()
             for batch in self._database.batches(size, after):
                 for column in batch.columns:
@@ -60,7 +60,7 @@ class Live:
                 yield batch
 
     def _other_metrics(self) -> dict[str | None, tuple[str, str]]:
-        """By version whose space is another: how the database compares its vectors, and the space."""
+        """For versions whose space does not fit: the metric of the database, and the space."""
         if self._space_of is None:
             return {}
         said = {version: (word, self._space_of(version)) for version, word in self._database.metrics.items()}
@@ -85,8 +85,8 @@ class Live:
 
 
 @contextmanager
-def in_words(name: str) -> Iterator[None]:
-    """Say what the client of a database raises as InvalidArgument."""
+def readable_errors(name: str) -> Iterator[None]:
+    """Turn errors of a database's client into InvalidArgument."""
     try:
         yield
     except (RegraftError, ModuleNotFoundError):

@@ -9,14 +9,14 @@ from typing import Any
 
 from pymilvus import MilvusClient
 
-from regraft.sources.base import Batch, Wanted, batch_of, place_of
+from regraft.sources.base import Batch, Wanted, batch_of, display_address
 
 
 class MilvusCollection:
     """Entities of a collection in the order of their primary keys; `after` is the last of those."""
 
     def __init__(self, address: str, collection: str, wanted: Wanted, key: str | None) -> None:
-        self._identity, self._wanted = f"milvus {place_of(address)} {collection}", wanted
+        self._identity, self._wanted = f"milvus {display_address(address)} {collection}", wanted
         # It logs each error with a traceback before it raises it.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         self._client = MilvusClient(uri=address, token=key or "")

@@ -1,4 +1,4 @@
-"""What a source is called, and what opens it: a file by its ending, a live one as KIND:ADDRESS#COLLECTION."""
+"""Opening a source by its name: a file by its suffix, a live one as KIND:ADDRESS#COLLECTION."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from index.errors import InvalidArgument
 from regraft.sources.arrays import OPEN, ArrayFile
-from regraft.sources.base import Database, ItemSource, Wanted, place_of
-from regraft.sources.live import Live, in_words
+from regraft.sources.base import Database, ItemSource, Wanted, display_address
+from regraft.sources.live import LiveSource, readable_errors
 
 TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 INDEXES = (".faiss", ".index")
@@ -21,11 +21,11 @@ EXTRA = {
     "weaviate": "",
     "opensearch": "",
 }
-"""By live kind: the extra that brings its client; none where its REST API is read."""
+"""Live kind -> the extra that installs its client; empty if its REST API is used."""
 
 
 LOCAL = {"qdrant": "meta.json", "chroma": "chroma.sqlite3", "lancedb": "", "milvus": ""}
-"""By a live kind that may be a file or folder: what is always in the folder."""
+"""Live kinds that may be a file or folder -> a file that is always in the folder."""
 
 
 def kind_of(source: str) -> str:
@@ -57,12 +57,12 @@ def open_source(
     key: str | None = None,
     space_of: Callable[[str | None], str] | None = None,
 ) -> ItemSource:
-    """Open a source; `ids`: of a file of vectors, `key`: what a live one wants to be shown.
+    """Open a source; `ids`: for a file of vectors, `key`: of a live one.
 
-    `space_of`: the kind of a version's space, for which a database must not compare vectors otherwise.
+    `space_of`: returns the kind of a version's space, which the metric of a database must fit.
 
     Raises:
-        InvalidArgument: it is not there, or not what its name says.
+        InvalidArgument: it does not exist, or is not what its name says.
         ModuleNotFoundError: the package that reads it is not installed.
     """
     kind = kind_of(source)
@@ -79,11 +79,11 @@ def open_source(
         if not mark or not address or not collection:
             raise InvalidArgument(f"{source}: give {kind}:ADDRESS#COLLECTION")
         # What is neither a URL nor a path, such as `host=... password=...`, may hold a secret.
-        place = place_of(address) if "://" in address or kind in LOCAL else "..."
+        place = display_address(address) if "://" in address or kind in LOCAL else "..."
         name = f"{kind}:{place}#{collection}"
-        with in_words(name):
-            _check_there(kind, address)
-            return Live(name, _live(kind, address, collection, wanted, key), wanted, space_of)
+        with readable_errors(name):
+            _check_exists(kind, address)
+            return LiveSource(name, _open_database(kind, address, collection, wanted, key), wanted, space_of)
     path = Path(source)
     if not path.is_file():
         raise InvalidArgument(f"there is no file {source}")
@@ -92,20 +92,20 @@ def open_source(
     if kind in INDEXES:
         from regraft.sources.faiss_index import FaissIndex
 
-        return Live(path.name, FaissIndex(path, wanted), wanted, space_of)
+        return LiveSource(path.name, FaissIndex(path, wanted), wanted, space_of)
     from regraft.sources.table import TableFile
 
     return TableFile(path, wanted)
 
 
-def _check_there(kind: str, address: str) -> None:
-    """See that a local database is there: its client would make an empty one. Raises InvalidArgument."""
+def _check_exists(kind: str, address: str) -> None:
+    """Check that a local database exists: its client would create an empty one. Raises InvalidArgument."""
     if kind in LOCAL and "://" not in address and not Path(address, LOCAL[kind]).exists():
         why = "there is nothing" if not Path(address).exists() else f"there is no {LOCAL[kind]}"
         raise InvalidArgument(f"{why} at {address}; the address of a server begins with http:// or https://")
 
 
-def _live(kind: str, address: str, collection: str, wanted: Wanted, key: str | None) -> Database:
+def _open_database(kind: str, address: str, collection: str, wanted: Wanted, key: str | None) -> Database:
     if kind == "pgvector":
         from regraft.sources.pgvector import PgvectorTable
 

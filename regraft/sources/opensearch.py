@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from index.errors import InvalidArgument
-from regraft.sources.base import NO_ID, Batch, Wanted, batch_of, place_of
+from regraft.sources.base import NO_ID, Batch, Wanted, batch_of, display_address
 from regraft.sources.rest import Rest
 
 OWN_ID = "_id"
@@ -20,7 +20,7 @@ class OpenSearchIndex:
     """
 
     def __init__(self, address: str, index: str, wanted: Wanted, key: str | None) -> None:
-        self._identity, self._wanted = f"opensearch {place_of(address)} {index}", wanted
+        self._identity, self._wanted = f"opensearch {display_address(address)} {index}", wanted
         user, _, password = (key or "").partition(":")
         self._rest = Rest("OpenSearch", address, {}, (user, password) if key else None)
         self._path, self._index = f"/{quote(index, safe='')}", index

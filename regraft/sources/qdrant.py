@@ -7,14 +7,14 @@ from typing import Any
 
 from qdrant_client import QdrantClient
 
-from regraft.sources.base import Batch, Wanted, as_json, batch_of_columns, place_of
+from regraft.sources.base import Batch, Wanted, as_json, batch_of_columns, display_address
 
 
 class QdrantCollection:
     """Points of a collection; `after` is the point to go on with. Named vectors are columns."""
 
     def __init__(self, address: str, collection: str, wanted: Wanted, key: str | None) -> None:
-        self._identity = f"qdrant {place_of(address)} {collection}"
+        self._identity = f"qdrant {display_address(address)} {collection}"
         self._client = _client(address, key)
         self._collection, self._wanted = collection, wanted
         # Asked of the collection, not of a point, which may lack any of them.

@@ -1,4 +1,4 @@
-"""Databases that are read by their REST API: requests with one error for whatever goes wrong."""
+"""REST APIs of databases: requests, with one error for all failures."""
 
 from __future__ import annotations
 

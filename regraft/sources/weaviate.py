@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from index.errors import InvalidArgument
-from regraft.sources.base import Batch, Wanted, batch_of_columns, place_of
+from regraft.sources.base import Batch, Wanted, batch_of_columns, display_address
 from regraft.sources.rest import Rest
 
 NAME = re.compile(r"[A-Z][_0-9A-Za-z]*")
@@ -21,7 +21,7 @@ class WeaviateCollection:
     def __init__(self, address: str, collection: str, wanted: Wanted, key: str | None) -> None:
         if not NAME.fullmatch(collection):
             raise InvalidArgument(f"{collection!r} is no collection of Weaviate: it begins with a capital letter")
-        self._identity, self._wanted = f"weaviate {place_of(address)} {collection}", wanted
+        self._identity, self._wanted = f"weaviate {display_address(address)} {collection}", wanted
         self._rest = Rest("Weaviate", address, {"Authorization": f"Bearer {key}"} if key else {})
         self._collection = collection
         self._schema = self._rest.ask("GET", f"/v1/schema/{collection}")

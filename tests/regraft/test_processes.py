@@ -93,7 +93,7 @@ def test_a_worker_of_a_service_stops_when_its_input_ends(monkeypatch):
     stop = threading.Event()
     with os.fdopen(reading) as stream:
         monkeypatch.setattr(sys, "stdin", stream)
-        watching = threading.Thread(target=processes._stop_at_end_of_input, args=(stop,), daemon=True)
+        watching = threading.Thread(target=processes._stop_on_eof, args=(stop,), daemon=True)
         watching.start()
         assert not stop.wait(0.05)
 

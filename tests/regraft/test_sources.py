@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from index.errors import InvalidArgument
-from regraft.sources.base import ItemSource, Wanted, as_json, place_of
+from regraft.sources.base import ItemSource, Wanted, as_json, display_address
 from regraft.sources.opening import open_source
 from staging.fake_databases import FAKES, IDS, ROWS, FakeChroma, FakeQdrant
 
@@ -178,7 +178,7 @@ def test_an_import_is_not_taken_up_from_another_place_and_no_secret_is_kept(
 
     assert here != open_source(f"{kind}:somewhere#things", Wanted()).identity
     assert here == open_source(f"{kind}:{tmp_path}/somewhere#things", Wanted()).identity
-    assert place_of("https://me:secret@host:1/path?api_key=secret") == "https://host:1/path"
+    assert display_address("https://me:secret@host:1/path?api_key=secret") == "https://host:1/path"
 
 
 @pytest.mark.usefixtures("faked")

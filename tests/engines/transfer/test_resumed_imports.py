@@ -97,7 +97,7 @@ def test_an_import_of_something_else_or_into_another_gallery_is_not_gone_on_with
         raise Killed
 
     with pytest.raises(Killed):
-        import_gallery(client, name, TableFile(file, Wanted(version="v1")), state, size=7, moved=kill)
+        import_gallery(client, name, TableFile(file, Wanted(version="v1")), state, size=7, on_batch=kill)
     meanwhile(client, name)
     with pytest.raises(InvalidArgument, match=told):
         import_gallery(client, name, TableFile(file, wanted), state, size=7, update_only=update_only)

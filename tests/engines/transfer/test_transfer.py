@@ -18,14 +18,14 @@ from regraft.client import TextItem
 from regraft.sources.base import Wanted
 from regraft.sources.pgvector import PgvectorTable
 from regraft.sources.table import TableFile
-from regraft.transfer import Exported, export_gallery, import_gallery
+from regraft.transfer import ExportResult, export_gallery, import_gallery
 from staging.served import Served
 from staging.transferred import COUNT, NEW, OLD, answers, gallery, held
 
 
 def test_a_gallery_that_was_exported_and_imported_answers_alike(client: Client, full: str, tmp_path: Path) -> None:
     file = tmp_path / "full.parquet"
-    assert export_gallery(client, full, file) == Exported(changed=False, damaged=0)
+    assert export_gallery(client, full, file) == ExportResult(changed=False, damaged=0)
     other = gallery(client, "other", "v2")
 
     done = import_gallery(client, other, TableFile(file, Wanted()), tmp_path / "state", size=7)
@@ -51,7 +51,7 @@ def test_texts_are_exported_imported_and_embedded_again_alike(served: Served, cl
     client.put_embeddings(name, [{"id": f"t{n}", "embedding": NEW[n]} for n in range(9)], version="v2")
 
     file = tmp_path / "texts.parquet"
-    assert export_gallery(client, name, file) == Exported(changed=False, damaged=0)
+    assert export_gallery(client, name, file) == ExportResult(changed=False, damaged=0)
     done = import_gallery(client, gallery(client, other, "v2"), TableFile(file, Wanted()), tmp_path / "state", size=7)
 
     assert (done.stored, sum(done.skipped.values())) == (COUNT + 1, 0)

@@ -101,7 +101,7 @@ def test_a_watch_that_is_left_early_closes_its_stream(served: Any, pictures: lis
 def test_what_is_watched_holds_up_no_request(
     served: Any, pictures: list[bytes], alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "REQUESTS", 2)
+    monkeypatch.setattr(connection, "MAX_REQUESTS", 2)
     number = served.backfill(served.filled(pictures, "v1", "v2"))
 
     async def watch(client: AsyncClient) -> Any:

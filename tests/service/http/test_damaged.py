@@ -13,7 +13,7 @@ from sqlalchemy import select, update
 
 from index.version import Version
 from regraft import Client
-from regraft.transfer import Exported, export_gallery
+from regraft.transfer import ExportResult, export_gallery
 from service.replica.feed import usable
 from service.settings import Settings
 from service.store.database import Database
@@ -188,6 +188,6 @@ def test_pages_of_embeddings_leave_them_out_and_name_them(settings: Settings, tm
     held = {one["id"]: len(one["embeddings"]) for one in page["items"]}
     assert held == {f"i{n}": int(n >= len(DAMAGE)) for n in range(10)}
     assert page["damaged"] == [{"id": name, "version": "v1"} for name in DAMAGE]
-    assert exported == Exported(changed=False, damaged=len(DAMAGE))
+    assert exported == ExportResult(changed=False, damaged=len(DAMAGE))
     vectors = pq.read_table(tmp_path / "g.parquet").column("vector:v1").to_pylist()
     assert [one is None for one in vectors] == [n < len(DAMAGE) for n in range(10)]

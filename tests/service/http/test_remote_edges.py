@@ -21,7 +21,7 @@ from index.version import Version
 from regraft.client import Client
 from regraft.models import WorkEdge
 from regraft.remote import RemoteWorker
-from regraft.remote_folders import EDGES, Folders
+from regraft.remote_folders import EDGES, FetchedFolders
 from service.registry import edge_archive
 from service.settings import Settings
 from staging.builders import make_version
@@ -238,7 +238,7 @@ class TestProtocol:
         assert (refused.status_code, refused.json()["code"]) == (503, "edge_broken")
         assert "edge.onnx changed on disk" in keyed.runtime.registry.edge(("late", "sided", "forward")).problem
         with Client(str(keyed.http.base_url).removesuffix("/v1/"), WORKER_KEY) as client:
-            folders = Folders(client, tmp_path / "kept", 1, Limits())
+            folders = FetchedFolders(client, tmp_path / "kept", 1, Limits())
             with pytest.raises(Exception, match="changed on disk"):
                 folders.edge("late", WorkEdge(**task["edges"][0]))
         assert not (tmp_path / "kept" / EDGES).exists()
@@ -249,7 +249,7 @@ def test_remains_of_a_killed_worker_are_swept_and_what_another_fetches_now_is_no
         (tmp_path / name).mkdir()
 
     with Client("http://127.0.0.1:9", WORKER_KEY) as client, incoming_folder(tmp_path) as filled:
-        Folders(client, tmp_path, 1, Limits())
+        FetchedFolders(client, tmp_path, 1, Limits())
 
         assert sorted(path.name for path in tmp_path.iterdir()) == [filled.name, "late"]
 
@@ -274,7 +274,7 @@ def test_workers_that_share_a_folder_fetch_once(
 
         for name in ("work_version", "work_edge"):
             monkeypatch.setattr(client, name, partial(slowly, getattr(client, name)))
-        workers = [Folders(client, tmp_path, 1, Limits()) for _ in range(3)]
+        workers = [FetchedFolders(client, tmp_path, 1, Limits()) for _ in range(3)]
 
         together(3, lambda number: workers[number].version("late", task["card_sha256"]))
         together(3, lambda number: workers[number].edge("late", named))

@@ -1,6 +1,6 @@
-"""What callers of the client give, checked and made plain before anything is sent: images, vectors, texts, metadata.
+"""Checks and converts the arguments of the client's methods before anything is sent: images, vectors, texts, metadata.
 
-Arrays of numpy, torch and the like are taken wherever lists are; those of numpy are sent as they are.
+Arrays of numpy, torch and the like are accepted wherever lists are; those of numpy are sent as they are.
 """
 
 from __future__ import annotations
@@ -32,66 +32,66 @@ class ArrayLike(Protocol):
 
 
 NPY = "application/x-npy"
-"""The type of what `npy` gives."""
-EMBEDDED = {"id", "metadata", "embedding", "text"}
+"""The content type of `npy`."""
+EMBEDDED_ITEM_FIELDS = {"id", "metadata", "embedding", "text"}
 """Fields of an item that comes as an embedding."""
 Vector = Sequence[float] | ArrayLike
 Vectors = Sequence[Vector] | ArrayLike
 
 
-def image(given: object, name: str) -> bytes:
+def image(value: object, name: str) -> bytes:
     """The bytes of an image file.
 
     Raises:
         InvalidInput: a path, an array, a decoded image, or nothing.
     """
-    if isinstance(given, str | PathLike):
-        raise InvalidInput(f"{name} is a path: give the file's bytes, as Path({str(given)!r}).read_bytes()")
-    if not isinstance(given, bytes | bytearray | memoryview):
+    if isinstance(value, str | PathLike):
+        raise InvalidInput(f"{name} is a path: give the file's bytes, as Path({str(value)!r}).read_bytes()")
+    if not isinstance(value, bytes | bytearray | memoryview):
         raise InvalidInput(
-            f"{name} is of type {type(given).__name__}: give the bytes of an image file (PNG, JPEG, WebP ...)"
+            f"{name} is of type {type(value).__name__}: give the bytes of an image file (PNG, JPEG, WebP ...)"
         )
-    if not given:
+    if not value:
         raise InvalidInput(f"{name} is empty: give the bytes of an image file")
-    return bytes(given)
+    return bytes(value)
 
 
-def images(given: object, name: str = "images") -> list[bytes]:
+def images(value: object, name: str = "images") -> list[bytes]:
     """The bytes of several image files.
 
     Raises:
         InvalidInput: one image where a list is wanted, or as `image` does.
     """
-    if isinstance(given, str | PathLike):
-        raise InvalidInput(f"{name} is a path: give a list of files' bytes, as [Path({str(given)!r}).read_bytes()]")
-    if isinstance(given, bytes | bytearray | memoryview):
+    if isinstance(value, str | PathLike):
+        raise InvalidInput(f"{name} is a path: give a list of files' bytes, as [Path({str(value)!r}).read_bytes()]")
+    if isinstance(value, bytes | bytearray | memoryview):
         raise InvalidInput(f"{name} is one image: give a list, as [image]")
-    return [image(one, f"{name}[{n}]") for n, one in enumerate(_listed(given, name))]
+    return [image(one, f"{name}[{n}]") for n, one in enumerate(_as_list(value, name))]
 
 
-def names(given: object, name: str) -> list[str]:
+def strings(value: object, name: str) -> list[str]:
     """Texts or ids.
 
     Raises:
         InvalidInput: one text where a list is wanted, or something that is no text.
     """
-    if isinstance(given, str):
-        raise InvalidInput(f"{name} is one string: give a list, as [{given!r}]")
-    listed = _listed(given, name)
+    if isinstance(value, str):
+        raise InvalidInput(f"{name} is one string: give a list, as [{value!r}]")
+    listed = _as_list(value, name)
     for n, one in enumerate(listed):
         if not isinstance(one, str):
             raise InvalidInput(f"{name}[{n}] is of type {type(one).__name__}, not a string")
     return [str(one) for one in listed]
 
 
-def vector(given: object, name: str) -> list[float]:
+def vector(value: object, name: str) -> list[float]:
     """One vector of finite numbers.
 
     Raises:
         InvalidInput: no numbers, several vectors, NaN or infinity, or none at all.
     """
     try:
-        numbers = [float(number) for number in _listed(given, name)]
+        numbers = [float(number) for number in _as_list(value, name)]
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{name} must be one vector, a list of numbers: {error}") from error
     wrong = next((n for n, number in enumerate(numbers) if not math.isfinite(number)), None)
@@ -102,13 +102,13 @@ def vector(given: object, name: str) -> list[float]:
     return numbers
 
 
-def vectors(given: object, name: str = "embeddings") -> list[list[float]]:
+def vectors(value: object, name: str = "embeddings") -> list[list[float]]:
     """Several vectors of one length.
 
     Raises:
         InvalidInput: one vector where several are wanted, vectors of several lengths, or as `vector` does.
     """
-    listed = _listed(given, name)
+    listed = _as_list(value, name)
     if listed and isinstance(listed[0], int | float):
         raise InvalidInput(f"{name} is one vector: give a list of vectors, as [vector], or an array of two dimensions")
     rows = [vector(row, f"{name}[{n}]") for n, row in enumerate(listed)]
@@ -118,31 +118,31 @@ def vectors(given: object, name: str = "embeddings") -> list[list[float]]:
     return rows
 
 
-def metadata(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+def metadata(value: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Metadata as JSON takes it; numbers and arrays of numpy become plain ones.
 
     Raises:
         InvalidInput: no mapping, or it holds what JSON has no word for, such as NaN.
     """
-    if not isinstance(given, Mapping):
-        raise InvalidInput(f"{name} is of type {type(given).__name__}: give a dictionary")
+    if not isinstance(value, Mapping):
+        raise InvalidInput(f"{name} is of type {type(value).__name__}: give a dictionary")
     try:
-        plain: dict[str, Any] = json.loads(as_json(dict(given)))
+        plain: dict[str, Any] = json.loads(as_json(dict(value)))
     except InvalidInput as error:
         raise InvalidInput(f"{name} cannot be written as JSON: {error.__cause__}") from error
     return plain
 
 
-def patches(given: object, name: str) -> list[dict[str, Any]]:
+def patches(value: object, name: str) -> list[dict[str, Any]]:
     """Items, {id, metadata} each, of which the metadata are as `metadata` has them.
 
     Raises:
         InvalidInput: one item where a list is wanted, or something that is no item.
     """
-    if isinstance(given, Mapping):
+    if isinstance(value, Mapping):
         raise InvalidInput(f"{name} is one item: give a list of {{id, metadata}}")
     found: list[dict[str, Any]] = []
-    for n, one in enumerate(_listed(given, name)):
+    for n, one in enumerate(_as_list(value, name)):
         if not isinstance(one, Mapping):
             raise InvalidInput(f"{name}[{n}] is of type {type(one).__name__}: give {{id, metadata}}")
         changed = one.get("metadata")
@@ -150,19 +150,19 @@ def patches(given: object, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def as_json(given: object, *, ascii_only: bool = True) -> str:
-    """JSON; numbers and arrays of numpy become plain ones.
+def as_json(value: object, *, ascii_only: bool = True) -> str:
+    """Serialise as JSON; numbers and arrays of numpy become plain ones.
 
     Raises:
-        InvalidInput: it holds what JSON has no word for, such as NaN.
+        InvalidInput: it holds a value that JSON cannot express, such as NaN.
     """
     try:
-        return json.dumps(given, default=_plain, allow_nan=False, ensure_ascii=ascii_only, separators=(",", ":"))
+        return json.dumps(value, default=_plain, allow_nan=False, ensure_ascii=ascii_only, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"what is given cannot be sent as JSON: {error}") from error
 
 
-def embedded(items: Sequence[Mapping[str, Any]], name: str = "items") -> list[dict[str, Any]]:
+def embedded_items(items: Sequence[Mapping[str, Any]], name: str = "items") -> list[dict[str, Any]]:
     """Items of an ingest of embeddings.
 
     Raises:
@@ -178,19 +178,19 @@ def embedded(items: Sequence[Mapping[str, Any]], name: str = "items") -> list[di
     return found
 
 
-def npy(given: object) -> bytes | None:
-    """A matrix of finite floats in NumPy's format; None: it is something else, which `vectors` takes or refuses."""
-    if not isinstance(given, np.ndarray) or given.ndim != 2 or given.dtype.kind != "f" or given.dtype.itemsize > 8:
+def npy(value: object) -> bytes | None:
+    """A matrix of finite floats as .npy; None: it is something else, which `vectors` accepts or refuses."""
+    if not isinstance(value, np.ndarray) or value.ndim != 2 or value.dtype.kind != "f" or value.dtype.itemsize > 8:
         return None
-    if not given.size or not np.isfinite(given).all():
+    if not value.size or not np.isfinite(value).all():
         return None
-    np.save(file := io.BytesIO(), given, allow_pickle=False)
+    np.save(file := io.BytesIO(), value, allow_pickle=False)
     return file.getvalue()
 
 
 @runtime_checkable
 class ArrowTable(Protocol):
-    """A `pyarrow.Table`; the client needs no pyarrow where nobody gives it one."""
+    """A `pyarrow.Table`; the client needs pyarrow only if it is given one."""
 
     @property
     def schema(self) -> Any:
@@ -200,19 +200,21 @@ class ArrowTable(Protocol):
         """Its rows."""
 
 
-def stream(given: ArrowTable) -> bytes:
-    """A pyarrow table in Arrow's stream format."""
+def arrow_stream(value: ArrowTable) -> bytes:
+    """A pyarrow table as an Arrow stream."""
     import pyarrow as pa
 
-    with pa.ipc.new_stream(sink := pa.BufferOutputStream(), given.schema) as written:
-        for batch in given.to_batches():
+    with pa.ipc.new_stream(sink := pa.BufferOutputStream(), value.schema) as written:
+        for batch in value.to_batches():
             written.write_batch(batch)
     return bytes(sink.getvalue())
 
 
-def rows(items: Sequence[Mapping[str, Any]]) -> bytes | None:
-    """The embeddings of {id, metadata, embedding} each as `npy`, where all are arrays of one shape and type."""
-    found = [item.get("embedding") for item in items if isinstance(item, Mapping) and item.keys() <= EMBEDDED]
+def stacked_embeddings(items: Sequence[Mapping[str, Any]]) -> bytes | None:
+    """The embeddings of items {id, metadata, embedding} as `npy`, if all are arrays of one shape and type."""
+    found = [
+        item.get("embedding") for item in items if isinstance(item, Mapping) and item.keys() <= EMBEDDED_ITEM_FIELDS
+    ]
     arrays = [one for one in found if isinstance(one, np.ndarray)]
     if len(arrays) != len(items) or len({(one.shape, one.dtype) for one in arrays}) != 1:
         return None
@@ -228,18 +230,18 @@ def archive(folder: Path, scratch: Path) -> Path:
     return packed
 
 
-def queries(**given: Sequence[Any]) -> None:
-    """Raise InvalidInput where nothing is asked."""
-    if not any(given.values()):
-        raise InvalidInput(f"the query is empty: give at least one of {', '.join(given)}")
+def check_not_empty(**value: Sequence[Any]) -> None:
+    """Raise InvalidInput if all lists of queries are empty."""
+    if not any(value.values()):
+        raise InvalidInput(f"the query is empty: give at least one of {', '.join(value)}")
 
 
-def _listed(given: object, name: str) -> list[Any]:
-    if hasattr(given, "tolist"):
-        given = given.tolist()
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
-        raise InvalidInput(f"{name} is of type {type(given).__name__}: give a list")
-    return list(given)
+def _as_list(value: object, name: str) -> list[Any]:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        raise InvalidInput(f"{name} is of type {type(value).__name__}: give a list")
+    return list(value)
 
 
 def _plain(value: object) -> Any:
