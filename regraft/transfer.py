@@ -1,7 +1,8 @@
 """Exporting galleries to files and importing sources into galleries, a page at a time, at any size.
 
-An import writes its progress to a small file after each batch that the service has acknowledged, so that it can be
-resumed after a kill. The batch it was in is sent again, with the same result.
+An import writes its progress to a small file after each batch that the service has acknowledged, and the ids it has
+stored to one beside it, so that it can be resumed after a kill. The batch it was in is sent again, with the same
+result.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
@@ -35,6 +36,7 @@ class Progress:
 
     `cursor` is where to go on in the source; `examples` names one skipped item of each reason. `source` to
     `update_only` identify the import; `created` is when the gallery was, since another of its name may come later.
+    `versions` and `ids_bytes` say how to read the file of `StoredIds`, and how much of it counts.
     """
 
     source: str
@@ -48,6 +50,8 @@ class Progress:
     new: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
+    versions: list[str | None] = field(default_factory=list)
+    ids_bytes: int = 0
 
     def skip(self, why: str, count: int = 1, example: str | None = None) -> None:
         """Count rows that are not stored."""
@@ -81,7 +85,15 @@ def resume(client: Client, gallery: str, source: ItemSource, state: Path, *, upd
             f"{name} was {there[name]}, is {here[name]}" for name in IDENTITY_FIELDS if there[name] != here[name]
         )
         raise InvalidArgument(f"{state} is of another import ({changed}): delete it to begin anew")
+    ids = ids_file(state)
+    if progress.ids_bytes > (ids.stat().st_size if ids.exists() else 0):
+        raise InvalidArgument(f"{ids} is not as {state} says: delete both to begin anew")
     return progress
+
+
+def ids_file(state: Path) -> Path:
+    """Where the ids of an import lie."""
+    return state.with_name(f"{state.name}.ids")
 
 
 def import_gallery(
@@ -104,7 +116,7 @@ def import_gallery(
     progress = resume(client, gallery, source, state, update_only=update_only)
     # Killed behind the last batch of a source whose cursor ends in null: nothing is left to be read.
     ended = progress.read > 0 and progress.cursor is None
-    ids = StoredIds()
+    ids = StoredIds(ids_file(state), progress)
     for batch in () if ended else source.batches(size, progress.cursor):
         progress.read += batch.read
         for reason, count in batch.skipped.items():
@@ -112,10 +124,12 @@ def import_gallery(
         for part in _split_duplicates(batch):
             _send(client, gallery, part, ids, progress)
         progress.cursor = batch.cursor
+        ids.save()
         _write(state, json.dumps(asdict(progress)))
         if on_batch is not None:
             on_batch(progress)
     state.unlink(missing_ok=True)
+    ids.forget()
     return progress
 
 
@@ -126,34 +140,67 @@ def _write(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-class StoredIds:
-    """The ids a run has stored, over all batches, by version."""
+DIGEST = 16
+"""Bytes of an id's digest: ids can be long and many, and this takes a hundred bytes of memory."""
+TEXT = 255
+"""In place of a version's number: a text, which has its embedding from the service."""
 
-    def __init__(self) -> None:
-        self._of: dict[str | None, set[bytes]] = {}
-        self._texts: set[bytes] = set()
+
+class StoredIds:
+    """The ids an import has stored, over all batches and after it was resumed, by version.
+
+    The file has a record for each: the version's number in `Progress.versions`, or TEXT, and the id's digest.
+    """
+
+    def __init__(self, file: Path, progress: Progress) -> None:
+        self._file, self._progress = file, progress
+        self._held: defaultdict[int, set[bytes]] = defaultdict(set)
+        self._unsaved = bytearray()
+        kept = file.read_bytes() if progress.ids_bytes else b""
+        for start in range(0, progress.ids_bytes, 1 + DIGEST):
+            self._held[kept[start]].add(kept[start + 1 : start + 1 + DIGEST])
 
     def add(self, key: str, version: str | None) -> None:
         """An embedding of an item is stored."""
-        self._of.setdefault(version, set()).add(_digest(key))
+        if version not in self._progress.versions:
+            self._progress.versions.append(version)
+        self._add(self._progress.versions.index(version), key)
 
     def add_text(self, key: str) -> None:
-        """A text is stored, which has its embedding from the service."""
-        self._texts.add(_digest(key))
+        """A text is stored."""
+        self._add(TEXT, key)
 
     def holds(self, key: str, version: str | None) -> bool:
         """Whether a later row has nothing to add of this version."""
+        numbers = [TEXT, *(number for number, name in enumerate(self._progress.versions) if name == version)]
         digest = _digest(key)
-        return digest in self._texts or digest in self._of.get(version, ())
+        return any(digest in self._held[number] for number in numbers)
 
     def __contains__(self, key: str) -> bool:
         digest = _digest(key)
-        return digest in self._texts or any(digest in one for one in self._of.values())
+        return any(digest in held for held in self._held.values())
+
+    def save(self) -> None:
+        """Write what came since; what a process that was killed had written beyond `Progress.ids_bytes` goes."""
+        with self._file.open("r+b" if self._progress.ids_bytes else "wb") as file:
+            file.seek(self._progress.ids_bytes)
+            file.write(self._unsaved)
+            file.truncate()
+        self._progress.ids_bytes += len(self._unsaved)
+        self._unsaved.clear()
+
+    def forget(self) -> None:
+        """The end of the file."""
+        self._file.unlink(missing_ok=True)
+
+    def _add(self, number: int, key: str) -> None:
+        digest = _digest(key)
+        self._held[number].add(digest)
+        self._unsaved += bytes([number]) + digest
 
 
 def _digest(key: str) -> bytes:
-    """Ids can be long and many: this takes a hundred bytes of memory."""
-    return blake2b(key.encode(errors="surrogatepass"), digest_size=16).digest()
+    return blake2b(key.encode(errors="surrogatepass"), digest_size=DIGEST).digest()
 
 
 def _split_duplicates(batch: Batch) -> Iterator[Batch]:

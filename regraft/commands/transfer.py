@@ -152,7 +152,7 @@ def _beside(source: str, name: str) -> Path:
 
 def _print(done: Progress) -> None:
     skipped = sum(done.skipped.values())
-    kept = ("cursor", "service", "created", "update_only")
+    kept = ("cursor", "service", "created", "update_only", "versions", "ids_bytes")
     answer({name: value for name, value in asdict(done).items() if name not in kept})
     counted = f"{done.stored} items ({done.new} new, {done.stored - done.new} there before)"
     out.print(f"stored {counted} of {done.read} rows in {done.gallery}, {skipped} skipped")

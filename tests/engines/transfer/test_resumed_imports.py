@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +21,7 @@ from regraft.sources.base import Wanted
 from regraft.sources.table import TableFile
 from regraft.transfer import export_gallery, import_gallery
 from staging.forked import Forked, environment
-from staging.transferred import COUNT, OLD, gallery, held
+from staging.transferred import COUNT, NEW, OLD, gallery, held
 from staging.waiting import until
 
 
@@ -57,6 +58,39 @@ def test_an_import_that_is_killed_anywhere_and_run_again_stores_all_and_nothing_
     assert deaths > 5
     assert (done.read, done.stored, sum(done.skipped.values())) == (COUNT + 1, COUNT + 1, 0)
     assert held(client, other) == held(client, full)
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_of_an_id_that_comes_again_the_first_row_stays_wherever_the_import_was_killed(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    rows = {"id": ["same", "other", "same", "same"], "n": [0, 1, 2, 3], "v": OLD[:4].tolist()}
+    second = {"w": [None, None, NEW[2].tolist(), NEW[3].tolist()]}
+    pq.write_table(pa.table(rows | second), file := tmp_path / "rows.parquet")
+    name, write = gallery(client, "again", "v1"), transfer._write
+    source = TableFile(file, Wanted(vectors={"v": "v1", "w": "v2"}))
+
+    def deadly(path: Path, text: str) -> None:
+        if json.loads(text)["read"] > at:
+            raise Killed
+        write(path, text)
+
+    monkeypatch.setattr(transfer, "_write", deadly)
+    with pytest.raises(Killed):
+        import_gallery(client, name, source, tmp_path / "state", size=1)
+    monkeypatch.setattr(transfer, "_write", write)
+    ids = (tmp_path / "state.ids").rename(tmp_path / "elsewhere")
+    with pytest.raises(InvalidArgument, match="delete both"):
+        import_gallery(client, name, source, tmp_path / "state", size=1)
+    ids.rename(tmp_path / "state.ids")
+    done = import_gallery(client, name, source, tmp_path / "state", size=1)
+
+    assert (done.stored, done.skipped) == (2, {"duplicate_id, of v1 alone": 1, "duplicate_id": 1})
+    metadata, _, embeddings = held(client, name)["same"]
+    assert (metadata, [made[0] for made in embeddings]) == ({"n": 0}, ["v1", "v2"])
+    assert embeddings[0][2] == pytest.approx(OLD[0] / np.linalg.norm(OLD[0]), abs=1e-5)
+    assert list(tmp_path.glob("state*")) == []
 
 
 def again(client: Client, name: str) -> None:
