@@ -71,6 +71,7 @@ def serve(
     if (listening := os.environ.get(LISTENING)) is not None:
         threading.Thread(target=_terminate_on_eof, daemon=True).start()
         run_service(settings, socket.socket(fileno=int(listening)))
+        _exit_while_indexing()
         return
     _check_free(settings)
     open_store(settings.blobs_url)  # to fail with a sentence if it cannot be used
@@ -87,6 +88,14 @@ def serve(
             _serve_together(settings, workers)
             return
         run_service(settings, listening=partial(_announce, settings, workers))
+    _exit_while_indexing()
+
+
+def _exit_while_indexing() -> None:
+    """End the process here if its indexer is still inside FAISS: the end of the interpreter would abort that thread."""
+    if any(thread.name == "indexer" for thread in threading.enumerate()):
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _serve_together(settings: Settings, workers: int) -> None:

@@ -24,6 +24,30 @@ from staging.forked import Forked, environment
 from staging.waiting import until
 
 SLEEPING = "import time; time.sleep(60)"
+INDEXING = """
+import sys, time
+import faiss, numpy
+from service.replica import indexer
+
+class Slow:  # so that the interpreter takes a while to end
+    def __del__(self, sleep=time.sleep):
+        sleep(1)
+
+def never_ends(self):
+    rows = numpy.random.default_rng(0).random((5_000, 16), "float32")
+    index = faiss.index_factory(16, "IVF30,Flat")
+    index.train(rows)
+    index.add(rows)
+    print("indexing", flush=True)
+    while True:
+        index.search(rows, 10)
+
+sys.slow = Slow()
+indexer.Indexer._run, indexer.STOP_SECONDS = never_ends, 0.1
+sys.argv[1:] = ["serve", "--workers", "0", "--port", "0"]
+from regraft.cli import main
+main()
+"""
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); {SLEEPING}"
 
 
@@ -101,6 +125,18 @@ def test_a_worker_of_a_service_stops_when_its_input_ends(monkeypatch):
         watching.join(5)
 
     assert stop.is_set()
+
+
+def test_a_service_that_is_stopped_while_it_measures_an_index_in_faiss_ends_with_code_0(tmp_path):
+    told = environment() | {"REGRAFT_DATA": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", INDEXING], env=told, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = "".join(process.stdout.readline() for _ in range(2))
+        process.terminate()
+        try:
+            assert (process.wait(30), "indexing" in told) == (0, True)
+        finally:
+            process.kill()
 
 
 def test_a_worker_that_ended_leaves_no_hand_on_the_signals(run, monkeypatch, tmp_path):
