@@ -11,7 +11,7 @@ from service.backfills.outcome import Failed
 from service.backfills.planner import MAX_PAUSE_SECONDS, Kind, Order, pause_is_over, waiting_items
 from service.store.filtering import passing
 from service.store.rows import BackfillRow
-from service.store.sql_arrays import key_range, listed
+from service.store.sql_arrays import key_range, key_table
 from service.store.sql_time import now
 from service.store.tables import backfill, backfill_failure, item
 
@@ -61,12 +61,12 @@ def note_failed(
 
 def _take_earlier_attempts(connection: Connection, backfill_id: int, item_ids: Sequence[int]) -> dict[int, int]:
     """How often each of the chunk's items was tried before; what is noted about them is removed."""
-    items = listed(connection, item_ids)
-    mine = (backfill_failure.c.backfill_id == backfill_id, backfill_failure.c.item_id.in_(items.keys))
-    noted = select(backfill_failure.c.item_id, backfill_failure.c.attempts).where(*mine)
+    items = key_table(connection, item_ids)
+    conditions = (backfill_failure.c.backfill_id == backfill_id, backfill_failure.c.item_id.in_(items.keys))
+    noted = select(backfill_failure.c.item_id, backfill_failure.c.attempts).where(*conditions)
     tried = {row.item_id: row.attempts for row in connection.execute(noted)}
     if tried:
-        connection.execute(delete(backfill_failure).where(*mine))
+        connection.execute(delete(backfill_failure).where(*conditions))
     return tried
 
 
@@ -81,11 +81,11 @@ def to_try_again(connection: Connection, job: BackfillRow, order: Order, after: 
     Those whose pause is over, and those that were given up and written since. One that needs no move any more is
     counted as skipped.
     """
-    mine = backfill_failure.c.backfill_id == job.id
-    keys = key_range(connection, backfill_failure.c.item_id, mine, LOOK, after)
+    condition = backfill_failure.c.backfill_id == job.id
+    keys = key_range(connection, backfill_failure.c.item_id, condition, LOOK, after)
     if not len(keys):
         return Again([], None)
-    looked = and_(mine, backfill_failure.c.item_id.between(int(keys[0]), int(keys[-1])))
+    looked = and_(condition, backfill_failure.c.item_id.between(int(keys[0]), int(keys[-1])))
     due = set(connection.execute(select(backfill_failure.c.item_id).where(looked, pause_is_over())).scalars())
     changed = set(connection.execute(_written_anew().where(looked)).scalars())
     still = set(still_waiting(connection, job, order, due | changed))
@@ -96,7 +96,7 @@ def to_try_again(connection: Connection, job: BackfillRow, order: Order, after: 
     connection.execute(update(backfill_failure).where(looked, pause_is_over()).values(next_try=None))
     if given_up := changed & still:
         # Still known as failed: whoever goes on with this sweep must not find them among what was never planned.
-        again = (mine, backfill_failure.c.item_id.in_(listed(connection, sorted(given_up)).keys))
+        again = (condition, backfill_failure.c.item_id.in_(key_table(connection, sorted(given_up)).keys))
         connection.execute(update(backfill_failure).where(*again).values(final=False, attempts=0))
         fewer = {"failed": backfill.c.failed - len(given_up)}
         connection.execute(update(backfill).where(backfill.c.id == job.id).values(fewer))
@@ -108,7 +108,7 @@ def still_waiting(connection: Connection, job: BackfillRow, order: Order, ids: C
     if not ids:
         return []
     still = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, order, job.origin)
-    among = and_(item.c.id.in_(listed(connection, sorted(ids)).keys), still)
+    among = and_(item.c.id.in_(key_table(connection, sorted(ids)).keys), still)
     if job.filter is not None:
         return sorted(passing(connection, among, job.filter))
     return sorted(connection.execute(select(item.c.id).where(among)).scalars())
@@ -121,6 +121,6 @@ def _written_anew() -> Select[Any]:
 
 
 def _forget(connection: Connection, backfill_id: int, ids: Collection[int]) -> None:
-    keys = listed(connection, sorted(ids)).keys
-    mine = (backfill_failure.c.backfill_id == backfill_id, backfill_failure.c.item_id.in_(keys))
-    connection.execute(delete(backfill_failure).where(*mine))
+    keys = key_table(connection, sorted(ids)).keys
+    conditions = (backfill_failure.c.backfill_id == backfill_id, backfill_failure.c.item_id.in_(keys))
+    connection.execute(delete(backfill_failure).where(*conditions))

@@ -34,7 +34,7 @@ from service.store.embeddings import put_embeddings
 from service.store.job_leases import LONGEST_LEASES
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, first_of, one_of
-from service.store.sql_arrays import listed
+from service.store.sql_arrays import key_table
 from service.store.sql_time import now
 from service.store.tables import backfill, backfill_chunk, embedding, item
 from service.store.vector_reader import with_vectors
@@ -150,8 +150,12 @@ def holders(connection: Connection, beginning: str) -> list[str]:
 
 def leased(connection: Connection, chunk_id: int, owner: str) -> Chunk:
     """A chunk by its number, as long as `owner` holds it. Raises ChunkLost."""
-    mine = (backfill_chunk.c.id == chunk_id, backfill_chunk.c.state == "leased", backfill_chunk.c.lease_owner == owner)
-    taken = first_of(ChunkRow, connection.execute(select(*CHUNK).where(*mine)))
+    conditions = (
+        backfill_chunk.c.id == chunk_id,
+        backfill_chunk.c.state == "leased",
+        backfill_chunk.c.lease_owner == owner,
+    )
+    taken = first_of(ChunkRow, connection.execute(select(*CHUNK).where(*conditions)))
     if taken is None:
         raise ChunkLost("this lease is over: the chunk is done, or another worker's")
     job = one_of(BackfillRow, connection.execute(select(backfill).where(backfill.c.id == taken.backfill_id)))
@@ -222,8 +226,8 @@ def _fail_alone(connection: Connection, job: BackfillRow, row: LostRow) -> None:
 def _halve(connection: Connection, row: LostRow, numbers: Iterator[int]) -> None:
     half = (len(row.item_ids) + 1) // 2
     free = {"state": "todo", "number": next(numbers), "item_ids": row.item_ids[:half]}
-    mine = update(backfill_chunk).where(backfill_chunk.c.id == row.id)
-    connection.execute(mine.values(lease_owner=None, lease_until=None, **free))
+    statement = update(backfill_chunk).where(backfill_chunk.c.id == row.id)
+    connection.execute(statement.values(lease_owner=None, lease_until=None, **free))
     if rest := row.item_ids[half:]:
         other = {**free, "number": next(numbers), "item_ids": rest}
         connection.execute(insert(backfill_chunk).values(backfill_id=row.backfill_id, **other))
@@ -322,8 +326,8 @@ def commit(
 
 
 def _still(connection: Connection, chunk: Chunk) -> ColumnElement[bool]:
-    mine = item.c.id.in_(listed(connection, chunk.item_ids).keys)
-    return and_(mine, item.c.deleted == false(), QUALIFIES[chunk.kind](chunk.version_id))
+    condition = item.c.id.in_(key_table(connection, chunk.item_ids).keys)
+    return and_(condition, item.c.deleted == false(), QUALIFIES[chunk.kind](chunk.version_id))
 
 
 def _unchanged(connection: Connection, moved: Sequence[EmbeddedItems], failed: Sequence[Failed]) -> set[int]:
@@ -331,8 +335,8 @@ def _unchanged(connection: Connection, moved: Sequence[EmbeddedItems], failed: S
     read_at = {f.item_id: f.seq for f in failed}
     for each in moved:
         read_at.update(zip(each.item_ids, each.seqs, strict=True))
-    mine = item.c.id.in_(listed(connection, list(read_at)).keys)
-    statement = select(item.c.id, item.c.seq).where(mine, item.c.deleted == false())
+    condition = item.c.id.in_(key_table(connection, list(read_at)).keys)
+    statement = select(item.c.id, item.c.seq).where(condition, item.c.deleted == false())
     return {key for key, seq in connection.execute(statement).all() if read_at[key] == seq}
 
 
@@ -345,7 +349,7 @@ def write_moved(
     for each in moved:
         arrays = (each.vectors, each.side, each.uncertainty)
         put_embeddings(connection, gallery_id, version_id, ORIGIN[kind], each.item_ids, *arrays)
-        keys = listed(connection, each.item_ids)
+        keys = key_table(connection, each.item_ids)
         connection.execute(update(item).where(item.c.id == keys.key).values(seq=seq + keys.place))
         seq += len(each.item_ids)
     return count

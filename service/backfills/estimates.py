@@ -35,7 +35,7 @@ from service.store.embeddings import first_held
 from service.store.filtering import passing
 from service.store.partitioned import of_item
 from service.store.rows import all_of
-from service.store.sql_arrays import listed
+from service.store.sql_arrays import key_table
 from service.store.tables import embedding, item
 from service.store.vector_reader import with_vectors
 
@@ -82,7 +82,7 @@ def estimate(
     now, with_target = _bytes_now(registry, connection, scope, target)
     width = (target.card.dim + target.card.side_dim) * FLOAT_BYTES
     live = connection.execute(select(func.count()).where(*_live(scope))).scalar_one()
-    taken = waiting if passed is None else item.c.id.in_(listed(connection, sorted(passed)).keys)
+    taken = waiting if passed is None else item.c.id.in_(key_table(connection, sorted(passed)).keys)
     # Of a part: those that hold nothing of the target may come first.
     added = min(items, found - _already_held(connection, taken, target)) * width
     left = _left(connection, scope, order, by_version, items)
@@ -183,9 +183,9 @@ def _sample(
     else:
         drawn = np.random.default_rng(0).choice(sorted(passed), min(len(passed), size), replace=False).tolist()
     columns = (item.c.id, item.c.seq, item.c.blob, embedding.c.version_id, embedding.c.vector, embedding.c.side)
-    mine = item.c.id.in_(listed(connection, drawn).keys)
+    condition = item.c.id.in_(key_table(connection, drawn).keys)
     found = connection.execute(
-        select(*columns).select_from(item.join(embedding, stored)).where(mine).order_by(item.c.id)
+        select(*columns).select_from(item.join(embedding, stored)).where(condition).order_by(item.c.id)
     )
     return with_vectors(connection, all_of(SampledRow, found), "vector")
 

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, case, exists, fa
 
 from index.version import ENCODER, TEXT_ENCODER, EdgeKind
 from service.store.blob_keys import TEXT
-from service.store.embeddings import first_held, says_itself
+from service.store.embeddings import first_held, has_own_embedding
 from service.store.partitioned import of_item
 from service.store.sql_time import now
 from service.store.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, item, version
@@ -59,7 +59,7 @@ def _says(version_id: int, *fields: tuple[str, str]) -> ColumnElement[bool]:
 
 
 def _reencodes(version_id: int) -> ColumnElement[bool]:
-    return and_(embeddable(version_id), ~says_itself(version_id))
+    return and_(embeddable(version_id), ~has_own_embedding(version_id))
 
 
 def _transforms(version_id: int) -> ColumnElement[bool]:
@@ -127,8 +127,12 @@ def drained(connection: Connection) -> list[int]:
     resting = exists().where(
         backfill_failure.c.backfill_id == backfill.c.id, backfill_failure.c.next_try.is_not(None), ~pause_is_over()
     )
-    mine = (backfill.c.state == BackfillState.RUNNING, backfill.c.kind.in_(tuple(Kind)), backfill.c.sweep_seq.is_(None))
-    statement = select(backfill.c.id).where(*mine, ~left, ~resting)
+    conditions = (
+        backfill.c.state == BackfillState.RUNNING,
+        backfill.c.kind.in_(tuple(Kind)),
+        backfill.c.sweep_seq.is_(None),
+    )
+    statement = select(backfill.c.id).where(*conditions, ~left, ~resting)
     return list(connection.execute(statement.order_by(backfill.c.id)).scalars())
 
 
@@ -152,6 +156,10 @@ def turn(connection: Connection, backfill_id: int, before: Sequence[BackfillStat
 
 def cancel_backfills(connection: Connection, gallery_id: int, current_id: int) -> int:
     """End the gallery's backfills that lead to another version than the one that becomes current; returns how many."""
-    mine = (backfill.c.gallery_id == gallery_id, backfill.c.version_id != current_id, backfill.c.state.in_(ACTIVE))
-    active = connection.execute(select(backfill.c.id).where(*mine)).scalars().all()
+    conditions = (
+        backfill.c.gallery_id == gallery_id,
+        backfill.c.version_id != current_id,
+        backfill.c.state.in_(ACTIVE),
+    )
+    active = connection.execute(select(backfill.c.id).where(*conditions)).scalars().all()
     return sum(turn(connection, backfill_id, ACTIVE, BackfillState.CANCELLED) for backfill_id in active)

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, and_, false, func, select, upd
 from index.item_id import is_writable
 from service.backfills.planner import ACTIVE, BackfillState, turn
 from service.store.database import Database
-from service.store.embeddings import says_itself
+from service.store.embeddings import has_own_embedding
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, first_of
 from service.store.sql_arrays import texts
@@ -27,7 +27,7 @@ SUPPLIED = "supplied"
 
 def missing_items(gallery_id: int, version_id: int) -> ColumnElement[bool]:
     """Which rows of `item` hold no embedding that the version itself made."""
-    return and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), ~says_itself(version_id))
+    return and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), ~has_own_embedding(version_id))
 
 
 def count_missing(connection: Connection, gallery_id: int, version_id: int) -> int:
@@ -72,8 +72,8 @@ def counting(
 
     `counter`: where those are counted that are waited for no more: `done`, or `skipped` where they are deleted.
     """
-    mine = (backfill.c.gallery_id == gallery_id, backfill.c.kind == SUPPLIED, backfill.c.state.in_(ACTIVE))
-    job = first_of(BackfillRow, connection.execute(select(backfill).where(*mine)))
+    conditions = (backfill.c.gallery_id == gallery_id, backfill.c.kind == SUPPLIED, backfill.c.state.in_(ACTIVE))
+    job = first_of(BackfillRow, connection.execute(select(backfill).where(*conditions)))
     if job is None:
         yield
         return

@@ -48,7 +48,7 @@ from service.store.leases import Leases
 from service.store.ranges import RANGE, Keys, first, keys_by_age, pieces
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, first_of, one_of
-from service.store.sql_arrays import gathered, listed
+from service.store.sql_arrays import key_table, select_keys
 from service.store.sql_time import now
 from service.store.tables import backfill, backfill_chunk, backfill_failure, item, item_traffic
 
@@ -103,8 +103,8 @@ def left_alone(connection: Connection) -> list[BackfillRow]:
     """The running backfills with a sweep that nobody goes on with."""
     until = backfill.c.sweep_until
     free = or_(until.is_(None), is_over(until, LEASE_SECONDS))
-    mine = (backfill.c.state == BackfillState.RUNNING, backfill.c.sweep_seq.is_not(None), free)
-    return all_of(BackfillRow, connection.execute(select(backfill).where(*mine).order_by(backfill.c.id)))
+    conditions = (backfill.c.state == BackfillState.RUNNING, backfill.c.sweep_seq.is_not(None), free)
+    return all_of(BackfillRow, connection.execute(select(backfill).where(*conditions).order_by(backfill.c.id)))
 
 
 def take(connection: Connection, job: BackfillRow) -> BackfillRow | None:
@@ -281,9 +281,9 @@ def _at(job: BackfillRow) -> Update:
 
 
 def _extend(database: Database, job: BackfillRow) -> None:
-    mine = update(backfill).where(backfill.c.id == job.id, backfill.c.sweep_seq == job.sweep_seq)
+    statement = update(backfill).where(backfill.c.id == job.id, backfill.c.sweep_seq == job.sweep_seq)
     with database.write() as connection:
-        connection.execute(mine.values(sweep_until=now() + LEASE_SECONDS))
+        connection.execute(statement.values(sweep_until=now() + LEASE_SECONDS))
 
 
 def _room(job: BackfillRow) -> int | None:
@@ -335,11 +335,11 @@ def _close(connection: Connection, job: BackfillRow, order: Order) -> BackfillSt
 def _written_since(connection: Connection, job: BackfillRow, order: Order, seq: int) -> bool:
     """Whether some item waits that was written since the sweep began; where very many were, they are not looked at."""
     since = select(item.c.id).where(item.c.gallery_id == job.gallery_id, item.c.seq >= seq).limit(RANGE)
-    keys = gathered(connection, since)
+    keys = select_keys(connection, since)
     if len(keys) == RANGE:
         return True
     waiting = still_waiting(connection, job, order, set(keys.tolist()))
-    mine = (backfill_failure.c.backfill_id == job.id, backfill_failure.c.item_id == item.c.id)
-    given_up = exists().where(*mine, backfill_failure.c.seq == item.c.seq)
-    left = select(item.c.id).where(item.c.id.in_(listed(connection, waiting).keys), not_(given_up)).limit(1)
+    conditions = (backfill_failure.c.backfill_id == job.id, backfill_failure.c.item_id == item.c.id)
+    given_up = exists().where(*conditions, backfill_failure.c.seq == item.c.seq)
+    left = select(item.c.id).where(item.c.id.in_(key_table(connection, waiting).keys), not_(given_up)).limit(1)
     return connection.execute(left).first() is not None

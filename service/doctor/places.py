@@ -9,7 +9,7 @@ from sqlalchemy import exists, false, select
 from service.doctor.findings import Context, Finding
 from service.registry.placement import places_in, route_to
 from service.store.partitioned import of_item
-from service.store.repository import live_items_by_version, versions_held
+from service.store.repository import live_items_by_version, versions_with_embeddings
 from service.store.tables import item
 
 
@@ -51,7 +51,7 @@ def _reach(context: Context) -> list[Finding]:
         current = None if row.current_id is None else registry.by_id(row.current_id)
         with context.database.read() as connection:
             items_by_version = live_items_by_version(connection, row.id, places_in(registry, row).order)
-            used |= {row.current_id, *versions_held(connection, row.id)}
+            used |= {row.current_id, *versions_with_embeddings(connection, row.id)}
         for version_id, count in items_by_version.items():
             version = registry.by_id(version_id)
             if current is not None and route_to(registry, current, version) is None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.forms import UnsupportedMediaType, type_of
-from service.store.sql_arrays import written
+from service.store.sql_arrays import to_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,7 +102,7 @@ def write_items(
     text = pa.string()
     kinds = {"id": text, "active": text, "image": pa.bool_(), "text": text, "created": pa.float64()}
     arrays = {name: pa.array(values, kinds[name]) for name, values in columns.items()}
-    arrays["metadata"] = pa.array([written(one["metadata"]) for one in items], pa.string())
+    arrays["metadata"] = pa.array([to_json(one["metadata"]) for one in items], pa.string())
     for name, dim in dims.items():
         embeddings = [next((one for one in i["embeddings"] if one["version"] == name), None) for i in items]
         is_missing = np.array([one is None for one in embeddings], bool)

@@ -38,7 +38,7 @@ from service.http.scopes import check_allowed
 from service.runtime import Runtime
 from service.settings import Settings
 from service.store.api_keys import PREFIX, ApiKeyRow
-from service.store.database import FATE, Fate
+from service.store.database import COMMIT_STATE, CommitState
 
 logger = logging.getLogger(__name__)
 
@@ -136,8 +136,8 @@ class Guard:
         began = perf_counter()
         headers = dict(reversed(scope["headers"]))
         exchange = Exchange(receive, send, headers, self._limit(scope["path"]))
-        fate = Fate()
-        FATE.set(fate)
+        commit_state = CommitState()
+        COMMIT_STATE.set(commit_state)
         CONTEXT.set({"request": exchange.request_id})
         scope.setdefault("state", {}).update(request_id=exchange.request_id, exchange=exchange, key=None)
         try:
@@ -157,7 +157,13 @@ class Guard:
             logger.exception(Event("request_out_of_memory", method=scope["method"], path=scope["path"]))
             if exchange.started:
                 raise
-            kind = OutOfMemoryUnknown if fate.committing else OutOfMemoryCommitted if fate.committed else OutOfMemory
+            kind = (
+                OutOfMemoryUnknown
+                if commit_state.committing
+                else OutOfMemoryCommitted
+                if commit_state.committed
+                else OutOfMemory
+            )
             await problem_of(kind(), exchange.request_id)(scope, receive, exchange.send)
         except Exception:
             logger.exception(Event("request_failed", method=scope["method"], path=scope["path"]))

@@ -21,8 +21,8 @@ from service.store.audit import record
 from service.store.deletion import delete_gallery
 from service.store.repository import (
     all_galleries,
-    galleries_now,
     gallery_named,
+    gallery_states,
     index_of,
     insert_gallery,
     live_items_by_version,
@@ -103,7 +103,7 @@ def _catch_up(service: Runtime) -> None:
     """Bring loaded galleries up to what other processes acknowledged, as queries do."""
     lives = {live.id: live for live in service.replica.all()}
     with service.database.lookup() as connection:
-        now = galleries_now(connection, list(lives))
+        now = gallery_states(connection, list(lives))
     for gallery_id, (next_seq, _) in now.items():
         if lives[gallery_id].seq < next_seq - 1:
             service.replica.refresh(gallery_id)

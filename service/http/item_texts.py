@@ -14,7 +14,7 @@ from service.runtime import Runtime
 from service.store.blob_keys import TEXT, is_text
 from service.store.blobs import Blobs
 from service.store.rows import ItemRow
-from service.store.sql_arrays import listed
+from service.store.sql_arrays import key_table
 from service.store.tables import item
 
 
@@ -48,7 +48,7 @@ def add_texts(service: Runtime, keys: Iterable[Iterable[int]], rows: Iterable[Se
         (key, match) for row, matches in zip(keys, rows, strict=True) for key, match in zip(row, matches, strict=True)
     ]
     with service.database.read() as connection:
-        condition = item.c.id.in_(listed(connection, sorted({key for key, _ in pairs})).keys)
+        condition = item.c.id.in_(key_table(connection, sorted({key for key, _ in pairs})).keys)
         statement = select(item.c.id, item.c.blob).where(condition, item.c.blob.like(f"%{TEXT}"))
         blobs = {row.id: row.blob for row in connection.execute(statement)}
     times_shown, bytes_left = Counter(key for key, _ in pairs), service.settings.max_body_bytes

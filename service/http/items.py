@@ -40,7 +40,7 @@ from service.store.embeddings import embeddings_of
 from service.store.filtering import page_of_passing
 from service.store.repository import gallery_named, items_after, live_item
 from service.store.rows import ItemRow
-from service.store.sql_arrays import listed
+from service.store.sql_arrays import key_table
 from service.store.tables import item
 
 router = APIRouter(route_class=CheckedRoute, tags=["items"])
@@ -212,7 +212,7 @@ def _page(
         return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
     live = and_(item.c.gallery_id == gallery_id, item.c.deleted == false())
     keys, last_key = page_of_passing(connection, live, where, after, limit)
-    passing = item.c.id.in_(listed(connection, keys).keys)
+    passing = item.c.id.in_(key_table(connection, keys).keys)
     return items_after(connection, gallery_id, after, limit, passing) if keys else [], last_key
 
 

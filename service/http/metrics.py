@@ -22,7 +22,7 @@ from starlette.types import Scope
 from service.backfills.planner import BackfillState
 from service.http.health import problems
 from service.http.requests import Service
-from service.store.repository import galleries_now
+from service.store.repository import gallery_states
 from service.store.tables import backfill
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Gauges(Collector):
         """These galleries' `galleries_now`, and the `backlog`; empty and None where the database does not answer."""
         try:
             with self._service.database.lookup() as connection:
-                return galleries_now(connection, gallery_ids) if gallery_ids else {}, backlog(connection)
+                return gallery_states(connection, gallery_ids) if gallery_ids else {}, backlog(connection)
         except SQLAlchemyError:
             return {}, None
 

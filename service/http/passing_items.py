@@ -14,7 +14,7 @@ from service.runtime import Runtime
 from service.store.filtering import passing
 from service.store.ranges import Keys, keys_by_age, pieces
 from service.store.repository import gallery_named, take_seq
-from service.store.sql_arrays import listed
+from service.store.sql_arrays import key_table
 from service.store.tables import item
 
 BLOCK = 1_000
@@ -69,7 +69,7 @@ def change_passing(
 def _change_block(service: Runtime, gallery_id: int, keys: Keys, where: dict[str, Any], change: Change) -> int:
     with service.database.write() as connection:
         take_seq(connection, gallery_id, 0)
-        live = and_(item.c.deleted == false(), item.c.id.in_(listed(connection, keys.tolist()).keys))
+        live = and_(item.c.deleted == false(), item.c.id.in_(key_table(connection, keys.tolist()).keys))
         ids = passing(connection, live, where, item.c.external_id)
         changed, orphans = change(connection, gallery_id, list(ids.values()))
     service.blobs.remove(orphans)

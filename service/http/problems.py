@@ -20,7 +20,7 @@ from starlette.routing import compile_path
 from index.errors import RegraftError
 from index.events import Event
 from service.errors import DatabaseUnavailable, ItemsRefused
-from service.store.database import FATE
+from service.store.database import COMMIT_STATE
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +106,8 @@ async def database_error(request: Request, error: Exception) -> Response:
     """The answer when the database is locked, restarted or out of reach, or all connections to it are taken."""
     # No traceback: every request ends like this, for as long as it lasts.
     logger.error(Event("database_unavailable", reason=str(error).partition("\n")[0]))
-    fate = FATE.get()
-    unknown = fate.committed or fate.committing
+    commit_state = COMMIT_STATE.get()
+    unknown = commit_state.committed or commit_state.committing
     return problem_of(DatabaseUnavailable(None if unknown else UNCHANGED), request_id_of(request))
 
 

@@ -43,7 +43,7 @@ from service.runtime import Runtime
 from service.schemas import NO_ZERO, Body, Name, Number
 from service.store import partitions
 from service.store.blob_keys import is_text
-from service.store.sql_arrays import blocks, listed
+from service.store.sql_arrays import blocks, key_table
 from service.store.tables import item
 from service.upgrades.edges.changes import UnknownEdge
 
@@ -282,7 +282,7 @@ def _with_embeddings(service: Runtime, connection: Connection, chunk: Chunk) -> 
 
 
 def _names(connection: Connection, chunk: Chunk) -> dict[int, str]:
-    condition = item.c.id.in_(listed(connection, chunk.item_ids).keys)
+    condition = item.c.id.in_(key_table(connection, chunk.item_ids).keys)
     return {
         row.id: row.external_id for row in connection.execute(select(item.c.id, item.c.external_id).where(condition))
     }

@@ -19,7 +19,7 @@ from service.registry.stored_contents import embed, make_input
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
 from service.store.blob_keys import is_text
-from service.store.embeddings import held_by
+from service.store.embeddings import embeddings_by_id
 from service.store.vector_codec import DamagedEmbedding, from_bytes, is_usable
 
 Similar = tuple[Sequence[str], str, Encode, frozenset[str], Sequence[int], Mapping[int, int]]
@@ -67,7 +67,7 @@ def _encoders(service: Runtime, blob: str | None) -> frozenset[str]:
 
 def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator[QueryItem]:
     with service.database.read() as connection:
-        found = held_by(connection, live.id, ids)
+        found = embeddings_by_id(connection, live.id, ids)
     places = places_of(service.registry, live.current)
     for number, external_id in enumerate(ids):
         rows = found.get(external_id)

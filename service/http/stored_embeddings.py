@@ -27,9 +27,9 @@ from service.registry.placement import places_in
 from service.registry.registry import LoadedVersion
 from service.registry.storing import UpdateMode
 from service.schemas import ID, NAME, Name
-from service.store.embeddings import says_itself, vectors_of
-from service.store.repository import gallery_named, items_after, versions_held
-from service.store.sql_arrays import written
+from service.store.embeddings import has_own_embedding, vectors_of
+from service.store.repository import gallery_named, items_after, versions_with_embeddings
+from service.store.sql_arrays import to_json
 from service.store.tables import item
 from service.store.vector_codec import from_bytes, is_usable
 
@@ -105,7 +105,7 @@ def read(
         gallery = gallery_named(connection, name)
         rows = items_after(connection, gallery.id, after, limit + 1, *conditions)
         page = rows[:limit]
-        held_ids = [] if named else sorted(versions_held(connection, gallery.id))
+        held_ids = [] if named else sorted(versions_with_embeddings(connection, gallery.id))
         stored = vectors_of(connection, gallery.id, [row.id for row in page])
     requested = {one.id: one for one in named or map(service.registry.by_id, held_ids)}
     places = places_in(service.registry, gallery)
@@ -122,7 +122,7 @@ def read(
         return Response(table, media_type=ARROW)
     for one in (one for shown in items for one in shown["embeddings"]):
         one[EMBEDDING] = one[EMBEDDING].tolist()
-    return Response(written({"items": items, "next": next_cursor, "damaged": damaged}), media_type=JSON)
+    return Response(to_json({"items": items, "next": next_cursor, "damaged": damaged}), media_type=JSON)
 
 
 def _origins(stored: dict[int, tuple[str, bytes]]) -> dict[int, str]:
@@ -165,7 +165,7 @@ def missing(
     with service.database.read() as connection:
         gallery = gallery_named(connection, name)
         by = service.registry.named(version)
-        rows = items_after(connection, gallery.id, after, limit + 1, ~says_itself(by.id))
+        rows = items_after(connection, gallery.id, after, limit + 1, ~has_own_embedding(by.id))
     page = rows[:limit]
     next_cursor = encode_cursor(page[-1].id) if len(rows) > limit else None
     return MissingPage(version=by.name, ids=[row.external_id for row in page], next=next_cursor)

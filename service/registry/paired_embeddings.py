@@ -17,7 +17,7 @@ from index.space import Vectors
 from index.version import Origin
 from service.registry.registry import LoadedVersion
 from service.store.drawing import Drawing
-from service.store.embeddings import says_itself
+from service.store.embeddings import has_own_embedding
 from service.store.partitioned import of_item
 from service.store.rows import all_of
 from service.store.sql_arrays import BLOCK, blocks
@@ -93,7 +93,7 @@ def draw_pairs(
     Returns:
         The items, in the order drawn, and how many hold both embeddings, with the field or without.
     """
-    drawing = Drawing(connection, and_(*_live(gallery_id), says_itself(new.id), says_itself(old.id)), seed)
+    drawing = Drawing(connection, and_(*_live(gallery_id), has_own_embedding(new.id), has_own_embedding(old.id)), seed)
     rows: list[PairRow] = []
     for block in drawing.in_blocks(BLOCK):
         result = connection.execute(_pairs_statement(new, old, gallery_id, block))

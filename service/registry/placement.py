@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from index.errors import NoRoute, RegraftError
 from index.graph import Graph, Route
 from service.registry.registry import LoadedVersion, Registry
-from service.store.repository import versions_emptied, versions_held
+from service.store.repository import versions_emptied, versions_with_embeddings
 from service.store.rows import GalleryRow
 
 NO_VERSIONS: frozenset[str] = frozenset()
@@ -153,7 +153,7 @@ def _out_of_reach(
     """
     emptied = versions_emptied(connection, gallery_id)
     reached, places = places_of(registry, current).reached - emptied, places_of(registry, before or current)
-    stored = versions_held(connection, gallery_id)
+    stored = versions_with_embeddings(connection, gallery_id)
     stored = stored if before is None else stored & places.reached
     if stored <= reached:  # as a rule, and it saves counting every item
         return {}

@@ -22,9 +22,9 @@ from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.embeddings import put_embeddings
 from service.store.partitioned import in_gallery
-from service.store.repository import NewItem, alike_of, items_called, rows_of, set_metadata, stacked, store_items
+from service.store.repository import NewItem, group_alike, items_named, rows_of, set_metadata, stacked, store_items
 from service.store.rows import ItemRow
-from service.store.sql_arrays import listed
+from service.store.sql_arrays import key_table
 from service.store.tables import embedding
 from service.store.vector_codec import is_same_vector
 
@@ -142,9 +142,9 @@ def _added(
     new: Sequence[NewItem],
     first_seq: int,
 ) -> AddedItems | None:
-    if len(alike_of(new)) > 1:
+    if len(group_alike(new)) > 1:
         return None
-    items = items_called(connection, gallery_id, first_seq, [one.external_id for one in new])
+    items = items_named(connection, gallery_id, first_seq, [one.external_id for one in new])
     seqs = (first_seq, first_seq + len(new) - 1)
     return AddedItems((version.name, new[0].origin), stacked([one.vector for one in new]), items, seqs, current)
 
@@ -157,7 +157,7 @@ def existing_items(
     if not rows:
         return {}
     vector = case((embedding.c.version_id == version_id, embedding.c.vector))
-    conditions = (in_gallery(embedding, gallery_id), embedding.c.item_id.in_(listed(connection, list(rows)).keys))
+    conditions = (in_gallery(embedding, gallery_id), embedding.c.item_id.in_(key_table(connection, list(rows)).keys))
     held: dict[int, dict[int, tuple[str, bytes | None]]] = {key: {} for key in rows}
     columns = (embedding.c.item_id, embedding.c.version_id, embedding.c.origin, vector)
     for key, held_id, origin, stored in connection.execute(select(*columns).where(*conditions)):
@@ -198,7 +198,7 @@ def _put_beside(
     if not updated:
         return
     changed = [(known, new) for known, new in updated if not _is_same(known, new, version_id)]
-    replaced = listed(connection, [known.row.id for known, _ in changed if version_id in known.held]).keys
+    replaced = key_table(connection, [known.row.id for known, _ in changed if version_id in known.held]).keys
     stale = (
         in_gallery(embedding, gallery_id),
         embedding.c.item_id.in_(replaced),

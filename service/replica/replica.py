@@ -38,9 +38,9 @@ from service.store.database import Database
 from service.store.repository import (
     changes,
     feed_of,
-    galleries_now,
     gallery_named,
     gallery_row,
+    gallery_states,
     index_of,
     live_items,
     live_keys,
@@ -112,7 +112,7 @@ class Replica:
         """
         if (live := self.find_cached(name)) is not None:
             return live
-        moment = self._database.moment()
+        moment = self._database.commit_marker()
         with self._database.lookup() as connection:
             row = gallery_named(connection, name)
         live = self.get(row.id)
@@ -124,10 +124,10 @@ class Replica:
 
     def find_cached(self, name: str) -> LoadedGallery | None:
         """The gallery of a name without a lookup, if nothing was written since the last one; else None."""
-        if not self._database.watched or name not in self._names:
+        if not self._database.is_sqlite or name not in self._names:
             return None
         moment, gallery_id = self._names[name]
-        return self.cache.get(gallery_id) if moment == self._database.moment() else None
+        return self.cache.get(gallery_id) if moment == self._database.commit_marker() else None
 
     def is_loaded(self, name: str) -> bool:
         """Whether the gallery that last had this name is loaded: if not, `find` may take seconds."""
@@ -181,7 +181,7 @@ class Replica:
         """Remove the segments of galleries that do not exist."""
         folders = set(self._indexes.glob("*"))  # before the galleries are read: others create some meanwhile
         with self._database.lookup() as connection:
-            used = {self._indexes / str(gallery_id) for gallery_id in galleries_now(connection)}
+            used = {self._indexes / str(gallery_id) for gallery_id in gallery_states(connection)}
         for folder in folders - used:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -210,7 +210,7 @@ class Replica:
     def _poll(self) -> list[Exception]:
         """Catch up with each gallery in memory that changed, and forget deleted ones; returns the errors."""
         with self._poll_lock:
-            moment = self._database.moment()
+            moment = self._database.commit_marker()
             if moment == self._followed and self._registry.edges() is self._followed_edges:
                 return []
             # Changes from here on are found by the next poll, and so are galleries that fail.
@@ -222,7 +222,7 @@ class Replica:
             edges = self._registry.edges()
             loaded = {live.id: live for live in self.all()}
             with self._database.lookup() as connection:
-                galleries = galleries_now(connection, list(loaded)) if loaded else {}
+                galleries = gallery_states(connection, list(loaded)) if loaded else {}
             for deleted in set(loaded) - set(galleries):
                 self.forget(deleted)
             for gallery_id, (next_seq, current_id) in galleries.items():

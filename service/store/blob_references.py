@@ -14,7 +14,7 @@ from sqlalchemy import Column, ColumnElement, Connection, FromClause, Select, an
 
 from service.store.blobs import Blobs
 from service.store.database import Database
-from service.store.repository import IS_THERE, STREAMED
+from service.store.repository import NOT_DELETED, STREAMED
 from service.store.tables import evaluation, evaluation_entry, gallery, item
 from service.store.vector_files import newest_files
 
@@ -88,4 +88,4 @@ def _newest(place: BlobColumn) -> Select[str]:
 
 def _there(place: BlobColumn) -> ColumnElement[bool]:
     """Of its rows: those that name an image which has to be there. Those of a deleted gallery may be gone."""
-    return and_(place.column.is_not(None), IS_THERE)
+    return and_(place.column.is_not(None), NOT_DELETED)

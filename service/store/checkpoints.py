@@ -32,14 +32,14 @@ class Checkpoints(Background):
 
     def start(self) -> None:
         """Begin looking, where there is such a log."""
-        if self._database.watched:
+        if self._database.is_sqlite:
             super().start()
 
     def look(self) -> None:
         """Write the log back if nothing was committed since the last look; where somebody reads, another time."""
-        moment = self._database.moment()
-        if moment == self._seen and self._database.log_bytes() >= LEAST_BYTES:
-            self._database.write_back()
+        moment = self._database.commit_marker()
+        if moment == self._seen and self._database.wal_bytes() >= LEAST_BYTES:
+            self._database.checkpoint()
         self._seen = moment
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
-"""Engines and transactions: SQLite in WAL mode or PostgreSQL, behind the same three doors.
+"""Engines and transactions: SQLite in WAL mode or PostgreSQL, behind the same three methods.
 
 `write` is one transaction that changes something, `read` one consistent snapshot over several statements, `lookup`
-single statements without a transaction (the query path). Only the edge - a request or a worker's step - opens them.
+single statements without a transaction (the query path). Only a request or a worker's step opens one.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ IsolationLevel = Literal["READ COMMITTED", "REPEATABLE READ", "AUTOCOMMIT"]
 BUSY_SECONDS = 30.0
 """How long a SQLite statement waits for another process's transaction."""
 POOL_SIZE = 32
-KEPT_CONNECTIONS = 5
-"""To a server, for each of the three doors, while nobody needs them."""
+IDLE_CONNECTIONS = 5
+"""Idle connections to a server that each of the three pools keeps."""
 POOL_SECONDS = 30.0
-"""How long one waits for a connection where all that may be taken are in use."""
-UNHEARD = {
+"""How long to wait for a connection while all of a pool are in use."""
+SILENCE_LIMITS = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 2,
     "tcp_user_timeout": 20_000,
 }
-"""How long, as libpq is told, nothing may be heard of a server's machine before it counts as gone: the system waits for
-minutes or hours where it just vanished. A statement may take as long as it takes."""
+"""libpq's limits on a server's silence before it counts as unreachable: the system's own are minutes or hours. The time
+of a statement is not limited."""
 IDLE_SECONDS = 60.0
-"""How long a PostgreSQL keeps a change of which it hears no more, and has others wait for it: its process may be
-frozen, or gone with its machine, which servers notice hours later."""
+"""How long PostgreSQL keeps an idle transaction, for which others wait: its process may be frozen, or its machine gone,
+which servers notice hours later."""
 WRITER_CACHE_KIB = 65_536
 """SQLite pages a writing connection keeps: a backfill in random order comes back to the same pages again and again."""
 CHECKPOINT_PAGES = 16_384
 """Pages of 4 KiB in SQLite's log before they are copied into the database; fewer copies mean fewer random writes."""
 
-MIGRATING = 0x7265_6772_6166_74
-"""The advisory lock that whoever migrates a PostgreSQL database holds."""
+MIGRATION_LOCK = 0x7265_6772_6166_74
+"""The advisory lock held while a PostgreSQL database is migrated."""
 
 TABLE_SECONDS = 5
 """How long a migration of PostgreSQL waits for a table that others use."""
@@ -68,67 +68,67 @@ TABLE_SECONDS = 5
 MIGRATIONS = Path(__file__).parents[2] / "migrations"
 
 
-class Fate:
-    """What became of the changes of one request: some are `committed`, or it was cut off while `committing`."""
+class CommitState:
+    """Whether changes of a request are `committed`; `committing`: it was cut off during a commit."""
 
     committed = False
     committing = False
 
 
-FATE = ContextVar("FATE", default=Fate())  # noqa: B039 - the default is of all that is no request, and nobody reads it
+COMMIT_STATE = ContextVar("FATE", default=CommitState())  # noqa: B039 - the default is for work outside requests, which does not read it
 
 
 class Database:
     """The connections of one process."""
 
     def __init__(self, url: str, connections: int = CONNECTIONS) -> None:
-        """`connections`: how many it takes of a PostgreSQL at most."""
+        """`connections`: the most that it opens to a PostgreSQL server."""
         sqlite, half, quarter = is_sqlite(url), connections // 2, connections // 4
         self._log = Path(f"{make_url(url).database}-wal")
         self._writer = _sqlite_engine(url, "BEGIN IMMEDIATE") if sqlite else _server_engine(url, "READ COMMITTED", half)
         self._reader = _sqlite_engine(url, "BEGIN") if sqlite else _server_engine(url, "REPEATABLE READ", quarter)
         self._finder = _sqlite_engine(url) if sqlite else _server_engine(url, "AUTOCOMMIT", quarter)
         self.vectors = VectorReader()
-        """Reads those vectors that lie in files; each connection knows it."""
+        """Reads vectors that lie in files; an execution option of each connection."""
         for engine in (self._writer, self._reader, self._finder):
             engine.update_execution_options(vectors=self.vectors)
         self.partitions: set[tuple[int, int]] = set()
-        """Galleries and versions that have partitions, as far as this process knows, see `service.store.partitions`."""
+        """Galleries and versions known to have partitions, see `service.store.partitions`."""
         self.damaged = False
         """Whether a statement has found the file damaged; it can only be restored while nothing uses it."""
         for engine in (self._writer, self._reader, self._finder):
-            event.listen(engine, "handle_error", self._understand, retval=True)
+            event.listen(engine, "handle_error", self._classify_error, retval=True)
         if not sqlite:
-            event.listen(self._writer, "connect", _bound_idleness)
-        # SQLite makes writers wait by sleeping; within the process a lock hands over at once.
-        self._turn: AbstractContextManager[Any] = threading.Lock() if sqlite else nullcontext()
-        # SQLite counts for each connection what others commit, so one is kept to ask.
-        self.watched = sqlite
-        """Whether `moment` asks memory that processes share, not a server."""
+            event.listen(self._writer, "connect", _limit_idle_transactions)
+        # SQLite lets writers wait by polling; within the process a lock wakes them at once.
+        self._write_lock: AbstractContextManager[Any] = threading.Lock() if sqlite else nullcontext()
+        # SQLite counts commits of others per connection, so one connection is kept to read the count.
+        self.is_sqlite = sqlite
+        """Whether it is SQLite: `commit_marker` reads shared memory then, not a server."""
         self._watcher: PoolProxiedConnection | None = None
-        self._looking: Any = None
-        self._watching = threading.Lock()
+        self._cursor: Any = None
+        self._watcher_lock = threading.Lock()
 
     @contextmanager
     def write(self, *, dry_run: bool = False) -> Iterator[Connection]:
         """One transaction: committed at the end, rolled back by any exception, and always by a `dry_run`.
 
         Raises:
-            DeletedMeanwhile: a row was to refer to one that another process has deleted.
+            DeletedMeanwhile: a row refers to one that another process has deleted.
         """
-        fate = FATE.get()
-        with self._turn, self._writer.connect() as connection:
+        commit_state = COMMIT_STATE.get()
+        with self._write_lock, self._writer.connect() as connection:
             with connection.begin() as transaction:
                 with _lost_references():
                     yield connection
                 if dry_run:
                     transaction.rollback()
-                fate.committing = not dry_run
-            fate.committed, fate.committing = fate.committed or fate.committing, False
+                commit_state.committing = not dry_run
+            commit_state.committed, commit_state.committing = commit_state.committed or commit_state.committing, False
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """One snapshot: every statement sees the same moment."""
+        """One snapshot: every statement sees the same state."""
         with self._reader.begin() as connection:
             yield connection
 
@@ -136,28 +136,28 @@ class Database:
         """Statements that each see the newest commit."""
         return self._finder.connect()
 
-    def moment(self) -> object:
-        """What changes with every commit, whoever makes it: as long as it is the same, nothing was written."""
-        if not self.watched:
+    def commit_marker(self) -> object:
+        """A value that changes with every commit of any process: while it is equal, nothing was written."""
+        if not self.is_sqlite:
             with self.lookup() as connection:
                 return connection.execute(text("select pg_current_snapshot()::text")).scalar_one()
-        with self._watching:
+        with self._watcher_lock:
             if self._watcher is None:
                 self._watcher = self._finder.raw_connection()
-                self._looking = self._watcher.cursor()
-            self._looking.execute("PRAGMA data_version")
-            return self._looking.fetchone()
+                self._cursor = self._watcher.cursor()
+            self._cursor.execute("PRAGMA data_version")
+            return self._cursor.fetchone()
 
     def news(self, seconds: float) -> Clock | Notifications:
-        """What to wait for before `moment` is asked again; `seconds`: at most so often."""
-        return Clock(seconds) if self.watched else Notifications(self.lookup, seconds)
+        """What to wait for before `commit_marker` is read again; `seconds`: the shortest wait."""
+        return Clock(seconds) if self.is_sqlite else Notifications(self.lookup, seconds)
 
-    def log_bytes(self) -> int:
-        """How long SQLite's log is."""
+    def wal_bytes(self) -> int:
+        """The size of SQLite's write-ahead log."""
         return self._log.stat().st_size if self._log.exists() else 0
 
-    def write_back(self) -> None:
-        """Copy SQLite's log into the database and empty it, if nobody uses it just now; no writer waits for readers."""
+    def checkpoint(self) -> None:
+        """Checkpoint SQLite's log and truncate it, if it is not in use now; no writer waits for readers."""
         connection = self._finder.raw_connection()
         cursor = connection.cursor()
         try:
@@ -168,13 +168,13 @@ class Database:
             cursor.execute(f"PRAGMA busy_timeout={1000 * BUSY_SECONDS:.0f}")
             connection.close()
 
-    def _understand(self, context: ExceptionContext) -> OperationalError | None:
-        """Note damage; a server that takes no changes here any more is away, whatever its driver calls that."""
+    def _classify_error(self, context: ExceptionContext) -> OperationalError | None:
+        """Note damage, and make an OperationalError of every error by which a server refuses further changes."""
         error = context.sqlalchemy_exception
         self.damaged = self.damaged or (error is not None and is_damage(error))
         if error is None or not is_away(error):
             return None
-        context.is_disconnect = True  # who connects again may reach the server that took its place
+        context.is_disconnect = True  # a new connection may reach the server that replaced it
         return OperationalError(error.statement, error.params, context.original_exception)
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ def _lost_references() -> Iterator[None]:
 
 
 def upgrade(settings: Settings) -> None:
-    """Bring the database to this program's newest schema, creating it if needed; harmless when it is there already.
+    """Bring the database to this program's newest schema, creating it if needed; harmless when it has it already.
 
     One that a later release has migrated stays as it is: from 0.2.0 on releases only add to what the one before reads
     and writes, so that both run side by side while one takes the other's place (docs/deployment.md).
@@ -209,11 +209,11 @@ def upgrade(settings: Settings) -> None:
 
 
 def _is_upgraded(url: str) -> bool:
-    """Run what migrations are left; False: somebody else writes to the SQLite file, perhaps one that runs them."""
-    known, found = revisions(), _revision(url)
-    if found is not None and found > known[-1]:
-        logger.warning(Event("schema_is_newer", database=found, program=known[-1]))
-    elif found != known[-1]:
+    """Run the pending migrations; False: another process writes to the SQLite file, perhaps by running them."""
+    program_revisions, revision = revisions(), _revision(url)
+    if revision is not None and revision > program_revisions[-1]:
+        logger.warning(Event("schema_is_newer", database=revision, program=program_revisions[-1]))
+    elif revision != program_revisions[-1]:
         try:
             with migrating(url) as config:
                 to_newest(config)
@@ -231,8 +231,8 @@ def revisions() -> list[str]:
 
 
 def _revision(url: str) -> str | None:
-    """Which migration a database was brought to last; asked so that a start with nothing to do spares Alembic."""
-    engine = _sqlite_engine(url) if is_sqlite(url) else _connecting(url)
+    """The migration a database is at; read without Alembic, which a start with nothing to do need not load."""
+    engine = _sqlite_engine(url) if is_sqlite(url) else _postgresql_engine(url)
     try:
         with engine.connect() as connection:
             if not inspect(connection).has_table("alembic_version"):
@@ -243,7 +243,7 @@ def _revision(url: str) -> str | None:
 
 
 def to_newest(config: Config) -> None:
-    """Run all migrations that are left."""
+    """Run all pending migrations."""
     from alembic import command
 
     command.upgrade(config, "head")
@@ -256,7 +256,7 @@ def migrating(url: str) -> Iterator[Config]:
 
     sqlite = is_sqlite(url)
     # A rebuilt parent table would cascade into its children: keys are off while migrating, and checked at the end.
-    engine = _sqlite_engine(url, "BEGIN IMMEDIATE", foreign_keys=False) if sqlite else _connecting(url)
+    engine = _sqlite_engine(url, "BEGIN IMMEDIATE", foreign_keys=False) if sqlite else _postgresql_engine(url)
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
@@ -264,29 +264,29 @@ def migrating(url: str) -> Iterator[Config]:
         with engine.begin() as connection:
             if not sqlite:
                 # Tables of one name made twice at the same moment fail; SQLite's transaction keeps others out already.
-                connection.execute(select(func.pg_advisory_xact_lock(MIGRATING)))
-                # Another's migration takes as long as it takes; but waiting for a table holds up everyone behind.
+                connection.execute(select(func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+                # Another migration may take long; but waiting for a table's lock blocks every statement behind it.
                 connection.execute(text(f"set local lock_timeout = '{TABLE_SECONDS}s'"))
-            counted = _counters(connection) if sqlite else {}
+            counted = _autoincrements(connection) if sqlite else {}
             config.attributes["connection"] = connection
             yield config
             opened = connection.connection.driver_connection
             if isinstance(opened, sqlite3.Connection):
-                _count_on(opened, counted)
+                _restore_autoincrements(opened, counted)
                 check_references(opened, url)
     finally:
         engine.dispose()
 
 
-def _counters(connection: Connection) -> dict[str, int]:
-    """The largest key each of SQLite's tables has ever given out, of those that give none out again."""
+def _autoincrements(connection: Connection) -> dict[str, int]:
+    """The largest key that each of SQLite's AUTOINCREMENT tables has ever assigned."""
     if not inspect(connection).has_table("sqlite_sequence"):
         return {}
     return {row.name: row.seq for row in connection.execute(text("select name, seq from sqlite_sequence"))}
 
 
-def _count_on(connection: sqlite3.Connection, counted: dict[str, int]) -> None:
-    """Have tables count on from where they were: one that is rebuilt counts from the largest key that is left in it."""
+def _restore_autoincrements(connection: sqlite3.Connection, counted: dict[str, int]) -> None:
+    """Restore these keys: a table that was rebuilt would count from the largest key left in it."""
     for name, last in counted.items():
         known = {"name": name, "last": last}
         connection.execute("update sqlite_sequence set seq = max(seq, :last) where name = :name", known)
@@ -303,32 +303,32 @@ def is_sqlite(url: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """A database's URL as it may be shown."""
+    """A database's URL without its password."""
     return str(make_url(url).difference_update_query(["password"]))
 
 
-def _server_engine(url: str, isolation_level: IsolationLevel, most: int) -> Engine:
-    kept = min(most, KEPT_CONNECTIONS)
-    # Asked whether it is alive before each use: after a restart of the server no request meets a dead connection.
-    return _connecting(
+def _server_engine(url: str, isolation_level: IsolationLevel, limit: int) -> Engine:
+    kept = min(limit, IDLE_CONNECTIONS)
+    # Pinged before each use: after a restart of the server no request gets a dead connection.
+    return _postgresql_engine(
         url,
         isolation_level=isolation_level,
         pool_pre_ping=True,
         pool_size=kept,
-        max_overflow=most - kept,
+        max_overflow=limit - kept,
         pool_timeout=POOL_SECONDS,
     )
 
 
-def _bound_idleness(connection: Any, _: object) -> None:
+def _limit_idle_transactions(connection: Any, _: object) -> None:
     connection.execute(f"set idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
     connection.commit()
 
 
-def _connecting(url: str, **options: Any) -> Engine:
-    """An engine of a server; what its URL says of `UNHEARD` goes before."""
-    said = make_url(url).query
-    limits = {name: value for name, value in UNHEARD.items() if name not in said}
+def _postgresql_engine(url: str, **options: Any) -> Engine:
+    """An engine of a PostgreSQL server; settings in its URL override `SILENCE_LIMITS`."""
+    url_options = make_url(url).query
+    limits = {name: value for name, value in SILENCE_LIMITS.items() if name not in url_options}
     return create_engine(url, connect_args=limits, **options)
 
 
@@ -349,6 +349,6 @@ def _sqlite_engine(url: str, begin: str | None = None, *, foreign_keys: bool = T
 
     event.listen(engine, "connect", prepare)
     if begin:
-        # The driver would begin late and never for DDL; this makes the moment, and the lock, explicit.
+        # The driver would begin late, and never for DDL; this begins, and locks, explicitly.
         event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin) and None)
     return engine

@@ -11,8 +11,8 @@ import time
 from sqlalchemy import Connection, delete, select, update
 
 from service.store.partitioned import in_gallery
-from service.store.repository import IS_THERE, take_seq
-from service.store.sql_arrays import listed
+from service.store.repository import NOT_DELETED, take_seq
+from service.store.sql_arrays import key_table
 from service.store.tables import (
     backfill,
     backfill_chunk,
@@ -70,7 +70,7 @@ def delete_gallery(connection: Connection, gallery_id: int) -> None:
 
 def deleted_galleries(connection: Connection) -> list[int]:
     """The galleries that were deleted and of which something is left."""
-    return list(connection.execute(select(gallery.c.id).where(~IS_THERE).order_by(gallery.c.id)).scalars())
+    return list(connection.execute(select(gallery.c.id).where(~NOT_DELETED).order_by(gallery.c.id)).scalars())
 
 
 def free_items(connection: Connection, gallery_id: int, after: int, limit: int) -> int | None:
@@ -80,15 +80,17 @@ def free_items(connection: Connection, gallery_id: int, after: int, limit: int) 
         The last one's key; None: there were none left.
     """
     # Two processes that free the same gallery take turns.
-    deleted = select(gallery.c.id).where(gallery.c.id == gallery_id, ~IS_THERE).with_for_update()
+    deleted = select(gallery.c.id).where(gallery.c.id == gallery_id, ~NOT_DELETED).with_for_update()
     if connection.execute(deleted).first() is None:
         return None
-    mine = select(item.c.id).where(item.c.gallery_id == gallery_id, item.c.id > after).order_by(item.c.id).limit(limit)
+    statement = (
+        select(item.c.id).where(item.c.gallery_id == gallery_id, item.c.id > after).order_by(item.c.id).limit(limit)
+    )
     # Locked, so that nobody counts a match of one between the statements that follow.
-    keys: list[int] = list(connection.execute(mine.with_for_update()).scalars())
+    keys: list[int] = list(connection.execute(statement.with_for_update()).scalars())
     if not keys:
         return None
-    freed = listed(connection, keys).keys
+    freed = key_table(connection, keys).keys
     connection.execute(delete(embedding).where(in_gallery(embedding, gallery_id), embedding.c.item_id.in_(freed)))
     connection.execute(delete(item_traffic).where(item_traffic.c.item_id.in_(freed)))
     connection.execute(delete(item).where(item.c.id.in_(freed)))
@@ -98,4 +100,4 @@ def free_items(connection: Connection, gallery_id: int, after: int, limit: int) 
 def forget_gallery(connection: Connection, gallery_id: int) -> None:
     """The end of a deleted gallery of which nothing is left; harmless when it is forgotten already."""
     connection.execute(delete(gallery_snapshot).where(gallery_snapshot.c.gallery_id == gallery_id))
-    connection.execute(delete(gallery).where(gallery.c.id == gallery_id, ~IS_THERE))
+    connection.execute(delete(gallery).where(gallery.c.id == gallery_id, ~NOT_DELETED))

@@ -33,14 +33,14 @@ from index.space import Vectors
 from index.version import Origin
 from service.store.partitioned import in_gallery, of_item, place_of_rows
 from service.store.rows import all_of
-from service.store.sql_arrays import blocks, listed
+from service.store.sql_arrays import blocks, key_table
 from service.store.tables import embedding, item
 from service.store.vector_codec import digests_to_bytes, to_bytes
 from service.store.vector_reader import read_vectors, with_vectors
 
 
-class HeldRow(NamedTuple):
-    """An embedding that a live item holds, with its item."""
+class ItemEmbeddingRow(NamedTuple):
+    """An embedding of a live item, with its item."""
 
     id: int
     seq: int
@@ -60,7 +60,7 @@ def put_embeddings(
     side: Vectors | None = None,
     uncertainty: Vectors | None = None,
 ) -> None:
-    """Insert embeddings of one version and origin, replacing what the items hold of that version.
+    """Insert embeddings of one version and origin, replacing the items' embeddings of that version.
 
     Args:
         connection: in a transaction.
@@ -70,26 +70,26 @@ def put_embeddings(
         item_ids: N items, all different.
         vectors: (N, D).
         side: (N, S), where the version has side-information.
-        uncertainty: (N,), where a transform told how unsure it was.
+        uncertainty: (N,), where a transform computed one.
     """
     if not item_ids:
         return
-    keys = listed(connection, item_ids)
-    mine = (embedding.c.version_id == version_id, in_gallery(embedding, gallery_id))
-    connection.execute(delete(embedding).where(*mine, embedding.c.item_id.in_(keys.keys)))
-    table, place = place_of_rows(connection, gallery_id)
+    keys = key_table(connection, item_ids)
+    conditions = (embedding.c.version_id == version_id, in_gallery(embedding, gallery_id))
+    connection.execute(delete(embedding).where(*conditions, embedding.c.item_id.in_(keys.keys)))
+    table, place_columns = place_of_rows(connection, gallery_id)
     rows = {
-        **place,
+        **place_columns,
         "item_id": keys.key,
         "version_id": literal(version_id),
         "origin": literal(origin),
-        **_numbers(vectors, side, keys.place),
+        **_vector_columns(vectors, side, keys.place),
     }
     connection.execute(insert(table).from_select(list(rows), select(*rows.values())))
     if uncertainty is not None:
-        unsure = update(embedding).where(*mine, embedding.c.item_id == bindparam("key"))
+        statement = update(embedding).where(*conditions, embedding.c.item_id == bindparam("key"))
         values = [{"key": key, "value": value} for key, value in zip(item_ids, uncertainty.tolist(), strict=True)]
-        connection.execute(unsure.values(uncertainty=bindparam("value")), values)
+        connection.execute(statement.values(uncertainty=bindparam("value")), values)
 
 
 def put_first_embeddings(
@@ -101,21 +101,21 @@ def put_first_embeddings(
     vectors: Vectors,
     side: Vectors | None = None,
 ) -> None:
-    """Insert the embeddings of N items that hold none: those of the feed's numbers from `first_seq` on."""
-    table, place = place_of_rows(connection, gallery_id)
+    """Insert the embeddings of N items without any: the items with the feed numbers from `first_seq` on."""
+    table, place_columns = place_of_rows(connection, gallery_id)
     rows = {
-        **place,
+        **place_columns,
         "item_id": item.c.id,
         "version_id": literal(version_id),
         "origin": literal(origin),
-        **_numbers(vectors, side, item.c.seq - first_seq),
+        **_vector_columns(vectors, side, item.c.seq - first_seq),
     }
-    mine = (item.c.gallery_id == gallery_id, item.c.seq.between(first_seq, first_seq + len(vectors) - 1))
-    connection.execute(insert(table).from_select(list(rows), select(*rows.values()).where(*mine)))
+    conditions = (item.c.gallery_id == gallery_id, item.c.seq.between(first_seq, first_seq + len(vectors) - 1))
+    connection.execute(insert(table).from_select(list(rows), select(*rows.values()).where(*conditions)))
 
 
-def _numbers(vectors: Vectors, side: Vectors | None, place: ColumnElement[int]) -> dict[str, ColumnElement[Any]]:
-    """The columns of rows of (N, D) and (N, S): each is the one at its place."""
+def _vector_columns(vectors: Vectors, side: Vectors | None, place: ColumnElement[int]) -> dict[str, ColumnElement[Any]]:
+    """The columns of vectors (N, D) and side-information (N, S); each row takes those at its place."""
     return {
         "vector": _row_at(to_bytes(vectors), len(vectors), place),
         "side": null() if side is None else _row_at(to_bytes(side), len(side), place),
@@ -132,46 +132,46 @@ def _row_at(rows: bytes, count: int, place: ColumnElement[int]) -> ColumnElement
 
 def remove_embeddings(connection: Connection, gallery_id: int, keys: Sequence[int]) -> None:
     """Remove all embeddings of these items of a gallery."""
-    mine = (in_gallery(embedding, gallery_id), embedding.c.item_id.in_(listed(connection, keys).keys))
-    connection.execute(delete(embedding).where(*mine))
+    conditions = (in_gallery(embedding, gallery_id), embedding.c.item_id.in_(key_table(connection, keys).keys))
+    connection.execute(delete(embedding).where(*conditions))
 
 
 def embeddings_of(connection: Connection, gallery_id: int, item_ids: Sequence[int]) -> dict[int, dict[int, str]]:
     """Item -> version id -> origin of each embedding these items hold, oldest version first."""
-    held: dict[int, dict[int, str]] = {key: {} for key in item_ids}
+    origins: dict[int, dict[int, str]] = {key: {} for key in item_ids}
     columns = (embedding.c.item_id, embedding.c.version_id, embedding.c.origin)
-    among = (in_gallery(embedding, gallery_id), embedding.c.item_id.in_(listed(connection, item_ids).keys))
-    mine = select(*columns).where(*among)
-    for key, version_id, origin in connection.execute(mine.order_by(embedding.c.version_id)):
-        held[key][version_id] = origin
-    return held
+    conditions = (in_gallery(embedding, gallery_id), embedding.c.item_id.in_(key_table(connection, item_ids).keys))
+    statement = select(*columns).where(*conditions)
+    for key, version_id, origin in connection.execute(statement.order_by(embedding.c.version_id)):
+        origins[key][version_id] = origin
+    return origins
 
 
 def vectors_of(
     connection: Connection, gallery_id: int, item_ids: Sequence[int]
 ) -> dict[int, dict[int, tuple[str, bytes]]]:
     """Item -> version id -> (origin, vector) of each embedding these items hold, oldest version first."""
-    held: dict[int, dict[int, tuple[str, bytes]]] = {key: {} for key in item_ids}
+    embeddings: dict[int, dict[int, tuple[str, bytes]]] = {key: {} for key in item_ids}
     columns = (embedding.c.item_id, embedding.c.version_id, embedding.c.origin, embedding.c.vector)
-    among = (in_gallery(embedding, gallery_id), embedding.c.item_id.in_(listed(connection, item_ids).keys))
-    rows = connection.execute(select(*columns).where(*among).order_by(embedding.c.version_id)).all()
+    conditions = (in_gallery(embedding, gallery_id), embedding.c.item_id.in_(key_table(connection, item_ids).keys))
+    rows = connection.execute(select(*columns).where(*conditions).order_by(embedding.c.version_id)).all()
     vectors = read_vectors(connection, [row.vector for row in rows])
     for (key, version_id, origin, _), vector in zip(rows, vectors, strict=True):
-        held[key][version_id] = origin, vector
-    return held
+        embeddings[key][version_id] = origin, vector
+    return embeddings
 
 
-def says_itself(version_id: int) -> ColumnElement[bool]:
-    """Whether a row of `item` holds an embedding that the version itself made, and no transform of another's."""
+def has_own_embedding(version_id: int) -> ColumnElement[bool]:
+    """Whether a row of `item` holds an embedding that the version itself made, not one that an edge transformed."""
     held = embedding.alias("held")  # a name of its own: the statement around it may read embeddings too
-    mine = (of_item(held), held.c.version_id == version_id)
-    return exists().where(*mine, held.c.origin.in_((Origin.ENCODED.value, Origin.SUPPLIED.value)))
+    conditions = (of_item(held), held.c.version_id == version_id)
+    return exists().where(*conditions, held.c.origin.in_((Origin.ENCODED.value, Origin.SUPPLIED.value)))
 
 
 def first_held(order: Sequence[int], among: Select[int] | None = None) -> ColumnElement[Any]:
-    """Of the versions a row of `item` holds embeddings of the first in an order, or of those `among`; null: none.
+    """The first version, in an order, of which a row of `item` holds an embedding, or of those `among`; null: none.
 
-    In the order that places follow it is the version that serves the item, see `service.registry.placement`.
+    In the order of `Places` it is the version that serves the item, see `service.registry.placement`.
     """
     held = embedding.alias("held")  # a name of its own: the statement around it may read embeddings too
     places = {version_id: place for place, version_id in enumerate(order)}
@@ -181,7 +181,7 @@ def first_held(order: Sequence[int], among: Select[int] | None = None) -> Column
     return mine.order_by(rank).limit(1).correlate(item).scalar_subquery()
 
 
-HELD = (  # made once: SQLAlchemy takes longer to put it together than SQLite to answer it
+EMBEDDINGS_OF_IDS = (  # built once: SQLAlchemy takes longer to build it than SQLite to run it
     select(item.c.id, item.c.seq, item.c.external_id, item.c.blob, embedding.c.version_id, embedding.c.vector)
     .join(embedding, of_item())
     .where(item.c.gallery_id == bindparam("gallery"), item.c.deleted == false())
@@ -190,11 +190,13 @@ HELD = (  # made once: SQLAlchemy takes longer to put it together than SQLite to
 )
 
 
-def held_by(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> dict[str, list[HeldRow]]:
-    """External id -> what each live item holds, the oldest version first."""
-    found: dict[str, list[HeldRow]] = {}
+def embeddings_by_id(
+    connection: Connection, gallery_id: int, external_ids: Sequence[str]
+) -> dict[str, list[ItemEmbeddingRow]]:
+    """External id -> the embeddings of each live item, the oldest version first."""
+    found: dict[str, list[ItemEmbeddingRow]] = {}
     for block in blocks([external_id for external_id in external_ids if is_writable(external_id)]):
-        rows = all_of(HeldRow, connection.execute(HELD, {"gallery": gallery_id, "ids": block}))
+        rows = all_of(ItemEmbeddingRow, connection.execute(EMBEDDINGS_OF_IDS, {"gallery": gallery_id, "ids": block}))
         for row in with_vectors(connection, rows, "vector"):
             found.setdefault(row.external_id, []).append(row)
     return found

@@ -51,5 +51,5 @@ def engine_leases(connection: Connection) -> list[EngineLeaseRow]:
 
 def forget_lease(connection: Connection, gallery_id: int, kind: str) -> None:
     """A gallery has nothing in the engine any more."""
-    mine = (engine_lease.c.gallery_id == gallery_id, engine_lease.c.kind == kind)
-    connection.execute(delete(engine_lease).where(*mine))
+    conditions = (engine_lease.c.gallery_id == gallery_id, engine_lease.c.kind == kind)
+    connection.execute(delete(engine_lease).where(*conditions))

@@ -23,7 +23,7 @@ from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.job_leases import take_job
 from service.store.offloading import bring_home, drop_unused, move_out, sweep
-from service.store.repository import galleries_now
+from service.store.repository import gallery_states
 from service.store.vector_files import (
     any_file,
     changed_files,
@@ -114,14 +114,14 @@ class Offloader(Background):
         if time.monotonic() < self._until - LEASE_SECONDS / 2:
             return not self._stop.is_set()
         with self._database.write() as connection:
-            mine = take_job(connection, JOB, self._owner, LEASE_SECONDS)
-        self._until = time.monotonic() + LEASE_SECONDS if mine else 0.0
-        return mine and not self._stop.is_set()
+            condition = take_job(connection, JOB, self._owner, LEASE_SECONDS)
+        self._until = time.monotonic() + LEASE_SECONDS if condition else 0.0
+        return condition and not self._stop.is_set()
 
     def _move_settled(self) -> None:
         now = time.monotonic()
         with self._database.lookup() as connection:
-            galleries = galleries_now(connection)
+            galleries = gallery_states(connection)
         self._galleries = {key: kept for key, kept in self._galleries.items() if key in galleries}
         for gallery_id, (next_seq, _) in galleries.items():
             progress = self._galleries.setdefault(gallery_id, Progress(next_seq - 1, now))

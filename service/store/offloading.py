@@ -28,7 +28,7 @@ from service.store.database import Database
 from service.store.object_store import VECTOR_FILES
 from service.store.partitioned import in_gallery
 from service.store.repository import take_seq
-from service.store.sql_arrays import blocks, listed
+from service.store.sql_arrays import blocks, key_table
 from service.store.tables import embedding, item
 from service.store.vector_codec import STORED, STORED_DIGEST, places_in_file
 from service.store.vector_files import (
@@ -153,7 +153,7 @@ def _point_there(database: Database, file: VectorFileRow, found: Settled, goes_o
 
 def _unchanged(connection: Connection, items: Keys, seqs: Keys) -> Keys:
     """Which of the items still have these numbers of the feed."""
-    keys = listed(connection, items.tolist())
+    keys = key_table(connection, items.tolist())
     found = connection.execute(select(item.c.id, item.c.seq).where(item.c.id.in_(keys.keys)))
     now = dict(map(tuple, found))
     same = [now.get(key) == seq for key, seq in zip(items.tolist(), seqs.tolist(), strict=True)]
@@ -171,8 +171,8 @@ def _put_places(
         for key, place, digest in zip(items, places[these], noted, strict=True)
     ]
     # A statement a row: joined with a list of keys, SQLite would go through the list for every row of the version.
-    mine = (in_gallery(embedding, file.gallery_id), embedding.c.version_id == file.version_id)
-    here = (*mine, embedding.c.item_id == bindparam("key"))
+    conditions = (in_gallery(embedding, file.gallery_id), embedding.c.version_id == file.version_id)
+    here = (*conditions, embedding.c.item_id == bindparam("key"))
     length = func.length(embedding.c.vector) == len(found.rows[0])
     point = update(embedding).where(*here, length).values(vector=bindparam("place"), digest=bindparam("noted"))
     return int(connection.execute(point, rows).rowcount)
@@ -208,8 +208,8 @@ def bring_home(database: Database, file: VectorFileRow, stop: threading.Event) -
 
 def _put_vectors(connection: Connection, file: VectorFileRow, whole: Sequence[tuple[int, bytes, bytes]]) -> None:
     """Put vectors where their places are."""
-    mine = (in_gallery(embedding, file.gallery_id), embedding.c.version_id == file.version_id)
-    held = (*mine, embedding.c.item_id == bindparam("key"))
+    conditions = (in_gallery(embedding, file.gallery_id), embedding.c.version_id == file.version_id)
+    held = (*conditions, embedding.c.item_id == bindparam("key"))
     still = embedding.c.vector == bindparam("stored")
     rows = [{"key": key, "stored": stored, "held": vector} for key, stored, vector in whole]
     connection.execute(update(embedding).where(*held, still).values(vector=bindparam("held")), rows)

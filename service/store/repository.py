@@ -32,7 +32,7 @@ from service.errors import UnknownGallery, UnknownItem
 from service.store.embeddings import first_held, put_embeddings, put_first_embeddings, remove_embeddings
 from service.store.partitioned import in_gallery, of_item
 from service.store.rows import EMPTIED, GalleryRow, ItemRow, all_of, first_of
-from service.store.sql_arrays import blocks, columns_of, gathered, listed, records, texts
+from service.store.sql_arrays import blocks, key_table, records, select_columns, select_keys, texts
 from service.store.tables import deployment, embedding, gallery, item, version
 from service.store.vector_codec import any_place, is_place
 from service.store.vector_reader import read_vectors
@@ -42,20 +42,20 @@ FEED_BLOCK = 10_000
 FeedRow = tuple[int, int | None, str | None, bytes | None, str, str, int, bool]
 """One embedding of an item as the change feed gives it: see `changes`."""
 
-AtHand = Callable[[Sequence[FeedRow]], Sequence[bytes | None]]
-"""Of rows whose vectors lie in files: those vectors that need not be read, and of the others where they lie."""
+FillFromMemory = Callable[[Sequence[FeedRow]], Sequence[bytes | None]]
+"""For feed rows whose vectors lie in files: returns vectors that are in memory, and else the stored place."""
 
-IS_THERE = gallery.c.deleted.is_(None)
-"""Of a gallery: nobody deleted it. The row of one that was deleted stays until what it held is freed."""
+NOT_DELETED = gallery.c.deleted.is_(None)
+"""Condition on galleries. The row of a deleted one stays until its items are freed."""
 
 STREAMED = {"stream_results": True}
-"""Of one statement: set on the connection, on PostgreSQL every later statement would be read through a cursor too."""
+"""An option of one statement: on the connection, PostgreSQL would use a cursor for every later one, too."""
 
 
 class NewItem(NamedTuple):
-    """An item to be written, everything about it checked: `vector` (D,), `side` (S,) or None, `blob` a key or None.
+    """A checked item to be written: `vector` (D,), `side` (S,) or None, `blob` a key or None.
 
-    `metadata` None: none were named.
+    `metadata` None: none were given.
     """
 
     external_id: str
@@ -76,7 +76,7 @@ def insert_gallery(connection: Connection, name: str, index: IndexConfig | None 
 
 
 def set_index(connection: Connection, gallery_id: int, index: IndexConfig) -> None:
-    """Have a gallery indexed otherwise; takes a number of the feed, so that every process hears of it."""
+    """Change how a gallery is indexed; takes a feed number, so that every process follows."""
     take_seq(connection, gallery_id, 1)
     connection.execute(update(gallery).where(gallery.c.id == gallery_id).values(index_config=_index(index)))
 
@@ -92,20 +92,20 @@ def _index(index: IndexConfig | None) -> dict[str, Any] | None:
 
 def all_galleries(connection: Connection) -> list[GalleryRow]:
     """Every gallery's row, in order of creation."""
-    return all_of(GalleryRow, connection.execute(select(gallery).where(IS_THERE).order_by(gallery.c.id)))
+    return all_of(GalleryRow, connection.execute(select(gallery).where(NOT_DELETED).order_by(gallery.c.id)))
 
 
-def galleries_now(connection: Connection, among: Sequence[int] | None = None) -> dict[int, tuple[int, int | None]]:
-    """Id -> the next number of its change feed, and its current version, of every gallery, or of those `among`."""
-    which = () if among is None else (gallery.c.id.in_(listed(connection, among).keys),)
-    columns = select(gallery.c.id, gallery.c.next_seq, gallery.c.current_id).where(IS_THERE, *which)
+def gallery_states(connection: Connection, among: Sequence[int] | None = None) -> dict[int, tuple[int, int | None]]:
+    """Id -> (next feed number, current version) of every gallery, or of those `among`."""
+    which = () if among is None else (gallery.c.id.in_(key_table(connection, among).keys),)
+    columns = select(gallery.c.id, gallery.c.next_seq, gallery.c.current_id).where(NOT_DELETED, *which)
     return {row[0]: (row[1], row[2]) for row in connection.execute(columns.order_by(gallery.c.id))}
 
 
 def gallery_named(connection: Connection, name: str) -> GalleryRow:
     """The gallery's row. Raises UnknownGallery."""
-    named = select(gallery).where(gallery.c.name == name, IS_THERE)
-    row = first_of(GalleryRow, connection.execute(named)) if NAME.fullmatch(name) else None
+    statement = select(gallery).where(gallery.c.name == name, NOT_DELETED)
+    row = first_of(GalleryRow, connection.execute(statement)) if NAME.fullmatch(name) else None
     if row is None:
         raise UnknownGallery(f"there is no gallery {name!r}")
     return row
@@ -113,7 +113,7 @@ def gallery_named(connection: Connection, name: str) -> GalleryRow:
 
 def gallery_row(connection: Connection, gallery_id: int) -> GalleryRow | None:
     """The gallery's row, None when it was deleted."""
-    return first_of(GalleryRow, connection.execute(select(gallery).where(gallery.c.id == gallery_id, IS_THERE)))
+    return first_of(GalleryRow, connection.execute(select(gallery).where(gallery.c.id == gallery_id, NOT_DELETED)))
 
 
 def take_seq(connection: Connection, gallery_id: int, count: int) -> int:
@@ -127,7 +127,7 @@ def take_seq(connection: Connection, gallery_id: int, count: int) -> int:
     """
     statement = (
         update(gallery)
-        .where(gallery.c.id == gallery_id, IS_THERE)
+        .where(gallery.c.id == gallery_id, NOT_DELETED)
         .values(next_seq=gallery.c.next_seq + count)
         .returning(gallery.c.next_seq)
     )
@@ -151,31 +151,31 @@ def store_items(
     """Insert or replace items by their external ids (all different), each with one embedding, by `version_id`.
 
     `first_seq` is what `take_seq(connection, gallery_id, len(new))` returned. `known`: the rows of these ids, also of
-    deleted items, where they were read already. Returns the blobs that nothing refers to any more.
+    deleted items, if they were read before. Returns the blobs that nothing refers to any more.
     """
     if known is None:
         known = {row.external_id: row for row in rows_of(connection, gallery_id, [n.external_id for n in new])}
     added = [n for n in new if n.external_id not in known]
-    again = [(known[n.external_id], n) for n in new if n.external_id in known]
-    for alike in alike_of(added):
+    replaced = [(known[n.external_id], n) for n in new if n.external_id in known]
+    for alike in group_alike(added):
         _insert(connection, gallery_id, version_id, alike, first_seq)
         first_seq += len(alike)
-    if again:
-        remove_embeddings(connection, gallery_id, [row.id for row, _ in again])
+    if replaced:
+        remove_embeddings(connection, gallery_id, [row.id for row, _ in replaced])
         rows = [
             {"key": row.id, "metadata": n.metadata or {}, "blob": n.blob, "seq": first_seq + number, "deleted": False}
-            for number, (row, n) in enumerate(again)
+            for number, (row, n) in enumerate(replaced)
         ]
         overwrite(connection, rows)
-    keys = {n.external_id: row.id for row, n in again}
-    for alike in alike_of([n for _, n in again]):
-        mine = [keys[n.external_id] for n in alike]
-        put_embeddings(connection, gallery_id, version_id, alike[0].origin, mine, *_arrays(alike))
-    return [row.blob for row, _ in again if row.blob is not None]
+    keys = {n.external_id: row.id for row, n in replaced}
+    for alike in group_alike([n for _, n in replaced]):
+        condition = [keys[n.external_id] for n in alike]
+        put_embeddings(connection, gallery_id, version_id, alike[0].origin, condition, *_arrays(alike))
+    return [row.blob for row, _ in replaced if row.blob is not None]
 
 
-def alike_of(new: Sequence[NewItem]) -> list[list[NewItem]]:
-    """Items of one origin together, those with side-information apart from those without: as they are numbered."""
+def group_alike(new: Sequence[NewItem]) -> list[list[NewItem]]:
+    """Group items by origin, and by whether they have side-information, in the order of their feed numbers."""
     found: dict[tuple[str, bool], list[NewItem]] = {}
     for n in new:
         found.setdefault((n.origin, n.side is None), []).append(n)
@@ -189,12 +189,12 @@ def _arrays(new: Sequence[NewItem]) -> tuple[Vectors, Vectors | None]:
 
 
 def stacked(rows: Sequence[Vectors]) -> Vectors:
-    """Rows of one length (D,) as an array (N, D); `np.stack` looks at each of them several times."""
+    """Rows of one length (D,) as an array (N, D), faster than `np.stack`."""
     return np.concatenate(rows).reshape(len(rows), -1)
 
 
 def _insert(connection: Connection, gallery_id: int, version_id: int, new: Sequence[NewItem], first_seq: int) -> None:
-    """Items that are not there, in two statements: a row each would go through Python several times."""
+    """Insert new items in two statements: one for each row would go through Python several times."""
     rows = records(connection, [n.external_id for n in new], [n.metadata or {} for n in new], [n.blob for n in new])
     columns: dict[str, ColumnElement[Any]] = {
         "gallery_id": literal(gallery_id),
@@ -213,7 +213,7 @@ def delete_items(connection: Connection, gallery_id: int, external_ids: Sequence
     """Delete items and their embeddings, leaving a tombstone in the change feed.
 
     Returns:
-        The ids that were there, and the blobs that nothing refers to any more.
+        The ids that existed, and the blobs that nothing refers to any more.
     """
     first = take_seq(connection, gallery_id, len(external_ids))
     live = [row for row in rows_of(connection, gallery_id, external_ids) if not row.deleted]
@@ -238,7 +238,7 @@ def live_item(connection: Connection, gallery_id: int, external_id: str) -> Item
 def items_after(
     connection: Connection, gallery_id: int, after: int, limit: int, *which: ColumnElement[bool]
 ) -> list[ItemRow]:
-    """Up to `limit` live items whose key is above `after`, by key, of those that `which` holds for."""
+    """Up to `limit` live items whose key is above `after`, by key, that meet the conditions `which`."""
     statement = (
         select(item)
         .where(item.c.gallery_id == gallery_id, item.c.id > after, item.c.deleted == false(), *which)
@@ -251,7 +251,7 @@ def items_after(
 def live_items_by_version(connection: Connection, gallery_id: int, order: Sequence[int]) -> dict[int, int]:
     """Version id -> live items that it serves in this order, oldest version first.
 
-    It looks at every item; what is in memory counts faster.
+    It reads every item; a replica counts faster.
     """
     live = (item.c.gallery_id == gallery_id, item.c.deleted == false())
     each = select(first_held(order).label("version_id")).where(*live).subquery()
@@ -259,30 +259,32 @@ def live_items_by_version(connection: Connection, gallery_id: int, order: Sequen
     return {row[0]: row[1] for row in connection.execute(counted.order_by(each.c.version_id))}
 
 
-def versions_held(connection: Connection, gallery_id: int) -> set[int]:
-    """The versions that live items of the gallery hold embeddings of."""
-    # One item of each is enough, and is found at once where the look begins with the version: hence no plain
-    # `gallery_id`, which has an index too.
-    mine = (item.c.id == embedding.c.item_id, item.c.gallery_id + 0 == gallery_id, item.c.deleted == false())
-    held = exists().where(embedding.c.version_id == version.c.id, in_gallery(embedding, gallery_id), *mine)
-    return set(connection.execute(select(version.c.id).where(held)).scalars())
+def versions_with_embeddings(connection: Connection, gallery_id: int) -> set[int]:
+    """The versions of which live items of the gallery hold embeddings."""
+    # One item of each version is enough, found at once by the index of versions: so `gallery_id + 0`, which keeps the
+    # database from using the index of galleries.
+    conditions = (item.c.id == embedding.c.item_id, item.c.gallery_id + 0 == gallery_id, item.c.deleted == false())
+    exists_embedding = exists().where(
+        embedding.c.version_id == version.c.id, in_gallery(embedding, gallery_id), *conditions
+    )
+    return set(connection.execute(select(version.c.id).where(exists_embedding)).scalars())
 
 
 def versions_emptied(connection: Connection, gallery_id: int) -> set[int]:
-    """Retired versions whose embeddings went at once: some that replicas still count are gone, see `EMPTIED`."""
-    mine = (deployment.c.gallery_id == gallery_id, deployment.c.to_free == EMPTIED)
-    return set(connection.execute(select(deployment.c.version_id).where(*mine)).scalars())
+    """Retired versions whose embeddings were removed at once, though replicas may still count them, see `EMPTIED`."""
+    conditions = (deployment.c.gallery_id == gallery_id, deployment.c.to_free == EMPTIED)
+    return set(connection.execute(select(deployment.c.version_id).where(*conditions)).scalars())
 
 
 # The change feed
 
 
-def items_called(connection: Connection, gallery_id: int, first_seq: int, names: Sequence[str]) -> dict[int, Item]:
-    """Key -> what is known of the items with these names, whose last writes have the numbers from `first_seq` on."""
+def items_named(connection: Connection, gallery_id: int, first_seq: int, names: Sequence[str]) -> dict[int, Item]:
+    """Key -> item of the items with these ids, whose feed numbers are those from `first_seq` on."""
     seqs = range(first_seq, first_seq + len(names))
-    mine = (item.c.gallery_id == gallery_id, item.c.seq.between(seqs[0], seqs[-1]))
-    each = select(item.c.id, cast(item.c.metadata, Text)).where(*mine).order_by(item.c.seq)
-    keys, documents = columns_of(connection, each)
+    conditions = (item.c.gallery_id == gallery_id, item.c.seq.between(seqs[0], seqs[-1]))
+    each = select(item.c.id, cast(item.c.metadata, Text)).where(*conditions).order_by(item.c.seq)
+    keys, documents = select_columns(connection, each)
     return dict(zip(keys, map(Item, documents, names, seqs), strict=True))
 
 
@@ -291,62 +293,64 @@ _FEED = select(
     *(embedding.c.version_id, embedding.c.origin, embedding.c.vector),
     *(cast(item.c.metadata, Text), item.c.external_id, item.c.seq, item.c.deleted),
 ).select_from(item.outerjoin(embedding, of_item()))
-"""Rows of items as the change feed gives them."""
+"""The SELECT of `FeedRow`s."""
 
 
 def changes(
-    connection: Connection, gallery_id: int, after: int, at_hand: AtHand | None = None
+    connection: Connection, gallery_id: int, after: int, fill_from_memory: FillFromMemory | None = None
 ) -> Iterator[Sequence[FeedRow]]:
-    """The feed behind number `after`: (id, version_id, origin, vector, metadata as JSON, external_id, seq, deleted).
+    """The feed after number `after`: (id, version_id, origin, vector, metadata as JSON, external_id, seq, deleted).
 
     A row for each embedding that an item holds, and one without version, origin and vector for an item that holds none,
     as a deleted one does: those deleted up to `purged_seq` may be left out. The rows of an item are in one block.
-    Vectors that lie in files are read, but for those that `at_hand` gives.
+    Vectors that lie in files are read, except those that `fill_from_memory` returns.
     """
     statement = _FEED.where(item.c.gallery_id == gallery_id, item.c.seq > after).order_by(item.c.seq, item.c.id)
     # A rebuild has no use for tombstones, and there may be many.
     if after == 0:
         statement = statement.where(item.c.deleted == false())
     last: list[FeedRow] = []  # the rows so far of the last item
-    with connection.execute(statement, execution_options=STREAMED) as streamed:  # whoever reads may stop before the end
+    with connection.execute(statement, execution_options=STREAMED) as streamed:  # the caller may stop before the end
         for block in streamed.partitions(FEED_BLOCK):
             rows = [*last, *block]
             cut = next(number for number, row in enumerate(rows) if row[0] == rows[-1][0])
             last = rows[cut:]
             if cut:
-                yield _with_vectors(connection, rows[:cut], at_hand)
+                yield _with_vectors(connection, rows[:cut], fill_from_memory)
     if last:
-        yield _with_vectors(connection, last, at_hand)
+        yield _with_vectors(connection, last, fill_from_memory)
 
 
 def live_keys(connection: Connection, gallery_id: int) -> NDArray[np.int64]:
-    """The keys of the items that a gallery has (N,), ascending."""
-    return gathered(connection, select(item.c.id).where(item.c.gallery_id == gallery_id, item.c.deleted == false()))
+    """The keys of a gallery's live items (N,), ascending."""
+    return select_keys(connection, select(item.c.id).where(item.c.gallery_id == gallery_id, item.c.deleted == false()))
 
 
 def live_items(connection: Connection, gallery_id: int) -> int:
-    """How many items a gallery has."""
-    mine = (item.c.gallery_id == gallery_id, item.c.deleted == false())
-    return int(connection.execute(select(func.count(item.c.id)).where(*mine)).scalar_one())
+    """The number of a gallery's live items."""
+    conditions = (item.c.gallery_id == gallery_id, item.c.deleted == false())
+    return int(connection.execute(select(func.count(item.c.id)).where(*conditions)).scalar_one())
 
 
 def feed_of(connection: Connection, gallery_id: int, keys: Sequence[int]) -> Iterator[Sequence[FeedRow]]:
-    """What `changes` tells of these items of a gallery, in blocks."""
+    """The rows of these items of a gallery, as of `changes`, in blocks."""
     for block in blocks(keys):
-        mine = _FEED.where(item.c.gallery_id == gallery_id, item.c.id.in_(listed(connection, block).keys))
-        if found := connection.execute(mine.order_by(item.c.id)).all():
+        condition = _FEED.where(item.c.gallery_id == gallery_id, item.c.id.in_(key_table(connection, block).keys))
+        if found := connection.execute(condition.order_by(item.c.id)).all():
             yield _with_vectors(connection, found)
 
 
-def _with_vectors(connection: Connection, rows: Sequence[FeedRow], at_hand: AtHand | None = None) -> Sequence[FeedRow]:
+def _with_vectors(
+    connection: Connection, rows: Sequence[FeedRow], fill_from_memory: FillFromMemory | None = None
+) -> Sequence[FeedRow]:
     """Rows as the database stores them -> with vectors where some lie in files."""
     stored = [row[3] for row in rows]
     if not any_place(stored):
         return rows
-    far = [n for n, one in enumerate(stored) if is_place(one)]
-    if at_hand is not None:
-        for n, one in zip(far, at_hand([rows[n] for n in far]), strict=True):
-            stored[n] = one
+    in_files = [n for n, value in enumerate(stored) if is_place(value)]
+    if fill_from_memory is not None:
+        for n, value in zip(in_files, fill_from_memory([rows[n] for n in in_files]), strict=True):
+            stored[n] = value
     read = read_vectors(connection, stored)
     return [(*row[:3], vector, *row[4:]) for row, vector in zip(rows, read, strict=True)]
 
@@ -357,12 +361,12 @@ def rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str]
     ids = external_ids
     if not is_writable("".join(ids)):
         ids = [external_id for external_id in ids if is_writable(external_id)]
-    mine = (item.c.gallery_id == gallery_id, item.c.external_id.in_(texts(connection, ids)))
-    return all_of(ItemRow, connection.execute(select(item).where(*mine)))
+    conditions = (item.c.gallery_id == gallery_id, item.c.external_id.in_(texts(connection, ids)))
+    return all_of(ItemRow, connection.execute(select(item).where(*conditions)))
 
 
 def set_metadata(connection: Connection, rows: Iterable[tuple[ItemRow, Mapping[str, Any]]], first_seq: int) -> None:
-    """Write the metadata of live items, which takes a number of the feed each, from `first_seq` on; all else stays."""
+    """Write the metadata of live items, each with the next feed number from `first_seq` on; all else stays."""
     changed = [
         {"key": row.id, "metadata": dict(metadata), "blob": row.blob, "seq": first_seq + number, "deleted": False}
         for number, (row, metadata) in enumerate(rows)

@@ -10,7 +10,7 @@ import time
 
 from sqlalchemy import Connection, delete, insert, literal, select
 
-from service.store.repository import IS_THERE
+from service.store.repository import NOT_DELETED
 from service.store.tables import gallery, gallery_snapshot
 
 KEPT = 16
@@ -19,8 +19,8 @@ KEPT = 16
 
 def snapshots_of(connection: Connection, gallery_id: int) -> list[str]:
     """The names of a gallery's snapshots, newest first."""
-    mine = select(gallery_snapshot.c.sha256).where(gallery_snapshot.c.gallery_id == gallery_id)
-    return list(connection.execute(mine.order_by(gallery_snapshot.c.created.desc())).scalars())
+    statement = select(gallery_snapshot.c.sha256).where(gallery_snapshot.c.gallery_id == gallery_id)
+    return list(connection.execute(statement.order_by(gallery_snapshot.c.created.desc())).scalars())
 
 
 def note_snapshot(connection: Connection, gallery_id: int, name: str, seq: int) -> None:
@@ -29,8 +29,8 @@ def note_snapshot(connection: Connection, gallery_id: int, name: str, seq: int) 
     Unless its gallery is gone, or the feed has not come there: the database is an older one than that it was taken of.
     """
     forgotten = [name, *snapshots_of(connection, gallery_id)[KEPT - 1 :]]
-    mine = gallery_snapshot.c.gallery_id == gallery_id
-    connection.execute(delete(gallery_snapshot).where(mine, gallery_snapshot.c.sha256.in_(forgotten)))
-    there = (gallery.c.id == gallery_id, IS_THERE, gallery.c.next_seq > seq)
+    condition = gallery_snapshot.c.gallery_id == gallery_id
+    connection.execute(delete(gallery_snapshot).where(condition, gallery_snapshot.c.sha256.in_(forgotten)))
+    there = (gallery.c.id == gallery_id, NOT_DELETED, gallery.c.next_seq > seq)
     row = select(gallery.c.id, literal(name), literal(time.time())).where(*there)
     connection.execute(insert(gallery_snapshot).from_select(["gallery_id", "sha256", "created"], row))

@@ -1,7 +1,7 @@
-"""Many keys in a statement: as one value, or in blocks that fit; and the INSERT of each database.
+"""Many keys in a statement: as one parameter, or in blocks that fit; and the INSERT of each database.
 
-`IN (?, ?, ...)` is written out anew for every number of keys, and a statement a row goes through Python for every row.
-A list that is one value costs neither, and the database works on it without holding Python's lock.
+`IN (?, ?, ...)` is compiled anew for every number of keys, and a statement for each row goes through Python each time.
+A list that is one parameter costs neither, and the database works on it without the GIL.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class SqlArray(NamedTuple):
 
     @property
     def keys(self) -> Select[tuple[int]]:
-        """For `column.in_(listed.keys)`."""
+        """For `column.in_(table.keys)`."""
         return select(self.key)
 
 
-def listed(connection: Connection, keys: Sequence[int]) -> SqlArray:
+def key_table(connection: Connection, keys: Sequence[int]) -> SqlArray:
     """The keys as a table of the connection's database: SQLite reads them from JSON, PostgreSQL from an array."""
     if connection.dialect.name == "sqlite":
         rows = func.json_each(json.dumps(list(keys))).table_valued(column("value", Integer), column("key", Integer))
@@ -61,7 +61,7 @@ def listed(connection: Connection, keys: Sequence[int]) -> SqlArray:
 
 
 class SqlRecords(NamedTuple):
-    """Names, each with a JSON object and perhaps a text, as a table, and their place in the list, from 0."""
+    """Names, each with a JSON object and an optional text, as a table, and their place in the list, from 0."""
 
     name: ColumnElement[str]
     document: ColumnElement[Any]
@@ -77,17 +77,17 @@ def records(
     PostgreSQL would refuse a zero character within the JSON, were it to take names out of it.
     """
     if connection.dialect.name == "sqlite":
-        text = written(list(zip(names, objects, beside, strict=True)))
+        text = to_json(list(zip(names, objects, beside, strict=True)))
         rows = func.json_each(text).table_valued(column("value", Text), column("key", Integer))
         name, document, more = (func.json_extract(rows.c.value, f"$[{part}]") for part in range(3))
         return SqlRecords(name, document, more, rows.c.key)
-    arrays = (bindparam(None, list(one), ARRAY(Text)) for one in (names, map(written, objects), beside))
+    arrays = (bindparam(None, list(one), ARRAY(Text)) for one in (names, map(to_json, objects), beside))
     columns = (column("name", Text), column("document", Text), column("beside", Text))
     table = func.unnest(*arrays).table_valued(*columns, with_ordinality="number").render_derived()
     return SqlRecords(table.c.name, cast(table.c.document, JSON), table.c.beside, table.c.number - 1)
 
 
-def written(value: Any) -> str:
+def to_json(value: Any) -> str:
     """JSON text; orjson writes no integers beyond 64 bits."""
     try:
         return orjson.dumps(value).decode()
@@ -96,7 +96,7 @@ def written(value: Any) -> str:
 
 
 def texts(connection: Connection, values: Sequence[str]) -> Select[tuple[str]]:
-    """Texts as one value, for `column.in_(texts)`."""
+    """Texts as one parameter, for `column.in_(texts)`."""
     if connection.dialect.name == "sqlite":
         rows = func.json_each(json.dumps(list(values))).table_valued(column("value", Text))
     else:
@@ -106,8 +106,8 @@ def texts(connection: Connection, values: Sequence[str]) -> Select[tuple[str]]:
     return select(rows.c.value)
 
 
-def gathered(connection: Connection, keys: Select[Any]) -> NDArray[np.int64]:
-    """The keys that a statement finds, in ascending order: one value instead of a row each, a quarter of the time."""
+def select_keys(connection: Connection, keys: Select[Any]) -> NDArray[np.int64]:
+    """The keys that a statement selects, ascending, fetched as one value: a quarter of the time of one row each."""
     found = keys.subquery().c[0]
     if connection.dialect.name == "sqlite":
         together = json.loads(connection.execute(select(func.json_group_array(found))).scalar_one())
@@ -116,8 +116,8 @@ def gathered(connection: Connection, keys: Select[Any]) -> NDArray[np.int64]:
     return np.sort(np.array(together, np.int64))
 
 
-def columns_of(connection: Connection, keyed: Select[tuple[int, str]]) -> tuple[Sequence[int], Sequence[str]]:
-    """The two columns that a statement finds, keys and JSON written without line breaks: in one row, as `gathered`."""
+def select_columns(connection: Connection, keyed: Select[tuple[int, str]]) -> tuple[Sequence[int], Sequence[str]]:
+    """The two columns of a statement, keys and JSON without line breaks, fetched as one row, like `select_keys`."""
     key, document = keyed.subquery().c
     if connection.dialect.name == "sqlite":
         together = select(func.json_group_array(key), func.group_concat(document, "\n"))
@@ -136,18 +136,18 @@ def key_range(
     *,
     descending: bool = False,
 ) -> NDArray[np.int64]:
-    """The next keys, in order, that `among` takes: up to so many behind this one, by default from the first.
+    """The next keys that meet `among`, in order: up to `rows` after the key `behind`, by default from the first.
 
-    `key` is positive and unique, and an index leads to it within `among`: then each range costs the same.
+    `key` is positive and unique, with an index that covers `among`, so that each range costs the same.
     """
     statement = select(key).where(among).order_by(key.desc() if descending else key).limit(rows)
     if behind is not None:
         statement = statement.where(key < behind if descending else key > behind)
-    found = gathered(connection, statement)
+    found = select_keys(connection, statement)
     return found[::-1] if descending else found
 
 
 def blocks(values: Sequence[T], size: int | None = None) -> Iterator[Sequence[T]]:
-    """Values in pieces of `size`; by default such that fit one statement."""
+    """Values in blocks of `size`; by default as many as fit one statement."""
     step = size or BLOCK
     return (values[start : start + step] for start in range(0, len(values), step))

@@ -35,7 +35,7 @@ from sqlalchemy import (
 
 from service.store.partitioned import of_item
 from service.store.rows import all_of, first_of
-from service.store.sql_arrays import listed
+from service.store.sql_arrays import key_table
 from service.store.tables import Id, embedding, gallery, item, metadata
 from service.store.vector_codec import PLACE, place_prefix
 
@@ -146,8 +146,8 @@ def begin_file(
 
 def keep_file(connection: Connection, file_id: int) -> bool:
     """Have rows say from now on that their vector lies there; False: it was dropped meanwhile."""
-    mine = (vector_file.c.id == file_id, vector_file.c.state.in_(("writing", "kept")))
-    return bool(connection.execute(update(vector_file).where(*mine).values(state="kept")).rowcount)
+    conditions = (vector_file.c.id == file_id, vector_file.c.state.in_(("writing", "kept")))
+    return bool(connection.execute(update(vector_file).where(*conditions).values(state="kept")).rowcount)
 
 
 def count_live(connection: Connection, file: VectorFileRow) -> int:
@@ -168,15 +168,15 @@ def holders(connection: Connection, file: VectorFileRow, after: int, limit: int)
 
 
 def _holders(file: VectorFileRow) -> Select[int, bytes]:
-    mine = (item.c.gallery_id == file.gallery_id, item.c.id.between(file.first_item, file.last_item))
+    conditions = (item.c.gallery_id == file.gallery_id, item.c.id.between(file.first_item, file.last_item))
     held = (embedding.c.version_id == file.version_id, lies_in(file.id))
-    return select(item.c.id, embedding.c.vector).join(embedding, of_item()).where(*mine, *held)
+    return select(item.c.id, embedding.c.vector).join(embedding, of_item()).where(*conditions, *held)
 
 
 def drop_file(connection: Connection, file_id: int, *still: ColumnElement[bool]) -> None:
     """Have no row ever say again that its vector lies there, if `still` holds; the file itself is removed later."""
-    mine = (vector_file.c.id == file_id, *still)
-    connection.execute(update(vector_file).where(*mine).values(state="dropped", since=time.time()))
+    conditions = (vector_file.c.id == file_id, *still)
+    connection.execute(update(vector_file).where(*conditions).values(state="dropped", since=time.time()))
 
 
 def forget_file(connection: Connection, file_id: int) -> None:
@@ -216,10 +216,14 @@ def stored_here(
 
     Only of live items that were not written since number `upto`.
     """
-    mine = (item.c.gallery_id == gallery_id, item.c.id.in_(listed(connection, keys).keys), item.c.deleted == false())
+    conditions = (
+        item.c.gallery_id == gallery_id,
+        item.c.id.in_(key_table(connection, keys).keys),
+        item.c.deleted == false(),
+    )
     held = (embedding.c.version_id == version_id, item.c.seq <= upto, IS_HERE)
     columns = (item.c.id, item.c.seq, embedding.c.vector, embedding.c.digest)
-    found = select(*columns).join(embedding, of_item()).where(*mine, *held).order_by(item.c.id)
+    found = select(*columns).join(embedding, of_item()).where(*conditions, *held).order_by(item.c.id)
     return [(key, seq, bytes(vector), digest) for key, seq, vector, digest in connection.execute(found)]
 
 

@@ -75,11 +75,11 @@ class VectorReader:
         places = places_from_bytes(stored)
         made = [DAMAGED] * len(stored)
         for file in np.unique(places["file"]).tolist():
-            mine = np.flatnonzero(places["file"] == file)
+            condition = np.flatnonzero(places["file"] == file)
             if (opened := self._open(connection, file)) is None:
                 continue
-            groups = self._read_groups(opened, sorted(set((places["row"][mine] // GROUP).tolist())))
-            for n in mine.tolist():
+            groups = self._read_groups(opened, sorted(set((places["row"][condition] // GROUP).tolist())))
+            for n in condition.tolist():
                 made[n] = _row(groups, int(places["row"][n]), int(places["digest"][n]))
         return made
 

@@ -19,8 +19,8 @@ from service.background import Background
 from service.errors import UnknownGallery
 from service.logs import RecurringErrors
 from service.store.database import Database
-from service.store.repository import IS_THERE, gallery_row, take_seq
-from service.store.sql_arrays import listed
+from service.store.repository import NOT_DELETED, gallery_row, take_seq
+from service.store.sql_arrays import key_table
 from service.store.sql_time import now
 from service.store.tables import backfill, backfill_failure, gallery, item, item_traffic
 
@@ -86,7 +86,7 @@ def _due_galleries(connection: Connection, settle_seconds: float, *only: int) ->
     holds = exists().where(item.c.gallery_id == gallery.c.id, item.c.deleted == true())
     worked_on = exists().where(backfill.c.gallery_id == gallery.c.id, backfill.c.state.in_(ACTIVE))
     these = [gallery.c.id.in_(only)] if only else []
-    return list(connection.execute(select(gallery.c.id).where(IS_THERE, due, holds, ~worked_on, *these)).scalars())
+    return list(connection.execute(select(gallery.c.id).where(NOT_DELETED, due, holds, ~worked_on, *these)).scalars())
 
 
 def _purge_block(connection: Connection, gallery_id: int) -> bool:
@@ -99,7 +99,7 @@ def _purge_block(connection: Connection, gallery_id: int) -> bool:
     found = select(item.c.id).where(*conditions).limit(BLOCK).with_for_update()
     keys = list(connection.execute(found).scalars())
     if keys:
-        purged = listed(connection, keys).keys
+        purged = key_table(connection, keys).keys
         for table in (item_traffic, backfill_failure):
             connection.execute(delete(table).where(table.c.item_id.in_(purged)))
         connection.execute(delete(item).where(item.c.id.in_(purged)))

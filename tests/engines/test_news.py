@@ -67,9 +67,9 @@ def test_what_is_committed_is_looked_at_and_nothing_else(
     replica: Replica, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live, asked = replica.find("g"), list[Any]()
-    moment = database.moment
+    moment = database.commit_marker
     time.sleep(0.05)
-    monkeypatch.setattr(database, "moment", lambda: asked.append(1) or moment())
+    monkeypatch.setattr(database, "commit_marker", lambda: asked.append(1) or moment())
     time.sleep(0.2)
     assert not asked
     number = write(database)

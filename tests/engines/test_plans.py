@@ -7,7 +7,7 @@ from sqlalchemy import Connection, event, insert, select, text
 from service.settings import Settings
 from service.store.database import Database, upgrade
 from service.store.repository import insert_gallery, items_after
-from service.store.sql_arrays import gathered
+from service.store.sql_arrays import select_keys
 from service.store.tables import item, version
 from staging.plans import Planning
 
@@ -60,8 +60,8 @@ def test_planning_reads_one_value_and_not_a_row_for_each_item(settings: Settings
     fetched: list[int] = []
     with database.write() as connection:
         event.listen(connection, "after_cursor_execute", lambda _, cursor, *__: fetched.append(cursor.rowcount))
-        found = gathered(connection, select(item.c.id).where(item.c.gallery_id == gallery_id))
-        assert gathered(connection, select(item.c.id).where(item.c.id < 0)).tolist() == []
+        found = select_keys(connection, select(item.c.id).where(item.c.gallery_id == gallery_id))
+        assert select_keys(connection, select(item.c.id).where(item.c.id < 0)).tolist() == []
     backfill_id = planning.start(gallery_id, item_order="random", chunk_size=30)
 
     planned = planning.planned(backfill_id)

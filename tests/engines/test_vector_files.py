@@ -22,7 +22,7 @@ from service.store.blob_references import open_blobs
 from service.store.blobs import Blobs, StoreUnreachable
 from service.store.database import Database, upgrade
 from service.store.deletion import delete_gallery, forget_gallery, free_items
-from service.store.embeddings import held_by, put_embeddings, vectors_of
+from service.store.embeddings import embeddings_by_id, put_embeddings, vectors_of
 from service.store.offloader import Offloader
 from service.store.repository import NewItem, changes, delete_items, insert_gallery, rows_of, store_items, take_seq
 from service.store.tables import embedding
@@ -87,7 +87,7 @@ class Site:
                     for _, version, _, vector, _, one, *_ in block:
                         fed.setdefault(one, {})[version] = vector  # type: ignore[index,assignment]
                 assert fed == wanted
-                found = held_by(connection, gallery, IDS)
+                found = embeddings_by_id(connection, gallery, IDS)
                 assert {one: {row.version_id: row.vector for row in rows} for one, rows in found.items()} == wanted
                 keys = {row.id: row.external_id for row in rows_of(connection, gallery, list(wanted))}
                 stored = vectors_of(connection, gallery, list(keys))

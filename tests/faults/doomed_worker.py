@@ -33,7 +33,7 @@ def doom(call: Callable[..., Any], at_end: bool, how: signal.Signals, number: in
         due = next(calls) == number
         if due and how is signal.SIGSTOP:
             # Between transactions: a process that freezes inside one locks SQLite for everyone.
-            with args[0]._database._turn:
+            with args[0]._database._write_lock:
                 os.kill(os.getpid(), how)
                 time.sleep(0.5)  # the signal may take effect a moment later, in another thread first
         elif due and not at_end:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from service.registry.placement import ItemCounts, places_in, places_of
 from service.registry.registry import LoadedVersion, Registry
-from service.store.repository import gallery_row, versions_held
+from service.store.repository import gallery_row, versions_with_embeddings
 from service.store.rows import DeploymentRow, GateRow, TransitionRow
 from service.upgrades.deployments.history import DeploymentState, transitions
 from service.upgrades.deployments.verdicts import PASS, REFUSE, deciding_report
@@ -39,7 +39,7 @@ def _by_old_encoders(
     connection: Connection, registry: Registry, item_counts: ItemCounts, gallery_id: int, version: LoadedVersion
 ) -> Iterator[str]:
     """Items behind `dual`: the version's own encoder has no part in what is found there."""
-    stored = {registry.by_id(version_id).name for version_id in versions_held(connection, gallery_id)}
+    stored = {registry.by_id(version_id).name for version_id in versions_with_embeddings(connection, gallery_id)}
     routes = {name: registry.route(version.name, name) for name in stored}
     waiting = {name for name, route in routes.items() if route is None or route.dual}
     gallery = gallery_row(connection, gallery_id)
@@ -73,7 +73,7 @@ def _third_versions(
     current: LoadedVersion,
 ) -> Iterator[str]:
     """Items that a third version serves: a gate compares as if the current one had embedded all."""
-    if versions_held(connection, report.gallery_id) <= {version.id, current.id}:
+    if versions_with_embeddings(connection, report.gallery_id) <= {version.id, current.id}:
         return
     order = [registry.by_id(version_id).name for version_id in places_of(registry, version).order]
     counted = item_counts.items_by_version(report.gallery_id, order)

@@ -30,7 +30,7 @@ from service.store.embeddings import first_held
 from service.store.partitioned import in_gallery
 from service.store.repository import gallery_row, take_seq
 from service.store.rows import EMPTIED
-from service.store.sql_arrays import key_range, listed
+from service.store.sql_arrays import key_range, key_table
 from service.store.tables import deployment, embedding, item
 from service.upgrades.deployments.history import DeploymentState
 from service.upgrades.deployments.retiring import holds_version
@@ -77,7 +77,7 @@ class Reaper(Background):
 
     def _run(self) -> None:
         while True:
-            self._work_left.wait(None if self._database.watched else SETTLE_SECONDS)
+            self._work_left.wait(None if self._database.is_sqlite else SETTLE_SECONDS)
             self._work_left.clear()
             if self._stop.is_set():
                 return
@@ -131,7 +131,7 @@ def free(
 
 def drop_empty_partitions(database: Database) -> None:
     """Drop the empty partitions of retired versions that a reader or a kill kept from being dropped."""
-    if database.watched:
+    if database.is_sqlite:
         return
     columns = (deployment.c.gallery_id, deployment.c.version_id)
     last = select(func.max(deployment.c.id)).group_by(*columns)
@@ -169,7 +169,7 @@ def _announce_block(connection: Connection, gallery_id: int, version_id: int, af
     if not keys:
         connection.execute(update(deployment).where(*_retired(gallery_id, version_id)).values(to_free=None))
         return None
-    seq, keys_listed = take_seq(connection, gallery_id, len(keys)), listed(connection, keys)
+    seq, keys_listed = take_seq(connection, gallery_id, len(keys)), key_table(connection, keys)
     connection.execute(update(item).where(item.c.id == keys_listed.key).values(seq=seq + keys_listed.place))
     return int(keys[-1])
 
@@ -211,9 +211,9 @@ def _free_block(
     registry.sync_edges()
     # An item that the version serves by now, because another was deployed, keeps its embedding.
     served = first_held(places_in(registry, gallery).order)
-    in_block = item.c.id.in_(listed(connection, keys).keys)
+    in_block = item.c.id.in_(key_table(connection, keys).keys)
     idle = list(connection.execute(select(item.c.id).where(in_block, served.is_distinct_from(version_id))).scalars())
-    freed = listed(connection, idle)
+    freed = key_table(connection, idle)
     conditions = (in_gallery(embedding, gallery_id), embedding.c.version_id == version_id)
     count = connection.execute(delete(embedding).where(*conditions, embedding.c.item_id.in_(freed.keys))).rowcount
     connection.execute(update(item).where(item.c.id == freed.key).values(seq=seq + freed.place))

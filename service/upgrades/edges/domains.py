@@ -17,7 +17,7 @@ from service.registry.registry import LoadedVersion, Registry
 from service.schemas import Body, KindName, Name, Seed
 from service.store.database import Database
 from service.store.drawing import Drawing
-from service.store.embeddings import says_itself
+from service.store.embeddings import has_own_embedding
 from service.store.partitioned import in_gallery
 from service.store.repository import gallery_named
 from service.store.sql_arrays import blocks
@@ -95,7 +95,7 @@ def _queries(database: Database, new: LoadedVersion, request: DomainIn) -> Vecto
 
 def _drawn(connection: Connection, gallery_id: int, new: LoadedVersion, request: DomainIn) -> list[bytes]:
     conditions = (embedding.c.version_id == new.id, embedding.c.origin.in_(OWN), in_gallery(embedding, gallery_id))
-    eligible = and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), says_itself(new.id))
+    eligible = and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), has_own_embedding(new.id))
     rows: list[bytes] = []
     for block in blocks(Drawing(connection, eligible, request.seed).first(request.sample)):
         vectors = connection.execute(

@@ -18,7 +18,7 @@ from service.registry.stored_contents import InputRequest, embed, read_inputs
 from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.drawing import Drawing
-from service.store.embeddings import says_itself
+from service.store.embeddings import has_own_embedding
 from service.store.partitioned import of_item
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
@@ -76,8 +76,8 @@ def _drawn(
     database: Database, versions: tuple[LoadedVersion, LoadedVersion], gallery_id: int | None, seed: int, count: int
 ) -> Iterator[Sequence[int]]:
     """Keys of items that lack an embedding which can be computed, in batches; no transaction is open between them."""
-    both = and_(*(says_itself(version.id) for version in versions))
-    obtainable = (or_(says_itself(version.id), embeddable(version.id)) for version in versions)
+    both = and_(*(has_own_embedding(version.id) for version in versions))
+    obtainable = (or_(has_own_embedding(version.id), embeddable(version.id)) for version in versions)
     conditions = (item.c.deleted == false(), *(() if gallery_id is None else (item.c.gallery_id == gallery_id,)))
     eligible, seen = and_(*conditions, *obtainable, ~both), set[int]()
     while True:

@@ -81,7 +81,7 @@ def test_it_counts_what_comes_goes_and_is_added_and_is_done_with_the_last(served
 def test_how_many_are_missing_is_counted_beside_writes(
     served: Any, path: str, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
-    writing, count_missing, counts = served.runtime.database._turn, supplied.count_missing, []
+    writing, count_missing, counts = served.runtime.database._write_lock, supplied.count_missing, []
 
     def beside(*about: Any) -> int:
         found = count_missing(*about)

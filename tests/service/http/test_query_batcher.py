@@ -139,7 +139,7 @@ def test_who_waits_for_a_gallery_that_is_written_does_so_on_a_thread(
 
 
 def test_a_query_of_embeddings_needs_no_statement(served: Any, filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, said, looks, moment = threading.current_thread(), [], [0], Database.moment
+    here, said, looks, moment = threading.current_thread(), [], [0], Database.commit_marker
 
     def note(_c: Any, _u: Any, statement: str, *_: Any) -> None:
         if threading.current_thread() is here:
@@ -149,7 +149,7 @@ def test_a_query_of_embeddings_needs_no_statement(served: Any, filled: str, monk
         looks[0] += threading.current_thread() is here
         return moment(self)
 
-    monkeypatch.setattr(Database, "moment", counted)
+    monkeypatch.setattr(Database, "commit_marker", counted)
     bodies: list[Any] = [{}, {"fields": []}, {"fields": ["n"]}, {"k": 2}]
     engines = [getattr(served.runtime.database, name) for name in ("_finder", "_reader", "_writer")]
     for engine in engines:

@@ -169,8 +169,8 @@ def test_a_look_reads_the_galleries_only_after_something_was_written(
 ) -> None:
     g = world.create()
     looks: list[int] = []
-    look = replica.galleries_now
-    monkeypatch.setattr(replica, "galleries_now", lambda *those: looks.append(1) or look(*those))
+    look = replica.gallery_states
+    monkeypatch.setattr(replica, "gallery_states", lambda *those: looks.append(1) or look(*those))
     world.replica.find("g")
 
     def looked(times: int = 3) -> int:

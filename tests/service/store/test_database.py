@@ -123,19 +123,19 @@ def test_the_log_is_written_back_while_nobody_writes_and_no_writer_waits_for_a_r
         connection.execute(text("create table large as select randomblob(:bytes) as content"), {"bytes": LEAST_BYTES})
 
     checkpoints.look()
-    assert database.log_bytes() > LEAST_BYTES  # it was written since the look before
+    assert database.wal_bytes() > LEAST_BYTES  # it was written since the look before
     with database.read() as reading:
         before = reading.execute(select(gallery.c.id)).all()
         add_gallery(database, "beside")
         checkpoints.look()
         checkpoints.look()
-        assert database.log_bytes() > LEAST_BYTES
+        assert database.wal_bytes() > LEAST_BYTES
         add_gallery(database, "again")
         assert reading.execute(select(gallery.c.id)).all() == before
     checkpoints.look()
     checkpoints.look()
 
-    assert database.log_bytes() == 0
+    assert database.wal_bytes() == 0
     assert count(database) == 2
     with database.lookup() as connection:
         (timeout,) = connection.execute(text("PRAGMA busy_timeout")).one()

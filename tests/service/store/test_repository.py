@@ -30,7 +30,7 @@ from service.store.repository import (
     live_items_by_version,
     store_items,
     take_seq,
-    versions_held,
+    versions_with_embeddings,
 )
 from service.store.tables import embedding, item, version
 from service.store.vector_codec import from_bytes, to_bytes
@@ -81,7 +81,7 @@ def test_new_items_are_told_at_once_as_the_feed_tells_them(connection: Connectio
     added = [new("plain"), new("awkward", **awkward), new("named\u00e4 , [")]
     store_items(connection, 1, 1, added, first)
 
-    told = repository.items_called(connection, 1, first, [one.external_id for one in added])
+    told = repository.items_named(connection, 1, first, [one.external_id for one in added])
 
     rows = [row for block in changes(connection, 1, first - 1) for row in block]
     assert list(told.items()) == [(row[0], Item(*row[4:7])) for row in rows]
@@ -108,7 +108,7 @@ def test_live_items_are_counted_by_the_version_that_serves_them(connection: Conn
     assert list(live_items_by_version(connection, 1, [1, 2]).items()) == [(1, 2), (2, 1)]
     assert list(live_items_by_version(connection, 1, [2, 1]).items()) == [(1, 1), (2, 2)]
     assert live_items_by_version(connection, 3, [1, 2]) == {}
-    assert [versions_held(connection, gallery_id) for gallery_id in (1, 2, 3)] == [{1, 2}, {1}, set()]
+    assert [versions_with_embeddings(connection, gallery_id) for gallery_id in (1, 2, 3)] == [{1, 2}, {1}, set()]
 
 
 def test_numbers_are_taken_in_order_and_never_twice(connection: Connection) -> None:

@@ -109,7 +109,8 @@ class TestRemove:
     def test_a_gallery_is_loaded_before_the_transaction_whoever_writes_meanwhile(
         self, served: Any, needing: str, monkeypatch: pytest.MonkeyPatch, writes: int
     ) -> None:
-        replica, writing, opened, left = served.runtime.replica, served.runtime.database._turn, [], list(range(writes))
+        replica, writing = served.runtime.replica, served.runtime.database._write_lock
+        opened, left = [], list(range(writes))
         number = replica.find(needing.rpartition("/")[2]).id
         replica.cache.drop(number)
         count, open_one = dependents.Counts._count_dependents, Replica._open
