@@ -116,7 +116,7 @@ def choose_kind(kinds: Iterable[str], fit: Fit, pairs: Pairs, old: Card, seed: i
         InvalidArgument: no query to choose by has a right item, or no kind could be fitted.
     """
     inner = split_pairs(pairs.new_SM, pairs.old_SN, pairs.labels_S, seed)
-    if not inner.matching.valid.any():
+    if not inner.relevance.valid.any():
         raise InvalidArgument(f"kind {AUTO} has too few pairs of one label to choose by; name a kind", pointer="/kind")
     reached: dict[str, Retrieval] = {}
     left_out: dict[str, str] = {}
