@@ -129,7 +129,7 @@ class TestSteps:
         refused = deploy(served, filled, "brittle")
         named = served.http.get("/versions/brittle").json()["problem"]
         file.write_bytes(whole)
-        served.runtime.registry.look_again("brittle")
+        served.runtime.registry.recover("brittle")
 
         assert (refused.status_code, refused.json()["code"]) == (503, "version_broken")
         assert name in refused.json()["detail"]
