@@ -35,7 +35,7 @@ class StoredFolder(NamedTuple):
 def check(context: Context, fix: bool) -> list[Finding]:
     """`folder_missing`, `folder_unknown`; nothing where images lie on this machine, or are out of reach."""
     folders = context.registry.folders
-    if not folders.far:
+    if not folders.is_remote:
         return []
     missing = Finding(
         "folder_missing",
@@ -58,7 +58,7 @@ def check(context: Context, fix: bool) -> list[Finding]:
                     continue
                 missing.add(stored_folder.name)
                 if fix and not stored_folder.problem:
-                    folders.keep(stored_folder.here, stored_folder.key)
+                    folders.put(stored_folder.here, stored_folder.key)
                     missing.fixed += 1
             return [missing, remove_orphans(context, unknown, stored, advice, fix=fix)]
     except StoreUnreachable:  # the check of images reports it
@@ -92,7 +92,7 @@ def _is_whole(registry: Registry, stored_folder: StoredFolder) -> bool:
     with tempfile.TemporaryDirectory() as scratch:
         unpacked = Path(scratch) / stored_folder.here.name
         try:
-            return registry.folders.bring(stored_folder.key, unpacked, stored_folder.needed) and stored_folder.is_whole(
+            return registry.folders.fetch(stored_folder.key, unpacked, stored_folder.needed) and stored_folder.is_whole(
                 unpacked
             )
         except InvalidVersionFolder:

@@ -102,7 +102,7 @@ def register_archive(service: Runtime, archive: BinaryIO, context: ChangeContext
             if registered is None and context.dry_run:
                 return _described(version, version.edges, (), None), True
             if not context.dry_run:  # before the row: its readers may be on another machine
-                service.registry.folders.keep(folder, version_key(card_sha256(folder)))
+                service.registry.folders.put(folder, version_key(card_sha256(folder)))
             if registered is None:
                 _register(service, version, context)
             elif service.registry.named(version.name).problem and not context.dry_run:

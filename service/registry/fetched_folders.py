@@ -27,11 +27,11 @@ def fetch_folder(folders: FolderStore, final: Path, key: str, needed: str = CARD
     Raises:
         StoreUnreachable, InvalidVersionFolder, OSError: `final` is unchanged.
     """
-    if not folders.far:
+    if not folders.is_remote:
         return False
     final.parent.mkdir(parents=True, exist_ok=True)
     with incoming_folder(final.parent) as workspace:
-        if not folders.bring(key, workspace / "folder", needed):
+        if not folders.fetch(key, workspace / "folder", needed):
             return False
         sync_all([workspace / "folder", *(workspace / "folder").rglob("*")])
         with suppress(FileNotFoundError):

@@ -1,10 +1,10 @@
-"""Images and texts as they were given, in any store fsspec knows.
+"""Images and texts as they were given, in any store that fsspec knows.
 
-A key is written once, never changed, and named by one row; that of a text says so.
+A key is written once, never changed, and referred to by one row; a text's key ends in `.txt`.
 
 Blobs are written before the transaction that refers to them and removed after the one that stops; a crash in between
-leaves an orphan, never a row without its image. A marker tells the store from an empty place, such as the folder that a
-disk which is not mounted leaves behind: only where it lies does an image that is not found mean anything.
+leaves an orphan, never a row without its image. A marker file distinguishes the store from an empty folder, such as the
+mount point of a disk that is not mounted: only with the marker there is an image that is not found a lost one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from index.events import Event
 from service.errors import StorageFull
 from service.store.blob_keys import is_content, is_folder, is_vector_file
 from service.store.faults import is_full
-from service.store.object_store import FOLDERS, VECTOR_FILES, is_silence, one_kind_of_error, open_store
+from service.store.object_store import FOLDERS, VECTOR_FILES, as_os_errors, is_timeout, open_store
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 MARKER = ".regraft-store"
 IMAGES = repeat("")
-"""The kinds of contents that are images all."""
-AT_ONCE = 16
-"""Images on their way to or from a store over the network: one after the other would wait for each."""
+"""The kinds of contents of which all are images."""
+MAX_PARALLEL = 16
+"""Concurrent requests to a store over the network: one after the other would wait for each."""
 
 
 class StoreUnreachable(RegraftError):
@@ -58,28 +58,28 @@ class ImageUnreadable(RegraftError):
 class Blobs:
     """The images of all galleries."""
 
-    def __init__(self, url: str, named: Callable[[], Sequence[str]]) -> None:
-        """Open a store without looking at it.
+    def __init__(self, url: str, known_keys: Callable[[], Sequence[str]]) -> None:
+        """Open a store without a request to it.
 
         Args:
-            url: where it is.
-            named: some of the keys that rows name now, none if no row does. A place without marker becomes the store
-                when it holds one of them, or when there are none.
+            url: of the store.
+            known_keys: returns some of the keys that rows refer to, none if no row does. A place without marker becomes
+                the store when it holds one of them, or when there are none.
         """
         self._store, self._root = open_store(url)
         self._local = "file" in self._store.protocol
-        self._named = named
-        self._away: str | None = None
-        self._refusing: str | None = None
+        self._known_keys = known_keys
+        self._outage: str | None = None
+        self._write_problem: str | None = None
 
     @property
     def problem(self) -> str | None:
-        """Why the store was out of reach when last needed, or took nothing when last written to; None: neither."""
-        # One that may be read and not written answers reads.
-        return self._away or self._refusing
+        """Why the last request failed as the store was out of reach, or the last write was refused; None: neither."""
+        # A store may refuse writes and still answer reads.
+        return self._outage or self._write_problem
 
     def write(self, gallery_id: int, contents: Iterable[bytes], kinds: Iterable[str] = IMAGES) -> list[str]:
-        """Store images, or texts where their kind is `blob_keys.TEXT`, durably and return their keys, in order.
+        """Store images, or texts where the kind is `blob_keys.TEXT`, durably, and return their keys, in order.
 
         Raises:
             StorageFull, StoreUnreachable: nothing is stored.
@@ -87,13 +87,13 @@ class Blobs:
         self.check()
         folder = Path(self._path(str(gallery_id)))
         keys: list[str] = []
-        with self._taking(keys):
+        with self._writing(keys):
             if self._local:
                 folder.mkdir(exist_ok=True)
-            with _Sending(1 if self._local else AT_ONCE) as sending:
+            with _Parallel(1 if self._local else MAX_PARALLEL) as parallel:
                 for content, kind in zip(contents, kinds, strict=False):
                     keys.append(f"{gallery_id}/{uuid.uuid4().hex}{kind}")
-                    sending.add(self._put, keys[-1], content)
+                    parallel.add(self._put, keys[-1], content)
             if self._local:
                 sync_all([Path(self._path(key)) for key in keys])
                 sync_all([folder, folder.parent])
@@ -103,7 +103,7 @@ class Blobs:
         """Store a file durably by a key that was never used. Raises StorageFull, StoreUnreachable."""
         self.check()
         path = Path(self._path(key))
-        with self._taking([key]):
+        with self._writing([key]):
             if self._local:
                 path.parent.mkdir(parents=True, exist_ok=True)
             self._put(key, content)
@@ -112,56 +112,56 @@ class Blobs:
                 sync_all([path, *above])
 
     @contextmanager
-    def _taking(self, keys: Iterable[str]) -> Iterator[None]:
-        """Nothing of these keys stays if anything fails."""
+    def _writing(self, keys: Iterable[str]) -> Iterator[None]:
+        """Context of writing keys: they are removed if anything fails."""
         try:
             yield
         except BaseException as error:
             self.remove(keys)
             if is_full(error):
-                raise StorageFull(f"the image store {self._where} takes no more images: {error}") from error
+                raise StorageFull(f"the image store {self._public_url} takes no more images: {error}") from error
             if isinstance(error, OSError):
-                refusing = f"the image store {self._where} does not take images: {error}"
+                problem = f"the image store {self._public_url} does not take images: {error}"
                 if not isinstance(error, FileNotFoundError):  # the gallery and its folder were deleted meanwhile
-                    self._refusing = refusing
-                raise StoreUnreachable(refusing) from error
+                    self._write_problem = problem
+                raise StoreUnreachable(problem) from error
             raise
-        self._refusing = None
+        self._write_problem = None
 
     def read(self, key: str) -> bytes:
         """The image of a key.
 
         Raises:
-            FileNotFoundError: the store is there, and the image is not.
-            OSError: the store is there, and does not give the image.
-            StoreUnreachable: nothing can be said of the image.
+            FileNotFoundError: the store answers, and has no such image.
+            OSError: the store answers, but does not return the image.
+            StoreUnreachable: the store does not answer.
         """
         try:
             image = self._read(key)
         except OSError as error:
-            self._look_after(error)
+            self._check_after(error)
         else:
-            self._away = None
+            self._outage = None
             return image
         # The store answers, but it may have come back only since.
         return self._read(key)
 
     def read_part(self, key: str, start: int, end: int) -> bytes | None:
-        """The bytes of a file from one place up to another, as many as there are; None: the file is gone.
+        """The bytes of a file from `start` up to `end`, or its end; None: the file is gone.
 
         Raises:
-            StoreUnreachable: nothing can be said of it, or the store does not give it.
+            StoreUnreachable: the store does not answer, or does not return the file.
         """
         try:
             return self._read(key, start, end)
         except OSError as error:
-            self._look_after(error)
+            self._check_after(error)
         try:  # the store answers, but it may have come back only since
             return self._read(key, start, end)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StoreUnreachable(f"the image store {self._where} does not give {key!r}: {error}") from error
+            raise StoreUnreachable(f"the image store {self._public_url} does not give {key!r}: {error}") from error
 
     def fetch(self, key: str) -> bytes | None:
         """The image of a key, None when it is gone. Raises StoreUnreachable, ImageUnreadable."""
@@ -170,72 +170,72 @@ class Blobs:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise ImageUnreadable(f"the image store {self._where} does not give image {key!r}: {error}") from error
+            raise ImageUnreadable(f"the image store {self._public_url} does not give image {key!r}: {error}") from error
 
     def read_all(self, keys: Iterable[str]) -> Iterator[Callable[[], bytes]]:
-        """For each key, in order, a call that returns or raises what `read` does; see `_ahead`."""
-        return self._ahead(self.read, keys)
+        """For each key, in order, a call that returns or raises what `read` does; see `_prefetched`."""
+        return self._prefetched(self.read, keys)
 
     def fetch_all(self, keys: Iterable[str]) -> Iterator[bytes | None]:
         """`fetch` of each, in order; the first that raises ends it."""
-        with closing(self._ahead(self.fetch, keys)) as results:
+        with closing(self._prefetched(self.fetch, keys)) as results:
             yield from (result() for result in results)
 
-    def _ahead(self, read: Callable[[str], T], keys: Iterable[str]) -> Generator[Callable[[], T]]:
-        """The results of reading keys; over a network the next ones are on their way while one is used."""
+    def _prefetched(self, read: Callable[[str], T], keys: Iterable[str]) -> Generator[Callable[[], T]]:
+        """The results of reading keys; over a network the next ones are requested while one is used."""
         if self._local:
             yield from (partial(read, key) for key in keys)
             return
         under_way: deque[Future[T]] = deque()
-        with ThreadPoolExecutor(AT_ONCE, "blobs") as pool:
+        with ThreadPoolExecutor(MAX_PARALLEL, "blobs") as pool:
             for key in keys:
-                if len(under_way) == AT_ONCE:
+                if len(under_way) == MAX_PARALLEL:
                     yield under_way.popleft().result
                 under_way.append(pool.submit(read, key))
             while under_way:
                 yield under_way.popleft().result
 
     def check(self) -> None:
-        """Raise StoreUnreachable unless the store answers. A place that is to become the store is given its marker."""
+        """Raise StoreUnreachable unless the store answers. Writes the marker where a place becomes the store."""
         try:
             try:
                 self._read(MARKER)
             except FileNotFoundError:
-                self._mark()
+                self._write_marker()
         except OSError as error:
-            raise self._lost(error) from error
-        self._away = None
+            raise self._outage_error(error) from error
+        self._outage = None
 
-    def _look_after(self, error: OSError) -> None:
-        """Raise StoreUnreachable unless the store answers, though it just raised this."""
-        if is_silence(error):
-            raise self._lost(error) from error
+    def _check_after(self, error: OSError) -> None:
+        """Check the store after this error. Raises StoreUnreachable unless it answers."""
+        if is_timeout(error):
+            raise self._outage_error(error) from error
         self.check()
 
-    def _lost(self, error: OSError) -> StoreUnreachable:
-        before, self._away = self._away, f"the image store {self._where} is out of reach: {error}"
+    def _outage_error(self, error: OSError) -> StoreUnreachable:
+        before, self._outage = self._outage, f"the image store {self._public_url} is out of reach: {error}"
         if before is None:
-            logger.error(Event("store_lost", reason=self._away))
-        return StoreUnreachable(self._away)
+            logger.error(Event("store_lost", reason=self._outage))
+        return StoreUnreachable(self._outage)
 
-    def _mark(self) -> None:
-        named = self._named()
-        if named and not any(self.exists(key) for key in named):
+    def _write_marker(self) -> None:
+        known_keys = self._known_keys()
+        if known_keys and not any(self.exists(key) for key in known_keys):
             raise FileNotFoundError(
                 f"neither its marker nor any image is there (lost for good? put an empty file {MARKER} there)"
             )
-        with one_kind_of_error():
+        with as_os_errors():
             self._store.makedirs(self._root, exist_ok=True)
             self._store.pipe_file(self._path(MARKER), b"")
         if self._local:
             sync_all([Path(self._path(MARKER)), Path(self._root)])
 
     def _put(self, key: str, content: bytes) -> None:
-        with one_kind_of_error():
+        with as_os_errors():
             self._store.pipe_file(self._path(key), content)
 
     def _read(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
-        with one_kind_of_error():
+        with as_os_errors():
             return bytes(self._store.cat_file(self._path(key), start=start, end=end))
 
     def exists(self, key: str) -> bool:
@@ -243,39 +243,39 @@ class Blobs:
         return bool(self._store.exists(self._path(key)))
 
     def all(self) -> Iterator[tuple[str, float]]:
-        """Every key of an image or text, with its age in seconds; a store that does not tell the age says 0.
+        """Every key of an image or text, with its age in seconds; 0 where the store does not tell it.
 
-        Files of others may lie beside them: those are not told of.
+        Other files in the store are left out.
         """
         return ((key, age) for key, age in self._all("") if is_content(key))
 
     def all_vector_files(self) -> Iterator[tuple[str, float]]:
-        """The same of files of vectors."""
+        """Every key of a file of vectors, with its age in seconds."""
         return ((key, age) for key, age in self._all(VECTOR_FILES) if is_vector_file(key))
 
     def all_folders(self) -> Iterator[tuple[str, float]]:
-        """The same of folders of versions and edges, see `folder_store`."""
+        """Every key of a folder of a version or edge, with its age in seconds, see `folder_store`."""
         return ((key, age) for key, age in self._all(FOLDERS) if is_folder(key))
 
     def _all(self, below: str) -> Iterator[tuple[str, float]]:
         place, now = self._path(below).rstrip("/"), time.time()
-        for path, written in self._files_here(place) if self._local else self._files_there(place):
+        for path, written in self._local_files(place) if self._local else self._remote_files(place):
             seconds = now if written is None else written if isinstance(written, (int, float)) else written.timestamp()
             yield path.removeprefix(self._root).lstrip("/"), max(now - float(seconds), 0.0)
 
-    def _files_here(self, folder: str) -> Iterator[tuple[str, Any]]:
-        """Every file below a folder, and when it was written; one after the other, for there may be many."""
+    def _local_files(self, folder: str) -> Iterator[tuple[str, Any]]:
+        """Every file below a folder, and when it was written; lazily, for there may be many."""
         with suppress(FileNotFoundError), os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_dir():
-                    yield from self._files_here(entry.path)
+                    yield from self._local_files(entry.path)
                 else:
                     with suppress(FileNotFoundError):
                         yield entry.path, entry.stat().st_mtime
 
-    def _files_there(self, place: str) -> Iterator[tuple[str, Any]]:
-        """The same of a store over the network, which lists a gallery's in one piece."""
-        # What such a store says of a place depends on what lies there: it is not asked whether it exists.
+    def _remote_files(self, place: str) -> Iterator[tuple[str, Any]]:
+        """Every file of a store over the network, and when it was written; each gallery's files in one listing."""
+        # Not `exists` first: what such a store answers for a folder depends on its content.
         with suppress(FileNotFoundError):
             for found in self._store.ls(place, detail=True):
                 name, folder = found["name"], found["type"] == "directory"
@@ -284,9 +284,9 @@ class Blobs:
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove images; one that cannot be removed is logged and left as an orphan."""
-        with _Sending(1 if self._local else AT_ONCE) as sending:
+        with _Parallel(1 if self._local else MAX_PARALLEL) as parallel:
             for key in keys:
-                sending.add(self._remove, key)
+                parallel.add(self._remove, key)
 
     def _remove(self, key: str) -> None:
         try:
@@ -306,8 +306,8 @@ class Blobs:
             logger.warning(Event("blobs_orphaned", gallery=gallery_id), exc_info=True)
 
     @property
-    def _where(self) -> str:
-        """What a user knows it by; the URL itself may hold a password."""
+    def _public_url(self) -> str:
+        """The store's URL for messages, without credentials."""
         protocol = self._store.protocol
         return f"{protocol if isinstance(protocol, str) else protocol[0]}://{self._root}"
 
@@ -315,8 +315,8 @@ class Blobs:
         return f"{self._root}/{key}"
 
 
-class _Sending:
-    """Work of which so much goes on at a time; the first that fails ends the rest, and is raised."""
+class _Parallel:
+    """Runs so many calls at a time; the first that fails ends the rest, and is raised."""
 
     def __init__(self, at_once: int) -> None:
         self._pool = ThreadPoolExecutor(at_once, "blobs") if at_once > 1 else None
@@ -327,7 +327,7 @@ class _Sending:
         return self
 
     def add(self, work: Callable[..., None], *args: object) -> None:
-        """Begin one more, once there is room: what is given as it comes is not all in memory."""
+        """Start one more call once there is room, so that lazily produced arguments are not all in memory."""
         if self._pool is None:
             work(*args)
             return
@@ -336,7 +336,7 @@ class _Sending:
         self._under_way.append(self._pool.submit(work, *args))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """All of them have ended: nothing is written any more behind whoever cleans up."""
+        """Wait until all calls have ended: nothing is written after a caller cleans up."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
             for one in self._under_way if kind is None else ():

@@ -12,37 +12,37 @@ from index.archive import pack_version, unpack_version
 from index.events import Event
 from index.version import CARD
 from service.store.blobs import StoreUnreachable
-from service.store.object_store import FOLDERS, is_far, one_kind_of_error, open_store
+from service.store.object_store import FOLDERS, as_os_errors, is_remote, open_store
 
 logger = logging.getLogger(__name__)
 
 
 class FolderStore:
-    """What was accepted, by keys that never name anything else.
+    """Stores accepted folders by keys that are never used for anything else.
 
-    Nothing is kept where the images lie on this machine: its processes share the folders themselves.
+    Nothing is stored where the images lie on this machine: its processes share the folders themselves.
     """
 
     def __init__(self, url: str) -> None:
-        """`url`: where the images are."""
+        """`url`: of the image store."""
         self._url = url
-        self.far = is_far(url)
-        """Whether anything is kept."""
+        self.is_remote = is_remote(url)
+        """Whether the image store is over the network: folders are stored only then."""
 
-    def keep(self, folder: Path, key: str) -> None:
-        """Store a folder, unless it is there. Raises StoreUnreachable."""
-        if not self.far:
+    def put(self, folder: Path, key: str) -> None:
+        """Store a folder. Raises StoreUnreachable."""
+        if not self.is_remote:
             return
         with tempfile.TemporaryDirectory() as scratch:
             packed = Path(scratch) / "packed.zip"
             pack_version(folder, packed)
             self._do("does not take a folder", lambda store, path: store.put_file(str(packed), path), key)
 
-    def bring(self, key: str, into: Path, needed: str = CARD) -> bool:
-        """Unpack one into a new folder; the file `needed` lies at its root. False: nothing is kept, or not this one.
+    def fetch(self, key: str, into: Path, needed: str = CARD) -> bool:
+        """Unpack a stored folder into a new one; the file `needed` lies at its root. False: it is not stored.
 
         Raises:
-            StoreUnreachable: nothing can be said of it.
+            StoreUnreachable: the store does not answer.
             InvalidVersionFolder: it is damaged.
         """
         packed = into.with_name("packed.zip")
@@ -54,9 +54,9 @@ class FolderStore:
         unpack_version(packed, into, needed)
         return True
 
-    def forget(self, key: str) -> None:
-        """Remove one; what cannot be removed is logged and left, in nobody's way."""
-        if not self.far:
+    def remove(self, key: str) -> None:
+        """Remove a stored folder; one that cannot be removed is logged and left, which does no harm."""
+        if not self.is_remote:
             return
         try:
             self._do("does not remove a folder", lambda store, path: store.rm_file(path), key)
@@ -65,7 +65,7 @@ class FolderStore:
 
     def _do(self, fails: str, work: Callable[[Any, str], object], key: str) -> None:
         try:
-            with one_kind_of_error():
+            with as_os_errors():
                 store, root = open_store(self._url)
                 work(store, f"{root}/{FOLDERS}{key}.zip")
         except FileNotFoundError:

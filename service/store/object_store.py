@@ -1,7 +1,7 @@
 """Where blobs lie: a folder of this machine, or an object store over the network, through fsspec.
 
 S3 through s3fs (`regraft[s3]`): keys, endpoint and region come from the environment that every S3 client reads
-(AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL_S3, ...). One that does not answer says so within seconds: a request waits for it.
+(AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL_S3, ...). One that does not answer raises within seconds, for requests wait for it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ VECTOR_FILES = "vectors/"
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 3, 10, 3
 """Of a request to S3."""
 CONNECTIONS = 64
-"""To S3, of a process at most: who finds none free waits, however long others take."""
+"""To S3, of one process; a request that finds none free waits without limit."""
 S3 = {
     # Another process removes what this one has listed.
     "use_listings_cache": False,
-    # Else each image would be asked for its size before it is read.
+    # Else the size of each image would be requested before it is read.
     "max_concurrency": 1,
     "config_kwargs": {
         "max_pool_connections": CONNECTIONS,
@@ -66,10 +66,9 @@ def open_store(url: str) -> tuple[Any, str]:
 
 @cache
 def _session() -> Any:
-    """One that sends at once what is to be stored.
+    """A session that sends bodies at once, without `Expect: 100-continue`.
 
-    To ask before whether it will be taken, as botocore does, is to wait without end for an S3 that hangs: what it waits
-    for then is bound by none of the times above.
+    botocore would first wait for the server's consent, and none of the timeouts above ends that wait if S3 hangs.
     """
     from aiobotocore.session import AioSession
     from botocore.handlers import add_expect_header
@@ -79,19 +78,19 @@ def _session() -> Any:
     return session
 
 
-def is_far(url: str) -> bool:
+def is_remote(url: str) -> bool:
     """Whether a store is over the network, not a folder of this machine."""
     return "file" not in fsspec.core.get_filesystem_class(url.partition("://")[0] if "://" in url else "file").protocol
 
 
-def is_silence(error: OSError) -> bool:
-    """Whether a store did not answer in time: to ask it anything else would take as long."""
+def is_timeout(error: OSError) -> bool:
+    """Whether a store did not answer in time: another request would take as long."""
     return type(error).__name__ in TIMEOUTS
 
 
 @contextmanager
-def one_kind_of_error() -> Iterator[None]:
-    """Stores over the network have exception types of their own: whatever they raise is an OSError."""
+def as_os_errors() -> Iterator[None]:
+    """Turn every exception into an OSError: stores over the network have types of their own."""
     try:
         yield
     except OSError:

@@ -1,7 +1,7 @@
-"""Keeps vectors where the setting says: settled ones in files of the image store, or all of them in the database.
+"""Moves vectors to where the setting says: settled ones to files of the image store, or all into the database.
 
-Of all processes one does it, by a lease. One that ran out while its holder was stopped is no danger: what two of them
-move, the first moves, and the file of the other is dropped.
+Of all processes one does it, by a lease. A lease that ran out while its holder was stopped does no harm: of two
+processes the first moves a vector, and the other's file is dropped.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from service.settings import VectorStore
 from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.job_leases import take_job
-from service.store.offloading import bring_home, drop_unused, move_out, sweep
+from service.store.offloading import drop_unused, load_back, offload, sweep
 from service.store.repository import gallery_states
 from service.store.vector_files import (
     any_file,
     changed_files,
     count_live,
     files,
-    held_here,
-    note_live,
+    set_live,
     vector_file,
+    vectors_in_database,
 )
 from service.store.vector_parquet import parquet
 
 logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 2.0
-AGAIN_SECONDS = 10.0
-"""Pause before what failed is tried again."""
+RETRY_SECONDS = 10.0
+"""Pause before a retry."""
 LEASE_SECONDS = 120.0
 JOB = "vectors"
 FILE_ROWS = 65_536
@@ -47,18 +47,18 @@ FILE_ROWS = 65_536
 LEAST_ROWS = 16_384
 """Fewer of a gallery and version stay in the database."""
 SETTLED_SECONDS = 60.0
-"""So long a vector stays in the database after its item was written."""
+"""How long a vector stays in the database after its item was written."""
 SCANNED = 65_536
-"""Numbers of the feed that are looked at at a time."""
+"""Feed numbers that are scanned at a time."""
 COUNTED_SECONDS, COUNTED_FILES = 60.0, 8
-"""How often the rows that speak of one file are counted, and in how many files at a time."""
+"""How often the rows that refer to a file are counted, and for how many files at a time."""
 
 
 @dataclass
 class Progress:
-    """How far one gallery is: `scanned` a number of the feed up to which all vectors were moved or are `waiting`.
+    """The progress of one gallery: up to feed number `scanned` all vectors were moved or are `waiting`.
 
-    The feed stood at `marked` when it was looked at, at `at`: once that is long ago, all up to there has settled.
+    The feed was at `marked` at the time `at`: once that is long ago, all items up to there have settled.
     """
 
     marked: int
@@ -67,7 +67,7 @@ class Progress:
     waiting: dict[int, Keys] = field(default_factory=dict)
 
     def wait(self, version_id: int, keys: Keys) -> None:
-        """Have more items of a version wait for their vectors to be moved."""
+        """Add items of a version whose vectors wait to be moved."""
         held = self.waiting.get(version_id, np.empty(0, np.int64))
         self.waiting[version_id] = np.union1d(held, keys)
 
@@ -76,14 +76,14 @@ class Offloader(Background):
     """A thread that moves vectors."""
 
     def __init__(self, database: Database, blobs: Blobs, store: VectorStore) -> None:
-        """`store`: where vectors are to be. Raises NoParquet."""
+        """`store`: where vectors belong. Raises NoParquet."""
         if store == "objects":
             parquet()
         super().__init__("vectors")
         self._database, self._blobs, self._store = database, blobs, store
         self._owner, self._until = uuid.uuid4().hex, 0.0
         self._galleries: dict[int, Progress] = {}
-        # Files of which something cannot be read: told once.
+        # Files that cannot be read completely: logged once.
         self._stuck: set[int] = set()
         self._errors = RecurringErrors(logger)
 
@@ -91,7 +91,7 @@ class Offloader(Background):
         pause = PAUSE_SECONDS
         while not self._stop.wait(pause):
             went = self._errors.attempt(Event("vectors_not_moved"), self.look)
-            pause = PAUSE_SECONDS if went else AGAIN_SECONDS
+            pause = PAUSE_SECONDS if went else RETRY_SECONDS
 
     def look(self) -> None:
         """Do all that is due now, if no other process does."""
@@ -99,18 +99,18 @@ class Offloader(Background):
         with self._database.lookup() as connection:
             if not (out or any_file(connection)):
                 return
-        if not self._leased():
+        if not self._holds_lease():
             self._galleries.clear()
             return
         sweep(self._database, self._blobs)
         if out:
             self._blobs.check()
-            self._thin_out()
+            self._compact()
             self._move_settled()
         else:
-            self._bring_all_home()
+            self._load_all_back()
 
-    def _leased(self) -> bool:
+    def _holds_lease(self) -> bool:
         if time.monotonic() < self._until - LEASE_SECONDS / 2:
             return not self._stop.is_set()
         with self._database.write() as connection:
@@ -129,7 +129,7 @@ class Offloader(Background):
                 continue
             settled, progress.marked, progress.at = progress.marked, next_seq - 1, now
             waiting = sum(map(len, progress.waiting.values()))
-            # Vectors are as many as numbers of the feed, or fewer: a small gallery is never looked at.
+            # There are at most as many vectors as feed numbers: a small gallery is never scanned.
             if settled - progress.scanned + waiting >= LEAST_ROWS:
                 self._move(gallery_id, progress, settled)
 
@@ -138,7 +138,7 @@ class Offloader(Background):
             upto = min(progress.scanned + SCANNED, settled)
             found: dict[int, list[int]] = defaultdict(list)
             with self._database.lookup() as connection:
-                for key, version_id in held_here(connection, gallery_id, progress.scanned, upto):
+                for key, version_id in vectors_in_database(connection, gallery_id, progress.scanned, upto):
                     found[version_id].append(key)
             for version_id, keys in found.items():
                 progress.wait(version_id, np.array(keys))
@@ -148,45 +148,45 @@ class Offloader(Background):
         self._cut(gallery_id, progress, settled, LEAST_ROWS)
 
     def _cut(self, gallery_id: int, progress: Progress, settled: int, least: int) -> bool:
-        """Move those that wait while there are so many; False: another process does, or it is to end."""
+        """Move waiting vectors while there are at least so many; False: the lease is lost, or the thread stops."""
         waiting = progress.waiting
         for version_id in list(waiting):
             while len(waiting[version_id]) >= least:
-                if not self._leased():
+                if not self._holds_lease():
                     return False
                 place, keys = (gallery_id, version_id), waiting[version_id]
-                some = keys[:FILE_ROWS].tolist()
-                few = move_out(self._database, self._blobs, place, some, settled, LEAST_ROWS, self._leased)
-                waiting[version_id] = np.union1d(keys[FILE_ROWS:], few)
+                batch = keys[:FILE_ROWS].tolist()
+                kept_back = offload(self._database, self._blobs, place, batch, settled, LEAST_ROWS, self._holds_lease)
+                waiting[version_id] = np.union1d(keys[FILE_ROWS:], kept_back)
         return True
 
-    def _thin_out(self) -> None:
-        """Drop files of which no row speaks any more; where few do, bring those home, to be moved with others."""
+    def _compact(self) -> None:
+        """Drop files to which no row refers; where few do, load those vectors back, to be moved with others."""
         with self._database.lookup() as connection:
-            some = changed_files(connection, time.time() - COUNTED_SECONDS, COUNTED_FILES)
-        for file, seq in some:
-            if not self._leased():
+            candidates = changed_files(connection, time.time() - COUNTED_SECONDS, COUNTED_FILES)
+        for file, seq in candidates:
+            if not self._holds_lease():
                 return
             with self._database.lookup() as connection:
                 live = count_live(connection, file)
             with self._database.write() as connection:
-                note_live(connection, file.id, live, seq)
+                set_live(connection, file.id, live, seq)
             if 0 < 2 * live < file.rows:
-                brought, _ = bring_home(self._database, file, self._stop)
+                brought, _ = load_back(self._database, file, self._stop)
                 if file.gallery_id in self._galleries:
                     self._galleries[file.gallery_id].wait(file.version_id, np.array(brought, np.int64))
             if 2 * live < file.rows:
                 drop_unused(self._database, file)
 
-    def _bring_all_home(self) -> None:
+    def _load_all_back(self) -> None:
         with self._database.lookup() as connection:
-            there = files(connection, vector_file.c.state == "kept")
-        for file in there:
+            kept_files = files(connection, vector_file.c.state == "kept")
+        for file in kept_files:
             if file.id in self._stuck:
                 continue
-            if not self._leased():
+            if not self._holds_lease():
                 return
-            brought, damaged = bring_home(self._database, file, self._stop)
+            brought, damaged = load_back(self._database, file, self._stop)
             logger.info(Event("vectors_brought_home", file=file.key, items=len(brought)))
             if damaged:
                 self._stuck.add(file.id)

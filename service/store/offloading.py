@@ -1,8 +1,8 @@
-"""Moving vectors from the database into files of the image store, and back.
+"""Moves vectors from the database into files of the image store, and back.
 
-A vector is in the database until a file that holds it is durably written; then a transaction puts its place there
-instead, unless its item was written meanwhile. Killed anywhere, nothing is lost: what is left over is a file of
-which no row speaks, and the row of it that says so.
+A vector stays in the database until a file that holds it is durably written; then a transaction replaces it by its
+place, unless its item was written meanwhile. A kill loses nothing: it leaves a file to which no row refers, and the
+file's own row.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from service.store.sql_arrays import blocks, key_table
 from service.store.tables import embedding, item
 from service.store.vector_codec import STORED, STORED_DIGEST, places_in_file
 from service.store.vector_files import (
-    LOST,
+    ABANDONED,
     VectorFileRow,
+    activate_file,
     begin_file,
     count_live,
     drop_file,
     files,
     forget_file,
-    holders,
-    keep_file,
-    note_live,
-    stored_here,
+    read_from_database,
+    rows_in_file,
+    set_live,
     vector_file,
 )
 from service.store.vector_parquet import write_vectors
@@ -51,15 +51,15 @@ from service.store.vector_reader import read_vectors
 logger = logging.getLogger(__name__)
 
 BLOCK = 5_000
-"""Vectors that one transaction puts elsewhere."""
+"""Vectors that one transaction moves."""
 PAUSE_SECONDS = 0.005
-"""Between two blocks, so that those who wait to write get their turn."""
+"""Between two blocks, so that other writers get their turn."""
 GRACE_SECONDS = 3600.0
-"""How long a file stays of which no row speaks: who reads an older state of the database may still ask for it."""
+"""How long an unreferenced file stays: a reader of an older state of the database may still need it."""
 
 
 class Settled(NamedTuple):
-    """N vectors of one length as they were read: their items and numbers of the feed, the bytes, and digests (N,)."""
+    """N vectors of one length as they were read: item keys and feed numbers, the bytes, and digests (N,)."""
 
     items: Keys
     seqs: Keys
@@ -67,7 +67,7 @@ class Settled(NamedTuple):
     digests: Keys
 
 
-def move_out(
+def offload(
     database: Database,
     blobs: Blobs,
     place: tuple[int, int],
@@ -76,16 +76,16 @@ def move_out(
     least: int,
     goes_on: Callable[[], bool],
 ) -> Keys:
-    """Write the vectors of items into one file, and have the database say that they lie there.
+    """Write the vectors of items into one file, and replace them in the database by their places.
 
     Args:
-        database: where they are.
-        blobs: where they come to.
-        place: their gallery and version.
-        keys: the items; those written since number `upto` of the feed stay.
-        upto: that number.
-        least: fewer stay.
-        goes_on: asked around the upload and between transactions; what is not moved after a no is moved another time.
+        database: that holds the vectors.
+        blobs: the store of the file.
+        place: gallery and version of the vectors.
+        keys: the items; those written after feed number `upto` stay.
+        upto: that feed number.
+        least: fewer vectors than this stay.
+        goes_on: called before the upload and between transactions; False ends the move, the rest is moved later.
 
     Returns:
         The items that stay because there were too few of them.
@@ -108,29 +108,29 @@ def move_out(
         items = found.items.tolist()
         file = begin_file(connection, gallery_id, version_id, sha256, len(content), items, VECTOR_FILES)
     blobs.put(file.key, content)
-    moved = _point_there(database, file, found, goes_on)
+    moved = _store_places(database, file, found, goes_on)
     logger.info(Event("vectors_moved", gallery_id=gallery_id, version_id=version_id, file=file.key, items=moved))
     return np.empty(0, np.int64)
 
 
 def _settled(connection: Connection, place: tuple[int, int], keys: Sequence[int], upto: int) -> Settled:
-    """Those of the vectors that are whole and what was noted of them, of the length that most have."""
-    found = [row for block in blocks(sorted(keys)) for row in stored_here(connection, *place, block, upto)]
+    """The vectors of the most frequent length that match their stored digests."""
+    found = [row for block in blocks(sorted(keys)) for row in read_from_database(connection, *place, block, upto)]
     lengths = Counter(len(vector) for _, _, vector, _ in found)
-    ((usual, _),) = lengths.most_common(1) or [(0, 0)]
-    if not usual or usual % STORED.itemsize:
+    ((length, _),) = lengths.most_common(1) or [(0, 0)]
+    if not length or length % STORED.itemsize:
         return Settled(np.empty(0, np.int64), np.empty(0, np.int64), [], np.empty(0, np.int64))
-    found = [row for row in found if len(row[2]) == usual]
-    made = digests(np.frombuffer(b"".join(row[2] for row in found), STORED).reshape(len(found), -1))
-    noted = [digest.tobytes() for digest in made.astype(STORED_DIGEST)]
-    right = [n for n, row in enumerate(found) if row[3] is None or bytes(row[3]) == noted[n]]
-    kept = [found[n] for n in right]
+    found = [row for row in found if len(row[2]) == length]
+    computed = digests(np.frombuffer(b"".join(row[2] for row in found), STORED).reshape(len(found), -1))
+    stored_digests = [digest.tobytes() for digest in computed.astype(STORED_DIGEST)]
+    matching = [n for n, row in enumerate(found) if row[3] is None or bytes(row[3]) == stored_digests[n]]
+    kept = [found[n] for n in matching]
     items, seqs = (np.fromiter((row[column] for row in kept), np.int64) for column in (0, 1))
-    return Settled(items, seqs, [row[2] for row in kept], made[right])
+    return Settled(items, seqs, [row[2] for row in kept], computed[matching])
 
 
-def _point_there(database: Database, file: VectorFileRow, found: Settled, goes_on: Callable[[], bool]) -> int:
-    """Take vectors that lie in a file out of the database, those of items that nobody wrote since; returns how many."""
+def _store_places(database: Database, file: VectorFileRow, found: Settled, goes_on: Callable[[], bool]) -> int:
+    """Replace vectors by their places in a file, of items that were not written since; returns how many."""
     places, moved = places_in_file(file.id, found.digests), 0
     for start in range(0, len(found.rows), BLOCK):
         if not goes_on():
@@ -138,21 +138,21 @@ def _point_there(database: Database, file: VectorFileRow, found: Settled, goes_o
         part = slice(start, start + BLOCK)
         try:
             with database.write() as connection:
-                seq = take_seq(connection, file.gallery_id, 0)  # from here on nobody writes these items
-                if not keep_file(connection, file.id):
+                seq = take_seq(connection, file.gallery_id, 0)  # no item is written until the commit
+                if not activate_file(connection, file.id):
                     return moved  # another process took the work over
                 unchanged = _unchanged(connection, found.items[part], found.seqs[part]) + start
                 moved += _put_places(connection, file, found, places, unchanged)
                 if part.stop >= len(found.rows):
-                    note_live(connection, file.id, count_live(connection, file), seq - 1)
+                    set_live(connection, file.id, count_live(connection, file), seq - 1)
         except UnknownGallery:
-            return moved  # it took everything with it
+            return moved  # the gallery was deleted, with everything in it
         time.sleep(PAUSE_SECONDS)
     return moved
 
 
 def _unchanged(connection: Connection, items: Keys, seqs: Keys) -> Keys:
-    """Which of the items still have these numbers of the feed."""
+    """The positions of the items that still have these feed numbers."""
     keys = key_table(connection, items.tolist())
     found = connection.execute(select(item.c.id, item.c.seq).where(item.c.id.in_(keys.keys)))
     now = dict(map(tuple, found))
@@ -178,36 +178,36 @@ def _put_places(
     return int(connection.execute(point, rows).rowcount)
 
 
-def bring_home(database: Database, file: VectorFileRow, stop: threading.Event) -> tuple[list[int], int]:
-    """Have the database hold again what lies in a file; returns the items, and how many are damaged and stay.
+def load_back(database: Database, file: VectorFileRow, stop: threading.Event) -> tuple[list[int], int]:
+    """Load the vectors of a file back into the database; returns the items, and how many are damaged and stay.
 
     Raises:
-        StoreUnreachable, NoParquet: it cannot be read; what was brought before that stays brought.
+        StoreUnreachable, NoParquet: the file cannot be read; vectors loaded before that stay loaded.
     """
     brought: list[int] = []
     after, damaged = 0, 0
     while not stop.wait(PAUSE_SECONDS):
         with database.read() as connection:
-            found = holders(connection, file, after, BLOCK)
+            found = rows_in_file(connection, file, after, BLOCK)
             vectors = read_vectors(connection, [stored for _, stored in found])
         if not found:
             break
         after = found[-1][0]
-        whole = [(key, stored, vector) for (key, stored), vector in zip(found, vectors, strict=True) if vector]
-        damaged += len(found) - len(whole)
-        if whole:
+        readable = [(key, stored, vector) for (key, stored), vector in zip(found, vectors, strict=True) if vector]
+        damaged += len(found) - len(readable)
+        if readable:
             try:
                 with database.write() as connection:
                     take_seq(connection, file.gallery_id, 0)
-                    _put_vectors(connection, file, whole)
+                    _put_vectors(connection, file, readable)
             except UnknownGallery:
                 break
-        brought += [key for key, _, _ in whole]
+        brought += [key for key, _, _ in readable]
     return brought, damaged
 
 
 def _put_vectors(connection: Connection, file: VectorFileRow, whole: Sequence[tuple[int, bytes, bytes]]) -> None:
-    """Put vectors where their places are."""
+    """Replace places by their vectors."""
     conditions = (in_gallery(embedding, file.gallery_id), embedding.c.version_id == file.version_id)
     held = (*conditions, embedding.c.item_id == bindparam("key"))
     still = embedding.c.vector == bindparam("stored")
@@ -216,10 +216,10 @@ def _put_vectors(connection: Connection, file: VectorFileRow, whole: Sequence[tu
 
 
 def drop_unused(database: Database, file: VectorFileRow) -> bool:
-    """Drop a file of which no row speaks; whether there was none."""
+    """Drop a file if no row refers to it; returns whether none does."""
     try:
         with database.write() as connection:
-            take_seq(connection, file.gallery_id, 0)  # from here on nobody has rows speak of it
+            take_seq(connection, file.gallery_id, 0)  # no row gets to refer to it until the commit
             if count_live(connection, file):
                 return False
             drop_file(connection, file.id)
@@ -229,16 +229,16 @@ def drop_unused(database: Database, file: VectorFileRow) -> bool:
 
 
 def sweep(database: Database, blobs: Blobs) -> None:
-    """Drop what a writer that was killed, or lost its lease, had begun, and the files of galleries that are gone.
+    """Drop files of writers that were killed or lost their lease, and files of deleted galleries.
 
-    Those dropped long enough ago are removed. Raises StoreUnreachable.
+    Files that were dropped long enough ago are removed. Raises StoreUnreachable.
     """
     with database.lookup() as connection:
-        lost = files(connection, LOST)
+        lost = files(connection, ABANDONED)
         due = files(connection, vector_file.c.state == "dropped", vector_file.c.since < time.time() - GRACE_SECONDS)
     for file in lost:
         with database.write() as connection:
-            drop_file(connection, file.id, LOST)  # unless somebody has come to have rows speak of it
+            drop_file(connection, file.id, ABANDONED)  # unless it was activated meanwhile
     if due:
         blobs.check()
     for file in due:

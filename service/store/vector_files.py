@@ -1,8 +1,8 @@
-"""Vectors that lie in files of the image store: which files there are, and which rows of `embedding` say so.
+"""The files of the image store that hold vectors, and the rows of `embedding` that refer to them.
 
-A file has a row before it is written and after it is removed: none is ever looked for by listing the store, and its
-number, which is in its key, is given once. States: `writing`; `kept`, of which rows may say that their vector lies
-there; `dropped`, of which no row says so any more and none ever will.
+A file has a row from before it is written until after it is removed, so no file is ever found by listing the store; its
+number, which is in its key, is used once. States: `writing`; `kept`, to which rows may refer; `dropped`, to which none
+refers any more, or ever will.
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ class VectorFileRow(NamedTuple):
     counted_seq: int
 
 
-def lies_in(file_id: int) -> ColumnElement[bool]:
-    """Whether a row of `embedding` says that its vector lies in this file."""
+def is_in_file(file_id: int) -> ColumnElement[bool]:
+    """Whether a row of `embedding` refers to this file."""
     prefix = place_prefix(file_id)
     there = func.substr(embedding.c.vector, 1, len(prefix)) == literal(prefix)
     return and_(func.length(embedding.c.vector) == PLACE.itemsize, there)
 
 
-IS_HERE = func.length(embedding.c.vector) != PLACE.itemsize
-"""Whether a row of `embedding` holds its vector itself."""
+IS_IN_DATABASE = func.length(embedding.c.vector) != PLACE.itemsize
+"""Condition on `embedding`: the row holds its vector itself."""
 
 
 def any_file(connection: Connection) -> bool:
@@ -102,12 +102,12 @@ def any_file(connection: Connection) -> bool:
 
 
 def files(connection: Connection, *which: ColumnElement[bool]) -> list[VectorFileRow]:
-    """The files that `which` holds for, the oldest first."""
+    """The files that meet the conditions, the oldest first."""
     return all_of(VectorFileRow, connection.execute(select(vector_file).where(*which).order_by(vector_file.c.id)))
 
 
 def newest_files(connection: Connection, limit: int) -> list[str]:
-    """The keys of some files that have to be there."""
+    """The keys of the newest files that must exist in the store."""
     kept = select(vector_file.c.key).where(vector_file.c.state == "kept")
     return list(connection.execute(kept.order_by(vector_file.c.id.desc()).limit(limit)).scalars())
 
@@ -144,37 +144,37 @@ def begin_file(
     return found
 
 
-def keep_file(connection: Connection, file_id: int) -> bool:
-    """Have rows say from now on that their vector lies there; False: it was dropped meanwhile."""
+def activate_file(connection: Connection, file_id: int) -> bool:
+    """Allow rows to refer to a file from now on; False: it was dropped meanwhile."""
     conditions = (vector_file.c.id == file_id, vector_file.c.state.in_(("writing", "kept")))
     return bool(connection.execute(update(vector_file).where(*conditions).values(state="kept")).rowcount)
 
 
 def count_live(connection: Connection, file: VectorFileRow) -> int:
-    """How many rows say that they lie in a file."""
+    """How many rows refer to a file."""
     return int(connection.execute(select(func.count()).select_from(_holders(file).subquery())).scalar_one())
 
 
-def note_live(connection: Connection, file_id: int, live: int, seq: int) -> None:
-    """Note how many they were, at which number of the feed."""
+def set_live(connection: Connection, file_id: int, live: int, seq: int) -> None:
+    """Store how many rows refer to a file, and the feed number at which they were counted."""
     noted = {"live": live, "counted": time.time(), "counted_seq": seq}
     connection.execute(update(vector_file).where(vector_file.c.id == file_id).values(noted))
 
 
-def holders(connection: Connection, file: VectorFileRow, after: int, limit: int) -> list[tuple[int, bytes]]:
-    """Up to `limit` items behind key `after` whose vector lies in a file, with what is stored of it."""
+def rows_in_file(connection: Connection, file: VectorFileRow, after: int, limit: int) -> list[tuple[int, bytes]]:
+    """Up to `limit` items after key `after` whose rows refer to a file: key, and the stored place."""
     behind = _holders(file).where(item.c.id > after).order_by(item.c.id).limit(limit)
     return [(key, bytes(stored)) for key, stored in connection.execute(behind)]
 
 
 def _holders(file: VectorFileRow) -> Select[int, bytes]:
     conditions = (item.c.gallery_id == file.gallery_id, item.c.id.between(file.first_item, file.last_item))
-    held = (embedding.c.version_id == file.version_id, lies_in(file.id))
+    held = (embedding.c.version_id == file.version_id, is_in_file(file.id))
     return select(item.c.id, embedding.c.vector).join(embedding, of_item()).where(*conditions, *held)
 
 
 def drop_file(connection: Connection, file_id: int, *still: ColumnElement[bool]) -> None:
-    """Have no row ever say again that its vector lies there, if `still` holds; the file itself is removed later."""
+    """Drop a file, if it still meets the conditions: no row may refer to it again; it is removed later."""
     conditions = (vector_file.c.id == file_id, *still)
     connection.execute(update(vector_file).where(*conditions).values(state="dropped", since=time.time()))
 
@@ -185,9 +185,9 @@ def forget_file(connection: Connection, file_id: int) -> None:
 
 
 def changed_files(connection: Connection, before: float, limit: int) -> list[tuple[VectorFileRow, int]]:
-    """Kept files of galleries that were written since theirs were counted, and the number their feed has come to.
+    """Kept files of galleries that were written since the files' rows were counted, and those galleries' feed numbers.
 
-    Those that were counted longest ago, and none that was since the moment `before`.
+    Files counted longest ago first, none that was counted after the time `before`.
     """
     changed = (vector_file.c.state == "kept", vector_file.c.counted < before)
     behind = gallery.c.next_seq - 1 > vector_file.c.counted_seq
@@ -204,31 +204,31 @@ def changed_files(connection: Connection, before: float, limit: int) -> list[tup
 OF_NO_GALLERY = and_(
     vector_file.c.state != "dropped", ~exists().where(gallery.c.id == vector_file.c.gallery_id).correlate(vector_file)
 )
-"""Of a file: nothing of its gallery is left."""
-LOST = (vector_file.c.state == "writing") | OF_NO_GALLERY
-"""Of a file that nobody is writing: its writer was killed or lost its lease, or nothing of its gallery is left."""
+"""Condition on files: the gallery is gone completely."""
+ABANDONED = (vector_file.c.state == "writing") | OF_NO_GALLERY
+"""Condition on files without a user: the writer was killed or lost its lease, or the gallery is gone."""
 
 
-def stored_here(
+def read_from_database(
     connection: Connection, gallery_id: int, version_id: int, keys: Sequence[int], upto: int
 ) -> list[tuple[int, int, bytes, bytes | None]]:
-    """Key, number of the feed, vector and digest of those of the items that hold it, by key.
+    """Key, feed number, vector and digest of those items whose vector is in the database, by key.
 
-    Only of live items that were not written since number `upto`.
+    Only of live items that were not written after feed number `upto`.
     """
     conditions = (
         item.c.gallery_id == gallery_id,
         item.c.id.in_(key_table(connection, keys).keys),
         item.c.deleted == false(),
     )
-    held = (embedding.c.version_id == version_id, item.c.seq <= upto, IS_HERE)
+    held = (embedding.c.version_id == version_id, item.c.seq <= upto, IS_IN_DATABASE)
     columns = (item.c.id, item.c.seq, embedding.c.vector, embedding.c.digest)
     found = select(*columns).join(embedding, of_item()).where(*conditions, *held).order_by(item.c.id)
     return [(key, seq, bytes(vector), digest) for key, seq, vector, digest in connection.execute(found)]
 
 
-def held_here(connection: Connection, gallery_id: int, after: int, upto: int) -> list[tuple[int, int]]:
-    """Item and version of each vector that the database holds, of items written behind one number, up to another."""
+def vectors_in_database(connection: Connection, gallery_id: int, after: int, upto: int) -> list[tuple[int, int]]:
+    """Item and version of each vector in the database, of items with feed numbers after `after` up to `upto`."""
     written = (item.c.gallery_id == gallery_id, item.c.seq > after, item.c.seq <= upto, item.c.deleted == false())
     found = select(item.c.id, embedding.c.version_id).join(embedding, of_item())
-    return [(key, version_id) for key, version_id in connection.execute(found.where(*written, IS_HERE))]
+    return [(key, version_id) for key, version_id in connection.execute(found.where(*written, IS_IN_DATABASE))]

@@ -1,7 +1,7 @@
-"""The one way from what the database stores of vectors to the vectors: most are at hand, others lie in files.
+"""Reads vectors from what the database stores of them: most are stored themselves, others lie in files.
 
-Files are read by groups of rows, some of which are kept in memory. A file that is gone, or a row of it that is not what
-its digest says, is a damaged vector: what comes of it has no number. A store that is out of reach says nothing of them.
+Files are read by groups of rows, some of which are cached. A vector whose file is gone, or whose row does not match its
+digest, is read as `DAMAGED`. A store that is out of reach raises instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 
 from index.engines.base import Keys
 from index.engines.digest import digests
-from service.store.blobs import AT_ONCE, Blobs, StoreUnreachable
+from service.store.blobs import MAX_PARALLEL, Blobs, StoreUnreachable
 from service.store.vector_codec import STORED, is_place, places_from_bytes
 from service.store.vector_files import VectorFileRow, file_row
 from service.store.vector_parquet import GROUP, NoParquet, describe, parquet, read_groups
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 DAMAGED = b""
-"""What comes of a vector that cannot be read: it is of no version's length."""
-KEPT_BYTES = 64 << 20
-"""Memory of the groups that are kept for who asks for their other rows."""
-KEPT_FILES = 512
-"""Files of which is kept how they are laid out."""
+"""The value of a vector that cannot be read: no version has this length."""
+CACHE_BYTES = 64 << 20
+"""Memory of cached groups, of which other rows may be needed."""
+CACHED_FILES = 512
+"""Files whose layout is cached."""
 RUN = 16
-"""Groups next to each other that one request brings."""
+"""Adjacent groups that one request reads."""
 
 R = TypeVar("R", bound=Any)
 B = TypeVar("B", bytes, bytes | None)
@@ -59,7 +59,7 @@ class VectorReader:
 
     def __init__(self) -> None:
         self.blobs: Blobs | None = None
-        """Where the files lie, once that is opened."""
+        """The store of the files, once it is opened."""
         self._lock = threading.Lock()
         self._opened: OrderedDict[int, OpenedFile] = OrderedDict()
         self._groups: OrderedDict[tuple[int, int], Group] = OrderedDict()
@@ -69,22 +69,22 @@ class VectorReader:
         """The vectors of stored places, in order; `DAMAGED` where there is none.
 
         Raises:
-            StoreUnreachable: nothing can be said of them.
-            NoParquet: this process cannot read any.
+            StoreUnreachable: the store does not answer.
+            NoParquet: pyarrow is not installed.
         """
         places = places_from_bytes(stored)
-        made = [DAMAGED] * len(stored)
+        vectors = [DAMAGED] * len(stored)
         for file in np.unique(places["file"]).tolist():
             condition = np.flatnonzero(places["file"] == file)
             if (opened := self._open(connection, file)) is None:
                 continue
             groups = self._read_groups(opened, sorted(set((places["row"][condition] // GROUP).tolist())))
             for n in condition.tolist():
-                made[n] = _row(groups, int(places["row"][n]), int(places["digest"][n]))
-        return made
+                vectors[n] = _row(groups, int(places["row"][n]), int(places["digest"][n]))
+        return vectors
 
     def _open(self, connection: Connection, file: int) -> OpenedFile | None:
-        """How a file is laid out; None: it is gone, or damaged."""
+        """A file with its layout; None: it is gone, or damaged."""
         with self._lock:
             if (opened := self._opened.get(file)) is not None:
                 self._opened.move_to_end(file)
@@ -100,29 +100,29 @@ class VectorReader:
             return None
         with self._lock:
             self._opened[file] = opened
-            while len(self._opened) > KEPT_FILES:
+            while len(self._opened) > CACHED_FILES:
                 self._opened.popitem(last=False)
         return opened
 
     def _read_groups(self, opened: OpenedFile, wanted: Sequence[int]) -> dict[int, Group]:
-        """Those of the groups that can be read."""
+        """The wanted groups, without those that cannot be read."""
         wanted = [group for group in wanted if group < opened.about.num_row_groups]
         with self._lock:
-            found = {group: kept for group in wanted if (kept := self._groups.get((opened.row.id, group)))}
+            found = {group: cached for group in wanted if (cached := self._groups.get((opened.row.id, group)))}
             for group in found:
                 self._groups.move_to_end((opened.row.id, group))
         runs = list(_runs([group for group in wanted if group not in found]))
         if len(runs) > 1:
-            with ThreadPoolExecutor(min(len(runs), AT_ONCE), "vectors") as threads:
-                brought = list(threads.map(partial(self._bring, opened), runs))
+            with ThreadPoolExecutor(min(len(runs), MAX_PARALLEL), "vectors") as threads:
+                loaded = list(threads.map(partial(self._load_run, opened), runs))
         else:
-            brought = [self._bring(opened, run) for run in runs]
-        for some in brought:
-            found.update(some)
-            self._keep(opened.row.id, some)
+            loaded = [self._load_run(opened, run) for run in runs]
+        for groups in loaded:
+            found.update(groups)
+            self._cache(opened.row.id, groups)
         return found
 
-    def _bring(self, opened: OpenedFile, run: tuple[int, int]) -> dict[int, Group]:
+    def _load_run(self, opened: OpenedFile, run: tuple[int, int]) -> dict[int, Group]:
         first, last = run
         row = opened.row
         try:
@@ -130,8 +130,8 @@ class VectorReader:
         except _NOT_DAMAGE:
             raise
         except Exception:  # pyarrow has many
-            # One by one: those around a damaged one are whole.
-            return {} if first == last else _together(self._bring(opened, (n, n)) for n in range(first, last + 1))
+            # One by one: only one of them may be damaged.
+            return {} if first == last else _merged(self._load_run(opened, (n, n)) for n in range(first, last + 1))
         return {n: Group(rows, digests(rows.view(STORED))) for n, rows in enumerate(read, first)}
 
     def _fetch(self, key: str, start: int, end: int) -> bytes:
@@ -139,26 +139,26 @@ class VectorReader:
             raise StoreUnreachable("vectors lie in the image store, which this process has not opened")
         part = self.blobs.read_part(key, start, end)
         if part is None:
-            raise _Gone
+            raise _FileGone
         return part
 
-    def _keep(self, file: int, groups: dict[int, Group]) -> None:
+    def _cache(self, file: int, groups: dict[int, Group]) -> None:
         with self._lock:
             for number, group in groups.items():
                 if (file, number) not in self._groups:
                     self._groups[file, number] = group
                     self._bytes += group.rows.nbytes
-            while self._bytes > KEPT_BYTES:
+            while self._bytes > CACHE_BYTES:
                 _, oldest = self._groups.popitem(last=False)
                 self._bytes -= oldest.rows.nbytes
 
 
-class _Gone(Exception):
+class _FileGone(Exception):
     """The file is not there; never leaves this module."""
 
 
 _NOT_DAMAGE = (StoreUnreachable, NoParquet)
-"""What says nothing of a file."""
+"""Errors that do not mean that a file is damaged."""
 
 
 def _runs(groups: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -170,7 +170,7 @@ def _runs(groups: Sequence[int]) -> Iterator[tuple[int, int]]:
             start = n
 
 
-def _together(parts: Iterator[dict[int, Group]]) -> dict[int, Group]:
+def _merged(parts: Iterator[dict[int, Group]]) -> dict[int, Group]:
     return {number: group for part in parts for number, group in part.items()}
 
 
@@ -183,16 +183,16 @@ def _row(groups: dict[int, Group], row: int, digest: int) -> bytes:
 
 
 def read_vectors(connection: Connection, stored: Sequence[B]) -> Sequence[B]:
-    """The vectors of what is stored, in order; also of None, which stays. Raises StoreUnreachable, NoParquet."""
-    far = [n for n, one in enumerate(stored) if is_place(one)]
-    if not far:
+    """The vectors of stored values, in order; None stays None. Raises StoreUnreachable, NoParquet."""
+    in_files = [n for n, one in enumerate(stored) if is_place(one)]
+    if not in_files:
         return stored
     parquet()
     reader: VectorReader = connection.get_execution_options()["vectors"]
-    made = list(stored)
-    for n, vector in zip(far, reader.read(connection, [one for one in stored if is_place(one)]), strict=True):
-        made[n] = vector
-    return made
+    vectors = list(stored)
+    for n, vector in zip(in_files, reader.read(connection, [one for one in stored if is_place(one)]), strict=True):
+        vectors[n] = vector
+    return vectors
 
 
 def with_vectors(connection: Connection, rows: list[R], *fields: str) -> list[R]:

@@ -77,7 +77,7 @@ def remove(versions: Path, database: Database, registry: Registry, name: str, co
     if not context.dry_run:
         for declared in own:
             forget_files(registry, declared)
-        registry.folders.forget(version_key(row.card_sha256))
+        registry.folders.remove(version_key(row.card_sha256))
         registry.sync()
 
 

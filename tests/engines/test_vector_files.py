@@ -26,7 +26,7 @@ from service.store.embeddings import embeddings_by_id, put_embeddings, vectors_o
 from service.store.offloader import Offloader
 from service.store.repository import NewItem, changes, delete_items, insert_gallery, rows_of, store_items, take_seq
 from service.store.tables import embedding
-from service.store.vector_files import IS_HERE, files
+from service.store.vector_files import IS_IN_DATABASE, files
 from service.store.vector_parquet import NoParquet
 from staging.builders import make_version
 from staging.settling import settled_at_once
@@ -96,7 +96,9 @@ class Site:
     def far(self) -> int:
         """Vectors that the database does not hold itself."""
         with self.database.lookup() as connection:
-            return int(connection.execute(select(func.count()).select_from(embedding).where(~IS_HERE)).scalar_one())
+            return int(
+                connection.execute(select(func.count()).select_from(embedding).where(~IS_IN_DATABASE)).scalar_one()
+            )
 
     def there(self) -> dict[str, str]:
         """Key -> state of each file that has a row."""
@@ -153,13 +155,13 @@ def written_meanwhile(patch: pytest.MonkeyPatch, owner: Any, name: str, write: C
     patch.setattr(owner, name, interrupted)
 
 
-READ = [(offloading, "stored_here"), (Blobs, "put"), (offloading, "read_vectors")]
+READ = [(offloading, "read_from_database"), (Blobs, "put"), (offloading, "read_vectors")]
 POINTS = [
     (offloading, "begin_file", False),
     (Blobs, "put", False),  # its row is there, and it is not
     (Blobs, "put", True),  # it is there, and no row speaks of it
     (offloading, "_put_places", True),  # within the transaction that takes vectors out
-    (offloading, "note_live", True),  # rows speak of it
+    (offloading, "set_live", True),  # rows speak of it
     (offloading, "_put_vectors", True),
     (offloading, "drop_file", True),
     (Blobs, "remove", False),  # before the sweep of a file, and behind it
@@ -260,7 +262,7 @@ def test_who_may_not_go_on_uploads_nothing_more_and_moves_no_further_block(
         found = rows_of(connection, 1, IDS)
     answers = [True] * yes
 
-    offloading.move_out(
+    offloading.offload(
         site.database,
         site.blobs,
         (1, V1),

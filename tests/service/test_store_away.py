@@ -259,7 +259,7 @@ def test_an_error_after_the_commit_leaves_the_images_of_what_is_stored(
         raise StoreUnreachable("the store is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(served.runtime.replica, "take", fail)
+        patch.setattr(served.runtime.replica, "apply_added", fail)
         problem(served.ingest(served.path, {"a": pictures[0]}), 503, "store_unreachable")
     assert served.http.get(f"{served.path}/items/a/image").content == pictures[0]
 

@@ -17,7 +17,7 @@ from service.settings import Settings
 from service.store import offloader
 from service.store.database import Database
 from service.store.tables import embedding
-from service.store.vector_files import IS_HERE, files
+from service.store.vector_files import IS_IN_DATABASE, files
 from staging.s3 import ObjectStore, object_store
 from staging.served import Served, problem, serving
 from staging.settling import settled_at_once
@@ -44,7 +44,7 @@ def settings(tmp_path: Path, s3: ObjectStore, data_of_versions: Path) -> Setting
 def here(database: Database) -> int:
     """Vectors that the database holds itself."""
     with database.lookup() as connection:
-        return int(connection.execute(select(func.count()).select_from(embedding).where(IS_HERE)).scalar_one())
+        return int(connection.execute(select(func.count()).select_from(embedding).where(IS_IN_DATABASE)).scalar_one())
 
 
 def moved(served: Served) -> None:

@@ -113,7 +113,7 @@ def accept(
     folder_key = None if incoming is None else "/".join((*edge.key, uuid.uuid4().hex))
     files = {} if incoming is None else files_of(incoming)
     if incoming is not None and folder_key is not None and not context.dry_run:
-        registry.folders.keep(incoming, edge_key(folder_key))  # before the row: its readers may be on another machine
+        registry.folders.put(incoming, edge_key(folder_key))  # before the row: its readers may be on another machine
     with _lock:
         with database.write(dry_run=context.dry_run) as connection:
             galleries = _lock_galleries(connection)
@@ -269,7 +269,7 @@ def forget_files(registry: Registry, edge_record: EdgeRecord | None) -> None:
     """Remove the own folder of an edge that was removed, if it has one."""
     if edge_record is not None and edge_record.files and (folder := edge_record.edge.folder) is not None:
         shutil.rmtree(folder, ignore_errors=True)
-        registry.folders.forget(edge_key(folder.relative_to(registry.edges_folder).as_posix()))
+        registry.folders.remove(edge_key(folder.relative_to(registry.edges_folder).as_posix()))
 
 
 def _refresh(registry: Registry, replica: Replica) -> None:

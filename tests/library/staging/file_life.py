@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 
 from service.store.blob_references import open_blobs
 from service.store.tables import embedding
-from service.store.vector_files import IS_HERE, vector_file
+from service.store.vector_files import IS_IN_DATABASE, vector_file
 from staging.life import Life
 from staging.lives import NAME, step
 from staging.processes import Site
@@ -33,7 +33,9 @@ class FileSite(Site):
     def far(self) -> int:
         """Vectors that lie in files."""
         with self.database.lookup() as connection:
-            return int(connection.execute(select(func.count()).select_from(embedding).where(~IS_HERE)).scalar_one())
+            return int(
+                connection.execute(select(func.count()).select_from(embedding).where(~IS_IN_DATABASE)).scalar_one()
+            )
 
     def files(self) -> dict[int, str]:
         """The state of each file that has a row."""

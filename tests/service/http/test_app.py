@@ -25,7 +25,7 @@ def test_it_says_when_it_cannot_follow_its_database(served: Any, monkeypatch: py
     def fail() -> None:
         raise OSError("disk gone")
 
-    monkeypatch.setattr(served.runtime.replica, "_look", fail)
+    monkeypatch.setattr(served.runtime.replica, "_poll", fail)
     until(lambda: served.http.get("/health/ready").status_code != 200)
     problem(served.http.get("/health/ready"), 503, "not_ready")
     assert served.http.get("/health").status_code == 200

@@ -15,7 +15,7 @@ import pytest
 from s3fs import S3FileSystem
 
 from index.errors import RegraftError
-from service.store.blobs import AT_ONCE, MARKER, Blobs, StoreUnreachable
+from service.store.blobs import MARKER, MAX_PARALLEL, Blobs, StoreUnreachable
 from service.store.object_store import S3
 from staging.s3 import KEYS, ObjectStore, object_store
 
@@ -46,7 +46,7 @@ def test_what_is_written_can_be_read(blobs: Blobs) -> None:
 
 
 def test_many_are_fetched_in_order_and_one_that_is_gone_is_none(blobs: Blobs) -> None:
-    images = [b"%d" % n for n in range(2 * AT_ONCE)]
+    images = [b"%d" % n for n in range(2 * MAX_PARALLEL)]
     keys = blobs.write(1, images)
     blobs.remove([keys[3]])
 
@@ -61,7 +61,7 @@ def test_many_are_fetched_in_order_and_one_that_is_gone_is_none(blobs: Blobs) ->
 def test_a_store_over_the_network_is_asked_for_many_at_once_and_for_no_more_once_it_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blobs, asked = Blobs(f"memory://{tmp_path}", list), threading.Barrier(AT_ONCE)
+    blobs, asked = Blobs(f"memory://{tmp_path}", list), threading.Barrier(MAX_PARALLEL)
     numbers = itertools.count()
 
     def away(_: str) -> bytes:
@@ -71,9 +71,9 @@ def test_a_store_over_the_network_is_asked_for_many_at_once_and_for_no_more_once
 
     monkeypatch.setattr(blobs, "fetch", away)
     with pytest.raises(StoreUnreachable):
-        list(blobs.fetch_all([f"1/{n}" for n in range(10 * AT_ONCE)]))
+        list(blobs.fetch_all([f"1/{n}" for n in range(10 * MAX_PARALLEL)]))
 
-    assert next(numbers) == AT_ONCE
+    assert next(numbers) == MAX_PARALLEL
 
 
 class Server(ThreadingHTTPServer):
@@ -134,14 +134,14 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def test_images_of_s3_take_one_request_each_and_many_are_under_way_at_once(stub: Server) -> None:
     readers = 2
-    stub.under_way = threading.Barrier(readers * AT_ONCE)
-    blobs, keys = Blobs("s3://bucket/images", list), [f"1/{n}" for n in range(AT_ONCE)]
+    stub.under_way = threading.Barrier(readers * MAX_PARALLEL)
+    blobs, keys = Blobs("s3://bucket/images", list), [f"1/{n}" for n in range(MAX_PARALLEL)]
 
     with ThreadPoolExecutor(readers) as pool:
         read = list(pool.map(lambda _: [read() for read in blobs.read_all(keys)], range(readers)))
 
-    assert read == [[b"x"] * AT_ONCE] * readers
-    assert stub.asked == ["GET"] * readers * AT_ONCE
+    assert read == [[b"x"] * MAX_PARALLEL] * readers
+    assert stub.asked == ["GET"] * readers * MAX_PARALLEL
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def test_what_another_process_writes_or_removes_is_seen_at_once(blobs: Blobs) ->
 
 
 def test_many_at_once_keep_their_order(blobs: Blobs) -> None:
-    images = [str(n).encode() for n in range(3 * AT_ONCE)]
+    images = [str(n).encode() for n in range(3 * MAX_PARALLEL)]
 
     keys = blobs.write(1, iter(images))
 
