@@ -17,13 +17,9 @@ from service.store.rows import DeploymentRow, GateRow, TransitionRow
 from service.upgrades.deployments.history import DeploymentState, transitions
 from service.upgrades.deployments.verdicts import PASS, REFUSE, deciding_report
 
-ENDED = {DeploymentState.SUPERSEDED.value, DeploymentState.ROLLED_BACK.value, DeploymentState.RETIRED.value}
-
 
 def notes(connection: Connection, registry: Registry, item_counts: ItemCounts, row: DeploymentRow) -> list[str]:
-    """The notes on a deployment; none on one that has ended, or that only undoes another."""
-    if row.state in ENDED or row.undoes_id is not None:
-        return []
+    """The notes on a deployment that is on its way, or has become current by its last step."""
     version = registry.by_id(row.version_id)
     found = list(_by_old_encoders(connection, registry, item_counts, row.gallery_id, version))
     if row.previous_id is not None:

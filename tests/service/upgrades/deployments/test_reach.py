@@ -161,6 +161,18 @@ def test_what_neither_version_reaches_is_not_lost_by_going_back(served: Any, tmp
     assert mix(served, path) == {"old-first": 3, "old-stray": 1}
 
 
+def test_each_step_looks_at_what_is_reached_when_it_is_taken(served: Any, upgraded: Sequence[str]) -> None:
+    path, old, new = upgraded
+    problem(post(served, f"{path}/deployments", version=new, until="verified"), 409, "no_route", "/version")
+    post(served, "/edges:fit", new=new, old=old, kind="ridge", gallery=path.rpartition("/")[2])
+    number = post(served, f"{path}/deployments", version=new, until="verified").json()["id"]
+    served.remove(f"/edges/{new}/{old}/matrix", force=True, reason="a test")
+
+    problem(post(served, f"{path}/deployments/{number}/advance", to="current"), 409, "no_route", "/version")
+
+    assert served.http.get(path).json()["current"] == old
+
+
 def test_ending_a_trial_needs_no_force(served: Any, upgraded: Sequence[str]) -> None:
     path, old, new = upgraded
     post(served, "/edges:fit", new=new, old=old, kind="ridge", gallery=path.rpartition("/")[2])

@@ -187,6 +187,17 @@ class TestNotes:
             assert "no gate" in told[1]
         assert [note.partition(" has")[0] for note in reached["notes"]] == ["no gate"]
 
+    def test_items_that_an_edge_reaches_are_none_of_those_behind_old_encoders(
+        self, served: Any, filled: str, pictures: list[bytes]
+    ) -> None:
+        deploy(served, filled, "far")
+        assert served.ingest(filled, {"new": pictures[0]}).status_code == 200
+
+        told = deploy(served, filled, "v2").json()["notes"]
+
+        (behind,) = (note for note in told if note.startswith("no edge"))
+        assert "from 'v2' to 'far': 1 items" in behind
+
     @pytest.mark.parametrize("verdict", ["pass", "warn", "refuse"])
     def test_it_tells_of_a_gate_that_did_not_pass(self, served: Any, refused: tuple[str, int], verdict: str) -> None:
         path, gate = refused
