@@ -226,6 +226,7 @@ class TestConcurrency:
         second = made.headers["etag"]
         number = made.json()["id"]
 
+        deploy(served, served.gallery("v1"), "v2")  # of another gallery
         assert first != second == served.http.get(f"{filled}/deployments/{number}").headers["etag"]
         for stale in (
             deploy(served, filled, "v3", headers={"If-Match": first}),
