@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from index.errors import InvalidVersionFolder
-from index.evaluation.domain import check_domain, fit_domain, read_domain
+from index.evaluation.domain import Domain, check_domain, fit_domain, read_domain
 from index.evaluation.fitting import split_pairs
 from index.space import space_from_json
 from index.version import EDGE_DOMAIN
@@ -18,6 +18,20 @@ from naive import draw, unit
 from staging.builders import add_text, image_bytes, make_image, make_version
 from staging.edges import fit, fit_file
 from staging.served import problem
+
+
+@pytest.mark.parametrize(("outside", "low", "high"), [(0, 0.0, 0.277533), (1, 0.017876, 0.40415), (10, 0.722467, 1.0)])
+def test_the_interval_of_a_share_by_hand(outside: int, low: float, high: float) -> None:
+    """Wilson's for 0, 1 and 10 of 10; a query as near as the least is in the domain."""
+    east, north = np.eye(2, dtype=np.float32)
+    domain = Domain(east[np.newaxis], 1.0)
+
+    found = check_domain(
+        domain, np.stack([east] * (10 - outside) + [north] * outside), space_from_json({"kind": "cosine"})
+    )
+
+    assert (found.queries, found.outside, found.share) == (10, outside, outside / 10)
+    assert (found.low, found.high) == (pytest.approx(low, abs=1e-5), pytest.approx(high, abs=1e-5))
 
 
 @pytest.mark.parametrize("space", [{"kind": "cosine"}, {"kind": "l2"}, {"kind": "lorentz", "curvature": 1.0}])
