@@ -25,7 +25,6 @@ from service.store.repository import (
     gallery_states,
     index_of,
     insert_gallery,
-    live_items_by_version,
     set_index,
 )
 from service.store.rows import GalleryRow
@@ -116,7 +115,7 @@ def _listed(service: Runtime, connection: Connection, row: GalleryRow) -> Galler
     registry = service.registry
     current = None if row.current_id is None else registry.by_id(row.current_id)
     order = [version.id for version in preference(registry, current)]
-    mix = live_items_by_version(connection, row.id, order)
+    mix = service.item_counts.of(connection, row, order)
     return GalleryInfo(
         name=row.name,
         current=current and current.name,

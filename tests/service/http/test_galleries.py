@@ -12,6 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import OperationalError
 
 from service.settings import Settings
+from service.store import item_counts
 from service.store.deletion import delete_gallery, free_items
 from service.store.repository import NewItem, store_items, take_seq
 from service.store.tables import gallery, item, metadata
@@ -222,3 +223,32 @@ def test_a_list_shows_what_another_process_acknowledged(tmp_path: Path, versions
 
         assert (listed["items"], listed["loaded"]) == (1, True)
         assert listed == served.http.get(path).json()
+
+
+def test_items_of_a_gallery_that_is_not_loaded_are_counted_once_for_a_state(
+    served: Any, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, counted, whole = served.filled(pictures), [], item_counts.live_items_by_version
+    name = path.rpartition("/")[2]
+    number = served.runtime.replica.find(name).id
+
+    def counting(connection: Any, gallery_id: int, order: Any) -> Any:
+        counted.append(gallery_id)
+        return whole(connection, gallery_id, order)
+
+    def shown() -> tuple[int, dict[str, int], bool]:
+        served.runtime.replica.cache.drop(number)
+        (one,) = [one for one in served.http.get("/galleries").json()["galleries"] if one["name"] == name]
+        return one["items"], one["mix"], one["loaded"]
+
+    monkeypatch.setattr(item_counts, "live_items_by_version", counting)
+
+    assert shown() == shown() == (20, {"v1": 20}, False)
+    assert counted.count(number) == 1
+    served.http.post(f"{path}/items:delete", json={"ids": ["i0"]})
+    assert shown() == (19, {"v1": 19}, False)
+    served.http.post(f"{path}/deployments", json={"version": "v2"})
+    served.http.post(f"{path}/items", json={"items": [{"id": "i1", "embedding": [1, 0, 0, 0, 0, 0]}], "version": "v2"})
+    assert shown() == (19, {"v1": 18, "v2": 1}, False)
+    served.http.post(f"{path}/rollback", json={"reason": "back"})
+    assert shown() == (19, {"v1": 19}, False)
