@@ -41,7 +41,7 @@ from index.evaluation.fitting import measure, split_pairs
 from index.evaluation.metrics import Bools, Floats, paired_bootstrap
 from index.folder import load_version
 from index.version import ENCODER, Card
-from training.fit_edge import ADAPTER_OF, searching_by
+from training.fit_edge import ADAPTER_OF, fits_of
 
 CLUSTERS, WIDE, NARROW, RANK = 250, 128, 96, 24
 IMAGES = {"digits": ("examples/v1", "examples/v2-fct"), "cifar100": ("examples/photos-v1", "examples/photos-v2")}
@@ -81,7 +81,7 @@ def hidden(given: Embedded, labelled: bool, seed: int) -> tuple[str, dict[str, t
     cards = [
         Card(name, x.shape[1], {"kind": "cosine"}, files={ENCODER: "x"}) for name, x in (("new", new), ("old", old))
     ]
-    fit = searching_by(*cards, {})
+    fit = fits_of(*cards, {})
     pairs = split_pairs(new, old, given.labels if labelled else None, seed)
     choice = choose_kind(ADAPTER_OF, fit, pairs, cards[1], seed)
     reached = {kind: measure(fit(kind, pairs)(pairs.new_QM, pairs.old_QN), pairs, cards[1]) for kind in choice.reached}

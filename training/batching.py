@@ -68,7 +68,7 @@ class EpochBatchSampler(Sampler[Draw]):
         for place in range(len(self)):
             first = place * self.size + self.rank * share
             rows = row_S[first : first + share].tolist()
-            yield Draw(rows, mixed(self.seed, self.epoch, place, self.rank))
+            yield Draw(rows, mix_seeds(self.seed, self.epoch, place, self.rank))
 
 
 class BatchDataset(Dataset[TrainingBatch]):
@@ -81,13 +81,15 @@ class BatchDataset(Dataset[TrainingBatch]):
         blind: nothing looks at the images, so none is decoded: they are (B, 0).
     """
 
-    def __init__(self, tensors: Tensors, cached: Mapping[str, Tensor], views: int = 1, *, blind: bool = False) -> None:
-        self.tensors, self.cached, self.views, self.blind = tensors, cached, views, blind
+    def __init__(
+        self, tensors: Tensors, cached: Mapping[str, Tensor], views: int = 1, *, skip_images: bool = False
+    ) -> None:
+        self.tensors, self.cached, self.views, self.skip_images = tensors, cached, views, skip_images
 
     def __getitem__(self, draw: Draw) -> TrainingBatch:
         rows = draw.rows * self.views
         cached = {name: made_SN[rows] for name, made_SN in self.cached.items()}
-        if self.blind:
+        if self.skip_images:
             return torch.empty(len(rows), 0), self.tensors.labels[rows], cached
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(draw.seed)
@@ -104,14 +106,14 @@ def training_batches(
     epoch: int = 0,
     views: int = 1,
     *,
-    blind: bool = False,
+    skip_images: bool = False,
 ) -> DataLoader[TrainingBatch]:
     """The batches that train a recipe in one process, from an epoch on; see `EpochBatchSampler` and `BatchDataset`."""
     tensors = Tensors(images, recipe.preprocess, recipe.augment)
     order = EpochBatchSampler(len(tensors), recipe.batch_size, recipe.seed, rank, world)
     order.set_epoch(epoch)
     return DataLoader(
-        BatchDataset(tensors, cached, views, blind=blind),
+        BatchDataset(tensors, cached, views, skip_images=skip_images),
         batch_size=None,
         sampler=order,
         num_workers=recipe.workers,
@@ -120,6 +122,6 @@ def training_batches(
     )
 
 
-def mixed(*numbers: int) -> int:
+def mix_seeds(*numbers: int) -> int:
     """A seed made of numbers, each of which changes it."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])

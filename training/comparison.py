@@ -28,14 +28,14 @@ from training.data import Data
 from training.divergence import Diverged
 from training.evaluate import compare, embed_both, measure
 from training.fitting import checkpoint_of
-from training.origins import card_sha, made_of, read_note, write_note, write_whole
+from training.folder_lock import wait_until_unlocked
 from training.overrides import with_overrides
 from training.processes import require_one
+from training.provenance import card_sha, made_of, read_note, write_note, write_whole
 from training.recipes import FAMILIES, Recipe, digits
 from training.recipes.family import FIRSTS, HOW, Family
 from training.train import recipe_data, train
 from training.trained import Trained
-from training.turns import wait_for_turn
 
 COMPARED: Mapping[str, Family] = {**FAMILIES, digits.FAMILY.name: digits.FAMILY}
 """name -> family."""
@@ -107,7 +107,7 @@ class Run:
     def train(self, part: str, sets: Sets, say: Callable[[str], None] = print) -> None:
         """Train a version unless the one that is there came of this recipe and these references."""
         recipe, out = self.recipe(part), self.version(part)
-        wait_for_turn(out, say)
+        wait_until_unlocked(out, say)
         origin = made_of(recipe, [Path(folder) for folder in (recipe.old, recipe.independent) if folder])
         if (out / CARD).is_file() and read_note(self.note(part)).get("made_of") == origin:
             return

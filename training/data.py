@@ -123,7 +123,7 @@ class ImageSet:
     Args:
         images: the images.
         labels: their classes.
-        stored: what an old version made of each, where that comes with the data, see `training.stored`.
+        stored: what an old version made of each, where that comes with the data, see `training.stored_embeddings`.
     """
 
     images: ImageSequence
@@ -224,7 +224,7 @@ class Data:
             )
         return replace(self, train=train)
 
-    def lonely(self) -> int:
+    def queries_without_match(self) -> int:
         """How many queries have no item of their class; with one list on both sides: no second image of it."""
         classes, items = np.unique(self.gallery.labels, return_counts=True)
         findable = classes[items >= (2 if self.same else 1)]

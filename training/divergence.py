@@ -1,4 +1,4 @@
-"""Trainings that diverge: what they would still write is a version that embeds everything alike."""
+"""Trainings that diverge, which would otherwise write a version that embeds everything alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from index.space import Vectors
 
 
 class Diverged(RegraftError):
-    """Numbers of a training are not finite any more."""
+    """The loss or embeddings of a training are not finite any more."""
 
     status = 422
     code = "diverged"
@@ -20,7 +20,7 @@ class Diverged(RegraftError):
         )
 
 
-def check_finite(made_ND: Vectors) -> None:
-    """Raise Diverged unless embeddings by what was trained are finite."""
-    if not np.isfinite(made_ND).all():
+def check_finite(embeddings_ND: Vectors) -> None:
+    """Raise Diverged unless the trained model's embeddings are finite."""
+    if not np.isfinite(embeddings_ND).all():
         raise Diverged("embeddings are not finite")

@@ -29,7 +29,7 @@ class ItemTransform(Protocol):
         """Stored items of the old version -> the new version's space."""
 
 
-def with_unfinished(version: Version) -> Version:
+def with_unexported_edges(version: Version) -> Version:
     """The version with the edges whose model waits for an exporter; its weights in torch can stand in for them.
 
     One that was fitted to the same old version meanwhile stands, as it will when the models are exported.

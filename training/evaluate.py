@@ -21,7 +21,7 @@ from index.space import Vectors, space_from_json
 from index.version import EdgeKind, Preprocess, Score
 from training.data import Data, ImageSet, batches
 from training.divergence import check_finite
-from training.stored import StoredVersion
+from training.stored_embeddings import StoredVersion
 from training.trained import Trained
 
 METRICS = ("cmc@1", "cmc@5", MEAN_AP)
@@ -89,7 +89,7 @@ def measure(new: Trained, old: Trained | StoredVersion | None, data: Data) -> Re
         return Report(new_new, old_old)
     space = new.space if new.edge_kind is EdgeKind.FORWARD else old.space
     side_NS = embed_side(old, data.gallery)
-    new_old = compare(*cross(new, new_QD, old_ND, side_NS), data, space)
+    new_old = compare(*apply_trained_edge(new, new_QD, old_ND, side_NS), data, space)
     return Report(new_new, old_old, new_old, calibrate(new, new_ND, old_ND, side_NS, space, data))
 
 
@@ -120,20 +120,22 @@ def calibrate(
     rows = np.flatnonzero(relevance.valid)
     if len(rows) < 2:
         return None
-    edge = Compared(*cross(new, new_ND, old_ND, side_NS), space_from_json({"kind": space}))
+    edge = Compared(*apply_trained_edge(new, new_ND, old_ND, side_NS), space_from_json({"kind": space}))
     own = Compared(new_ND, new_ND, space_from_json({"kind": new.space}))
     assert new.edge_kind is not None
     return calibration_field(new.edge_kind, edge, own, relevance, rows)
 
 
-def cross(new: Trained, new_QD: Vectors, old_ND: Vectors, side_NS: Vectors | None = None) -> tuple[Vectors, Vectors]:
+def apply_trained_edge(
+    new: Trained, new_QD: Vectors, old_ND: Vectors, side_NS: Vectors | None = None
+) -> tuple[Vectors, Vectors]:
     """Queries and items as the version's edge lets them meet."""
     assert new.edge_kind is not None
-    return meet(new.edge_kind, new.edge, new.space, new_QD, old_ND, side_NS)
+    return apply_edge(new.edge_kind, new.edge, new.space, new_QD, old_ND, side_NS)
 
 
 @torch.no_grad()
-def meet(
+def apply_edge(
     kind: EdgeKind,
     edge: nn.Module | None,
     space: str,
@@ -180,9 +182,9 @@ def run_over(images: ImageSet, module: nn.Module, spec: Preprocess, batch_size: 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     module.eval().to(device)
     loader = batches(images, spec, batch_size)
-    made_ND = torch.cat([module(image_BCHW.to(device)).float().cpu() for image_BCHW, _ in loader])
+    embeddings_ND = torch.cat([module(image_BCHW.to(device)).float().cpu() for image_BCHW, _ in loader])
     module.cpu()
-    return made_ND
+    return embeddings_ND
 
 
 def compare(queries_QD: Vectors, items_ND: Vectors, data: Data, space: str) -> Retrieval:

@@ -39,8 +39,8 @@ from training.cross_version import oldest_first
 from training.embeddings import has_onnxruntime
 from training.evaluate import gain, scores
 from training.export import PARITY_IMAGES, can_export, write_model
-from training.limits import check_number
 from training.overrides import converted
+from training.recipe_checks import check_number
 from training.tables import interval
 
 Adapter = Affine | ResidualMlp | SlerpAdapter
@@ -129,7 +129,7 @@ def fit_edge(
         place = folder / "edges" / old.name
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        search = searching_by(new.card, old.card, options or {})
+        search = fits_of(new.card, old.card, options or {})
         choice = choose_kind(ADAPTER_OF, search, pairs, old.card) if kind == AUTO else None
         kind = choice.kind if choice else kind
         adapter = KINDS[kind](pairs, new.card, old.card, options or {})
@@ -199,7 +199,7 @@ KINDS: dict[str, Callable[[Pairs, Card, Card, Mapping[str, float]], Adapter | No
 """kind -> (pairs, new card, old card, options) -> adapter; None where nothing is fitted."""
 
 
-def searching_by(new: Card, old: Card, options: Mapping[str, float]) -> Fit:
+def fits_of(new: Card, old: Card, options: Mapping[str, float]) -> Fit:
     """Fits a kind, for what it makes of queries."""
 
     def search(kind: str, pairs: Pairs) -> Search:

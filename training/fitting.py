@@ -33,17 +33,17 @@ from training.batching import TrainingBatch, training_batches
 from training.data import Data, ImageSet
 from training.divergence import Diverged
 from training.evaluate import run_over
-from training.module import Loop
+from training.module import BaseTraining
 from training.trained import WEIGHTS
 from training.validation import Validation
 
-LOOKED_AT = 50
+CHECK_EVERY = 50
 """The loss of every so many steps is looked at and logged; on a GPU each look waits for the step."""
 
 _log = logging.getLogger(__name__)
 
 
-def fit(module: Loop, data: Data, validation: Validation | None = None, *, out: Path, progress: bool) -> None:
+def fit(module: BaseTraining, data: Data, validation: Validation | None = None, *, out: Path, progress: bool) -> None:
     """Train over the training images, on a GPU where there is one, deterministically.
 
     A checkpoint of the same training at `checkpoint_of(out)` is where it goes on.
@@ -62,34 +62,36 @@ def fit(module: Loop, data: Data, validation: Validation | None = None, *, out: 
         Unwritable: the disk is full.
     """
     recipe, images = module.recipe, data.train.dense()
-    keeper = Keeper(checkpoint_of(out), lambda: identity(module, data))
-    done = keeper.epochs_done()
-    if done and progress and processes.leads():
-        print(f"going on after epoch {done} of {recipe.epochs}, from {keeper.path}")
+    checkpoints = CheckpointWriter(checkpoint_of(out), lambda: identity(module, data))
+    done = checkpoints.epochs_done()
+    if done and progress and processes.is_rank_zero():
+        print(f"going on after epoch {done} of {recipe.epochs}, from {checkpoints.path}")
     rank, world = processes.rank(), processes.world()
     cached = embeddings(module, images)
     if images.stored is not None:
         cached["old"] = torch.from_numpy(images.stored)
-    blind = not module.looks_at_images(cached)
-    loader = training_batches(images, recipe, cached, rank, world, done, module.views, blind=blind)
-    with quiet(), interruptible():
+    skip_images = not module.needs_images(cached)
+    loader = training_batches(images, recipe, cached, rank, world, done, module.views, skip_images=skip_images)
+    with quiet_lightning(), interruptible():
         trainer = lightning.Trainer(
             max_epochs=recipe.epochs,
-            precision=recipe.precision,  # type: ignore[arg-type]  # see `training.limits.check_choices`
-            devices=processes.on_this_machine(),
-            num_nodes=world // processes.on_this_machine(),
+            precision=recipe.precision,  # type: ignore[arg-type]  # see `training.recipe_checks.check_choices`
+            devices=processes.local_world(),
+            num_nodes=world // processes.local_world(),
             strategy="ddp" if world > 1 else "auto",
             use_distributed_sampler=False,
             deterministic=True,
-            callbacks=[Watch(), keeper] if validation is None else [Watch(), validation, keeper],
+            callbacks=[DivergenceCheck(), checkpoints]
+            if validation is None
+            else [DivergenceCheck(), validation, checkpoints],
             logger=loggers(logs_of(out)) if progress else False,
-            log_every_n_steps=min(LOOKED_AT, len(loader)),
+            log_every_n_steps=min(CHECK_EVERY, len(loader)),
             enable_checkpointing=False,
             enable_model_summary=False,
             enable_progress_bar=progress,
         )
         try:
-            trainer.fit(module, loader, ckpt_path=keeper.path if done else None, weights_only=True)
+            trainer.fit(module, loader, ckpt_path=checkpoints.path if done else None, weights_only=True)
         except OSError as error:  # the loggers' own; a checkpoint says what it is
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
@@ -109,7 +111,7 @@ def logs_of(out: Path) -> Path:
     return out.with_name(f"{out.name}-logs")
 
 
-class Watch(lightning.Callback):
+class DivergenceCheck(lightning.Callback):
     """Ends a training that diverged."""
 
     last: TrainingBatch
@@ -118,9 +120,9 @@ class Watch(lightning.Callback):
     def on_train_batch_end(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if batch_idx % LOOKED_AT and not trainer.is_last_batch:
+        if batch_idx % CHECK_EVERY and not trainer.is_last_batch:
             return
-        loss = _everywhere(trainer, outputs["loss"])
+        loss = _mean_over_processes(trainer, outputs["loss"])
         if not math.isfinite(loss):
             raise Diverged(f"the loss is {loss} in epoch {trainer.current_epoch + 1}, step {batch_idx + 1}")
         self.last = batch
@@ -128,20 +130,20 @@ class Watch(lightning.Callback):
     @torch.no_grad()
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         # No loss has been computed yet with the weights that the last step made.
-        assert isinstance(pl_module, Loop)
+        assert isinstance(pl_module, BaseTraining)
         was = pl_module.training
-        loss = _everywhere(trainer, pl_module.eval().step(self.last).loss)
+        loss = _mean_over_processes(trainer, pl_module.eval().step(self.last).loss)
         pl_module.train(was)
         if not math.isfinite(loss):
             raise Diverged(f"the loss is {loss} after epoch {trainer.current_epoch + 1}")
 
 
-def _everywhere(trainer: lightning.Trainer, loss: Tensor) -> float:
+def _mean_over_processes(trainer: lightning.Trainer, loss: Tensor) -> float:
     """The mean over all processes: one that ended alone would leave the others waiting for it."""
     return float(trainer.strategy.reduce(loss.detach().clone(), reduce_op="mean"))
 
 
-class Keeper(lightning.Callback):
+class CheckpointWriter(lightning.Callback):
     """Writes a checkpoint after every epoch, whole or not at all.
 
     Args:
@@ -192,19 +194,19 @@ class Keeper(lightning.Callback):
             ) from error
         self.training = self.identify()
         if other := changes(self.training, training):
-            if processes.leads():
+            if processes.is_rank_zero():
                 _log.warning("%s is of another training, which begins anew; it had another %s", self.path, other)
             return 0
         return done
 
 
-def identity(module: Loop, data: Data) -> dict[str, Any]:
+def identity(module: BaseTraining, data: Data) -> dict[str, Any]:
     """What tells a training from others that would write the same folder: what it is made of, by name.
 
     How many workers make the batches changes nothing of them, see `training.batching`.
     """
     seen = hashlib.sha256()
-    for model in module.looking_on.values():
+    for model in module.frozen_models.values():
         for weights in model.state_dict().values():
             seen.update(weights.cpu().numpy().tobytes())
     recipe = {name: value for name, value in module.recipe.as_json().items() if name != "workers"}
@@ -229,13 +231,13 @@ def _sha256(weights: Path) -> str:
     return sha256(path) if path.is_file() else ""
 
 
-def embeddings(module: Loop, images: ImageSet) -> dict[str, Tensor]:
+def embeddings(module: BaseTraining, images: ImageSet) -> dict[str, Tensor]:
     """What frozen models make of all training images, seen as in evaluation, by name.
 
     Of all models with `cache_old`; else of those that see images in another way than the batches are made.
     """
     own = module.recipe.preprocess
-    seen = {name: (model, model.preprocess or own) for name, model in module.looking_on.items()}
+    seen = {name: (model, model.preprocess or own) for name, model in module.frozen_models.items()}
     made_now = {name for name, (_, spec) in seen.items() if module.recipe.cache_old or spec != own}
     return {name: run_over(images, *seen[name]) for name in seen if name in made_now}
 
@@ -276,7 +278,7 @@ def cpu_threads(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet_lightning() -> Iterator[None]:
     """Without Lightning's advice: it concerns loggers, workers and devices that recipes decide."""
     heard = logging.getLogger("lightning.pytorch")
     level = heard.level

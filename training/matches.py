@@ -21,7 +21,7 @@ QUERIES, FIRST, PIXELS = 6, 5, 72
 def match_table(measured: Evaluation, new: str, old: str, data: Data) -> Iterator[str]:
     """Queries as rows, their first matches under old/old and new/old beside them; right ones are framed green."""
     before, after = measured.compared[old, old], measured.compared[new, old]
-    rows = chosen(measured, new, old)
+    rows = choose_queries(measured, new, old)
     yield f"<h2>First matches, {escape(old)}/{escape(old)} and {escape(new)}/{escape(old)}</h2>"
     yield (
         "<p>Queries of which the upgrade changes the first match come first: those it mends, then those it breaks. "
@@ -32,14 +32,14 @@ def match_table(measured: Evaluation, new: str, old: str, data: Data) -> Iterato
     for row in rows:
         itself = row if data.same else -1
         cells = "".join(
-            f"<td>{_found(firsts(compared, row, itself), data.query.labels[row], data)}</td>"
+            f"<td>{_found(first_items(compared, row, itself), data.query.labels[row], data)}</td>"
             for compared in (before, after)
         )
         yield f"<tr><td>{_picture(data.query, row, data, 'query')}</td>{cells}</tr>"
     yield "</tbody></table>"
 
 
-def chosen(measured: Evaluation, new: str, old: str) -> list[int]:
+def choose_queries(measured: Evaluation, new: str, old: str) -> list[int]:
     """Queries to show: two thirds at most that the upgrade mends, then that it breaks, then the first others."""
     was, now = (measured.cells[pair].retrieval for pair in ((old, old), (new, old)))
     valid = was.valid & now.valid
@@ -49,7 +49,7 @@ def chosen(measured: Evaluation, new: str, old: str) -> list[int]:
     return [int(row) for row in np.concatenate([mended, broken, rest])[:QUERIES]]
 
 
-def firsts(compared: Compared, row: int, itself: int, k: int = FIRST) -> NDArray[np.int64]:
+def first_items(compared: Compared, row: int, itself: int, k: int = FIRST) -> NDArray[np.int64]:
     """(k,) the items that one query finds first, without the item that is its own image (-1: there is none)."""
     queries, items = comparable(compared)
     cost_N = costs(queries[row : row + 1], items, compared.space)[0].copy()

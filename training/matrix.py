@@ -31,7 +31,7 @@ from index.version import Card, Score, Version
 from training.criterion import Strict, strict_criterion
 from training.cross_version import CrossVersion, CrossVersions, oldest_first
 from training.data import Data
-from training.edges import with_unfinished
+from training.edges import with_unexported_edges
 from training.embeddings import embed_version
 from training.evaluate import METRICS, gain
 from training.rates import verification_rates
@@ -215,7 +215,7 @@ def _by_name(versions: Iterable[Version]) -> dict[str, Version]:
     for version in versions:
         if version.name in named:
             raise InvalidArgument(f"two of the versions are named {version.name!r}", pointer="/versions")
-        named[version.name] = with_unfinished(version)
+        named[version.name] = with_unexported_edges(version)
     return named
 
 

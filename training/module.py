@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from training.backbones import Frozen
-from training.batching import TrainingBatch, mixed
+from training.batching import TrainingBatch, mix_seeds
 from training.method import EmbeddedBatch, Method, Step
 from training.recipes import Recipe
 from training.side_information import Objective, Psi
 
 
-class Loop(lightning.LightningModule):
+class BaseTraining(lightning.LightningModule):
     """What every training shares: the optimiser from the recipe, and random numbers that survive a restart."""
 
     views = 1
@@ -28,11 +28,11 @@ class Loop(lightning.LightningModule):
         self.recipe = recipe
 
     @property
-    def looking_on(self) -> dict[str, Frozen]:
+    def frozen_models(self) -> dict[str, Frozen]:
         """The frozen models whose outputs go with each batch, by name."""
         return {}
 
-    def looks_at_images(self, cached: Collection[str]) -> bool:
+    def needs_images(self, cached: Collection[str]) -> bool:
         """Whether a step needs its images where the outputs of some models go with them, by name."""
         return True
 
@@ -49,7 +49,7 @@ class Loop(lightning.LightningModule):
 
     def on_train_batch_start(self, batch: TrainingBatch, batch_idx: int) -> None:
         """A step's own random numbers (dropout) follow from its place, so that they are the same after a restart."""
-        seed = mixed(self.recipe.seed, self.trainer.global_step, self.global_rank)
+        seed = mix_seeds(self.recipe.seed, self.trainer.global_step, self.global_rank)
         # torch.manual_seed notes a stack trace for GPUs that are not in use, and keeps it.
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
@@ -70,7 +70,7 @@ class Loop(lightning.LightningModule):
         return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-class Training(Loop):
+class Training(BaseTraining):
     """Trains `backbone` by `method`; the frozen models only look on.
 
     Args:
@@ -99,7 +99,7 @@ class Training(Loop):
         self.old_psi, self.psi = old_psi, psi
 
     @property
-    def looking_on(self) -> dict[str, Frozen]:
+    def frozen_models(self) -> dict[str, Frozen]:
         new = self.backbone if isinstance(self.backbone, Frozen) else None
         models = {
             "new": new,
@@ -110,13 +110,13 @@ class Training(Loop):
         }
         return {name: model for name, model in models.items() if model is not None}
 
-    def looks_at_images(self, cached: Collection[str]) -> bool:
-        return self.method.trains_encoder or not self.looking_on.keys() <= set(cached)
+    def needs_images(self, cached: Collection[str]) -> bool:
+        return self.method.trains_encoder or not self.frozen_models.keys() <= set(cached)
 
     def step(self, drawn: TrainingBatch) -> Step:
         """What the method says."""
         image_BCHW, label_B, cached = drawn
-        live = {name: model(image_BCHW).float() for name, model in self.looking_on.items() if name not in cached}
+        live = {name: model(image_BCHW).float() for name, model in self.frozen_models.items() if name not in cached}
         seen = {**cached, **live}
         batch = EmbeddedBatch(
             # Under mixed precision encoders give half floats; what is left to do is cheap.
@@ -131,7 +131,7 @@ class Training(Loop):
         return self.method(batch)
 
 
-class PsiTraining(Loop):
+class PsiTraining(BaseTraining):
     """Trains side-information by its own objective.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 from index.evaluation.curves import CALIBRATED, RAW
 from index.version import Score
 from training.evaluate import METRICS
-from training.learning import Learned
+from training.loss_curves import LossCurves
 from training.matrix import Evaluation
 
 if TYPE_CHECKING:
@@ -87,17 +87,17 @@ def pairs_figure(methods: Sequence[tuple[str, Sequence[Score]]]) -> Figure:
     return figure
 
 
-def learning_figure(learned: Learned) -> Figure:
+def learning_figure(curves: LossCurves) -> Figure:
     """The mean loss of each epoch, and beside it the parts that the method logs."""
     figure = _figure(9.2, 3.2)
     loss, parts = figure.subplots(1, 2)
-    for place, (name, epochs) in enumerate(learned.items()):
+    for place, (name, epochs) in enumerate(curves.items()):
         axes = loss if name == "loss" else parts
         axes.plot(list(epochs), list(epochs.values()), label=name, color=COLOURS[place % len(COLOURS)])
     loss.set(title="loss", xlabel="epoch", ylim=(min(0, *loss.get_ylim()), None))
     parts.set(title="its parts", xlabel="epoch")
-    parts.set_visible(len(learned) > 1)
-    if len(learned) > 1:
+    parts.set_visible(len(curves) > 1)
+    if len(curves) > 1:
         parts.legend(frameon=False, fontsize=8)
     for axes in (loss, parts):
         _lighten(axes)

@@ -1,4 +1,4 @@
-"""The processes of one training: one, or as many as `torchrun` started. They all do the same; the first one writes."""
+"""The processes of one training: one, or as many as `torchrun` started. All train alike; rank zero writes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from index.errors import InvalidArgument
 
-PATIENCE = timedelta(days=7)
-"""How long the others wait for the first process, which measures and exports."""
+BARRIER_TIMEOUT = timedelta(days=7)
+"""How long the others wait for rank zero, which measures and exports."""
 
 
 def rank() -> int:
@@ -21,17 +21,17 @@ def rank() -> int:
 
 
 def world() -> int:
-    """How many processes train together."""
+    """Number of processes that train together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def on_this_machine() -> int:
-    """How many of them run on this machine."""
+def local_world() -> int:
+    """Number of them that run on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def leads() -> bool:
-    """Whether this process is the one that measures and writes."""
+def is_rank_zero() -> bool:
+    """Whether this process has rank 0: the one that measures and writes."""
     return rank() == 0
 
 
@@ -46,21 +46,21 @@ def require_one(what: str) -> None:
 
 
 @contextmanager
-def meeting() -> Iterator[None]:
-    """The first process measures and writes inside the block, and all leave together, so that they find what it wrote.
+def barrier_after() -> Iterator[None]:
+    """Let all processes leave the block together, so that they find what rank zero wrote inside it.
 
-    Lightning's own group gives up on a process that is not there within half an hour.
+    Lightning's own group gives up on a process that does not arrive within half an hour.
     """
     if world() == 1 or not dist.is_initialized():
         yield
         return
-    together = dist.new_group(backend="gloo", timeout=PATIENCE)
+    group = dist.new_group(backend="gloo", timeout=BARRIER_TIMEOUT)
     yield
-    assert isinstance(together, dist.ProcessGroup)
-    dist.barrier(together)
+    assert isinstance(group, dist.ProcessGroup)
+    dist.barrier(group)
 
 
-def part() -> None:
-    """Leave the group that Lightning formed, at the very end."""
+def leave_group() -> None:
+    """Leave the process group that Lightning formed, at the very end."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

@@ -30,7 +30,7 @@ from typing import Any
 from index.errors import InvalidArgument
 from training.overrides import with_overrides, with_preprocess
 from training.recipes import Recipe, find_recipe, meanings
-from training.references import of_others
+from training.references import reference_settings
 
 SUFFIX = ".toml"
 TABLES = ("options", "preprocess")
@@ -79,7 +79,7 @@ def references_in(given: str) -> list[str]:
     """
     said = _read(Path(given)).get(REFERENCES, {}) if given.endswith(SUFFIX) else {}
     settings = list(_settings(said, "")) if isinstance(said, dict) else [str(said)]
-    if strange := [text for text in settings if text not in of_others(settings)]:
+    if strange := [text for text in settings if text not in reference_settings(settings)]:
         raise InvalidArgument(
             f"{given}: [{REFERENCES}] takes old.FIELD and independent.FIELD, not {strange[0]}", pointer=f"/{REFERENCES}"
         )

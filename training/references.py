@@ -19,7 +19,7 @@ from training.recipes import RECIPES, Recipe, find_recipe
 FIELDS = ("old", "independent")
 EVERYWHERE = ("data", "root", "unreadable", "precision", "workers", "threads")
 ENCODER = ("backbone", "pretrained", "weights", "dim", "last_relu", "preprocess", "space")
-TAKES_OVER = "fct"
+NO_ENCODER_METHOD = "fct"
 """The method that trains no encoder: its version's is the independent one's."""
 
 References = Mapping[str, Recipe]
@@ -40,14 +40,14 @@ def with_settings(recipe: Recipe, settings: Sequence[str], base: Recipe | None =
     Raises:
         InvalidArgument: as `with_overrides`, or a reference is set that names no recipe.
     """
-    others = of_others(settings)
+    others = reference_settings(settings)
     changed = with_overrides(recipe, [text for text in settings if text not in others])
     made = {}
     for field in FIELDS:
         theirs = [text.partition(".")[2] for text in others if text.startswith(f"{field}.")]
         name: str = getattr(changed, field)
         if name in RECIPES:
-            made[field] = with_overrides(referred(changed, field, base), theirs)
+            made[field] = with_overrides(reference_recipe(changed, field, base), theirs)
         elif theirs:
             raise InvalidArgument(
                 f"{field}.{theirs[0]} changes a recipe, and {field}={name or '(none)'} names none", pointer=f"/{field}"
@@ -55,12 +55,12 @@ def with_settings(recipe: Recipe, settings: Sequence[str], base: Recipe | None =
     return changed, made
 
 
-def of_others(settings: Sequence[str]) -> list[str]:
+def reference_settings(settings: Sequence[str]) -> list[str]:
     """Those settings that are of a recipe which this one depends on."""
     return [text for text in settings if text.startswith(tuple(f"{field}." for field in FIELDS))]
 
 
-def referred(recipe: Recipe, field: str, base: Recipe | None = None) -> Recipe:
+def reference_recipe(recipe: Recipe, field: str, base: Recipe | None = None) -> Recipe:
     """The recipe that `old` or `independent` names, as it must be to go with this one.
 
     Args:
@@ -71,7 +71,7 @@ def referred(recipe: Recipe, field: str, base: Recipe | None = None) -> Recipe:
     wanted = find_recipe(getattr(recipe, field))
     if base is None:
         base = RECIPES[recipe.name]() if recipe.name in RECIPES else recipe
-    encoder = ENCODER if field == "independent" and recipe.method == TAKES_OVER else ()
+    encoder = ENCODER if field == "independent" and recipe.method == NO_ENCODER_METHOD else ()
     same = (*EVERYWHERE, *encoder)
     changes = {name: getattr(recipe, name) for name in same if getattr(recipe, name) != getattr(base, name)}
     wanted = replace(wanted, **changes)

@@ -16,7 +16,7 @@ from index.new_folder import Unwritable
 from index.version import Card, Version
 from training.data import Data
 from training.evaluate import METRICS
-from training.learning import Learned, learned
+from training.loss_curves import LossCurves, read_loss_curves
 from training.matches import match_table
 from training.matrix import DECIDES, Evaluation, evaluate
 from training.plots import as_svg, bars_figure, curves_figure, learning_figure, matrix_figure
@@ -59,7 +59,7 @@ def report_version(folder: Path, old: Version | None, data: Data) -> Path | None
         return None
     version = load_version(folder)
     measured = evaluate([version] if old is None else [old, version], data)
-    logged = learned(folder.with_name(f"{folder.name}-logs"))
+    logged = read_loss_curves(folder.with_name(f"{folder.name}-logs"))
     return write_report(measured, version.name, report_of(folder), data, logged)
 
 
@@ -84,13 +84,13 @@ def write_evaluation(measured: Evaluation, folder: Path) -> list[Path]:
 
 
 def write_report(
-    measured: Evaluation, name: str, path: Path, data: Data | None = None, logged: Learned | None = None
+    measured: Evaluation, name: str, path: Path, data: Data | None = None, logged: LossCurves | None = None
 ) -> Path:
     """Write the report of one of the versions in an evaluation; see `page`."""
     return _write(path, page(measured, name, data, logged).encode())
 
 
-def page(measured: Evaluation, name: str, data: Data | None = None, logged: Learned | None = None) -> str:
+def page(measured: Evaluation, name: str, data: Data | None = None, logged: LossCurves | None = None) -> str:
     """The report as HTML that needs no other file.
 
     Args:
@@ -139,7 +139,7 @@ def _verdict(measured: Evaluation, new: str, old: str) -> str:
     return f'<p class="verdict {sure}">{escape(text)}</p>'
 
 
-def _learning(logged: Learned) -> Iterable[str]:
+def _learning(logged: LossCurves) -> Iterable[str]:
     if logged:
         yield "<h2>Learning</h2>"
         yield _picture(as_svg(learning_figure(logged)), "Loss by epoch")

@@ -27,7 +27,7 @@ from training.gather import gather
 from training.heads import HEADS
 from training.method import Classifier
 from training.recipes import Recipe
-from training.transforms import blown_up
+from training.transforms import crop_and_zoom
 
 NONE = "none"
 SIGN_MARGIN = 1e-4
@@ -113,7 +113,7 @@ def quarters(image_BCHW: Tensor) -> Tensor:
     """A random quarter of each image, half its height and half its width, at the image's size."""
     top_B, left_B = 0.5 * torch.rand(2, len(image_BCHW), device=image_BCHW.device)
     half_B = torch.full_like(top_B, 0.5)
-    return blown_up(image_BCHW, top_B, left_B, half_B, half_B)
+    return crop_and_zoom(image_BCHW, top_B, left_B, half_B, half_B)
 
 
 class Autoencoder(Objective):

@@ -21,7 +21,7 @@ from index.paths import IMAGE_SUFFIXES, files_below
 from index.version import Version
 from training.data import Arrays, Data, Files, ImageSet
 from training.digits import Digits, load_digits_split
-from training.stored import with_stored
+from training.stored_embeddings import with_file_embeddings
 
 UNREADABLE = ("refuse", "skip")
 PARTS = ("train", "query", "gallery")
@@ -57,10 +57,10 @@ def load_data(source: str, root: str, unreadable: str = "refuse", stored: tuple[
         raise InvalidArgument(f"root {root} does not exist; it must be {needed}", pointer="/root")
     data = read(Path(root))
     if stored is not None:
-        data = with_stored(data, *stored)
+        data = with_file_embeddings(data, *stored)
     if unreadable == "skip":
         data = without_unreadable(data)
-    if data.lonely() == len(data.query):
+    if data.queries_without_match() == len(data.query):
         raise InvalidArgument(
             "nothing can be measured: no query image has another image of its class to find; "
             "each class needs two images in test/, or one in query/ and one in gallery/, or four where a fifth is kept",

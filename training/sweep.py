@@ -21,11 +21,11 @@ from index.version import CARD
 from training.data import Data
 from training.divergence import Diverged
 from training.methods import method_options
-from training.origins import made_of, read_note, write_note
 from training.processes import require_one
+from training.provenance import made_of, read_note, write_note
 from training.recipes import Recipe
 from training.references import FIELDS, References
-from training.train import check_plan, recipe_data, reference_folder, referred_of, train
+from training.train import check_plan, recipe_data, reference_folder, reference_recipes, train
 from training.validation import hold_out
 
 HELD_OUT = 0.1
@@ -88,7 +88,7 @@ def sweep(
             f"{'no weight' if recipe.old else 'none'}",
             pointer="/method",
         )
-    named = {**referred_of(recipe), **(references or {})}
+    named = {**reference_recipes(recipe), **(references or {})}
     check_plan(recipe, out / "trial-0", named)
     found = (reference_folder(recipe, field, False, named) for field in FIELDS)
     folders = [folder for folder in found if folder is not None]

@@ -21,19 +21,19 @@ from training.evaluate import measure, run_over
 from training.export import write_version
 from training.first_batch import try_batch
 from training.fitting import checkpoint_of, cpu_threads, fit
+from training.folder_lock import FolderInUse, lock_file, lock_folder, wait_until_unlocked
 from training.heads import linear_weight
-from training.limits import check_choices, check_numbers
 from training.losses import UNKNOWN, class_means, class_radii
 from training.method import Method, Old
 from training.module import PsiTraining, Training
+from training.recipe_checks import check_choices, check_numbers
 from training.recipes import RECIPES, Recipe, find_recipe, recipe_from_json
-from training.references import FIELDS, TAKES_OVER, References, differences, referred
+from training.references import FIELDS, NO_ENCODER_METHOD, References, differences, reference_recipe
 from training.report import report_version
 from training.side_information import KINDS, Psi, build_psi, dim_of, recipe_of_psi
 from training.sources import load_data
-from training.stored import StoredVersion, encodes_alone, open_stored, with_encoded
+from training.stored_embeddings import StoredVersion, is_encoder_only, open_stored, with_encoder_embeddings
 from training.trained import Trained, blank_old, build_method
-from training.turns import Taken, lock_of, only_here, wait_for_turn
 from training.validation import Validation, hold_out
 
 RUNS = Path("runs")
@@ -68,21 +68,21 @@ def train(
             before still is.
         KeyboardInterrupt: stopped by Ctrl-C or SIGTERM; likewise.
     """
-    references = {**referred_of(recipe), **(references or {})}
+    references = {**reference_recipes(recipe), **(references or {})}
     check_plan(recipe, out, references)
-    with only_here(out):
+    with lock_folder(out):
         data = data or recipe_data(recipe)
         classes = len(data.classes)
         old = load_old(recipe, progress, references)
         if old is not None:
             check_target(out, old.version)
             check_sizes(recipe, blank_old(classes, old.dim, old.side_dim, old.space), classes, references)
-        learned_from, validation = validated(recipe, data, old)
+        learned_from, validation = hold_out_validation(recipe, data, old)
         independent = load_reference(recipe, "independent", progress, references)
 
         with cpu_threads(recipe.threads):
             lightning.seed_everything(recipe.seed, verbose=False)
-            described = None if old is None else describe(old, learned_from)
+            described = None if old is None else summarise_old(old, learned_from)
             new_dim, new_head = (0, None) if independent is None else (independent.dim, independent.head)
             method = build_method(recipe, classes, described, new_dim, new_head)
             backbone = new_backbone(recipe) if method.trains_encoder else reuse_backbone(independent, recipe)
@@ -93,8 +93,8 @@ def train(
             head = method.head_weights() if method.trains_encoder or independent is None else independent.head
             old_dim, old_side_dim = (0, 0) if old is None else (old.dim, old.side_dim)
             trained = Trained(recipe, backbone, method, data.classes, old_dim, head, psi, old_side_dim)
-        with processes.meeting():
-            if processes.leads():
+        with processes.barrier_after():
+            if processes.is_rank_zero():
                 finish(trained, old, data, out, progress)
     return out
 
@@ -114,7 +114,7 @@ def check_plan(recipe: Recipe, out: Path, references: References) -> None:
     """Refuse what cannot work before anything is read or trained.
 
     Raises:
-        InvalidArgument: a field of a recipe, the folder, an encoder that cannot be taken over, or see `is_there`.
+        InvalidArgument: a field of a recipe, the folder, an encoder that cannot be taken over, or see `is_trained`.
     """
     for one in (recipe, *references.values()):
         check_numbers(one)
@@ -122,12 +122,12 @@ def check_plan(recipe: Recipe, out: Path, references: References) -> None:
     check_target(out)
     for field, reference in references.items():
         # Whoever trains it now decides what will be there; one that is there may be of a machine with a GPU.
-        if not lock_of(RUNS / reference.name).exists() and not is_there(field, reference):
+        if not lock_file(RUNS / reference.name).exists() and not is_trained(field, reference):
             check_choices(reference)
-            check_planned(reference, referred_of(reference))
-    if recipe.method == TAKES_OVER and "independent" in references:
-        check_taken_over(references["independent"], recipe)
-    check_planned(recipe, references)
+            check_planned_sizes(reference, reference_recipes(reference))
+    if recipe.method == NO_ENCODER_METHOD and "independent" in references:
+        check_same_encoder(references["independent"], recipe)
+    check_planned_sizes(recipe, references)
 
 
 def recipe_data(recipe: Recipe) -> Data:
@@ -136,14 +136,14 @@ def recipe_data(recipe: Recipe) -> Data:
     stored = (Path(path), open_stored(recipe.old).version) if path else None
     data = load_data(recipe.data, recipe.root, recipe.unreadable, stored)
     data = data.split(recipe.classes, recipe.class_share, recipe.fraction, recipe.split_seed)
-    if stored is None and encodes_alone(recipe.old):
-        data = with_encoded(data, open_stored(recipe.old).version)
+    if stored is None and is_encoder_only(recipe.old):
+        data = with_encoder_embeddings(data, open_stored(recipe.old).version)
     return data
 
 
-def referred_of(recipe: Recipe) -> References:
+def reference_recipes(recipe: Recipe) -> References:
     """The recipes that a recipe names, as they go with it."""
-    return {field: referred(recipe, field) for field in FIELDS if getattr(recipe, field) in RECIPES}
+    return {field: reference_recipe(recipe, field) for field in FIELDS if getattr(recipe, field) in RECIPES}
 
 
 def load_old(recipe: Recipe, progress: bool, references: References) -> Trained | StoredVersion | None:
@@ -151,7 +151,7 @@ def load_old(recipe: Recipe, progress: bool, references: References) -> Trained 
 
     Raises as `load_reference`.
     """
-    if recipe.old_embeddings or encodes_alone(recipe.old):
+    if recipe.old_embeddings or is_encoder_only(recipe.old):
         return open_stored(recipe.old)
     return load_reference(recipe, "old", progress, references)
 
@@ -170,13 +170,13 @@ def reference_folder(recipe: Recipe, field: str, progress: bool, references: Ref
     """Where a version is that a recipe names: a version folder, or a recipe, trained into `RUNS` unless it is there.
 
     Raises:
-        InvalidArgument: neither, or see `is_there`.
+        InvalidArgument: neither, or see `is_trained`.
     """
     reference: str = getattr(recipe, field)
     if not reference:
         return None
     if field in references:
-        return run_of(field, references[field], progress)
+        return ensure_trained(field, references[field], progress)
     if not (Path(reference) / CARD).is_file():
         raise InvalidArgument(
             f"{field}={reference} is neither a version folder nor a recipe{did_you_mean(reference, RECIPES)}; "
@@ -186,7 +186,7 @@ def reference_folder(recipe: Recipe, field: str, progress: bool, references: Ref
     return Path(reference)
 
 
-def check_planned(recipe: Recipe, references: References) -> None:
+def check_planned_sizes(recipe: Recipe, references: References) -> None:
     """`check_sizes` before anything is read or trained, where a recipe tells the old version's sizes."""
     classes, old = 2, references.get("old")  # a method that takes two classes takes any number
     if not recipe.old and not recipe.old_embeddings:
@@ -225,37 +225,37 @@ def planned_dim(recipe: Recipe, references: References) -> int | None:
     return load_version(folder).card.dim if (folder / CARD).is_file() else None
 
 
-def run_of(field: str, recipe: Recipe, progress: bool) -> Path:
+def ensure_trained(field: str, recipe: Recipe, progress: bool) -> Path:
     """A recipe's version below `RUNS`, for the field that names it; trained now unless it is there.
 
     Where another process trains it, this one waits and looks again; of several processes that train together none
     does, as all must see the same. With `progress`, says which of both, and what differs from the recipe by name.
 
     Raises:
-        InvalidArgument: see `is_there`.
+        InvalidArgument: see `is_trained`.
     """
 
     def say(text: str) -> None:
-        if progress and processes.leads():
+        if progress and processes.is_rank_zero():
             print(text)
 
     out = RUNS / recipe.name
     if processes.world() == 1:
-        wait_for_turn(out, say)
-    if is_there(field, recipe):
+        wait_until_unlocked(out, say)
+    if is_trained(field, recipe):
         say(f"{out} is used as it is")
         return out
     changed = ", ".join(differences(recipe, find_recipe(recipe.name)))
     say(f"{out} is trained first{f', with {changed}' if changed else ''}")
     try:
         return train(recipe, out, progress)
-    except Taken:
+    except FolderInUse:
         if processes.world() > 1:
             raise
-        return run_of(field, recipe, progress)
+        return ensure_trained(field, recipe, progress)
 
 
-def is_there(field: str, recipe: Recipe) -> bool:
+def is_trained(field: str, recipe: Recipe) -> bool:
     """Whether a recipe's version is below `RUNS`, made by this very recipe.
 
     Raises:
@@ -299,7 +299,9 @@ def train_psi(recipe: Recipe, data: Data, out: Path, progress: bool) -> Psi | No
     return psi
 
 
-def validated(recipe: Recipe, data: Data, old: Trained | StoredVersion | None) -> tuple[Data, Validation | None]:
+def hold_out_validation(
+    recipe: Recipe, data: Data, old: Trained | StoredVersion | None
+) -> tuple[Data, Validation | None]:
     """What is left to train on, and what measures on the rest after every epoch."""
     if not recipe.held_out:
         return data, None
@@ -320,11 +322,11 @@ def reuse_backbone(independent: Trained | None, recipe: Recipe) -> nn.Module:
     """
     if independent is None:
         raise InvalidArgument(f"method {recipe.method} needs independent=FOLDER, a new version", pointer="/independent")
-    check_taken_over(independent.recipe, recipe)
+    check_same_encoder(independent.recipe, recipe)
     return independent.backbone
 
 
-def check_taken_over(independent: Recipe, recipe: Recipe) -> None:
+def check_same_encoder(independent: Recipe, recipe: Recipe) -> None:
     """Refuse the encoder of an independent version that is not as the recipe says.
 
     Raises:
@@ -364,7 +366,7 @@ def build_module(
     )
 
 
-def describe(old: Trained | StoredVersion, data: Data) -> Old:
+def summarise_old(old: Trained | StoredVersion, data: Data) -> Old:
     """What the old version makes of the new data: its mean embedding of each class, and which classes it knows.
 
     One whose embeddings come from a file knows every class, and has no head.

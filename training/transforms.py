@@ -122,7 +122,7 @@ def resized_crop(image_BCHW: Tensor) -> Tensor:
     skew_B = (math.log(RATIO[0]) + (math.log(RATIO[1]) - math.log(RATIO[0])) * ratio_B).exp()
     skew_B = (skew_B * height / width).sqrt()  # both sizes are shares of their sides
     high_B, wide_B = (size_B / skew_B).clamp(max=1), (size_B * skew_B).clamp(max=1)
-    return blown_up(image_BCHW, (1 - high_B) * down_B, (1 - wide_B) * across_B, high_B, wide_B)
+    return crop_and_zoom(image_BCHW, (1 - high_B) * down_B, (1 - wide_B) * across_B, high_B, wide_B)
 
 
 def resized_crop_flip(image_BCHW: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def cropped(image_BCHW: Tensor, top_B: Tensor, left_B: Tensor, height: int, widt
     return every_window[torch.arange(len(image_BCHW), device=top_B.device), :, top_B, left_B]
 
 
-def blown_up(image_BCHW: Tensor, top_B: Tensor, left_B: Tensor, high_B: Tensor, wide_B: Tensor) -> Tensor:
+def crop_and_zoom(image_BCHW: Tensor, top_B: Tensor, left_B: Tensor, high_B: Tensor, wide_B: Tensor) -> Tensor:
     """From each image the part with this first corner and size, all as shares of its sides, at the image's size."""
     zero_B = torch.zeros_like(top_B)
     x_B3 = torch.stack([wide_B, zero_B, 2 * left_B + wide_B - 1], dim=1)

@@ -18,7 +18,7 @@ from index.space import Vectors
 from index.version import EdgeKind
 from training.data import Data, ImageSet, batches
 from training.divergence import check_finite
-from training.evaluate import compare, meet, run_over
+from training.evaluate import apply_edge, compare, run_over
 from training.module import Training
 from training.trained import OUTPUTS
 
@@ -61,7 +61,7 @@ class Validation(lightning.Callback):
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         assert isinstance(pl_module, Training)
-        values = self.measured(pl_module)
+        values = self.measure_pairs(pl_module)
         if trainer.loggers:
             pl_module.log_dict({f"held-out {pair}": value for pair, value in values.items()})
         value = float(trainer.strategy.broadcast(sum(values.values()) / len(values)))
@@ -78,25 +78,25 @@ class Validation(lightning.Callback):
         """Whether no better epoch came for so long that the training ends with this one."""
         return 0 < self.patience <= epoch - int(self.best["epoch"])
 
-    def measured(self, module: Training) -> dict[str, float]:
+    def measure_pairs(self, module: Training) -> dict[str, float]:
         """CMC-1 by pair: new/new and, with an edge, new/old."""
         images, recipe, method = self.data.query, module.recipe, module.method
         if self.old is None:
-            self.old = self.seen_by_old(module)
-        new_SD = _made(module, images)
+            self.old = self.embed_by_old(module)
+        new_SD = _embed(module, images)
         check_finite(new_SD)
         values = {"new/new": compare(new_SD, new_SD, self.data, recipe.space).cmc(1)}
         old_SN, side_SS = self.old
         if old_SN is not None and method.edge_kind is not None:
             was = module.training
             module.eval()
-            pair = meet(method.edge_kind, method.edge, recipe.space, new_SD, old_SN, side_SS)
+            pair = apply_edge(method.edge_kind, method.edge, recipe.space, new_SD, old_SN, side_SS)
             module.train(was)
             space = recipe.space if method.edge_kind is EdgeKind.FORWARD else self.old_space
             values["new/old"] = compare(*pair, self.data, space).cmc(1)
         return values
 
-    def seen_by_old(self, module: Training) -> tuple[Vectors | None, Vectors | None]:
+    def embed_by_old(self, module: Training) -> tuple[Vectors | None, Vectors | None]:
         """What the old version stores of the held-out images: embeddings and side-information."""
         images, spec, device = self.data.query, module.recipe.preprocess, module.device
         stored: list[Vectors | None] = []
@@ -126,7 +126,7 @@ def _weights(module: Training) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _made(module: Training, images: ImageSet) -> Vectors:
+def _embed(module: Training, images: ImageSet) -> Vectors:
     """(S, D) embeddings by the module as it is now, ready to compare."""
     was, ready = module.training, OUTPUTS[module.recipe.space]
     module.eval()

@@ -28,7 +28,7 @@ def sweep(
     """
     with needs("train"):
         from training.recipe_file import base_of, check_new_file, named_or_read, references_in, write_recipe
-        from training.references import of_others, with_settings
+        from training.references import reference_settings, with_settings
         from training.sweep import Trial
         from training.sweep import sweep as search
 
@@ -42,7 +42,7 @@ def sweep(
             out.print(f"{trial.weights}: new/old {trial.new_old:.3f}, new/new {trial.new_new:.3f}")
 
         ranked = search(chosen, trials, target or Path("runs") / f"sweep-{chosen.name}", say, references)
-        best = None if save is None else write_recipe(ranked[0].recipe, save, of_others(wanted), base)
+        best = None if save is None else write_recipe(ranked[0].recipe, save, reference_settings(wanted), base)
         answer({"trials": [trial.as_json() for trial in ranked], "recipe": best})
         rows = [[t.weights, f"{t.new_old:.3f}", f"{t.new_new:.3f}", f"{t.old_old:.3f}"] for t in ranked]
         print_table(["weights", "new/old CMC-1", "new/new", "old/old"], rows)

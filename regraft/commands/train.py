@@ -66,9 +66,9 @@ def train(
         own = recipe.endswith(".toml")
         named = None if own else find_recipe(recipe)  # before torch is imported, which takes seconds
         from training.overrides import size_settings
-        from training.processes import leads, part
+        from training.processes import is_rank_zero, leave_group
         from training.recipe_file import base_of, read_recipe, references_in, write_recipe
-        from training.references import of_others, with_settings
+        from training.references import reference_settings, with_settings
         from training.train import RUNS
         from training.train import train as train_version
 
@@ -78,7 +78,7 @@ def train(
         base = base_of(recipe)
         chosen, references = with_settings(found, wanted, base)
         if save is not None:
-            saved = write_recipe(chosen, save, of_others(wanted), base)
+            saved = write_recipe(chosen, save, reference_settings(wanted), base)
             answer({"recipe": saved})
             out.print(f"wrote {saved}; `regraft train {save}` trains it")
             return
@@ -90,10 +90,10 @@ def train(
         except KeyboardInterrupt:
             err.print("regraft: stopped; the same command goes on from the last finished epoch", style="yellow")
             raise typer.Exit(INTERRUPTED) from None
-        if leads():
+        if is_rank_zero():
             answer({"folder": written})
             out.print(f"wrote {written}")
-        part()
+        leave_group()
 
 
 def evaluate(

@@ -21,7 +21,7 @@ from index.version import Edge, EdgeKind, Version
 from training import embeddings
 from training.cross_version import CrossVersions, oldest_first
 from training.data import Data
-from training.edges import with_unfinished
+from training.edges import with_unexported_edges
 from training.embeddings import VersionEmbeddings, embed_version
 from training.method import ItemEdge
 
@@ -140,9 +140,9 @@ def test_an_edge_that_waits_for_its_exporter_is_seen_and_needs_the_weights(
     v2 = make_version(tmp_path / "v2", "v2", 4, edges=[(v1, "forward")])
     (v2.folder / "edges").rename(v2.folder / "unfinished")
     write_card(v2.folder, v2.card)
-    waiting = with_unfinished(load_version(v2.folder))
+    waiting = with_unexported_edges(load_version(v2.folder))
     assert [(edge.old, edge.kind, edge.folder) for edge in waiting.edges] == [("v1", EdgeKind.FORWARD, None)]
-    assert with_unfinished(v1) == v1
+    assert with_unexported_edges(v1) == v1
     with pytest.raises(NoEncoder, match="the edge from 'v2' to 'v1' is an ONNX model"):
         CrossVersions(embedded(data, v1, waiting))
 

@@ -108,9 +108,9 @@ def test_a_single_class_is_nothing_to_train_on() -> None:
 def test_queries_without_another_image_of_their_class_are_lonely() -> None:
     alone = some([0, 0, 1, 2, 2])
 
-    assert Data(alone, alone, alone, same=True).lonely() == 1
-    assert Data(alone, alone, some([0, 1, 1])).lonely() == 2
-    assert Data(alone, some([0, 5]), some([0, 1])).lonely() == 1
+    assert Data(alone, alone, alone, same=True).queries_without_match() == 1
+    assert Data(alone, alone, some([0, 1, 1])).queries_without_match() == 2
+    assert Data(alone, some([0, 5]), some([0, 1])).queries_without_match() == 1
 
 
 def test_tensors_are_what_serving_sees_of_each_image_and_are_decoded_once(

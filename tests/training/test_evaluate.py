@@ -10,7 +10,7 @@ from index.evaluation.metrics import Retrieval
 from index.transform import Truncate
 from index.version import Card, Edge, EdgeKind
 from training.data import Arrays, Data, ImageSet
-from training.evaluate import Report, compare, cross, embed, gain, measure, scores
+from training.evaluate import Report, apply_trained_edge, compare, embed, gain, measure, scores
 from training.method import Old
 from training.recipes import RECIPES
 from training.trained import Trained, build_method
@@ -93,7 +93,7 @@ def test_crossing_an_edge_in_torch_equals_what_serving_does() -> None:
     edge = Edge("v2", "v1", EdgeKind.TRUNCATE)
     cards = Card("v2", 5, {"kind": "cosine"}), Card("v1", 3, {"kind": "cosine"})
 
-    crossed, unmoved = cross(new, queries, items)
+    crossed, unmoved = apply_trained_edge(new, queries, items)
     np.testing.assert_allclose(crossed, Truncate(edge, *cards)(queries), atol=1e-6)
     assert unmoved is items
 

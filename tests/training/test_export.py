@@ -19,7 +19,7 @@ from index.folder import load_version, write_card, write_edge
 from index.version import EDGE_MODEL, ENCODER, PROBE, Edge, EdgeKind
 from staging.recipes import quick, train_weights
 from training import export
-from training.edges import with_unfinished
+from training.edges import with_unexported_edges
 from training.tracing import to_onnx
 from training.trained import WEIGHTS, Trained
 
@@ -93,7 +93,7 @@ def test_an_edge_that_was_fitted_before_the_export_stays_beside_the_trained_one_
     write_edge(v2, Edge("v2", fitted_to, EdgeKind.MATRIX, support=600))
     write_card(v2, card)
 
-    assert {edge.old: edge.kind.value for edge in with_unfinished(load_version(v2)).edges} == kinds
+    assert {edge.old: edge.kind.value for edge in with_unexported_edges(load_version(v2)).edges} == kinds
     made = verify_version(export.export(v2, v2))
     assert {edge.old: edge.kind.value for edge in made.edges} == kinds
     assert not (v2 / export.UNFINISHED).exists()

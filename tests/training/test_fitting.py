@@ -27,7 +27,7 @@ from training import train as path
 from training.data import Data
 from training.divergence import Diverged
 from training.fitting import changes, checkpoint_of, identity, logs_of
-from training.module import Loop, Training
+from training.module import BaseTraining, Training
 from training.recipes import find_recipe
 from training.trained import WEIGHTS, Trained
 
@@ -273,7 +273,7 @@ def test_a_training_is_told_from_others_by_what_decides_its_weights(
     changed: dict[str, Any], images: Callable[[Data], Data], other: str
 ) -> None:
     data = path.recipe_data(RECIPE)
-    one, two = (Loop(recipe) for recipe in (RECIPE, replace(RECIPE, **changed)))
+    one, two = (BaseTraining(recipe) for recipe in (RECIPE, replace(RECIPE, **changed)))
 
     assert changes(identity(one, data), identity(two, images(data))) == other
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from index.errors import InvalidArgument
-from training.batching import EpochBatchSampler, mixed, training_batches
+from training.batching import EpochBatchSampler, mix_seeds, training_batches
 from training.recipes import find_recipe
 from training.sources import load_data
 
@@ -88,7 +88,9 @@ def test_cached_embeddings_go_with_their_images() -> None:
 
 
 def test_every_number_changes_a_mixed_seed() -> None:
-    assert len({mixed(0, 1, 2), mixed(1, 1, 2), mixed(0, 2, 2), mixed(0, 1, 3), mixed(2, 1, 0)}) == 5
+    assert (
+        len({mix_seeds(0, 1, 2), mix_seeds(1, 1, 2), mix_seeds(0, 2, 2), mix_seeds(0, 1, 3), mix_seeds(2, 1, 0)}) == 5
+    )
 
 
 def test_kept_images_are_augmented_by_workers_to_the_same_batches() -> None:

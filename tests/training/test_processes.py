@@ -43,7 +43,7 @@ recipe = replace(find_recipe("digits_hot_refresh"), epochs=3, warmup_epochs=0, b
 path.train(recipe, place / "v", progress=False)
 assert (place / "v" / "card.json").is_file(), "left before the version was there"
 (place / f"writes{processes.rank()}").write_text(str(len(writes)))
-processes.part()
+processes.leave_group()
 """
 
 MEETING = """
@@ -53,12 +53,12 @@ import torch.distributed as dist
 from training import processes
 
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1))
-with processes.meeting():
-    if processes.leads():
+with processes.barrier_after():
+    if processes.is_rank_zero():
         time.sleep(3)
         Path(sys.argv[1]).touch()
 assert Path(sys.argv[1]).exists(), "left before the first one was done"
-processes.part()
+processes.leave_group()
 """
 
 DIVERGING = """
@@ -80,7 +80,7 @@ Training.step = spoiled
 try:
     path.train(replace(find_recipe("digits_v1"), epochs=1, warmup_epochs=0), Path(sys.argv[1]) / "v", progress=False)
 except Diverged:
-    processes.part()
+    processes.leave_group()
     sys.exit()
 sys.exit("did not diverge")
 """

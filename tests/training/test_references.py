@@ -85,10 +85,10 @@ def test_it_is_said_what_is_trained_first_and_with_what(
     monkeypatch.setattr(path, "RUNS", runs)
     monkeypatch.setattr(path, "train", lambda recipe, out, progress: v1)
     there = recipe_from_json(load_version(v1).card.recipe)
-    path.run_of("old", replace(find_recipe("digits_v1"), epochs=1, root="X"), progress=True)
+    path.ensure_trained("old", replace(find_recipe("digits_v1"), epochs=1, root="X"), progress=True)
     runs.mkdir()
     (runs / "digits_v1").symlink_to(v1)
-    path.run_of("old", replace(there, workers=3), progress=True)
+    path.ensure_trained("old", replace(there, workers=3), progress=True)
 
     out = runs / "digits_v1"
     assert capsys.readouterr().out.splitlines() == [

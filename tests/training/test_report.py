@@ -20,8 +20,8 @@ from index.space import Cosine
 from index.version import Version
 from training import report as module
 from training.data import Data
-from training.learning import learned
-from training.matches import chosen, firsts
+from training.loss_curves import read_loss_curves
+from training.matches import choose_queries, first_items
 from training.matrix import Evaluation, evaluate
 from training.plots import as_svg, bars_figure, curves_figure, learning_figure, matrix_figure
 from training.report import page, report_of, report_version, write_evaluation, write_report
@@ -183,7 +183,7 @@ def test_the_page_shows_queries_with_their_first_matches(measured: Evaluation, d
     rows = re.findall(r'<tr><td>(<img class="query".*?)</tr>', html)
 
     assert len(rows) == 6
-    for row, query in zip(rows, chosen(measured, "v2", "v1"), strict=True):
+    for row, query in zip(rows, choose_queries(measured, "v2", "v1"), strict=True):
         cells = [re.findall(r'class="(right|wrong)"', cell) for cell in row.split("<td>")[1:]]
         assert [len(marks) for marks in cells] == [5, 5]
         hits = [measured.cells[pair].retrieval.hits[1][query] for pair in (("v1", "v1"), ("v2", "v1"))]
@@ -194,8 +194,8 @@ def test_a_query_does_not_find_its_own_image() -> None:
     vectors = np.eye(3, dtype=np.float32)
     compared = Compared(vectors, vectors, Cosine())
 
-    assert firsts(compared, 1, -1)[0] == 1
-    assert 1 not in firsts(compared, 1, 1, k=2)
+    assert first_items(compared, 1, -1)[0] == 1
+    assert 1 not in first_items(compared, 1, 1, k=2)
 
 
 def test_the_learning_curve_is_the_mean_of_each_epoch_and_the_last_start_counts(
@@ -205,12 +205,12 @@ def test_the_learning_curve_is_the_mean_of_each_epoch_and_the_last_start_counts(
         (tmp_path / start).mkdir()
         (tmp_path / start / "metrics.csv").write_text("epoch,step,loss,influence\n" + rows)
 
-    logged = learned(tmp_path)
+    logged = read_loss_curves(tmp_path)
 
     assert logged == {"loss": {1: 3.0, 2: 1.0, 3: 0.5}, "influence": {1: 3.0, 2: 1.0, 3: 2.0}}
     assert list(logged) == ["loss", "influence"]
     assert "Learning" in page(measured, "v2", logged=logged)
-    assert learned(tmp_path / "nowhere") == {}
+    assert read_loss_curves(tmp_path / "nowhere") == {}
     loss, parts = learning_figure(logged).axes
     assert loss.lines[0].get_ydata().tolist() == [3.0, 1.0, 0.5]
     assert parts.get_visible()
@@ -221,4 +221,4 @@ def test_the_learning_curve_begins_with_the_last_training_into_the_folder(tmp_pa
         (tmp_path / start).mkdir()
         (tmp_path / start / "metrics.csv").write_text("epoch,step,loss\n" + rows)
 
-    assert learned(tmp_path) == {"loss": {1: 7.0, 2: 5.0}}
+    assert read_loss_curves(tmp_path) == {"loss": {1: 7.0, 2: 5.0}}

@@ -16,7 +16,7 @@ from training.batching import training_batches
 from training.contrasts import nt_xent
 from training.heads import Softmax
 from training.method import Classifier
-from training.module import Loop
+from training.module import BaseTraining
 from training.recipes import Recipe, find_recipe
 from training.side_information import (
     NONE,
@@ -161,7 +161,7 @@ def test_psis_rate_rises_and_falls_at_the_same_shares_of_its_own_training(
     own = recipe_of_psi(sided(epochs=100, warmup_epochs=5, milestones=(30, 60, 80), side_epochs=side_epochs))
 
     assert (own.warmup_epochs, own.milestones) == (warmup, milestones)
-    Loop(own)
+    BaseTraining(own)
 
 
 @pytest.mark.parametrize(

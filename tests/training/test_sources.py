@@ -74,7 +74,7 @@ def test_a_class_may_be_a_folder_in_a_folder(tmp_path: Path) -> None:
 
     assert data.classes == ["Greek/one", "Greek/two", "Latin/one", "Latin/two"]
     assert sorted(set(data.query.labels.tolist()) & set(data.train.labels.tolist())) == []
-    assert data.lonely() == 0
+    assert data.queries_without_match() == 0
 
 
 def test_a_folder_of_classes_is_cut_into_parts_of_which_none_has_the_others_images(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_folder_of_classes_is_cut_into_parts_of_which_none_has_the_others_imag
     assert counts.keys() == {"a", "a/inner"}
     assert 2 <= counts["a"] <= 10
     assert counts["a/inner"] == 2
-    assert data.lonely() == 0
+    assert data.queries_without_match() == 0
 
 
 def test_nothing_that_an_older_version_was_trained_on_is_kept_for_testing_when_a_folder_grows(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_no_query_that_could_find_its_class_is_one_clear_message(root: Path) -> 
 def test_a_class_with_one_test_image_is_no_obstacle_to_the_others(root: Path) -> None:
     (root / "test" / "Z" / "2.png").unlink()
 
-    assert load_data("folders", str(root)).lonely() == 1
+    assert load_data("folders", str(root)).queries_without_match() == 1
 
 
 def break_one(root: Path) -> Path:

@@ -161,7 +161,7 @@ def test_what_cannot_work_is_refused_before_an_independent_version_is_trained_fo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trained = []
-    monkeypatch.setattr(path, "run_of", lambda _, recipe, __: trained.append(recipe.name))
+    monkeypatch.setattr(path, "ensure_trained", lambda _, recipe, __: trained.append(recipe.name))
 
     with pytest.raises(InvalidArgument, match=message):
         path.train(quick(name, old=str(v1), **changes), tmp_path / "v2", progress=False)

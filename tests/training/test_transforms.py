@@ -12,7 +12,7 @@ from index.image import preprocess
 from index.version import Preprocess
 from training.transforms import (
     AUGMENTATIONS,
-    blown_up,
+    crop_and_zoom,
     crop_flip,
     cropped,
     find_augmentation,
@@ -80,7 +80,7 @@ def test_a_crop_is_v2s_crop_at_the_same_place() -> None:
 
 def test_a_part_blown_up_is_v2s_resized_crop() -> None:
     image_BCHW = batch(2, 24, 20)
-    made = blown_up(image_BCHW, *(torch.full((2,), share) for share in (4 / 24, 6 / 20, 12 / 24, 10 / 20)))
+    made = crop_and_zoom(image_BCHW, *(torch.full((2,), share) for share in (4 / 24, 6 / 20, 12 / 24, 10 / 20)))
 
     expected = functional.resized_crop(image_BCHW, 4, 6, 12, 10, [24, 20], antialias=False)
     # At the border of the part one reads what lies beyond it, the other stops there.

@@ -69,7 +69,7 @@ def test_held_out_images_are_neither_in_class_means_nor_seen_by_side_information
         seen.extend(len(one.train) for one in given if isinstance(one, Data))
         return real(*given, **named)
 
-    for name in ("describe", "train_psi", "fit"):
+    for name in ("summarise_old", "train_psi", "fit"):
         monkeypatch.setattr(path, name, partial(watched, getattr(path, name)))
     path.train(recipe, tmp_path / "v", progress=False, data=data)
 
@@ -80,13 +80,13 @@ def test_held_out_images_are_neither_in_class_means_nor_seen_by_side_information
 def test_what_is_measured_is_what_a_report_says_of_the_same_images(
     method: str, v1: Path, hyperbolic: Path, independent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, measured = [], Validation.measured
+    told, measured = [], Validation.measure_pairs
 
     def watched(validation: Validation, module: Training) -> dict[str, float]:
         told.append(measured(validation, module))
         return told[-1]
 
-    monkeypatch.setattr(Validation, "measured", watched)
+    monkeypatch.setattr(Validation, "measure_pairs", watched)
     old = hyperbolic if method == "hbct" else v1
     recipe = quick(f"digits_{method}", old=str(old), epochs=1, held_out=0.2)
     recipe = replace(recipe, independent=str(independent)) if method == "fct" else recipe
@@ -106,7 +106,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> list[dict[
         seen.append({name: x.clone() for name, x in module.backbone.state_dict().items()})
         return {"new/new": values[module.trainer.current_epoch]}
 
-    monkeypatch.setattr(Validation, "measured", measured)
+    monkeypatch.setattr(Validation, "measure_pairs", measured)
     return seen
 
 

@@ -46,7 +46,7 @@ class Recipe:
         old: the version to be compatible with: its folder, or a recipe that is trained first. A folder without weights
             is asked by its encoder.onnx, once for each image.
         old_embeddings: an .npz of the old version's embeddings, where it embeds text or the like instead of images, see
-            `training.stored`.
+            `training.stored_embeddings`.
         independent: the independently trained new model, where the method needs one; likewise.
         side: "none" or a kind of `training.side_information.KINDS`: what is stored of an item beside its embedding, for
             the forward transform of a later version.

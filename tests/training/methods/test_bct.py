@@ -20,7 +20,7 @@ from training.methods.bct import Bct
 from training.methods.compatible import cosine_scale
 from training.methods.lwf import Lwf
 from training.sources import load_data
-from training.train import describe
+from training.train import summarise_old
 from training.trained import Trained, build_method
 
 CLASSES, OLD_DIM, SCALE = 4, 3, 5.0
@@ -223,7 +223,7 @@ def test_an_old_head_of_cosines_is_read_as_it_was_trained(head: str) -> None:
     classifier = Classifier(HEADS[head](recipe.dim, 5))
     backbone = build_backbone(recipe.backbone, 1, recipe.dim)
     old = Trained(recipe, backbone, build_method(recipe, 5, None), data.classes, head=classifier.weights())
-    described = describe(old, data)
+    described = summarise_old(old, data)
     context = MethodContext(recipe.dim, 5, lambda dim: Classifier(Softmax(dim, 5)), described)
     z_BD = torch.randn(4, recipe.dim)
 

@@ -197,7 +197,7 @@ def test_a_smaller_version_reaches_the_old_space_by_zeros_for_what_it_lacks(
 
 def test_describe_gives_methods_the_old_versions_means_centres_and_radii(references: dict[str, Path]) -> None:
     old, data = Trained.load(references["v1"]), load_data("digits_new", "")
-    described = path.describe(old, data)
+    described = path.summarise_old(old, data)
     rows = np.flatnonzero(data.train.labels == data.classes[7])
     tensors = Tensors(data.train, old.recipe.preprocess)
     raw = torch.cat([old.raw(tensors[int(row)][0][None]) for row in rows])

@@ -1,4 +1,4 @@
-"""What a version was made of, kept in a note beside it: made of anything else, it is trained again."""
+"""A note beside a version of the recipe and reference versions it was trained from; if they change, it is retrained."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from training.recipes import Recipe
 
 
 def made_of(recipe: Recipe, references: Iterable[Path]) -> dict[str, Any]:
-    """A recipe, and the very versions that it names."""
+    """A recipe, and the card checksums of the versions that it names, as JSON."""
     return {"recipe": recipe.as_json(), "references": [card_sha(folder) for folder in references]}
 
 
 def card_sha(folder: Path) -> str:
-    """The sha256 of a version's card, which holds those of its files; "" where there is no version."""
+    """The sha256 of a version's card, which holds its files' checksums; "" where there is no version."""
     return card_sha256(folder) if (folder / CARD).is_file() else ""
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """What a note says; nothing where there is none, or half of one."""
+    """Read a note; {} where there is none, or half of one."""
     try:
-        said = json.loads(path.read_text())
+        note = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return note if isinstance(note, dict) else {}
 
 
-def write_note(path: Path, said: dict[str, Any]) -> None:
+def write_note(path: Path, note: dict[str, Any]) -> None:
     """Write a note."""
-    write_whole(path, json.dumps(said, indent=1).encode())
+    write_whole(path, json.dumps(note, indent=1).encode())
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -17,7 +17,7 @@ from index.folder import load_version, write_card
 from index.transform import load_transform
 from index.version import Card, EdgeKind, Version
 from staging.recipes import quick, train_weights
-from training import fitting, stored
+from training import fitting, stored_embeddings
 from training import train as path
 from training.data import Data
 from training.evaluate import embed
@@ -26,7 +26,7 @@ from training.module import Training
 from training.overrides import with_overrides
 from training.recipes import RECIPES, Recipe, recipe_from_json
 from training.sources import load_data
-from training.stored import with_stored
+from training.stored_embeddings import with_file_embeddings
 from training.trained import Trained
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -147,7 +147,7 @@ def test_embeddings_may_be_given_for_each_image_and_stay_with_it_through_every_s
     sets = {"train": plain.train, "query": plain.query, "gallery": plain.gallery}
     drawn = {part: np.random.default_rng(7).standard_normal((len(s), DIM)) for part, s in sets.items()}
     np.savez(place / "images.npz", **drawn)
-    data = with_stored(plain, place / "images.npz", version).split(classes=4, fraction=0.3, seed=2)
+    data = with_file_embeddings(plain, place / "images.npz", version).split(classes=4, fraction=0.3, seed=2)
     unit = drawn["train"] / np.linalg.norm(drawn["train"], axis=1, keepdims=True)
     kept = [
         int(np.flatnonzero((plain.train.images.images == image).all((1, 2)))[0]) for image in data.train.images.images
@@ -165,11 +165,13 @@ def test_embeddings_may_be_given_for_each_image_and_stay_with_it_through_every_s
 def test_where_both_sides_are_one_list_one_set_of_embeddings_does(place: Path) -> None:
     plain = load_data("digits_new", "")
     np.savez(place / "same.npz", train=np.ones((900, DIM)), query=np.ones((320, DIM)))
-    same = with_stored(replace(plain, gallery=plain.query, same=True), place / "same.npz", load_version(place / "text"))
+    same = with_file_embeddings(
+        replace(plain, gallery=plain.query, same=True), place / "same.npz", load_version(place / "text")
+    )
 
     assert same.gallery is same.query
     with pytest.raises(InvalidArgument, match="holds no embeddings for the 577 gallery images"):
-        with_stored(plain, place / "same.npz", load_version(place / "text"))
+        with_file_embeddings(plain, place / "same.npz", load_version(place / "text"))
 
 
 @pytest.mark.parametrize(
@@ -227,7 +229,7 @@ def test_a_text_version_alone_says_that_it_needs_a_file(place: Path, tmp_path: P
 def test_other_embeddings_are_another_training(place: Path) -> None:
     version = load_version(place / "text")
     np.savez(place / "other.npz", classes=np.arange(10), embeddings=-tower(list(NAMES)))
-    module = type("Module", (), {"recipe": RECIPES["digits_l2"](), "looking_on": {}})()
+    module = type("Module", (), {"recipe": RECIPES["digits_l2"](), "frozen_models": {}})()
     one, other = (
         fitting.identity(module, load_data("digits_new", "", stored=(place / name, version)))
         for name in ("e.npz", "other.npz")
@@ -268,7 +270,7 @@ def test_an_old_version_without_weights_is_asked_by_its_encoder_once(
     shutil.copytree(v1, tmp_path / "v1")
     (tmp_path / "v1" / "weights.safetensors").unlink()
     write_card(tmp_path / "v1", replace(load_version(v1).card, method="elsewhere", recipe={}))
-    monkeypatch.setattr(stored, "KEPT", tmp_path / "kept")
+    monkeypatch.setattr(stored_embeddings, "EMBEDDING_CACHE", tmp_path / "kept")
     asked, encode = [], Encoder.encode
 
     def counted(encoder: Encoder, images: list) -> object:
@@ -311,14 +313,16 @@ def test_an_old_version_sees_images_as_it_was_made_to_whatever_the_new_one_sees(
 def test_what_an_encoder_said_is_not_kept_for_another_way_to_see_images(
     v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored, "KEPT", tmp_path)
+    monkeypatch.setattr(stored_embeddings, "EMBEDDING_CACHE", tmp_path)
     version, images = load_version(v1), load_data("digits_new", "").query.take(np.arange(5))
     data = Data(images, images, images, same=True)
     preprocess = version.card.preprocess
     assert preprocess is not None
     darker = replace(version, card=replace(version.card, preprocess=replace(preprocess, mean=(0.9,))))
     monkeypatch.setattr(Encoder, "_run_probe", lambda *_: None)
-    first, other, again = (stored.with_encoded(data, one).train.stored for one in (version, darker, version))
+    first, other, again = (
+        stored_embeddings.with_encoder_embeddings(data, one).train.stored for one in (version, darker, version)
+    )
 
     assert not np.array_equal(first, other)
     assert np.array_equal(first, again)

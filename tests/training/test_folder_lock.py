@@ -10,28 +10,28 @@ from pathlib import Path
 import pytest
 
 from staging.recipes import quick
+from training import folder_lock
 from training import train as path
-from training import turns
-from training.turns import Taken, lock_of, only_here, wait_for_turn
+from training.folder_lock import FolderInUse, lock_file, lock_folder, wait_until_unlocked
 
 
 def test_a_folder_that_somebody_trains_into_is_refused_and_nothing_is_left_of_the_lock(tmp_path: Path) -> None:
     out = tmp_path / "runs" / "v"
-    with only_here(out):
-        assert lock_of(out).is_file()
-        with pytest.raises(Taken, match=r"runs/v now; wait until that ends, or choose another folder by --out"):
+    with lock_folder(out):
+        assert lock_file(out).is_file()
+        with pytest.raises(FolderInUse, match=r"runs/v now; wait until that ends, or choose another folder by --out"):
             path.train(quick("digits_v1"), out, progress=False)
-        with pytest.raises(Taken):
-            wait_for_turn(out, print)
+        with pytest.raises(FolderInUse):
+            wait_until_unlocked(out, print)
 
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_killed_training_leaves_a_lock_that_holds_nobody_off_and_what_it_wrote_goes(tmp_path: Path) -> None:
-    lock_of(tmp_path / "v").touch()
+    lock_file(tmp_path / "v").touch()
     (tmp_path / ".v.abcd_123" / "new").mkdir(parents=True)
-    wait_for_turn(tmp_path / "v", print)
-    with only_here(tmp_path / "v"):
+    wait_until_unlocked(tmp_path / "v", print)
+    with lock_folder(tmp_path / "v"):
         (tmp_path / "v").mkdir()
 
     assert [found.name for found in tmp_path.iterdir()] == ["v"]
@@ -43,7 +43,7 @@ def test_a_killed_training_can_go_on_while_a_worker_of_it_is_left(tmp_path: Path
     heard, told = os.pipe()
     training = os.fork()
     if not training:
-        with only_here(tmp_path / "v"):
+        with lock_folder(tmp_path / "v"):
             if not os.fork():
                 os.write(told, str(os.getpid()).encode())
             signal.pause()
@@ -51,8 +51,8 @@ def test_a_killed_training_can_go_on_while_a_worker_of_it_is_left(tmp_path: Path
     os.kill(training, signal.SIGKILL)
     os.waitpid(training, 0)
     try:
-        assert lock_of(tmp_path / "v").is_file()
-        with only_here(tmp_path / "v"):
+        assert lock_file(tmp_path / "v").is_file()
+        with lock_folder(tmp_path / "v"):
             pass
     finally:
         os.kill(worker, signal.SIGKILL)
@@ -66,11 +66,11 @@ def test_a_reference_that_somebody_else_trains_is_waited_for_and_then_used(
     out, held, said = tmp_path / "digits_v1", threading.Event(), threading.Event()
     monkeypatch.setattr(path, "RUNS", tmp_path)
     monkeypatch.setattr(path, "train", lambda *_: pytest.fail("trained twice"))
-    monkeypatch.setattr(turns, "_held", {})  # as in another process
+    monkeypatch.setattr(folder_lock, "_held_locks", {})  # as in another process
 
     def elsewhere() -> None:
-        with only_here(out):
-            turns._held.clear()
+        with lock_folder(out):
+            folder_lock._held_locks.clear()
             held.set()
             said.wait(0.3)
             out.symlink_to(v1)
@@ -78,7 +78,7 @@ def test_a_reference_that_somebody_else_trains_is_waited_for_and_then_used(
     other = threading.Thread(target=elsewhere)
     other.start()
     held.wait()
-    found = path.run_of("old", quick("digits_v1"), progress=True)
+    found = path.ensure_trained("old", quick("digits_v1"), progress=True)
     other.join()
 
     assert found == out

@@ -1,4 +1,4 @@
-"""How a training went, from its logs: the mean of loss and its parts in each epoch, over all its starts."""
+"""Loss curves from a training's CSV logs: the mean of the loss and its parts in each epoch, over all its starts."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 
 TIMES = {"epoch", "step"}
 
-Learned = Mapping[str, Mapping[int, float]]
+LossCurves = Mapping[str, Mapping[int, float]]
 """quantity -> epoch (from 1) -> mean; the loss first."""
 
 
-def learned(logs: Path) -> Learned:
+def read_loss_curves(logs: Path) -> LossCurves:
     """Read the CSV logs of a training.
 
     Args:
-        logs: `training.fitting.logs_of` its folder, with `version_0` and one more folder for each time it went on; an
-            epoch that was trained again counts as the last start logged it. A start at the first epoch is another
-            training's than those before it.
+        logs: `training.fitting.logs_of` its folder, with `version_0` and one more folder each time it resumed; an
+            epoch that was trained again counts as the last start logged it. A start at the first epoch belongs to
+            another training than those before it.
 
     Returns:
-        Nothing where there are no logs, or none that can be read.
+        Empty where there are no logs, or none that can be read.
     """
     means: dict[str, dict[int, float]] = {}
     for path in sorted(logs.glob("version_*/metrics.csv"), key=lambda path: int(path.parent.name.partition("_")[2])):
         values = _epochs(path)
         if any(1 in epochs for epochs in values.values()):
-            means = {}  # it began anew: what was logged before is of another training
+            means = {}  # started anew: the logs before are of another training
         for name, epochs in values.items():
             means.setdefault(name, {}).update({epoch: sum(xs) / len(xs) for epoch, xs in epochs.items()})
     return dict(sorted(means.items(), key=lambda item: (item[0] != "loss", item[0])))

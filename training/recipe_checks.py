@@ -1,4 +1,4 @@
-"""What a recipe may say, before anything is read or trained; what has a rule of its own is checked by that."""
+"""Checks of a recipe's numbers and choices before anything is read or trained; methods and data check the rest."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "threads": (0, 1024),
     "seed": (0, 2**31 - 1),
 }
-"""field -> the least and the greatest number it may be. More is added to a seed, and numpy takes none above 2**32;
-of ten thousands of threads torch dies; no card has a dimension above MAX_DIM."""
+"""field -> its least and greatest value. Seeds get numbers added, and numpy takes none above 2**32; ten thousands of
+threads crash torch; no card has a dimension above MAX_DIM."""
 
 OPTION_LIMITS: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("weight", "adversarial_weight", "alignment_weight", "independent_weight"), (0, math.inf)),
@@ -44,11 +44,11 @@ OPTION_LIMITS: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("branch", "trunk", "hidden", "extra"), (1, MAX_DIM)),
     **dict.fromkeys(("temperature", "zeta", "boundary", "density"), (1e-6, math.inf)),
 }
-"""Option of any method -> likewise; what is divided by, or whose logarithm is taken, is above 0."""
+"""Option of any method -> likewise; a divisor, or an option whose logarithm is taken, is above 0."""
 
 
 def check_numbers(recipe: Recipe) -> None:
-    """Refuse numbers that no training can be made of.
+    """Refuse numbers that no training can run with.
 
     Raises:
         InvalidArgument: one is out of range, infinite or not a number; names the legal values.
@@ -61,7 +61,7 @@ def check_numbers(recipe: Recipe) -> None:
 
 
 def check_number(name: str, value: float, limits: tuple[float, float], whose: str = "") -> None:
-    """Refuse a number, as `check_numbers` does."""
+    """Refuse a number out of its limits, as `check_numbers` does."""
     least, greatest = limits
     if not (least <= value <= greatest and math.isfinite(value)):
         legal = f"{least} or more" if math.isinf(greatest) else f"{least} to {greatest}"
@@ -69,7 +69,7 @@ def check_number(name: str, value: float, limits: tuple[float, float], whose: st
 
 
 def check_choices(recipe: Recipe) -> None:
-    """Refuse what the training loop does not have, and fields that contradict each other.
+    """Refuse choices that the training loop does not offer, and fields that contradict each other.
 
     Raises:
         InvalidArgument: names the field and its legal values.

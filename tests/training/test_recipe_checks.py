@@ -14,8 +14,8 @@ from index.errors import InvalidArgument
 from staging.recipes import quick
 from training import train as path
 from training.first_batch import try_batch
-from training.limits import LIMITS, OPTION_LIMITS, check_choices, check_numbers
 from training.methods import METHODS, method_options
+from training.recipe_checks import LIMITS, OPTION_LIMITS, check_choices, check_numbers
 from training.recipes import RECIPES
 from training.sweep import sweep
 from training.trained import blank_old, build_method
@@ -113,10 +113,10 @@ def test_a_reference_that_is_there_may_be_of_a_machine_with_a_gpu(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     recipe = quick("digits_bct", old="digits_v1")
-    old = replace(path.referred_of(recipe)["old"], precision="16-mixed")
+    old = replace(path.reference_recipes(recipe)["old"], precision="16-mixed")
 
     for there in (True, False):
-        monkeypatch.setattr(path, "is_there", lambda *_, there=there: there)
+        monkeypatch.setattr(path, "is_trained", lambda *_, there=there: there)
         with nullcontext() if there else pytest.raises(InvalidArgument, match="needs a GPU"):
             path.check_plan(recipe, tmp_path / "v", {"old": old})
 
@@ -150,7 +150,7 @@ def test_nothing_is_trained_first_for_a_recipe_that_cannot_be(
     monkeypatch.setattr(path, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(path, "fit", lambda *_, **__: pytest.fail("trained before it was refused"))
     recipe = quick(name, old="digits_v1", **changes)
-    references = path.referred_of(recipe)
+    references = path.reference_recipes(recipe)
     if independent:
         references = {**references, "independent": replace(references["independent"], **independent)}
     with pytest.raises(InvalidArgument, match=said):

@@ -9,7 +9,7 @@ says dimension and space), `old_embeddings` an .npz of one of two forms:
                                                         share is taken; no gallery where both sides are one list
 
 A version folder without weights but with an encoder.onnx needs no file: its encoder makes the embeddings of the images
-once, and they are kept in `KEPT`.
+once, and they are kept in `EMBEDDING_CACHE`.
 
 Shape suffixes: K classes, S, Q, G images, N old dimension.
 """
@@ -34,7 +34,7 @@ from index.version import CARD, Version
 from training.data import Data, ImageSet
 from training.trained import WEIGHTS
 
-KEPT = Path("runs/embeddings")
+EMBEDDING_CACHE = Path("runs/embeddings")
 """Where embeddings that an encoder made are kept, a file for each encoder, way to see images, and set of images."""
 PER_CLASS, PER_IMAGE = ("classes", "embeddings"), ("train", "query")
 POINTER = "/old_embeddings"
@@ -77,7 +77,7 @@ class StoredVersion:
         return str(self.version.card.space["kind"])
 
     def embed(self, images: ImageSet) -> Vectors:
-        """(S, N) its embeddings of images from `with_stored`."""
+        """(S, N) its embeddings of images from `with_file_embeddings`."""
         assert images.stored is not None
         return images.stored
 
@@ -96,7 +96,7 @@ def open_stored(folder: str) -> StoredVersion:
     return StoredVersion(load_version(Path(folder)))
 
 
-def with_stored(data: Data, path: Path, version: Version) -> Data:
+def with_file_embeddings(data: Data, path: Path, version: Version) -> Data:
     """Give every image the old embedding that a file holds for it.
 
     Args:
@@ -126,7 +126,7 @@ def with_stored(data: Data, path: Path, version: Version) -> Data:
     return replace(data, train=train, query=query, gallery=query if data.same else gallery, stored=version.name)
 
 
-def encodes_alone(folder: str) -> bool:
+def is_encoder_only(folder: str) -> bool:
     """Whether this is the folder of a version that no training here made, but that embeds images by itself."""
     if not folder or not (Path(folder) / CARD).is_file():
         return False
@@ -134,7 +134,7 @@ def encodes_alone(folder: str) -> bool:
     return WEIGHTS not in card.files and bool(card.encoder)
 
 
-def with_encoded(data: Data, version: Version) -> Data:
+def with_encoder_embeddings(data: Data, version: Version) -> Data:
     """Give every image the embedding that a version's encoder.onnx makes of it, or made of it before.
 
     Raises:
@@ -148,7 +148,7 @@ def with_encoded(data: Data, version: Version) -> Data:
     encoder: list[Encoder] = []  # loaded when it is needed
 
     def embedded(images: ImageSet) -> ImageSet:
-        path = KEPT / f"{made_by}-{images.fingerprint[:16]}.npy"
+        path = EMBEDDING_CACHE / f"{made_by}-{images.fingerprint[:16]}.npy"
         if path.is_file():
             return replace(images, stored=np.load(path))
         if not encoder:

@@ -1,0 +1,109 @@
+"""A file lock that lets one training at a time write a version folder; others are refused, or wait.
+
+A training into OUT holds a lock on OUT.lock (flock), which the system releases when the process ends, however it ends.
+Of the processes that `torchrun` started, rank zero holds it for all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from index.errors import InvalidArgument
+from index.new_folder import Unwritable, clear_leftovers
+from training import processes
+
+_held_locks: dict[Path, int] = {}
+"""Lock file -> file descriptor, of the locks that this process holds; it would wait for itself at one of these."""
+
+
+class FolderInUse(InvalidArgument):
+    """Another training writes this folder already."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(
+            f"somebody trains into {out} now; wait until that ends, or choose another folder by --out", pointer="/out"
+        )
+
+
+@contextmanager
+def lock_folder(out: Path) -> Iterator[None]:
+    """Hold the lock of a version folder inside the block.
+
+    Raises:
+        FolderInUse: another training holds it.
+        Unwritable: nothing can be written beside the folder.
+    """
+    if not processes.is_rank_zero():
+        yield
+        return
+    missing = [folder for folder in out.parents if not folder.exists()]
+    try:
+        file = _acquire_lock(out)
+    except OSError as error:
+        raise Unwritable(f"{out} cannot be written: {error.strerror or error}") from error
+    _held_locks[lock_file(out).resolve()] = file
+    try:
+        clear_leftovers(out)
+        yield
+    finally:
+        _held_locks.pop(lock_file(out).resolve(), None)
+        lock_file(out).unlink(missing_ok=True)
+        os.close(file)
+        with suppress(OSError):  # a folder with something in it stays
+            for folder in missing:
+                folder.rmdir()
+
+
+def wait_until_unlocked(out: Path, say: Callable[[str], None]) -> None:
+    """Return once no training writes a folder; `say` is told where that takes time.
+
+    Raises:
+        FolderInUse: this process itself trains into it.
+    """
+    if lock_file(out).resolve() in _held_locks:
+        raise FolderInUse(out)
+    with suppress(FileNotFoundError), lock_file(out).open("rb") as file, suppress(OSError):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another process, which trains {out}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def lock_file(out: Path) -> Path:
+    """The empty file that is locked; removed when the training ends."""
+    return out.with_name(f"{out.name}.lock")
+
+
+def _close_inherited_locks() -> None:
+    """Close the lock files that a forked process inherited from its parent."""
+    for file in _held_locks.values():
+        os.close(file)
+    _held_locks.clear()
+
+
+# Data loader workers live on for seconds after a training that was killed.
+os.register_at_fork(after_in_child=_close_inherited_locks)
+
+
+def _acquire_lock(out: Path) -> int:
+    """Take the lock; the file descriptor that holds it."""
+    while True:
+        # The training before removes the file and empty folders at its end: then try again.
+        with suppress(FileNotFoundError):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(lock_file(out), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(file)
+                raise FolderInUse(out) from None
+            except OSError:  # a file system without locks: no training is refused
+                return file
+            if os.fstat(file).st_nlink:
+                return file
+            os.close(file)
