@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, delete, insert, select, text
 
-from service.backfills.scores import NOTHING_TOLD
-from service.backfills.sweeps import fresh, go_on
+from service.backfills.scores import NO_SCORES
+from service.backfills.sweeps import continue_sweep, new_sweep_columns
 from service.settings import Settings
 from service.store.database import Database, upgrade
 from service.store.repository import take_seq
@@ -98,7 +98,7 @@ def planned(url: str, order: str, items: int) -> Told:
     job |= {"item_order": order, "next_claim": 0, "created": 0, "attempts": 1}
     with closing(Timed(url)) as database, closing(Database(url)) as other:
         with database.write() as connection:
-            values = {**job, **fresh(take_seq(connection, 1, 0))}
+            values = {**job, **new_sweep_columns(take_seq(connection, 1, 0))}
             row = one_of(BackfillRow, connection.execute(insert(backfill).values(values).returning(backfill)))
         database.took.clear()
         waits, done = [0.0], threading.Event()
@@ -106,7 +106,7 @@ def planned(url: str, order: str, items: int) -> Told:
         writer.start()
         before, began, computed = largest(), time.perf_counter(), time.process_time()
         try:
-            assert go_on(database, row, [2, 1], lambda: NOTHING_TOLD) == "running"
+            assert continue_sweep(database, row, [2, 1], lambda: NO_SCORES) == "running"
             seconds, processor = time.perf_counter() - began, time.process_time() - computed
         finally:
             done.set()

@@ -1,4 +1,4 @@
-"""Attempts at items that a backfill could not move: why they failed, and when they are tried again."""
+"""Items that a backfill could not move: why they failed, and when they are retried."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from service.store.sql_time import now
 from service.store.tables import backfill, backfill_failure, item
 
 PAUSE_SECONDS = 2.0
-"""How long an item that failed waits before it is tried again; twice as long after each further failure."""
-LOOK = 4096
-"""Failures that are looked through at a time."""
+"""The pause before an item that failed is retried; twice as long after each further failure."""
+BLOCK = 4096
+"""Failures that are read at a time."""
 
 
-class Again(NamedTuple):
-    """What of some failures is tried again: the items' keys, and the last one looked at; None: there are no more."""
+class Retries(NamedTuple):
+    """Items of a block of failures that are retried: their keys, and the block's last key; None: it was the last."""
 
     keys: list[int]
     last: int | None
 
 
-def note_failed(
-    connection: Connection, backfill_id: int, item_ids: Sequence[int], failed: Sequence[Failed], most_attempts: int
+def record_failures(
+    connection: Connection, backfill_id: int, item_ids: Sequence[int], failed: Sequence[Failed], max_attempts: int
 ) -> int:
-    """Note what failed of a chunk's items, and when it is tried again; returns how many were given up.
+    """Record the failed items of a chunk, and when they are retried; returns how many were given up.
 
-    What was noted of the others is removed: they were moved, or changed meanwhile.
+    Records of the chunk's other items are removed: they were moved, or changed meanwhile.
     """
-    tried = _take_earlier_attempts(connection, backfill_id, item_ids)
-    moment = connection.execute(select(now())).scalar_one()
+    earlier_attempts = _take_earlier_attempts(connection, backfill_id, item_ids)
+    time_now = connection.execute(select(now())).scalar_one()
     rows = []
     for f in failed:
-        attempts = tried.get(f.item_id, 0) + 1
-        final = not f.retry or attempts >= most_attempts
+        attempts = earlier_attempts.get(f.item_id, 0) + 1
+        final = not f.retry or attempts >= max_attempts
         rows.append(
             {
                 "backfill_id": backfill_id,
@@ -50,8 +50,8 @@ def note_failed(
                 "code": f.code,
                 "attempts": attempts,
                 "final": final,
-                "next_try": None if final else moment + pause_seconds(attempts),
-                "at": moment,
+                "next_try": None if final else time_now + pause_seconds(attempts),
+                "at": time_now,
             }
         )
     if rows:
@@ -60,7 +60,7 @@ def note_failed(
 
 
 def _take_earlier_attempts(connection: Connection, backfill_id: int, item_ids: Sequence[int]) -> dict[int, int]:
-    """How often each of the chunk's items was tried before; what is noted about them is removed."""
+    """How often each of the chunk's items was tried before; removes these records."""
     items = key_table(connection, item_ids)
     conditions = (backfill_failure.c.backfill_id == backfill_id, backfill_failure.c.item_id.in_(items.keys))
     noted = select(backfill_failure.c.item_id, backfill_failure.c.attempts).where(*conditions)
@@ -71,40 +71,40 @@ def _take_earlier_attempts(connection: Connection, backfill_id: int, item_ids: S
 
 
 def pause_seconds(attempts: int) -> float:
-    """How long an item rests after it failed so many times."""
+    """The pause of an item after so many failures."""
     return float(min(PAUSE_SECONDS * 2.0 ** (attempts - 1), MAX_PAUSE_SECONDS))
 
 
-def to_try_again(connection: Connection, job: BackfillRow, order: Order, after: int) -> Again:
-    """Of the items that failed, the next behind this key: take those that are to be planned again.
+def next_retries(connection: Connection, job: BackfillRow, order: Order, after: int) -> Retries:
+    """The failed items to be planned again, of the next block after this key.
 
-    Those whose pause is over, and those that were given up and written since. One that needs no move any more is
-    counted as skipped.
+    These are items whose pause is over, and those that were given up and written since. One that need not be moved any
+    more is counted as skipped.
     """
     condition = backfill_failure.c.backfill_id == job.id
-    keys = key_range(connection, backfill_failure.c.item_id, condition, LOOK, after)
+    keys = key_range(connection, backfill_failure.c.item_id, condition, BLOCK, after)
     if not len(keys):
-        return Again([], None)
-    looked = and_(condition, backfill_failure.c.item_id.between(int(keys[0]), int(keys[-1])))
-    due = set(connection.execute(select(backfill_failure.c.item_id).where(looked, pause_is_over())).scalars())
-    changed = set(connection.execute(_written_anew().where(looked)).scalars())
-    still = set(still_waiting(connection, job, order, due | changed))
-    if gone := due - still:
-        _forget(connection, job.id, gone)
-        skipped = {"skipped": backfill.c.skipped + len(gone), "revision": backfill.c.revision + 1}
+        return Retries([], None)
+    in_block = and_(condition, backfill_failure.c.item_id.between(int(keys[0]), int(keys[-1])))
+    due = set(connection.execute(select(backfill_failure.c.item_id).where(in_block, pause_is_over())).scalars())
+    changed = set(connection.execute(_written_since_given_up().where(in_block)).scalars())
+    waiting = set(items_to_move(connection, job, order, due | changed))
+    if obsolete := due - waiting:
+        _forget(connection, job.id, obsolete)
+        skipped = {"skipped": backfill.c.skipped + len(obsolete), "revision": backfill.c.revision + 1}
         connection.execute(update(backfill).where(backfill.c.id == job.id).values(skipped))
-    connection.execute(update(backfill_failure).where(looked, pause_is_over()).values(next_try=None))
-    if given_up := changed & still:
-        # Still known as failed: whoever goes on with this sweep must not find them among what was never planned.
-        again = (condition, backfill_failure.c.item_id.in_(key_table(connection, sorted(given_up)).keys))
-        connection.execute(update(backfill_failure).where(*again).values(final=False, attempts=0))
-        fewer = {"failed": backfill.c.failed - len(given_up)}
-        connection.execute(update(backfill).where(backfill.c.id == job.id).values(fewer))
-    return Again([*sorted(due & still), *sorted(given_up)], int(keys[-1]))
+    connection.execute(update(backfill_failure).where(in_block, pause_is_over()).values(next_try=None))
+    if given_up := changed & waiting:
+        # They stay recorded as failed, so that another process of this sweep does not plan them as new.
+        retried = (condition, backfill_failure.c.item_id.in_(key_table(connection, sorted(given_up)).keys))
+        connection.execute(update(backfill_failure).where(*retried).values(final=False, attempts=0))
+        values = {"failed": backfill.c.failed - len(given_up)}
+        connection.execute(update(backfill).where(backfill.c.id == job.id).values(values))
+    return Retries([*sorted(due & waiting), *sorted(given_up)], int(keys[-1]))
 
 
-def still_waiting(connection: Connection, job: BackfillRow, order: Order, ids: Collection[int]) -> list[int]:
-    """Those of some items that the backfill has to move."""
+def items_to_move(connection: Connection, job: BackfillRow, order: Order, ids: Collection[int]) -> list[int]:
+    """Those of these items that the backfill has to move."""
     if not ids:
         return []
     still = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, order, job.origin)
@@ -114,7 +114,7 @@ def still_waiting(connection: Connection, job: BackfillRow, order: Order, ids: C
     return sorted(connection.execute(select(item.c.id).where(among)).scalars())
 
 
-def _written_anew() -> Select[Any]:
+def _written_since_given_up() -> Select[Any]:
     """SELECT of the items that were given up, and written since."""
     failed = select(item.c.id).join(backfill_failure, backfill_failure.c.item_id == item.c.id)
     return failed.where(backfill_failure.c.final == true(), backfill_failure.c.seq != item.c.seq)

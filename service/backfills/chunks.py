@@ -1,4 +1,4 @@
-"""The chunks of a backfill, as a worker uses them: claim with a lease, read, commit.
+"""Chunks of a backfill for workers: claim with a lease, read, commit.
 
 Rows are locked in one order everywhere - gallery, chunk, backfill - so workers never wait for each other in a circle.
 Every function runs in its caller's transaction.
@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 
 from index.errors import RegraftError
-from service.backfills.attempts import note_failed
+from service.backfills.attempts import record_failures
 from service.backfills.outcome import EmbeddedItems, Failed
 from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, BackfillState, Kind, Order, stored_for
 from service.backfills.sweeps import next_number
@@ -40,12 +40,12 @@ from service.store.tables import backfill, backfill_chunk, embedding, item
 from service.store.vector_reader import with_vectors
 
 BURST_SECONDS = 1.0
-"""How much of an unused rate may be made up for at once."""
+"""How many seconds of an unused rate may be used at once."""
 PACE_AHEAD = 8
-"""Chunks that workers can have claimed of a rated backfill at the same instant."""
+"""Chunks of a backfill with a rate that workers may claim at the same instant."""
 DIED = "the worker that had it died, or was cut off: of lack of memory, perhaps"
 REMOTE = "remote:"
-"""How the owners of chunks begin that remote workers hold; the worker's own name follows."""
+"""The prefix of owners that are remote workers; the worker's own name follows."""
 ORIGIN = {Kind.REENCODE: "encoded", Kind.TRANSFORM: "transformed"}
 
 
@@ -81,8 +81,8 @@ class ChunkRow(NamedTuple):
 CHUNK = (backfill_chunk.c.id, backfill_chunk.c.backfill_id, backfill_chunk.c.item_ids)
 
 
-class LostRow(NamedTuple):
-    """A chunk whose lease is over, and who held it; `long_over`: for longer than a lease lasts."""
+class ExpiredChunkRow(NamedTuple):
+    """A chunk whose lease has expired, and its owner; `long_over`: longer ago than a lease lasts."""
 
     id: int
     backfill_id: int
@@ -91,7 +91,7 @@ class LostRow(NamedTuple):
     long_over: bool
 
 
-LOST = (*CHUNK, backfill_chunk.c.lease_owner)
+EXPIRED_CHUNK = (*CHUNK, backfill_chunk.c.lease_owner)
 
 
 class ContentRow(NamedTuple):
@@ -116,12 +116,12 @@ class EmbeddingRow(NamedTuple):
 
 
 def claimable(connection: Connection, kinds: Sequence[Kind] = tuple(Kind)) -> list[BackfillRow]:
-    """The running backfills of these kinds, planned whole, whose rate allows another chunk now.
+    """The running backfills of these kinds, completely planned, whose rate allows another chunk now.
 
-    The one that waits longest is first.
+    The one that has waited longest is first.
     """
     next_claim = backfill.c.next_claim
-    due = or_(backfill.c.rate.is_(None), next_claim <= now(), next_claim > now() + _ahead(backfill.c))
+    due = or_(backfill.c.rate.is_(None), next_claim <= now(), next_claim > now() + _max_ahead(backfill.c))
     ready = (backfill.c.state == BackfillState.RUNNING, backfill.c.kind.in_(kinds), backfill.c.sweep_seq.is_(None))
     statement = select(backfill).where(*ready, due)
     return all_of(BackfillRow, connection.execute(statement.order_by(backfill.c.next_claim, backfill.c.id)))
@@ -130,114 +130,119 @@ def claimable(connection: Connection, kinds: Sequence[Kind] = tuple(Kind)) -> li
 def claim(
     connection: Connection, owner: str, lease_seconds: float, kinds: Sequence[Kind] = tuple(Kind)
 ) -> Chunk | None:
-    """Lease the next chunk that nobody holds, or whose holder sent no heartbeat before its lease ran out."""
+    """Lease the next chunk that is free, or whose lease ran out without a heartbeat."""
     for job in claimable(connection, kinds):
         _free_lost(connection, job, lease_seconds)
-        taken = _take(connection, job.id, owner, lease_seconds)
-        if taken is not None:
-            _pace(connection, job, len(taken.item_ids))
-            return _chunk(job, taken, owner)
+        row = _lease_next(connection, job.id, owner, lease_seconds)
+        if row is not None:
+            _move_next_claim(connection, job, len(row.item_ids))
+            return _chunk(job, row, owner)
     return None
 
 
-def holders(connection: Connection, beginning: str) -> list[str]:
-    """The owner of each chunk of a running backfill that is leased now, of those whose name begins so."""
+def lease_owners(connection: Connection, beginning: str) -> list[str]:
+    """The owner of each leased chunk of running backfills, of owners whose name begins so."""
     running = backfill_chunk.c.backfill_id.in_(select(backfill.c.id).where(backfill.c.state == BackfillState.RUNNING))
     held = (running, backfill_chunk.c.state == "leased", backfill_chunk.c.lease_until >= now())
     named = backfill_chunk.c.lease_owner.startswith(beginning, autoescape=True)
     return list(connection.execute(select(backfill_chunk.c.lease_owner).where(*held, named)).scalars())
 
 
-def leased(connection: Connection, chunk_id: int, owner: str) -> Chunk:
+def leased_chunk(connection: Connection, chunk_id: int, owner: str) -> Chunk:
     """A chunk by its number, as long as `owner` holds it. Raises ChunkLost."""
     conditions = (
         backfill_chunk.c.id == chunk_id,
         backfill_chunk.c.state == "leased",
         backfill_chunk.c.lease_owner == owner,
     )
-    taken = first_of(ChunkRow, connection.execute(select(*CHUNK).where(*conditions)))
-    if taken is None:
+    row = first_of(ChunkRow, connection.execute(select(*CHUNK).where(*conditions)))
+    if row is None:
         raise ChunkLost("this lease is over: the chunk is done, or another worker's")
-    job = one_of(BackfillRow, connection.execute(select(backfill).where(backfill.c.id == taken.backfill_id)))
-    return _chunk(job, taken, owner)
+    job = one_of(BackfillRow, connection.execute(select(backfill).where(backfill.c.id == row.backfill_id)))
+    return _chunk(job, row, owner)
 
 
-def _chunk(job: BackfillRow, taken: ChunkRow | LostRow, owner: str) -> Chunk:
-    items = tuple(taken.item_ids)
-    return Chunk(taken.id, owner, job.id, job.gallery_id, job.version_id, Kind(job.kind), items, job.attempts)
+def _chunk(job: BackfillRow, row: ChunkRow | ExpiredChunkRow, owner: str) -> Chunk:
+    items = tuple(row.item_ids)
+    return Chunk(row.id, owner, job.id, job.gallery_id, job.version_id, Kind(job.kind), items, job.attempts)
 
 
 def extend(connection: Connection, chunk: Chunk, lease_seconds: float) -> bool:
-    """A heartbeat: hold the chunk for longer. False when it is no longer ours."""
-    statement = _ours(chunk).values(lease_until=now() + lease_seconds)
+    """A heartbeat: extend the lease. False when another worker has the chunk."""
+    statement = _own_chunk(chunk).values(lease_until=now() + lease_seconds)
     return connection.execute(statement).rowcount == 1
 
 
 def release(connection: Connection, chunk: Chunk) -> None:
     """Give the chunk back undone, so that anyone may claim it at once."""
-    connection.execute(_ours(chunk).values(state="todo", lease_owner=None, lease_until=None))
+    connection.execute(_own_chunk(chunk).values(state="todo", lease_owner=None, lease_until=None))
 
 
-def leave(connection: Connection, chunk: Chunk) -> None:
-    """Give up a chunk that failed: it is nobody's, and rests until its lease has run out."""
-    connection.execute(_ours(chunk).values(lease_owner=None))
+def abandon(connection: Connection, chunk: Chunk) -> None:
+    """Give up a chunk that failed: it can be claimed again when its lease has run out."""
+    connection.execute(_own_chunk(chunk).values(lease_owner=None))
 
 
 def worker_of(owner: str) -> str:
-    """Who holds a chunk: of a remote worker's leases each has an owner of its own."""
+    """The worker of an owner: each lease of a remote worker has an owner of its own."""
     return owner.rpartition(":")[0] if owner.startswith(REMOTE) else owner
 
 
 def _free_lost(connection: Connection, job: BackfillRow, lease_seconds: float) -> None:
-    """Free the chunks of workers that died, in halves: an item that kills whoever takes it is alone in the end.
+    """Free the chunks of workers that died, in halves, so that an item that kills its worker ends up alone.
 
-    Alone it has failed where its worker held no other chunk that may have been at fault.
+    An item alone counts as failed if its worker held no other chunk that may have been at fault.
     """
-    leased = (backfill_chunk.c.state == "leased", backfill_chunk.c.lease_owner.is_not(None))
-    over = (backfill_chunk.c.backfill_id == job.id, *leased, backfill_chunk.c.lease_until < now())
-    if connection.execute(select(backfill_chunk.c.id).where(*over).limit(1)).first() is None:
+    leased_chunk = (backfill_chunk.c.state == "leased", backfill_chunk.c.lease_owner.is_not(None))
+    expired = (backfill_chunk.c.backfill_id == job.id, *leased_chunk, backfill_chunk.c.lease_until < now())
+    if connection.execute(select(backfill_chunk.c.id).where(*expired).limit(1)).first() is None:
         return
     take_seq(connection, job.gallery_id, 0)
     long_over = (backfill_chunk.c.lease_until < now() - lease_seconds).label("long_over")
-    rows = select(*LOST, long_over).where(*over).order_by(backfill_chunk.c.number).with_for_update(skip_locked=True)
-    alive = {worker_of(owner) for owner in holders(connection, "")}
-    # The leases of a worker that died end one after the other, the last within the time of one.
+    rows = (
+        select(*EXPIRED_CHUNK, long_over)
+        .where(*expired)
+        .order_by(backfill_chunk.c.number)
+        .with_for_update(skip_locked=True)
+    )
+    alive = {worker_of(owner) for owner in lease_owners(connection, "")}
+    # The leases of a dead worker expire one after the other, the last within the time of one lease.
     lost = [
         row
-        for row in all_of(LostRow, connection.execute(rows))
+        for row in all_of(ExpiredChunkRow, connection.execute(rows))
         if worker_of(row.lease_owner) not in alive or row.long_over
     ]
-    held = Counter(worker_of(row.lease_owner) for row in lost)
+    lost_by_worker = Counter(worker_of(row.lease_owner) for row in lost)
     numbers = itertools.count(next_number(connection, job.id))
-    # Behind all others, and backwards: what was lost beside another is not taken behind it again.
+    # Appended after all others, in reverse: chunks lost together are not claimed in the same sequence again.
     for row in reversed(lost):
-        if len(row.item_ids) == held[worker_of(row.lease_owner)] == 1:
+        if len(row.item_ids) == lost_by_worker[worker_of(row.lease_owner)] == 1:
             _fail_alone(connection, job, row)
         else:
             _halve(connection, row, numbers)
 
 
-def _fail_alone(connection: Connection, job: BackfillRow, row: LostRow) -> None:
+def _fail_alone(connection: Connection, job: BackfillRow, row: ExpiredChunkRow) -> None:
     (item_id,) = row.item_ids
     seq = connection.execute(select(item.c.seq).where(item.c.id == item_id)).scalar_one()
     commit(connection, _chunk(job, row, row.lease_owner), [], [Failed(item_id, seq, DIED, "worker_died", retry=True)])
 
 
-def _halve(connection: Connection, row: LostRow, numbers: Iterator[int]) -> None:
+def _halve(connection: Connection, row: ExpiredChunkRow, numbers: Iterator[int]) -> None:
     half = (len(row.item_ids) + 1) // 2
-    free = {"state": "todo", "number": next(numbers), "item_ids": row.item_ids[:half]}
+    values = {"state": "todo", "number": next(numbers), "item_ids": row.item_ids[:half]}
     statement = update(backfill_chunk).where(backfill_chunk.c.id == row.id)
-    connection.execute(statement.values(lease_owner=None, lease_until=None, **free))
-    if rest := row.item_ids[half:]:
-        other = {**free, "number": next(numbers), "item_ids": rest}
-        connection.execute(insert(backfill_chunk).values(backfill_id=row.backfill_id, **other))
+    connection.execute(statement.values(lease_owner=None, lease_until=None, **values))
+    if second_half := row.item_ids[half:]:
+        second = {**values, "number": next(numbers), "item_ids": second_half}
+        connection.execute(insert(backfill_chunk).values(backfill_id=row.backfill_id, **second))
 
 
-def _take(connection: Connection, backfill_id: int, owner: str, lease_seconds: float) -> ChunkRow | None:
+def _lease_next(connection: Connection, backfill_id: int, owner: str, lease_seconds: float) -> ChunkRow | None:
     until, latest = now() + lease_seconds, now() + max(LONGEST_LEASES * lease_seconds, MAX_PAUSE_SECONDS)
-    left = and_(backfill_chunk.c.lease_owner.is_(None), backfill_chunk.c.lease_until < now())
-    over = or_(left, backfill_chunk.c.lease_until > latest)
-    expired = and_(backfill_chunk.c.state == "leased", over)
+    abandoned = and_(backfill_chunk.c.lease_owner.is_(None), backfill_chunk.c.lease_until < now())
+    claimable_again = or_(abandoned, backfill_chunk.c.lease_until > latest)
+    expired = and_(backfill_chunk.c.state == "leased", claimable_again)
     # Two statements and no OR: each is answered from the index, however many chunks there are.
     for free in (expired, backfill_chunk.c.state == "todo"):
         next_free = (
@@ -254,21 +259,21 @@ def _take(connection: Connection, backfill_id: int, owner: str, lease_seconds: f
     return None
 
 
-def _pace(connection: Connection, job: BackfillRow, items: int) -> None:
-    """Move the next claim on. Computed in SQL, from the column: two workers that claim at once add up."""
-    moved_on: ColumnElement[float] = now()
+def _move_next_claim(connection: Connection, job: BackfillRow, items: int) -> None:
+    """Advance the time of the next claim. Computed in SQL from the column, so that concurrent claims add up."""
+    next_claim: ColumnElement[float] = now()
     if job.rate:
-        possible = backfill.c.next_claim.between(now() - BURST_SECONDS, now() + _ahead(job))
-        moved_on = case((possible, backfill.c.next_claim), else_=now() - BURST_SECONDS) + items / job.rate
-    connection.execute(update(backfill).where(backfill.c.id == job.id).values(next_claim=moved_on))
+        possible = backfill.c.next_claim.between(now() - BURST_SECONDS, now() + _max_ahead(job))
+        next_claim = case((possible, backfill.c.next_claim), else_=now() - BURST_SECONDS) + items / job.rate
+    connection.execute(update(backfill).where(backfill.c.id == job.id).values(next_claim=next_claim))
 
 
-def _ahead(job: Any) -> Any:
-    """How far claims may run ahead of the clock; further means that the clock was set back. For a row or the table."""
+def _max_ahead(job: Any) -> Any:
+    """How far claims may run ahead of the clock; further: the clock was set back. `job`: a row, or the columns."""
     return BURST_SECONDS + PACE_AHEAD * job.chunk_size / job.rate
 
 
-def _ours(chunk: Chunk) -> Update:
+def _own_chunk(chunk: Chunk) -> Update:
     return update(backfill_chunk).where(
         backfill_chunk.c.id == chunk.id,
         backfill_chunk.c.state == "leased",
@@ -282,26 +287,26 @@ def _ours(chunk: Chunk) -> Update:
 def read_contents(connection: Connection, chunk: Chunk) -> list[ContentRow]:
     """The chunk's items that still qualify."""
     columns = (item.c.id, item.c.seq, item.c.blob)
-    return all_of(ContentRow, connection.execute(select(*columns).where(_still(connection, chunk))))
+    return all_of(ContentRow, connection.execute(select(*columns).where(_qualifying(connection, chunk))))
 
 
 def read_embeddings(connection: Connection, chunk: Chunk, order: Order) -> list[EmbeddingRow]:
     """The chunk's items that still qualify, each with the embedding that the transform reads, see `read_version`."""
     columns = (item.c.id, item.c.seq, embedding.c.version_id, embedding.c.vector, embedding.c.side)
     stored = item.join(embedding, stored_for(Kind.TRANSFORM, chunk.version_id, order))
-    found = connection.execute(select(*columns).select_from(stored).where(_still(connection, chunk)))
+    found = connection.execute(select(*columns).select_from(stored).where(_qualifying(connection, chunk)))
     return with_vectors(connection, all_of(EmbeddingRow, found), "vector")
 
 
-def still_waiting(connection: Connection, chunk: Chunk) -> list[int]:
+def remaining_items(connection: Connection, chunk: Chunk) -> list[int]:
     """The chunk's items that still qualify."""
-    return list(connection.execute(select(item.c.id).where(_still(connection, chunk))).scalars())
+    return list(connection.execute(select(item.c.id).where(_qualifying(connection, chunk))).scalars())
 
 
 def commit(
     connection: Connection, chunk: Chunk, moved: Sequence[EmbeddedItems], failed: Sequence[Failed]
 ) -> dict[str, int]:
-    """Write a chunk's results, of the items that are still as they were read, and count them.
+    """Write the results of a chunk's items that did not change since they were read, and count them.
 
     `retried` items are neither done nor failed: they wait to be planned again.
 
@@ -310,28 +315,28 @@ def commit(
         UnknownGallery: the gallery was deleted.
     """
     take_seq(connection, chunk.gallery_id, 0)
-    if not connection.execute(_ours(chunk).values(state="done", lease_owner=None, lease_until=None)).rowcount:
+    if not connection.execute(_own_chunk(chunk).values(state="done", lease_owner=None, lease_until=None)).rowcount:
         raise ChunkLost("another worker took the chunk over")
     unchanged = _unchanged(connection, moved, failed)
     failed = [f for f in failed if f.item_id in unchanged]
-    kept = [m.only(unchanged) for m in moved]
-    done = write_moved(connection, chunk.gallery_id, chunk.version_id, chunk.kind, kept)
-    given_up = note_failed(connection, chunk.backfill_id, chunk.item_ids, failed, chunk.attempts)
+    unchanged_moved = [m.only(unchanged) for m in moved]
+    done = write_moved(connection, chunk.gallery_id, chunk.version_id, chunk.kind, unchanged_moved)
+    given_up = record_failures(connection, chunk.backfill_id, chunk.item_ids, failed, chunk.attempts)
     counts = {"done": done, "failed": given_up, "skipped": len(chunk.item_ids) - done - len(failed)}
-    counted = {name: backfill.c[name] + count for name, count in {**counts, "revision": 1}.items()}
+    increments = {name: backfill.c[name] + count for name, count in {**counts, "revision": 1}.items()}
     running = update(backfill).where(backfill.c.id == chunk.backfill_id, backfill.c.state == BackfillState.RUNNING)
-    if not connection.execute(running.values(counted)).rowcount:
+    if not connection.execute(running.values(increments)).rowcount:
         raise ChunkLost("the backfill is not running")
     return {**counts, "retried": len(failed) - given_up}
 
 
-def _still(connection: Connection, chunk: Chunk) -> ColumnElement[bool]:
+def _qualifying(connection: Connection, chunk: Chunk) -> ColumnElement[bool]:
     condition = item.c.id.in_(key_table(connection, chunk.item_ids).keys)
     return and_(condition, item.c.deleted == false(), QUALIFIES[chunk.kind](chunk.version_id))
 
 
 def _unchanged(connection: Connection, moved: Sequence[EmbeddedItems], failed: Sequence[Failed]) -> set[int]:
-    """The items that nobody wrote since: every write, a deletion too, stamps a new seq."""
+    """The items that were not written since they were read: every write, also a deletion, sets a new seq."""
     read_at = {f.item_id: f.seq for f in failed}
     for each in moved:
         read_at.update(zip(each.item_ids, each.seqs, strict=True))
@@ -343,7 +348,7 @@ def _unchanged(connection: Connection, moved: Sequence[EmbeddedItems], failed: S
 def write_moved(
     connection: Connection, gallery_id: int, version_id: int, kind: Kind, moved: Sequence[EmbeddedItems]
 ) -> int:
-    """Store new embeddings, and have every replica hear of them; returns of how many items. Raises UnknownGallery."""
+    """Store new embeddings with new feed numbers, for replicas; returns how many. Raises UnknownGallery."""
     count = sum(len(each.item_ids) for each in moved)
     seq = take_seq(connection, gallery_id, count)
     for each in moved:

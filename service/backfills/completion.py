@@ -1,7 +1,7 @@
-"""Backfills that are to be planned, at first or because no chunk is left: ended, or planned on.
+"""Plans backfills, at first and when no chunk is left, and ends those that are complete.
 
-Whoever looks for work and finds none sees to it; a thread of the service besides, so that a new backfill never waits
-for workers that are busy with others.
+Workers that find no chunk do it, and a thread of the service besides, so that a new backfill never waits for workers
+that are busy with others.
 """
 
 from __future__ import annotations
@@ -15,10 +15,17 @@ from sqlalchemy import func, select
 
 from index.events import Event
 from service.backfills.embedder import Embedder
-from service.backfills.orders import uncertain_of
+from service.backfills.orders import uncertainties_of_job
 from service.backfills.planner import BackfillState, drained
 from service.backfills.supplied import SUPPLIED, count
-from service.backfills.sweeps import begin_again, go_on, keeping_lease, left_alone, let_go, take
+from service.backfills.sweeps import (
+    abandoned_sweeps,
+    begin_next_sweep,
+    continue_sweep,
+    keeping_lease,
+    release_sweep,
+    take_sweep,
+)
 from service.background import Background
 from service.errors import UnknownGallery
 from service.logs import RecurringErrors
@@ -32,40 +39,40 @@ from service.store.tables import item
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 10.0
-"""How often it is looked whether a process has left a sweep to others."""
+"""How often the thread searches for sweeps that a process has abandoned."""
 
 
 def finish_or_replan(
     database: Database, registry: Registry, embedder: Embedder, stop: threading.Event
 ) -> dict[int, BackfillState]:
-    """End each drained backfill, or plan what came or changed while it ran, or is to be tried again, until `stop`.
+    """End each drained backfill, or plan items that were written while it ran or are to be retried, until `stop`.
 
     Returns:
-        The state of each that was touched: `running` ones have new chunks.
+        The state of each that was changed: `running` ones have new chunks.
     """
     with database.lookup() as connection:
-        waiting = drained(connection)
-    states = plan_left(database, registry, embedder, stop)
-    for backfill_id in waiting:
+        drained_ids = drained(connection)
+    states = plan_abandoned(database, registry, embedder, stop)
+    for backfill_id in drained_ids:
         if stop.is_set():
             break
         with database.write() as connection:
-            job = begin_again(connection, backfill_id)
+            job = begin_next_sweep(connection, backfill_id)
         if job is not None and (state := plan(database, registry, embedder, job, stop)) is not None:
             states[backfill_id] = state
     return states
 
 
-def plan_left(
+def plan_abandoned(
     database: Database, registry: Registry, embedder: Embedder, stop: threading.Event
 ) -> dict[int, BackfillState]:
-    """Go on with the sweeps that nobody goes on with; returns the state of each backfill that is planned now."""
+    """Continue abandoned sweeps; returns the state of each backfill whose planning ended."""
     with database.lookup() as connection:
-        left = left_alone(connection)
+        rows = abandoned_sweeps(connection)
     states = {}
-    for row in left:
+    for row in rows:
         with database.write() as connection:
-            job = take(connection, row)
+            job = take_sweep(connection, row)
         if job is not None and (state := plan(database, registry, embedder, job, stop)) is not None:
             states[job.id] = state
     return states
@@ -74,12 +81,12 @@ def plan_left(
 def plan(
     database: Database, registry: Registry, embedder: Embedder, job: BackfillRow, stop: threading.Event
 ) -> BackfillState | None:
-    """Bring the sweep of a backfill, whose lease is the caller's, to its end; returns as `go_on` does."""
+    """Bring the sweep of a backfill, whose lease is the caller's, to its end; returns as `continue_sweep` does."""
     with keeping_lease(database, job), suppress(UnknownGallery):
         if job.kind == SUPPLIED:
             return count(database, job)
-        uncertain = partial(uncertain_of, database, registry, embedder, job)
-        return go_on(database, job, order_to(registry, job.version_id), uncertain, stop)
+        uncertain = partial(uncertainties_of_job, database, registry, embedder, job)
+        return continue_sweep(database, job, order_to(registry, job.version_id), uncertain, stop)
     return None
 
 
@@ -93,17 +100,17 @@ class Planner(Background):
         self._due = threading.Event()
 
     def look(self) -> None:
-        """Have the thread look for sweeps that nobody goes on with."""
+        """Wake the thread to search for abandoned sweeps."""
         self._due.set()
 
     def plan(self, job: BackfillRow) -> None:
-        """Plan a backfill that was just made: of a small gallery now, else on the thread.
+        """Plan a new backfill: of a small gallery now, else on the thread.
 
-        It is made whatever happens here: where this fails, the thread goes on when the lease has run out.
+        A failure here does not undo the backfill: the thread continues when the lease has run out.
         """
         if not self._is_small(job.gallery_id):
             with self._database.write() as connection:
-                let_go(connection, job)
+                release_sweep(connection, job)
             self._due.set()
             return
         try:
@@ -119,7 +126,7 @@ class Planner(Background):
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                plan_left(self._database, self._registry, self._embedder, self._stop)
+                plan_abandoned(self._database, self._registry, self._embedder, self._stop)
             except Exception:
                 self._errors.log(Event("planning_failed"))
             self._due.wait(LOOK_SECONDS)

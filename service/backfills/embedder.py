@@ -1,7 +1,7 @@
-"""What a worker computes for a chunk: new embeddings from images and texts, or from embeddings that are stored.
+"""Computes the new embeddings of a chunk, from images and texts or from stored embeddings.
 
-It comes in two steps, so that they can overlap: the iterator reads and decodes, each thing it gives then computes. One
-item that cannot be moved never holds up the others: it becomes a `Failed` with its reason.
+In two steps, so that they can overlap: the iterator reads and decodes, and yields functions that compute. An item that
+cannot be moved never holds up the others: it becomes a `Failed` with its reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ X = TypeVar("X")
 
 
 class VersionSource(Protocol):
-    """The versions an item may be of, as `service.registry.registry.Registry` has them."""
+    """The part of `service.registry.registry.Registry` that is needed here."""
 
     def by_id(self, version_id: int) -> Embeds: ...
     def sync_edges(self) -> None: ...
@@ -83,7 +83,7 @@ class Embedder:
         decoder: Decoder,
         transforms: dict[int, Forward] | None = None,
     ) -> None:
-        """`transforms`: the edges that are open, by number, where several movers share them."""
+        """`transforms`: open edges by number, where several embedders share them."""
         self._registry = registry
         self._contents = contents
         self._decoder = decoder
@@ -150,7 +150,7 @@ class Embedder:
         space = space_from_json(dict(new.card.space))
 
         def apply(rows: Sequence[HeldEmbedding]) -> TransformedItems:
-            given = carry(transform, old, [row.vector for row in rows], [row.side for row in rows])
+            given = apply_transform(transform, old, [row.vector for row in rows], [row.side for row in rows])
             return TransformedItems(
                 check_vectors(given.vectors_ND, new.card.dim, space), given.side_NS, given.variance_N
             )
@@ -158,8 +158,10 @@ class Embedder:
         return apply
 
 
-def carry(transform: Forward, old: Embeds, vectors: Sequence[bytes], sides: Sequence[bytes | None]) -> TransformedItems:
-    """Apply an item edge to embeddings of `old` as they are stored."""
+def apply_transform(
+    transform: Forward, old: Embeds, vectors: Sequence[bytes], sides: Sequence[bytes | None]
+) -> TransformedItems:
+    """Apply an item edge to stored embeddings of `old`."""
     side = [row for row in sides if row is not None]
     # Without any, or with too few, the edge says itself that it needs side-information.
     given = from_bytes(side, old.card.side_dim) if side and old.card.side_dim else None
@@ -167,7 +169,7 @@ def carry(transform: Forward, old: Embeds, vectors: Sequence[bytes], sides: Sequ
 
 
 def outcome_of(computed: Iterator[Compute]) -> Outcome:
-    """Everything, one after the other."""
+    """Compute everything, one after the other."""
     outcome: Outcome = ([], [])
     for compute in computed:
         collect(outcome, compute())
@@ -188,7 +190,7 @@ def _with(
 
 
 def _embed(inputs: Sequence[tuple[ReadItem, X]], embed: Callable[[Sequence[X]], TransformedItems]) -> Outcome:
-    """Embed all inputs at once; where that is refused, each half by itself, down to the one at fault."""
+    """Embed all inputs at once; if that is refused, each half by itself, down to the one at fault."""
     if not inputs:
         return [], []
     try:

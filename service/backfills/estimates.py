@@ -1,4 +1,4 @@
-"""What a backfill would take, before it is started: items, time by a measured sample, storage, and arithmetic."""
+"""Estimates a backfill before it is started: items, time by a measured sample, storage, and operations."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from service.backfills.orders import Scope
 from service.backfills.planner import (
     Kind,
     Order,
+    capped_count,
     embeddable,
-    most,
     read_version,
     served_origin,
     stored_for,
@@ -40,7 +40,7 @@ from service.store.tables import embedding, item
 from service.store.vector_reader import with_vectors
 
 SAMPLE = {Kind.REENCODE: 32, Kind.TRANSFORM: 1024}
-"""Items that are moved, and forgotten again, to measure how long one takes."""
+"""Items that are moved in a transaction that is rolled back, to measure the time of one."""
 
 
 class SampledRow(NamedTuple):
@@ -61,24 +61,24 @@ def estimate(
     embedder: Embedder,
     target: LoadedVersion,
     scope: Scope,
-    asked: Any,
+    request: Any,
 ) -> BackfillEstimate:
-    """Reckon a backfill with the share, limit and rate of `asked`; nothing is written."""
+    """Estimate a backfill with the share, limit and rate of `request`; nothing is written."""
     kind = Kind(scope.kind)
     order = places_of(registry, target).order
     waiting = waiting_items(scope.gallery_id, kind, scope.version_id, order, scope.origin)
     read = read_version(kind, target.id, order)
-    passed = None if asked.filter is None else passing(connection, waiting, asked.filter, read)
+    passed = None if request.filter is None else passing(connection, waiting, request.filter, read)
     by_version = _by_version(connection, waiting, read) if passed is None else Counter[int | None](passed.values())
     found = sum(by_version.values())
-    items = most(found, asked.share, asked.limit)
+    items = capped_count(found, request.share, request.limit)
     rows = _sample(connection, waiting, stored_for(kind, target.id, order), SAMPLE[kind], passed) if items else []
     sampled, seconds, tokens = _measure(database, embedder, target, scope, rows)
     macs = ItemMacs(reencode=_reencode_macs(target), transform=_transform_macs(registry, target, by_version))
     per_item = macs.reencode if kind is Kind.REENCODE else macs.transform
     total = None if seconds is None else max(items * seconds, _least_seconds(target, items, tokens))
-    if asked.rate is not None:
-        total = max(total or 0.0, items / asked.rate)
+    if request.rate is not None:
+        total = max(total or 0.0, items / request.rate)
     now, with_target = _bytes_now(registry, connection, scope, target)
     width = (target.card.dim + target.card.side_dim) * FLOAT_BYTES
     live = connection.execute(select(func.count()).where(*_live(scope))).scalar_one()
@@ -91,7 +91,7 @@ def estimate(
         kind=kind,
         version=target.name,
         items=items,
-        without_image=_without_image(connection, scope, order, asked.filter) if kind is Kind.REENCODE else 0,
+        without_image=_without_image(connection, scope, order, request.filter) if kind is Kind.REENCODE else 0,
         sampled=sampled,
         seconds_per_item=seconds,
         seconds=total,
@@ -107,7 +107,7 @@ def estimate(
 def estimate_supplied(
     registry: Registry, connection: Connection, target: LoadedVersion, scope: Scope
 ) -> BackfillEstimate:
-    """What waits for embeddings from outside: how many items, and the storage; nothing is computed here."""
+    """Estimate a backfill that waits for embeddings from outside: items and storage."""
     waiting = missing_items(scope.gallery_id, target.id)
     items = count_missing(connection, scope.gallery_id, target.id)
     now, with_target = _bytes_now(registry, connection, scope, target)
@@ -138,14 +138,14 @@ def _by_version(
 
 
 def _billed(target: LoadedVersion, items: int, tokens: float) -> dict[str, float | None]:
-    """What a provider will count; nothing where the target's encoder is its own."""
+    """The tokens and price of a provider; empty where the target has its own encoder."""
     if target.card.api is None:
         return {}
     return {"tokens": items * tokens, "price": provider_price(target.card.api, items, tokens)}
 
 
 def _least_seconds(target: LoadedVersion, items: int, tokens: float) -> float:
-    """What the limits of a provider's API allow; a sample is within them."""
+    """The least time that the limits of a provider's API allow, which a sample does not reach."""
     return 0.0 if target.card.api is None else provider_seconds(target.card.api, items, tokens)
 
 
@@ -167,7 +167,7 @@ def _measure(
 
 
 def _counted(target: LoadedVersion) -> int:
-    """Tokens that this process has had a provider count so far."""
+    """Tokens that a provider has counted for this process so far."""
     return 0 if target.card.api is None else target.text_encoder().tokens
 
 
@@ -195,7 +195,7 @@ def _live(scope: Scope) -> tuple[Any, ...]:
 
 
 def _elsewhere(scope: Scope, order: Order) -> ColumnElement[bool]:
-    """Whether another version than the target serves an item; what holds nothing is served by none."""
+    """Whether a version other than the target serves an item, or none."""
     return func.coalesce(first_held(order), 0) != scope.version_id
 
 
@@ -210,7 +210,7 @@ def _without_image(connection: Connection, scope: Scope, order: Order, given: di
 
 
 def _bytes_now(registry: Registry, connection: Connection, scope: Scope, target: LoadedVersion) -> tuple[int, int]:
-    """Of everything that is stored, and of the target's part of it."""
+    """Bytes of all stored embeddings, and of the target's."""
     counted = (
         select(embedding.c.version_id, func.count(), func.count(embedding.c.side))
         .join(item, of_item())
@@ -231,7 +231,7 @@ def _already_held(connection: Connection, waiting: ColumnElement[bool], target: 
 
 
 def _left(connection: Connection, scope: Scope, order: Order, by_version: Mapping[int | None, int], items: int) -> int:
-    """Live items that would still be in another version than the target; at worst, where not all that wait move."""
+    """Live items that another version would still serve afterwards; at most, where not all waiting items move."""
     statement = select(func.count()).where(*_live(scope), _elsewhere(scope, order))
     arriving = items - min(by_version.get(scope.version_id, 0), items)
     return int(connection.execute(statement).scalar_one()) - arriving

@@ -1,4 +1,4 @@
-"""How unsure the service is of each item that waits for a backfill, for the order `uncertainty`.
+"""The uncertainty of each item that waits for a backfill, for the order `uncertainty`.
 
 Sources, in this order: what was stored when the item was transformed; the variance that the item edge to the target
 tells (FastFill); the norm of an embedding in hyperbolic space (HBCT). Variances are numbers of the target's space and
@@ -21,9 +21,9 @@ from sqlalchemy import select
 from index.errors import InvalidVersionFolder, RegraftError
 from index.evaluation.ordering import hyperbolic_uncertainty, ranks
 from index.space import Lorentz
-from service.backfills.embedder import Embedder, carry
+from service.backfills.embedder import Embedder, apply_transform
 from service.backfills.planner import Kind, stored_for, waiting_items
-from service.backfills.scores import NOTHING_TOLD, Scored, scored_of
+from service.backfills.scores import NO_SCORES, ItemScores, sorted_scores
 from service.errors import EdgeBroken
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
@@ -38,12 +38,12 @@ ROWS = 4096
 VARIANCE = ""
 
 Scores = dict[str, list[tuple[NDArray[np.int64], NDArray[np.float64]]]]
-"""Source -> some items' ids, and how unsure: sixteen bytes an item."""
+"""Source -> blocks of items' keys and uncertainties: sixteen bytes an item."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What a backfill would move."""
+    """The scope of a backfill that is checked before it is started."""
 
     gallery_id: int
     kind: str
@@ -68,22 +68,22 @@ class NoUncertainty(RegraftError):
     code = "no_uncertainty"
 
 
-def uncertainties(database: Database, registry: Registry, embedder: Embedder, scope: Scope) -> Scored:
-    """How unsure, in any growing scale, for the items that wait; those nothing is known of are left out."""
+def uncertainties(database: Database, registry: Registry, embedder: Embedder, scope: Scope) -> ItemScores:
+    """The uncertainties of waiting items, on any increasing scale; items without one are left out."""
     sources: Scores = defaultdict(list)
     for rows in _stored(database, registry, scope):
         _score_all(registry, embedder, scope, rows, sources)
-    told = [scored_of(parts) for parts in sources.values()]
+    told = [sorted_scores(parts) for parts in sources.values()]
     if len(told) == 1:
         return told[0]
-    return scored_of([(one.keys, ranks(one.numbers)) for one in told])
+    return sorted_scores([(one.keys, ranks(one.numbers)) for one in told])
 
 
-def check_told(database: Database, registry: Registry, embedder: Embedder, scope: Scope) -> None:
-    """Look at items that wait until something is known of one.
+def check_uncertainty_known(database: Database, registry: Registry, embedder: Embedder, scope: Scope) -> None:
+    """Check that the uncertainty of at least one waiting item is known.
 
     Raises:
-        NoUncertainty: nothing is known of any of them.
+        NoUncertainty: it is known of none.
     """
     sources: Scores = defaultdict(list)
     count = 0
@@ -100,17 +100,17 @@ def check_told(database: Database, registry: Registry, embedder: Embedder, scope
         )
 
 
-def uncertain_of(database: Database, registry: Registry, embedder: Embedder, job: BackfillRow) -> Scored:
-    """The same for what a backfill that is under way has still to move."""
+def uncertainties_of_job(database: Database, registry: Registry, embedder: Embedder, job: BackfillRow) -> ItemScores:
+    """The uncertainties of the items that a running backfill has still to move."""
     try:
         return uncertainties(database, registry, embedder, Scope(job.gallery_id, job.kind, job.version_id, job.origin))
     except (InvalidVersionFolder, EdgeBroken):
-        # An edge that cannot be opened must not keep others from the end.
-        return NOTHING_TOLD
+        # An edge that cannot be opened must not stop the planning of the others.
+        return NO_SCORES
 
 
 def _stored(database: Database, registry: Registry, scope: Scope) -> Iterator[list[WaitingRow]]:
-    """What waits, some rows at a time, each block in a transaction of its own."""
+    """The waiting items in blocks, each read in a transaction of its own."""
     kind, order = Kind(scope.kind), places_of(registry, registry.by_id(scope.version_id)).order
     stored = stored_for(kind, scope.version_id, order)
     waiting = waiting_items(scope.gallery_id, kind, scope.version_id, order, scope.origin)
@@ -155,7 +155,7 @@ def _variances(
         # Those that lack their side-information, where the edge needs it, come last: the backfill will name them.
         for some in (rows, [row for row in rows if row.side is not None]):
             with suppress(RegraftError):
-                carried = carry(transform, old, [row.vector for row in some], [row.side for row in some])
+                carried = apply_transform(transform, old, [row.vector for row in some], [row.side for row in some])
                 assert carried.variance_N is not None
                 return VARIANCE, dict(zip((row.id for row in some), carried.variance_N.tolist(), strict=True))
         return VARIANCE, {}

@@ -1,4 +1,4 @@
-"""What became of the items of a chunk: moved, or failed. It needs no database, as little as a remote worker does."""
+"""The outcome of a chunk: moved and failed items. Needs no database, so that remote workers can use it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EmbeddedItems:
     uncertainty: Vectors | None = None
 
     def only(self, wanted: Container[int]) -> EmbeddedItems:
-        """Without the items that are not wanted."""
+        """Only the wanted items."""
         kept = [number for number, key in enumerate(self.item_ids) if key in wanted]
         if len(kept) == len(self.item_ids):
             return self
@@ -44,7 +44,7 @@ class EmbeddedItems:
 
 @dataclass(frozen=True)
 class Failed:
-    """An item that could not be moved as it was at `seq`, and why; `retry`: another attempt may go better."""
+    """An item that could not be moved as it was at `seq`, and why; `retry`: another attempt may succeed."""
 
     item_id: int
     seq: int
@@ -60,4 +60,4 @@ class Failed:
 
 Outcome = tuple[list[EmbeddedItems], list[Failed]]
 Compute = Callable[[], Outcome]
-"""The second step of some items of a chunk; whatever it needs has been read."""
+"""Computes some items of a chunk, from inputs that were read before."""

@@ -1,7 +1,7 @@
-"""Three steps of a worker side by side: a thread reads ahead, the caller computes, a thread commits behind.
+"""Three concurrent steps of a worker: a thread reads ahead, the caller computes, a thread commits the last chunk.
 
-Chunks are finished one by one in the order they were claimed. What fails costs its own chunk only: it is let go, and
-whoever claims it when its lease has run out tries again.
+Chunks are finished one by one in the order they were claimed. A failure costs its own chunk only: it is given back, and
+claimed again by some worker when its lease has run out.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ C = TypeVar("C")
 
 
 class Pipeline(Generic[C]):
-    """Works until there is no chunk any more."""
+    """Processes chunks until there are no more."""
 
     def __init__(
         self,
-        following: Callable[[], C | None],
+        next_chunk: Callable[[], C | None],
         load: Callable[[C], Iterable[Compute]],
         finish: Callable[[C, Outcome], None],
-        let_go: Callable[[C, bool], None],
+        give_back: Callable[[C, bool], None],
         stop: threading.Event,
     ) -> None:
         """Put the parts of a worker together.
 
         Args:
-            following: claims the next chunk, waiting for it; None ends the work.
+            next_chunk: claims the next chunk, waiting for it; None ends the work.
             load: reads a chunk, a step at a time.
             finish: commits a chunk.
-            let_go: takes a chunk that is not to be finished, and whether it failed.
+            give_back: is called with a chunk that is not finished, and whether it failed.
             stop: when it is set, the chunk that is being computed is finished and no other.
         """
-        self._following, self._load, self._finish, self._let_go = following, load, finish, let_go
+        self._next_chunk, self._load, self._finish, self._give_back = next_chunk, load, finish, give_back
         self._stop = stop
         self._errors = RecurringErrors(logger)
         self._ready: Queue[tuple[C, Compute | Exception | None] | None] = Queue(READ_AHEAD)
-        self._in_hand: C | None = None
+        self._current: C | None = None
 
     def run(self) -> None:
         """Work in this thread."""
@@ -68,22 +68,22 @@ class Pipeline(Generic[C]):
             self._stop.set()
             raise
         finally:
-            self._see_off(reader)
+            self._join_reader(reader)
 
     def _compute(self, committer: ThreadPoolExecutor) -> None:
         outcome: Outcome = ([], [])
-        refused: C | None = None
+        returned: C | None = None
         committing: Future[None] | None = None
         while (step := self._take()) is not None:
             chunk, compute = step
-            if chunk is refused:
+            if chunk is returned:
                 continue
-            if chunk is not self._in_hand:
+            if chunk is not self._current:
                 if self._stop.is_set():
-                    refused = chunk
-                    self._let_go(chunk, False)
+                    returned = chunk
+                    self._give_back(chunk, False)
                     continue
-                self._in_hand, outcome = chunk, ([], [])
+                self._current, outcome = chunk, ([], [])
             try:
                 if isinstance(compute, Exception):
                     raise compute  # noqa: TRY301 - one place for what goes wrong while reading and while computing
@@ -91,17 +91,17 @@ class Pipeline(Generic[C]):
                     collect(outcome, compute())
                     continue
             except Exception as error:
-                # An error of ours says what is wrong: an outage would fill the log with traces.
+                # The message of a RegraftError is enough: an outage would fill the log with tracebacks.
                 logger.error(Event("step_failed", reason=error), exc_info=not isinstance(error, RegraftError))  # noqa: TRY400
-                refused = chunk
-                self._let_go(chunk, True)
+                returned = chunk
+                self._give_back(chunk, True)
                 continue
             if committing is not None:
                 committing.result()
             committing = committer.submit(self._commit, chunk, outcome)
 
-    def _see_off(self, reader: threading.Thread) -> None:
-        """Wait for the reader's end; one that still has something to hand over must find room for it."""
+    def _join_reader(self, reader: threading.Thread) -> None:
+        """Wait for the reader's end; empty the queue, so that it is not blocked by a full one."""
         while reader.is_alive():
             with suppress(Empty):
                 self._ready.get_nowait()
@@ -120,12 +120,12 @@ class Pipeline(Generic[C]):
             self._finish(chunk, outcome)
         except Exception:
             logger.exception(Event("step_failed"))
-            self._let_go(chunk, True)
+            self._give_back(chunk, True)
 
     def _read_ahead(self) -> None:
         while True:
             try:
-                chunk = self._following()
+                chunk = self._next_chunk()
             except Exception:
                 self._errors.log(Event("step_failed"))
                 if self._stop.wait(PAUSE_SECONDS):
@@ -139,8 +139,8 @@ class Pipeline(Generic[C]):
     def _read(self, chunk: C) -> None:
         try:
             for compute in self._load(chunk):
-                if self._stop.is_set() and self._in_hand is not chunk:
-                    self._let_go(chunk, False)
+                if self._stop.is_set() and self._current is not chunk:
+                    self._give_back(chunk, False)
                     return
                 self._ready.put((chunk, compute))
         except Exception as error:

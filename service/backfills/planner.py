@@ -20,14 +20,14 @@ from service.store.sql_time import now
 from service.store.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, item, version
 
 MAX_PAUSE_SECONDS = 300.0
-"""The longest pause before an item that failed is tried again; one that lies further ahead: the clock was set back."""
+"""The longest pause before a failed item is retried; a retry further ahead means that the clock was set back."""
 
 Order = Sequence[int]
 """Version ids, the one that serves an item best first."""
 
 
 class Kind(StrEnum):
-    """From what workers compute the new embeddings; what nobody computes is in `service.backfills.supplied`."""
+    """What workers compute the new embeddings from; backfills that nobody computes: `service.backfills.supplied`."""
 
     REENCODE = "reencode"
     TRANSFORM = "transform"
@@ -46,16 +46,19 @@ ACTIVE = (BackfillState.RUNNING, BackfillState.PAUSED)
 
 
 def embeddable(version_id: int) -> ColumnElement[bool]:
-    """Whether a row of `item` has an image or a text that the version's encoder for such takes."""
+    """Whether a row of `item` has an image or a text that the version can embed."""
     text = item.c.blob.like(f"%{TEXT}")
-    texts, images = _says(version_id, ("files", TEXT_ENCODER), ("api", "url")), _says(version_id, ("files", ENCODER))
+    texts, images = (
+        _card_has(version_id, ("files", TEXT_ENCODER), ("api", "url")),
+        _card_has(version_id, ("files", ENCODER)),
+    )
     return and_(item.c.blob.is_not(None), or_(and_(text, texts), and_(~text, images)))
 
 
-def _says(version_id: int, *fields: tuple[str, str]) -> ColumnElement[bool]:
-    """Whether the version's card has a text at one of these places."""
-    there = (version.c.card[outer][inner].as_string().is_not(None) for outer, inner in fields)
-    return exists().where(version.c.id == version_id, or_(*there))
+def _card_has(version_id: int, *fields: tuple[str, str]) -> ColumnElement[bool]:
+    """Whether the version's card has one of these fields."""
+    fields_present = (version.c.card[outer][inner].as_string().is_not(None) for outer, inner in fields)
+    return exists().where(version.c.id == version_id, or_(*fields_present))
 
 
 def _reencodes(version_id: int) -> ColumnElement[bool]:
@@ -63,9 +66,9 @@ def _reencodes(version_id: int) -> ColumnElement[bool]:
 
 
 def _transforms(version_id: int) -> ColumnElement[bool]:
-    held, own = embedding.alias("held"), embedding.alias("own")
-    carried = exists().where(of_item(held), held.c.version_id.in_(forward_from(version_id)))
-    return and_(carried, ~exists().where(of_item(own), own.c.version_id == version_id))
+    source, own = embedding.alias("held"), embedding.alias("own")
+    has_source = exists().where(of_item(source), source.c.version_id.in_(forward_from(version_id)))
+    return and_(has_source, ~exists().where(of_item(own), own.c.version_id == version_id))
 
 
 QUALIFIES: dict[Kind, Callable[[int], ColumnElement[bool]]] = {
@@ -83,8 +86,8 @@ def forward_from(version_id: int) -> Select[int]:
 def read_version(kind: Kind, version_id: int, order: Order) -> ColumnElement[Any]:
     """The version of the embedding of an item that such a backfill starts from: the one that serves it.
 
-    For `transform` the first in the same order of those with an item edge to the target: so every worker makes the same
-    of the item.
+    For `transform` it is the first in the same order that has an item edge to the target, so every worker computes the
+    same embedding.
     """
     return first_held(order, forward_from(version_id) if kind is Kind.TRANSFORM else None)
 
@@ -102,8 +105,8 @@ def waiting_items(
     return and_(*scope, *([served_origin(order, origin)] if origin else []))
 
 
-def most(found: int, share: float | None, limit: int | None) -> int:
-    """How many of the items found a backfill may move: at most that share of them, but one at least, and the limit."""
+def capped_count(found: int, share: float | None, limit: int | None) -> int:
+    """How many of the items found a backfill may move: that share of them, but at least one, and at most the limit."""
     if share is not None:
         # In decimals, as it was written: 0.07 of 400 is 28, not the 28.000000000000004 of binary fractions.
         found = min(found, max(int(Decimal(repr(share)) * found), 1))
@@ -111,7 +114,7 @@ def most(found: int, share: float | None, limit: int | None) -> int:
 
 
 def pause_is_over() -> ColumnElement[bool]:
-    """Whether a row of `backfill_failure` is to be tried again now."""
+    """Whether a row of `backfill_failure` is due for a retry."""
     return or_(backfill_failure.c.next_try <= now(), backfill_failure.c.next_try > now() + MAX_PAUSE_SECONDS)
 
 
@@ -122,9 +125,11 @@ def served_origin(order: Order, origin: str) -> ColumnElement[bool]:
 
 
 def drained(connection: Connection) -> list[int]:
-    """The running backfills, planned whole, without a chunk to claim or to wait for, or an item whose pause lasts."""
-    left = exists().where(backfill_chunk.c.backfill_id == backfill.c.id, backfill_chunk.c.state.in_(("todo", "leased")))
-    resting = exists().where(
+    """The running backfills that are planned completely, without an unfinished chunk or an item in a pause."""
+    unfinished = exists().where(
+        backfill_chunk.c.backfill_id == backfill.c.id, backfill_chunk.c.state.in_(("todo", "leased"))
+    )
+    paused = exists().where(
         backfill_failure.c.backfill_id == backfill.c.id, backfill_failure.c.next_try.is_not(None), ~pause_is_over()
     )
     conditions = (
@@ -132,34 +137,36 @@ def drained(connection: Connection) -> list[int]:
         backfill.c.kind.in_(tuple(Kind)),
         backfill.c.sweep_seq.is_(None),
     )
-    statement = select(backfill.c.id).where(*conditions, ~left, ~resting)
+    statement = select(backfill.c.id).where(*conditions, ~unfinished, ~paused)
     return list(connection.execute(statement.order_by(backfill.c.id)).scalars())
 
 
-def turn(connection: Connection, backfill_id: int, before: Sequence[BackfillState], after: BackfillState) -> bool:
-    """Bring a backfill from one of the states `before` to another, keeping account of the time it ran."""
+def change_state(
+    connection: Connection, backfill_id: int, before: Sequence[BackfillState], after: BackfillState
+) -> bool:
+    """Change a backfill's state from one of `before` to `after`, and add up the time it ran; returns whether it was."""
     planning = and_(backfill.c.sweep_seq.is_not(None), backfill.c.kind.in_(tuple(Kind)))
     ran = backfill.c.active_seconds + func.coalesce(now() - backfill.c.resumed, 0.0)
     values = {
         "state": after,
         "revision": backfill.c.revision + 1,
-        # A clock that was set back must not take away what was counted.
+        # A clock that was set back must not reduce the time.
         "active_seconds": case((ran > backfill.c.active_seconds, ran), else_=backfill.c.active_seconds),
-        # What workers compute runs from the end of its planning on.
+        # A backfill with chunks runs from the end of its planning on.
         "resumed": case((planning, null()), else_=now()) if after is BackfillState.RUNNING else None,
-        "sweep_until": None,  # whoever planned it stops: after a pause anybody may go on at once
+        "sweep_until": None,  # its planner stops: after a pause any process may continue at once
         "finished": None if after in ACTIVE else now(),
     }
-    turned = update(backfill).where(backfill.c.id == backfill_id, backfill.c.state.in_(before))
-    return connection.execute(turned.values(values)).rowcount == 1
+    statement = update(backfill).where(backfill.c.id == backfill_id, backfill.c.state.in_(before))
+    return connection.execute(statement.values(values)).rowcount == 1
 
 
 def cancel_backfills(connection: Connection, gallery_id: int, current_id: int) -> int:
-    """End the gallery's backfills that lead to another version than the one that becomes current; returns how many."""
+    """Cancel the gallery's backfills to other versions than the one that becomes current; returns how many."""
     conditions = (
         backfill.c.gallery_id == gallery_id,
         backfill.c.version_id != current_id,
         backfill.c.state.in_(ACTIVE),
     )
     active = connection.execute(select(backfill.c.id).where(*conditions)).scalars().all()
-    return sum(turn(connection, backfill_id, ACTIVE, BackfillState.CANCELLED) for backfill_id in active)
+    return sum(change_state(connection, backfill_id, ACTIVE, BackfillState.CANCELLED) for backfill_id in active)

@@ -1,4 +1,4 @@
-"""What is kept of backfills, as whoever shows them reads it. Every function runs in its caller's transaction."""
+"""Reads backfills and their failures for the routes that show them. Every function runs in its caller's transaction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class UnknownBackfill(RegraftError):
 
 @dataclass(frozen=True)
 class RetryingBackfill(BackfillRow):
-    """A backfill, and how many of its items wait to be tried again."""
+    """A backfill, and how many of its items wait for a retry."""
 
     retrying: int
 
@@ -65,10 +65,10 @@ def failures_after(
 
     `order`: of places, see `service.store.embeddings.first_held`.
     """
-    about = (item.c.id, item.c.external_id, first_held(order))
-    why = tuple(backfill_failure.c[name] for name in ("code", "reason", "attempts", "next_try", "at"))
-    failed = select(*about, *why).join(backfill_failure, item.c.id == backfill_failure.c.item_id)
-    condition = failed.where(backfill_failure.c.backfill_id == number, backfill_failure.c.item_id > after)
+    item_columns = (item.c.id, item.c.external_id, first_held(order))
+    failure_columns = tuple(backfill_failure.c[name] for name in ("code", "reason", "attempts", "next_try", "at"))
+    statement = select(*item_columns, *failure_columns).join(backfill_failure, item.c.id == backfill_failure.c.item_id)
+    condition = statement.where(backfill_failure.c.backfill_id == number, backfill_failure.c.item_id > after)
     return all_of(FailureRow, connection.execute(condition.order_by(backfill_failure.c.item_id).limit(limit)))
 
 

@@ -1,6 +1,6 @@
-"""Numbers that are told of items, in arrays: what planning holds of a large gallery beside their keys.
+"""Scores of items in arrays, which planning holds beside the keys of a large gallery.
 
-Eight bytes a key and eight a number; as Python's objects they would take ten times as much.
+Eight bytes a key and eight a score; as Python objects they would take ten times as much.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from service.store.ranges import RANGE, Keys
 from service.store.repository import STREAMED
 
 
-class Scored(NamedTuple):
-    """What is told of some items, compactly: (N,) their keys, ascending, and a number of each."""
+class ItemScores(NamedTuple):
+    """Scores of some items: (N,) their keys, ascending, and a number of each."""
 
     keys: Keys
     numbers: NDArray[np.float64]
 
     def of(self, keys: Keys, otherwise: float) -> NDArray[np.float64]:
-        """(M,) the numbers of these keys; `otherwise` where nothing is told."""
+        """(M,) the scores of these keys; `otherwise` for keys without one."""
         if not len(self.keys):
             return np.full(len(keys), otherwise)
         places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         return np.where(self.keys[places] == keys, self.numbers[places], otherwise)
 
 
-NOTHING_TOLD = Scored(np.empty(0, np.int64), np.empty(0))
+NO_SCORES = ItemScores(np.empty(0, np.int64), np.empty(0))
 
 
-def told(connection: Connection, scored: Select[Any]) -> Scored:
-    """What a statement tells of items, as arrays."""
+def read_scores(connection: Connection, scored: Select[Any]) -> ItemScores:
+    """The keys and scores that a statement selects."""
     parts = [
         np.array([(row[0], float(row[1])) for row in rows], [("key", np.int64), ("number", np.float64)])
         for rows in connection.execute(scored, execution_options=STREAMED).partitions(RANGE)
     ]
-    return scored_of([(part["key"], part["number"]) for part in parts])
+    return sorted_scores([(part["key"], part["number"]) for part in parts])
 
 
-def scored_of(parts: Sequence[tuple[Keys, NDArray[np.float64]]]) -> Scored:
-    """Keys and numbers in any order, in the order of the keys."""
+def sorted_scores(parts: Sequence[tuple[Keys, NDArray[np.float64]]]) -> ItemScores:
+    """Scores from parts in any order, sorted by key."""
     if not parts:
-        return NOTHING_TOLD
+        return NO_SCORES
     keys, numbers = (np.concatenate(column) for column in zip(*parts, strict=True))
     places = np.argsort(keys)
-    return Scored(keys[places], numbers[places])
+    return ItemScores(keys[places], numbers[places])

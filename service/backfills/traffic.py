@@ -1,4 +1,4 @@
-"""How often items are matched, for backfills in the order `traffic`.
+"""Counts how often items are matched, for backfills in the order `traffic`.
 
 The query path hands over the keys it found and goes on; a thread adds them up and writes them in batches every few
 seconds. What a crash loses are the last seconds; what a full queue drops are its oldest answers.
@@ -69,11 +69,11 @@ class Traffic(Background):
 
 def add(connection: Connection, matches: dict[int, int]) -> None:
     """Add to the items' counters; items that are gone are left out."""
-    there = connection.execute(select(item.c.id).where(item.c.id.in_(list(matches)))).scalars()
+    existing = connection.execute(select(item.c.id).where(item.c.id.in_(list(matches)))).scalars()
     # In one order everywhere, so that two processes never wait for each other in a circle.
-    rows = [{"item_id": key, "matches": matches[key]} for key in sorted(there)]
+    rows = [{"item_id": key, "matches": matches[key]} for key in sorted(existing)]
     if not rows:
         return
     statement = INSERT[connection.dialect.name](item_traffic)
-    more = {"matches": func.coalesce(item_traffic.c.matches, 0) + statement.excluded.matches}
-    connection.execute(statement.on_conflict_do_update(index_elements=["item_id"], set_=more), rows)
+    increments = {"matches": func.coalesce(item_traffic.c.matches, 0) + statement.excluded.matches}
+    connection.execute(statement.on_conflict_do_update(index_elements=["item_id"], set_=increments), rows)

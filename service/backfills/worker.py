@@ -41,7 +41,7 @@ from service.store.leases import Leases
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.5
-"""The longest wait of an idle worker between two looks for work."""
+"""The longest pause of an idle worker between two attempts to claim a chunk."""
 RETRY_SECONDS = 5.0
 """The longest wait between two attempts while the database does not answer."""
 
@@ -60,7 +60,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
 
 
 class Worker:
-    """One worker. It shares nothing with others but the database, the images and the version folders."""
+    """One worker. It shares only the database, the images and the version folders with others."""
 
     def __init__(self, settings: Settings, stop: threading.Event) -> None:
         self.owner = f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
@@ -73,9 +73,9 @@ class Worker:
         self._leases = Leases(self._extend, settings.lease_seconds)
 
     def work(self) -> None:
-        """Work until told to stop, reading ahead and committing behind what is computed."""
+        """Work until told to stop, while the next chunk is read and the last one committed."""
         self._log("worker_started")
-        Pipeline(self._next, self._load, self._finish, self._let_go, self._stop).run()
+        Pipeline(self._next, self._load, self._finish, self._return_chunk, self._stop).run()
         self._log("worker_stopped")
 
     def close(self) -> None:
@@ -87,11 +87,11 @@ class Worker:
         """A chunk to work on; None once the worker is told to stop. Waits longer and longer while there is none."""
         idle = self._settings.poll_seconds
         while not self._stop.is_set():
-            if chunk := self._patiently(self._claim):
+            if chunk := self._retrying(self._claim):
                 self._leases.hold(chunk)
                 return chunk
             self._registry.drop_idle()
-            if self._patiently(self._look_after):
+            if self._retrying(self._finish_backfills):
                 continue
             self._stop.wait(idle)
             idle = min(2 * idle, IDLE_SECONDS)
@@ -110,24 +110,24 @@ class Worker:
         self._registry.retry(target)
         if chunk.kind is Kind.REENCODE:
             return self._embedder.reencode(target, self._read(chunks.read_contents, chunk))
-        order = self._patiently(lambda: order_to(self._registry, target.id))
+        order = self._retrying(lambda: order_to(self._registry, target.id))
         return self._embedder.transform(target, self._read(partial(chunks.read_embeddings, order=order), chunk))
 
     def _finish(self, chunk: Chunk, outcome: Outcome) -> None:
         try:
-            counts = self._patiently(lambda: self._persist(chunk, outcome))
+            counts = self._retrying(lambda: self._persist(chunk, outcome))
         except (ChunkLost, UnknownGallery) as error:
-            self._let_go(chunk, failed=False)
+            self._return_chunk(chunk, failed=False)
             self._log("chunk_lost", backfill=chunk.backfill_id, chunk=chunk.id, reason=error.message)
         else:
             self._leases.drop(chunk)
             self._log("chunk_done", backfill=chunk.backfill_id, chunk=chunk.id, **counts)
 
-    def _let_go(self, chunk: Chunk, failed: bool) -> None:
-        """Give a chunk back; one that failed rests until its lease has run out, which is the pause it needs."""
+    def _return_chunk(self, chunk: Chunk, failed: bool) -> None:
+        """Give a chunk back; one that failed can be claimed again when its lease has run out, which is its pause."""
         self._leases.drop(chunk)
         try:
-            self._patiently(lambda: self._give_back(chunk, failed))
+            self._retrying(lambda: self._give_back(chunk, failed))
         except SQLAlchemyError as error:  # told to stop while the database is away: the lease will run out
             self._log("chunk_not_released", chunk=chunk.id, reason=error)
 
@@ -136,7 +136,7 @@ class Worker:
             with self._database.read() as connection:
                 return read(connection, chunk)
 
-        return self._patiently(attempt)
+        return self._retrying(attempt)
 
     def _persist(self, chunk: Chunk, outcome: Outcome) -> dict[str, int]:
         partitions.make(self._database, chunk.gallery_id, chunk.version_id)
@@ -145,10 +145,10 @@ class Worker:
 
     def _give_back(self, chunk: Chunk, failed: bool) -> None:
         with self._database.write() as connection:
-            (chunks.leave if failed else chunks.release)(connection, chunk)
+            (chunks.abandon if failed else chunks.release)(connection, chunk)
 
-    def _look_after(self) -> bool:
-        """Look after backfills without chunks. True: one has new chunks."""
+    def _finish_backfills(self) -> bool:
+        """Finish or replan backfills without chunks. Returns whether one has new chunks."""
         states = finish_or_replan(self._database, self._registry, self._embedder, self._stop)
         for number, state in states.items():
             self._log("backfill_done" if state is BackfillState.DONE else "backfill_extended", backfill=number)
@@ -161,8 +161,8 @@ class Worker:
         except SQLAlchemyError as error:
             self._log("lease_not_extended", chunk=chunk.id, reason=error)
 
-    def _patiently(self, attempt: Callable[[], T]) -> T:
-        """Try again while the database is locked or away; give up when told to stop."""
+    def _retrying(self, attempt: Callable[[], T]) -> T:
+        """Retry while the database is locked or unreachable; raises once the worker is told to stop."""
         wait = self._settings.poll_seconds
         while True:
             try:

@@ -13,7 +13,7 @@ import numpy as np
 from sqlalchemy import Connection, delete, false, literal, select, update
 
 from index.space import UNIT_TOLERANCE, Cosine, space_from_json
-from service.backfills.supplied import counting
+from service.backfills.supplied import tracking_supplied
 from service.doctor.findings import Context, Finding
 from service.doctor.on_disk import KeysOnDisk
 from service.errors import UnknownGallery
@@ -205,7 +205,7 @@ def _fix(context: Context, rows: Sequence[Damaged], found: dict[str, Finding], c
         gallery_id = block[0][0].gallery_id
         with suppress(UnknownGallery), context.database.write() as connection:
             first = take_seq(connection, gallery_id, len(block))
-            with counting(connection, gallery_id, sorted({row.external_id for row, _ in block})):
+            with tracking_supplied(connection, gallery_id, sorted({row.external_id for row, _ in block})):
                 for seq, (row, code) in enumerate(block, first):
                     if change(connection, row):
                         found[code].fixed += 1

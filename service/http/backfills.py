@@ -15,11 +15,11 @@ from index.filter import parse_filter
 from regraft.models import BackfillEstimate, BackfillInfo, BackfillList
 from service.backfills.embedder import Embedder
 from service.backfills.estimates import estimate, estimate_supplied
-from service.backfills.orders import Scope, check_told
-from service.backfills.planner import ACTIVE, BackfillState, Kind, forward_from, turn
+from service.backfills.orders import Scope, check_uncertainty_known
+from service.backfills.planner import ACTIVE, BackfillState, Kind, change_state, forward_from
 from service.backfills.records import UnknownBackfill, backfill_row, backfill_rows
-from service.backfills.supplied import SUPPLIED, end_if_all_came
-from service.backfills.sweeps import fresh
+from service.backfills.supplied import SUPPLIED, finish_if_complete
+from service.backfills.sweeps import new_sweep_columns
 from service.http.backfill_progress import describe, snapshot
 from service.http.request_context import RequestContext
 from service.http.requests import KEY_OPENS_BACKFILL, CheckedRoute, Service
@@ -96,7 +96,7 @@ def create(
         return _estimate(service, name, body)
     if body.order == "uncertainty" and body.kind != SUPPLIED:
         with _checked_scope(service, name, body) as (_, embedder, _, scope):
-            check_told(service.database, service.registry, embedder, scope)
+            check_uncertainty_known(service.database, service.registry, embedder, scope)
     curve = None if body.curve is None else _begin_curve(service, name, body, body.curve)
     # The version that was measured is the one to move to, not one that was deployed meanwhile.
     planned = body if curve is None else body.model_copy(update={"version": curve.version})
@@ -185,7 +185,7 @@ def start(
         "origin": request.origin,
         "filter": request.filter,
         "attempts": request.attempts,
-        **fresh(seq),
+        **new_sweep_columns(seq),
     }
     return one_of(BackfillRow, connection.execute(insert(backfill).values(values).returning(backfill)))
 
@@ -211,7 +211,7 @@ def _estimate(service: Runtime, name: str, request: BackfillIn) -> BackfillEstim
         if request.kind == SUPPLIED:
             return estimate_supplied(service.registry, connection, target, scope)
         if request.order == "uncertainty":
-            check_told(service.database, service.registry, embedder, scope)
+            check_uncertainty_known(service.database, service.registry, embedder, scope)
         return estimate(service.database, service.registry, connection, embedder, target, scope, request)
 
 
@@ -275,10 +275,10 @@ def _changed(
     service: Runtime, number: int, before: Sequence[BackfillState], after: BackfillState, context: ChangeContext
 ) -> BackfillInfo:
     with service.database.write(dry_run=context.dry_run) as connection:
-        changed = turn(connection, number, before, after)
+        changed = change_state(connection, number, before, after)
         row = backfill_row(connection, number)
         if changed and row.kind == SUPPLIED and after is BackfillState.RUNNING:
-            end_if_all_came(connection, row)  # while it was paused
+            finish_if_complete(connection, row)  # while it was paused
             row = backfill_row(connection, number)
         if not changed and row.state != after:
             raise BackfillEnded(f"backfill {number} is {row.state}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from index.errors import RegraftError
 from index.version import Origin
-from service.backfills.supplied import counting
+from service.backfills.supplied import tracking_supplied
 from service.errors import ItemExists, NoCurrentVersion, UnknownGallery
 from service.http.ingest_batch import IngestBatch, ItemDraft
 from service.registry.registry import LoadedVersion
@@ -98,7 +98,7 @@ def store_batch(
             if row is None or row.current_id != current.id:
                 raise CurrentChanged
             new = [item for _, item in items]
-            with counting(connection, gallery_id, [item.external_id for item in new]):
+            with tracking_supplied(connection, gallery_id, [item.external_id for item in new]):
                 mode = to.options.mode
                 stored = store(connection, service.registry, gallery_id, current, version, new, first, mode=mode)
             for draft, _ in items:

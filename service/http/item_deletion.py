@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from service.backfills.supplied import counting
+from service.backfills.supplied import tracking_supplied
 from service.http.passing_items import change_passing
 from service.runtime import Runtime
 from service.store.repository import delete_items, gallery_named, rows_of, take_seq
@@ -40,5 +40,5 @@ def delete_passing(service: Runtime, name: str, where: dict[str, Any], *, dry_ru
 
 def _delete(connection: Connection, gallery_id: int, ids: Sequence[str]) -> tuple[set[str], list[str]]:
     """As `delete_items`, in a transaction that holds the gallery's lock."""
-    with counting(connection, gallery_id, ids, "skipped"):
+    with tracking_supplied(connection, gallery_id, ids, "skipped"):
         return delete_items(connection, gallery_id, ids)

@@ -90,7 +90,7 @@ def check_complete(connection: Connection, chunk: Chunk, body: ResultIn) -> None
         raise InvalidBody(f"item {min(foreign)} is not of this chunk", pointer="/moved")
     if len(named) > len(set(named)):
         raise InvalidBody("an item is named twice", pointer="/moved")
-    if missing := set(chunks.still_waiting(connection, chunk)) - set(named):
+    if missing := set(chunks.remaining_items(connection, chunk)) - set(named):
         raise InvalidBody(
             f"{len(missing)} items of the chunk are missing, item {min(missing)} is one", pointer="/moved"
         )

@@ -108,7 +108,7 @@ def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True, cu
     """
     after = decode_cursor(cursor or "")
     with service.database.read() as connection:
-        held = chunks.leased(connection, chunk, lease)
+        held = chunks.leased_chunk(connection, chunk, lease)
         behind = replace(held, item_ids=tuple(key for key in held.item_ids if key > after))
         if held.kind is Kind.TRANSFORM:
             return WorkInputs(items=_with_embeddings(service, connection, behind))
@@ -120,7 +120,7 @@ def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True, cu
 def give(chunk: Number, lease: Lease, body: ResultIn, service: Service) -> WorkCounts:
     """Take a chunk's results, after checking them; refused results leave the lease as it is."""
     with service.database.read() as connection:
-        held = chunks.leased(connection, chunk, lease)
+        held = chunks.leased_chunk(connection, chunk, lease)
         check_complete(connection, held, body)
         images = encoded_images(connection, held)
     moved = checked(service.registry.by_id(held.version_id), images, body.moved)
@@ -148,7 +148,7 @@ def extend(chunk: Number, lease: Lease, service: Service) -> dict[str, float]:
 @router.post("/work/{chunk}/release", status_code=204)
 def release(chunk: Number, lease: Lease, service: Service, failed: bool = False) -> None:
     """Give a chunk back undone: free at once, or one that failed when its lease has run out."""
-    _on(service, chunk, lease, chunks.leave if failed else chunks.release)
+    _on(service, chunk, lease, chunks.abandon if failed else chunks.release)
 
 
 @router.get("/work/versions/{name}", response_class=FileResponse, responses=gives("application/zip"))
@@ -221,7 +221,7 @@ def _claim(service: Runtime, owner: str, kinds: list[Kind]) -> Chunk | None:
         if not chunks.claimable(connection, kinds):
             return None
     with service.database.write() as connection:
-        _check_share(chunks.holders(connection, chunks.REMOTE), owner)
+        _check_share(chunks.lease_owners(connection, chunks.REMOTE), owner)
         return chunks.claim(connection, owner, service.settings.lease_seconds, kinds)
 
 
@@ -238,7 +238,7 @@ def _check_share(holders: Sequence[str], owner: str) -> None:
 
 def _on(service: Runtime, chunk: int, lease: str, change: Callable[[Connection, Chunk], None]) -> None:
     with service.database.write() as connection:
-        change(connection, chunks.leased(connection, chunk, lease))
+        change(connection, chunks.leased_chunk(connection, chunk, lease))
 
 
 def _with_contents(

@@ -15,8 +15,8 @@ from service.backfills import chunks
 from service.backfills.chunks import Chunk
 from service.backfills.outcome import EmbeddedItems
 from service.backfills.planner import BackfillState, Kind
-from service.backfills.scores import NOTHING_TOLD
-from service.backfills.sweeps import begin_again, fresh, go_on
+from service.backfills.scores import NO_SCORES
+from service.backfills.sweeps import begin_next_sweep, continue_sweep, new_sweep_columns
 from service.settings import Settings
 from service.store.database import Database, upgrade
 from service.store.repository import NewItem, changes, delete_items, store_items, take_seq
@@ -61,9 +61,9 @@ def start(database: Database, **fields: Any) -> int:
             "state": BackfillState.RUNNING,
         }
         row |= {"chunk_size": 3, "next_claim": 0.0, "total": 0, "created": 0.0, **fields}
-        row |= fresh(take_seq(connection, 1, 0))
+        row |= new_sweep_columns(take_seq(connection, 1, 0))
         made = BackfillRow(*connection.execute(insert(backfill).values(row).returning(backfill)).one())
-    go_on(database, made, ORDER, lambda: NOTHING_TOLD)
+    continue_sweep(database, made, ORDER, lambda: NO_SCORES)
     return made.id
 
 
@@ -107,9 +107,9 @@ def test_several_workers_move_every_item_once_in_commit_order(database: Database
 
     assert sum(count["done"] for count in counts) == 60
     with database.write() as connection:
-        job = begin_again(connection, number)
+        job = begin_next_sweep(connection, number)
     assert job
-    assert go_on(database, job, ORDER, lambda: NOTHING_TOLD) is BackfillState.DONE
+    assert continue_sweep(database, job, ORDER, lambda: NO_SCORES) is BackfillState.DONE
     with database.lookup() as connection:
         row = connection.execute(select(backfill).where(backfill.c.id == number)).one()
         assert (row.done, row.skipped, row.failed, row.total) == (60, 0, 0, 60)
@@ -127,12 +127,12 @@ def test_a_worker_in_the_middle_of_a_claim_holds_up_no_other(database: Database)
 
     with database.write() as connection:
         # The backfill's row is moved on at the end of a claim; what is measured here is that chunks are passed by.
-        first = chunks._take(connection, 1, "slow", 60.0)
+        first = chunks._lease_next(connection, 1, "slow", 60.0)
         taken: list[Any] = []
 
         def others(_: int) -> None:
             with database.write() as other:
-                taken.append(chunks._take(other, 1, "quick", 60.0).id)
+                taken.append(chunks._lease_next(other, 1, "quick", 60.0).id)
 
         together(1, others)
         together(1, others)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from sqlalchemy import event, func, select, text
 
-from service.backfills.scores import NOTHING_TOLD
-from service.backfills.sweeps import go_on
+from service.backfills.scores import NO_SCORES
+from service.backfills.sweeps import continue_sweep
 from service.backfills.traffic import Traffic
 from service.errors import UnknownGallery
 from service.registry.registry import Registry
@@ -135,7 +135,7 @@ def test_a_gallery_is_deleted_while_a_backfill_of_it_is_planned(database: Databa
 
     def plan() -> None:
         with pytest.raises(UnknownGallery) as raised:
-            go_on(database, job, ORDER, lambda: NOTHING_TOLD)
+            continue_sweep(database, job, ORDER, lambda: NO_SCORES)
         ended.append(raised.type)
 
     planning = meanwhile(database, "DELETE FROM backfill_chunk", plan)

@@ -13,8 +13,8 @@ from sqlalchemy import delete, event, insert, select
 
 from index.evaluation.ordering import ORDERS
 from service.backfills import sweeps
-from service.backfills.scores import NOTHING_TOLD, Scored, scored_of
-from service.backfills.sweeps import fresh, go_on
+from service.backfills.scores import NO_SCORES, ItemScores, sorted_scores
+from service.backfills.sweeps import continue_sweep, new_sweep_columns
 from service.settings import Settings
 from service.store import ranges
 from service.store.database import Database, upgrade
@@ -53,14 +53,14 @@ def made(database: Database, gallery_id: int = 1, **fields: Any) -> BackfillRow:
     job = {"gallery_id": gallery_id, "version_id": 2, "kind": "reencode", "state": "running", "chunk_size": 4}
     job |= {"item_order": "oldest", "next_claim": 0, "created": 0, "attempts": 1, "total": 0}
     with database.write() as connection:
-        values = {**job, **fresh(take_seq(connection, gallery_id, 0)), **fields}
+        values = {**job, **new_sweep_columns(take_seq(connection, gallery_id, 0)), **fields}
         return one_of(BackfillRow, connection.execute(insert(backfill).values(values).returning(backfill)))
 
 
-def planned(database: Database, told: Scored = NOTHING_TOLD, **fields: Any) -> list[list[int]]:
+def planned(database: Database, told: ItemScores = NO_SCORES, **fields: Any) -> list[list[int]]:
     """The chunks; nothing stays of it."""
     job = made(database, id=7, **fields)
-    state = go_on(database, job, [2, 1], lambda: told)
+    state = continue_sweep(database, job, [2, 1], lambda: told)
     with database.write() as connection:
         chunks = select(backfill_chunk.c.item_ids, backfill_chunk.c.state).where(backfill_chunk.c.backfill_id == 7)
         rows = connection.execute(chunks.order_by(backfill_chunk.c.number)).all()
@@ -85,7 +85,7 @@ PASSING = {n + 1 for n in range(0, 2 * ITEMS, 2)}, {n + 1 for n in range(0, 2 * 
 
 
 def test_chunks_are_the_same_by_ranges_of_any_size(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = scored_of([(np.arange(99, 30, -1), np.sin(np.arange(69)))])
+    told = sorted_scores([(np.arange(99, 30, -1), np.sin(np.arange(69)))])
     for order, scope in [*product(ORDERS, SCOPES[:2]), *product(("newest", "traffic"), SCOPES[2:])]:
         with monkeypatch.context() as patch:
             whole = planned(database, told, item_order=order, **scope)
@@ -119,7 +119,7 @@ def test_a_range_reads_no_more_keys_than_it_gives(database: Database) -> None:
 
 
 def test_numbers_are_found_by_key() -> None:
-    told = scored_of([(np.array([5, 3]), np.array([0.5, 0.3])), (np.array([4]), np.array([0.4]))])
+    told = sorted_scores([(np.array([5, 3]), np.array([0.5, 0.3])), (np.array([4]), np.array([0.4]))])
 
     assert told.of(np.array([3, 4, 6, 5, 1]), -1.0).tolist() == [0.3, 0.4, -1.0, 0.5, -1.0]
-    assert NOTHING_TOLD.of(np.array([3]), 0.0).tolist() == [0.0]
+    assert NO_SCORES.of(np.array([3]), 0.0).tolist() == [0.0]

@@ -153,10 +153,10 @@ def test_the_time_left_and_the_speed_are_numbers_and_not_negative(site: Any, clo
     clock.jump = jump
     running = described(site, number)
     with site.database.write() as connection:
-        planner.turn(connection, number, (planner.BackfillState.RUNNING,), planner.BackfillState.PAUSED)
+        planner.change_state(connection, number, (planner.BackfillState.RUNNING,), planner.BackfillState.PAUSED)
     paused = described(site, number)
     with site.database.write() as connection:
-        planner.turn(connection, number, (planner.BackfillState.PAUSED,), planner.BackfillState.RUNNING)
+        planner.change_state(connection, number, (planner.BackfillState.PAUSED,), planner.BackfillState.RUNNING)
     clock.jump = 0.0
     resumed = described(site, number)
 

@@ -12,8 +12,8 @@ from service.backfills import chunks
 from service.backfills.chunks import Chunk
 from service.backfills.outcome import EmbeddedItems, Failed
 from service.backfills.planner import BackfillState, Kind
-from service.backfills.scores import NOTHING_TOLD, Scored
-from service.backfills.sweeps import begin_again, fresh, go_on
+from service.backfills.scores import NO_SCORES, ItemScores
+from service.backfills.sweeps import begin_next_sweep, continue_sweep, new_sweep_columns
 from service.store.database import Database
 from service.store.repository import NewItem, store_items, take_seq
 from service.store.rows import BackfillRow
@@ -83,7 +83,7 @@ class Planning:
         gallery_id: int,
         kind: Kind = Kind.REENCODE,
         version_id: int = V2,
-        told: Scored = NOTHING_TOLD,
+        told: ItemScores = NO_SCORES,
         *,
         planned: bool = True,
         **fields: Any,
@@ -99,12 +99,12 @@ class Planning:
                 "next_claim": 0.0,
                 "total": 0,
                 "created": 0.0,
-                **fresh(take_seq(connection, gallery_id, 0)),
+                **new_sweep_columns(take_seq(connection, gallery_id, 0)),
                 **fields,
             }
             made = BackfillRow(*connection.execute(insert(backfill).values(row).returning(backfill)).one())
         if planned:
-            go_on(self.database, made, ORDER, lambda: told)
+            continue_sweep(self.database, made, ORDER, lambda: told)
         return made.id
 
     def claim(self, owner: str = "w") -> Chunk | None:
@@ -122,8 +122,8 @@ class Planning:
 
     def finish(self, backfill_id: int) -> BackfillState | None:
         with self.database.write() as connection:
-            job = begin_again(connection, backfill_id)
-        return job and go_on(self.database, job, ORDER, lambda: NOTHING_TOLD)
+            job = begin_next_sweep(connection, backfill_id)
+        return job and continue_sweep(self.database, job, ORDER, lambda: NO_SCORES)
 
     def set_state(self, backfill_id: int, state: BackfillState) -> None:
         with self.database.write() as connection:

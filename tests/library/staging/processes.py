@@ -11,8 +11,8 @@ import httpx
 from sqlalchemy import select
 
 from regraft.connection import certificates
-from service.backfills.scores import NOTHING_TOLD
-from service.backfills.sweeps import go_on, let_go
+from service.backfills.scores import NO_SCORES
+from service.backfills.sweeps import continue_sweep, release_sweep
 from service.http.backfills import BackfillIn, start
 from service.registry.placement import order_to
 from service.registry.registry import Registry
@@ -97,9 +97,9 @@ class Site:
             fields = {"chunk_size": 6, **fields}
             job = start(connection, registry, gallery_id, BackfillIn(**fields))
             if not planned:
-                let_go(connection, job)
+                release_sweep(connection, job)
         if planned:
-            go_on(self.database, job, order_to(registry, job.version_id), lambda: NOTHING_TOLD)
+            continue_sweep(self.database, job, order_to(registry, job.version_id), lambda: NO_SCORES)
         return job.id
 
     def work(self) -> None:

@@ -39,13 +39,13 @@ class SteppedWorker(Worker):
         self._most, self._claimed, self._failed = chunks, 0, False
         before = -1
         # The reader may have looked for more before the last chunk was committed; when it looks again all are.
-        while self._claimed < self._most and not self._failed and (self._claimed > before or super()._look_after()):
+        while self._claimed < self._most and not self._failed and (self._claimed > before or super()._finish_backfills()):
             before = self._claimed
             self.work()
         return self._claimed > 0 and not self._failed
 
     def drain(self) -> None:
-        """Work until nothing is left, or something fails. A backfill whose chunks are all done is looked after last."""
+        """Work until nothing is left, or something fails. A backfill whose chunks are all done is finished last."""
         while self.step(sys.maxsize):
             pass
 
@@ -62,14 +62,14 @@ class SteppedWorker(Worker):
         self._claimed += 1
         return chunk
 
-    def _look_after(self) -> bool:
-        if super()._look_after():
+    def _finish_backfills(self) -> bool:
+        if super()._finish_backfills():
             return True
         raise Idle
 
-    def _let_go(self, chunk: Chunk, failed: bool) -> None:
+    def _return_chunk(self, chunk: Chunk, failed: bool) -> None:
         self._failed |= failed
-        super()._let_go(chunk, failed)
+        super()._return_chunk(chunk, failed)
 
 
 def work(settings: Settings, chunks: int | None = None) -> None:

@@ -170,8 +170,8 @@ class TestClaim:
         chunk = stage.claim("a")
         assert chunk
         with stage.database.write() as connection:
-            chunks.leave(connection, chunk)
-            assert chunks.holders(connection, "a") == []
+            chunks.abandon(connection, chunk)
+            assert chunks.lease_owners(connection, "a") == []
             assert not chunks.extend(connection, chunk, LEASE)
         clock.now += LEASE - 1
         assert stage.claim("a") is None

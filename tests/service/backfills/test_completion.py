@@ -10,8 +10,8 @@ from sqlalchemy import select
 
 from service.backfills import chunks, traffic
 from service.backfills.outcome import Failed
-from service.backfills.planner import BackfillState, drained, turn
-from service.backfills.scores import scored_of
+from service.backfills.planner import BackfillState, change_state, drained
+from service.backfills.scores import sorted_scores
 from service.store import sql_time
 from service.store.repository import delete_items
 from service.store.tables import backfill_failure, item
@@ -155,7 +155,7 @@ class TestOrders:
     def test_the_least_sure_comes_first_and_what_is_not_known_last(self, stage: Planning) -> None:
         gallery_id = stage.gallery(4)
         keys = {name: row.id for name, row in stage.items(gallery_id).items()}
-        unsure = scored_of([(np.array([keys[name] for name in ("i1", "i2", "i3")]), np.array([0.5, 0.9, 0.1]))])
+        unsure = sorted_scores([(np.array([keys[name] for name in ("i1", "i2", "i3")]), np.array([0.5, 0.9, 0.1]))])
 
         started = stage.start(gallery_id, item_order="uncertainty", told=unsure)
 
@@ -362,7 +362,7 @@ class TestTime:
         ):
             clock.now += passed
             with stage.database.write() as connection:
-                assert turn(connection, started, (before,), after)
+                assert change_state(connection, started, (before,), after)
 
         row = stage.row(started)
         assert (row.active_seconds, row.resumed, row.finished) == (15, None, clock.now)

@@ -132,7 +132,7 @@ def test_chunks_that_were_left_are_whole(stage: Planning, clock: Clock) -> None:
     stage.start(stage.gallery(4))
     (chunk,) = held(stage, "a", 1)
     with stage.database.write() as connection:
-        chunks.leave(connection, chunk)
+        chunks.abandon(connection, chunk)
         owners = select(backfill_chunk.c.lease_owner).where(backfill_chunk.c.id == chunk.id)
         assert connection.execute(owners).scalar_one() is None
     clock.now += LEASE + 1

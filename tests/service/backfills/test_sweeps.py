@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 
 from service.backfills import attempts, sweeps
-from service.backfills.planner import ACTIVE, BackfillState, turn
-from service.backfills.scores import NOTHING_TOLD
-from service.backfills.sweeps import begin_again, go_on
+from service.backfills.planner import ACTIVE, BackfillState, change_state
+from service.backfills.scores import NO_SCORES
+from service.backfills.sweeps import begin_next_sweep, continue_sweep
 from service.store import ranges
 from service.store.repository import delete_items, take_seq
 from service.store.rows import BackfillRow
@@ -100,12 +100,12 @@ class Life:
 
     def pause(self, _: int) -> None:
         with self.stage.database.write() as connection:
-            turn(connection, self.job, (RUNNING,), PAUSED)
+            change_state(connection, self.job, (RUNNING,), PAUSED)
 
     def cancel(self, which: int) -> None:
         if which % 3 == 0 and self.cancelled is None:
             with self.stage.database.write() as connection:
-                turn(connection, self.job, ACTIVE, BackfillState.CANCELLED)
+                change_state(connection, self.job, ACTIVE, BackfillState.CANCELLED)
             self.cancelled = self.open()
 
     def overtake(self, which: int) -> None:
@@ -114,7 +114,7 @@ class Life:
         if row.sweep_seq is not None and row.state == RUNNING:
             self.lives = which
             with suppress(Killed):
-                go_on(self.stage.database, row, ORDER, lambda: NOTHING_TOLD)
+                continue_sweep(self.stage.database, row, ORDER, lambda: NO_SCORES)
             self.lives = None
 
     # The planner, and the worker
@@ -124,16 +124,16 @@ class Life:
         while (row := self.row()).sweep_seq is not None and row.state in ACTIVE:
             self.sweep = row.sweep_seq
             with self.stage.database.write() as connection:
-                turn(connection, self.job, (PAUSED,), RUNNING)
+                change_state(connection, self.job, (PAUSED,), RUNNING)
             self.busy = False
             with suppress(Killed):
-                go_on(self.stage.database, row, ORDER, lambda: NOTHING_TOLD)
+                continue_sweep(self.stage.database, row, ORDER, lambda: NO_SCORES)
             self.busy = True
             self.check_planned()
 
     def work(self) -> None:
         with self.stage.database.write() as connection:
-            turn(connection, self.job, (PAUSED,), RUNNING)
+            change_state(connection, self.job, (PAUSED,), RUNNING)
         while chunk := self.stage.claim():
             seen = self.stage.read(chunk)
             self.stage.commit(chunk, seen)
@@ -172,7 +172,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges and blocks of a few items."""
     for module in (ranges, sweeps):
         monkeypatch.setattr(module, "RANGE", 2 * CHUNK)
-    monkeypatch.setattr(attempts, "LOOK", 2)
+    monkeypatch.setattr(attempts, "BLOCK", 2)
 
 
 @pytest.mark.parametrize("examples", [5, pytest.param(100, marks=pytest.mark.slow)])
@@ -200,7 +200,7 @@ def live(stage: Planning, order: str, happening: list[tuple[str, int]]) -> None:
             life.plan()
             life.work()
             with stage.database.write() as connection:
-                begin_again(connection, life.job)
+                begin_next_sweep(connection, life.job)
 
     row = life.row()
     if life.cancelled is not None:
@@ -227,7 +227,7 @@ def test_a_sweep_that_ends_after_any_transaction_and_goes_on_plans_what_an_undis
         stage.commit(only, [], stage.read(only))
         stage.store(gallery, ["i0", "new0", "new1", "new2", "new3"])
         with stage.database.write() as connection:
-            job = begin_again(connection, number)
+            job = begin_next_sweep(connection, number)
         real, ahead = stage.database.write, iter(["nothing"] * lives + [what])
 
         @contextmanager
@@ -242,10 +242,10 @@ def test_a_sweep_that_ends_after_any_transaction_and_goes_on_plans_what_an_undis
 
         with pytest.MonkeyPatch.context() as patch, suppress(Killed):
             patch.setattr(stage.database, "write", write)
-            go_on(stage.database, job, ORDER, lambda: NOTHING_TOLD)
+            continue_sweep(stage.database, job, ORDER, lambda: NO_SCORES)
         stage.set_state(number, RUNNING)
         if (row := BackfillRow(*stage.row(number))).sweep_seq is not None:
-            go_on(stage.database, row, ORDER, lambda: NOTHING_TOLD)
+            continue_sweep(stage.database, row, ORDER, lambda: NO_SCORES)
         planned = flat(stage.planned(number))[1:]
         return sorted(planned) if order == "random" else planned, BackfillRow(*stage.row(number))
 
@@ -276,37 +276,37 @@ def test_what_is_written_while_a_sweep_finds_nothing_is_left_to_another_one(
     first = stage.claim()
     stage.commit(first, stage.read(first))
     with stage.database.write() as connection:
-        job = begin_again(connection, number)
+        job = begin_next_sweep(connection, number)
     stage.store(gallery, ["new"], **written)
 
-    ended = go_on(stage.database, job, ORDER, lambda: NOTHING_TOLD)
+    ended = continue_sweep(stage.database, job, ORDER, lambda: NO_SCORES)
 
     assert ended is (None if left else BackfillState.DONE)
     with stage.database.lookup() as connection:
-        waiting = sweeps.left_alone(connection)
+        waiting = sweeps.abandoned_sweeps(connection)
     assert [row.id for row in waiting] == [number] * left
     for row in waiting:
-        assert go_on(stage.database, row, ORDER, lambda: NOTHING_TOLD) is RUNNING
+        assert continue_sweep(stage.database, row, ORDER, lambda: NO_SCORES) is RUNNING
         assert stage.planned(number)[-1] == ["new"]
 
 
 def test_a_backfill_that_was_paused_while_it_is_planned_goes_on_at_once(stage: Planning) -> None:
     number = stage.start(stage.gallery(ITEMS), planned=False)
     with stage.database.write() as connection:
-        assert turn(connection, number, (RUNNING,), PAUSED)
-        assert turn(connection, number, (PAUSED,), RUNNING)
+        assert change_state(connection, number, (RUNNING,), PAUSED)
+        assert change_state(connection, number, (PAUSED,), RUNNING)
 
-        assert [row.id for row in sweeps.left_alone(connection) if row.id == number] == [number]
+        assert [row.id for row in sweeps.abandoned_sweeps(connection) if row.id == number] == [number]
 
 
 def test_resumed_while_it_is_planned_it_counts_from_the_end_of_planning(stage: Planning) -> None:
     number = stage.start(stage.gallery(ITEMS), planned=False)
     with stage.database.write() as connection:
-        assert turn(connection, number, (RUNNING,), PAUSED)
-        assert turn(connection, number, (PAUSED,), RUNNING)
+        assert change_state(connection, number, (RUNNING,), PAUSED)
+        assert change_state(connection, number, (PAUSED,), RUNNING)
     assert stage.row(number).resumed is None
 
-    go_on(stage.database, BackfillRow(*stage.row(number)), ORDER, lambda: NOTHING_TOLD)
+    continue_sweep(stage.database, BackfillRow(*stage.row(number)), ORDER, lambda: NO_SCORES)
 
     assert stage.row(number).resumed is not None
 
@@ -323,7 +323,7 @@ def test_watchers_are_told_when_planning_begins_and_ends(stage: Planning, monkey
         seen.add((row.revision, row.sweep_seq is not None))
 
     monkeypatch.setattr(stage.database, "write", watched)
-    go_on(stage.database, BackfillRow(*stage.row(number)), ORDER, lambda: NOTHING_TOLD)
+    continue_sweep(stage.database, BackfillRow(*stage.row(number)), ORDER, lambda: NO_SCORES)
     while chunk := stage.claim():
         stage.commit(chunk, stage.read(chunk))
     assert stage.finish(number) is BackfillState.DONE

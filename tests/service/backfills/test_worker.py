@@ -326,7 +326,7 @@ def test_told_to_stop_it_finishes_the_chunk_in_hand_and_no_other(served: Any, fi
 def test_told_to_stop_it_plans_no_further(served: Any, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(self: Planner, job: BackfillRow) -> None:
         with served.runtime.database.write() as connection:
-            sweeps.let_go(connection, job)
+            sweeps.release_sweep(connection, job)
 
     stop = threading.Event()
     write = sweeps._Sweep._write
