@@ -1,6 +1,6 @@
-"""Which images meet in which batch, and how each batch is augmented: both follow from seed, epoch and place alone.
+"""Order of the images in batches, and their augmentation: both follow from seed, epoch and batch number alone.
 
-So a training that was killed goes on as if it had not been, whatever had been drawn or prefetched when it died, and
+So a training that was killed resumes as if it had not been, whatever had been drawn or prefetched when it died, and
 with any number of worker processes.
 """
 
@@ -19,7 +19,7 @@ from training.data import ImageSet, Tensors
 from training.recipes import Recipe
 
 TrainingBatch = tuple[Tensor, Tensor, dict[str, Tensor]]
-"""Images (B, C, H, W), labels (B,), and what other models made of the images (B, N), by name."""
+"""Images (B, C, H, W), labels (B,), and cached outputs of other models (B, N), by name."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Draw:
 
 
 class EpochBatchSampler(Sampler[Draw]):
-    """The batches of one epoch after the other. A last batch that is not full is dropped.
+    """Yields the batches of one epoch after the other. A last batch that is not full is dropped.
 
-    The processes of one training share each batch equally, so their number does not change which images meet.
+    The processes of one training share each batch equally, so their number does not change which images are in a batch.
 
     Args:
-        count: images there are; fewer than `size` make one batch.
+        count: number of images; fewer than `size` make one batch.
         size: images in a batch, over all processes.
         seed: decides everything, together with the epoch.
         rank: this process.
@@ -56,7 +56,7 @@ class EpochBatchSampler(Sampler[Draw]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """What the next pass draws; Lightning says so before each epoch."""
+        """Choose the epoch that the next pass draws; Lightning calls this before each epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class BatchDataset(Dataset[TrainingBatch]):
         tensors: the images.
         cached: embeddings (S, N) of all of them, by name, to go with each batch.
         views: how often each image is in a batch, each time augmented anew: the batch as a whole, then again.
-        blind: nothing looks at the images, so none is decoded: they are (B, 0).
+        skip_images: no model needs the images, so none is decoded: they are (B, 0).
     """
 
     def __init__(
@@ -123,5 +123,5 @@ def training_batches(
 
 
 def mix_seeds(*numbers: int) -> int:
-    """A seed made of numbers, each of which changes it."""
+    """One seed from several numbers, each of which changes it."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])

@@ -1,7 +1,7 @@
 """Lightning's loop around `training.module`: devices, precision, logs, checkpoints and Ctrl-C.
 
-A training that was stopped, by whatever means, goes on from its last finished epoch when it is started again, and ends
-in the same weights: batches follow from seed and epoch (`batching`), and every step seeds its own random numbers.
+A training that was stopped, by whatever means, resumes from its last finished epoch when started again, and ends in the
+same weights: batches follow from seed and epoch (`batching`), and every step seeds its own random numbers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from training.trained import WEIGHTS
 from training.validation import Validation
 
 CHECK_EVERY = 50
-"""The loss of every so many steps is looked at and logged; on a GPU each look waits for the step."""
+"""Steps between checks and logs of the loss; on a GPU each check waits for the step."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,11 +46,11 @@ _log = logging.getLogger(__name__)
 def fit(module: BaseTraining, data: Data, validation: Validation | None = None, *, out: Path, progress: bool) -> None:
     """Train over the training images, on a GPU where there is one, deterministically.
 
-    A checkpoint of the same training at `checkpoint_of(out)` is where it goes on.
+    It resumes from a checkpoint of the same training at `checkpoint_of(out)`.
 
     Args:
         module: what to train; in eval mode and on the CPU afterwards.
-        data: its `train` trains.
+        data: its `train` images are trained on.
         out: the version folder that will be written; checkpoint and logs lie beside it.
         progress: show a bar, and write TensorBoard and CSV logs into `logs_of(out)`.
         validation: measures after every epoch; the module ends with the weights of its best one.
@@ -102,12 +102,12 @@ def fit(module: BaseTraining, data: Data, validation: Validation | None = None, 
 
 
 def checkpoint_of(out: Path) -> Path:
-    """The file that a training writes after each epoch; gone once its version is there."""
+    """The file that a training writes after each epoch; removed once its version is written."""
     return out.with_name(f"{out.name}.checkpoint")
 
 
 def logs_of(out: Path) -> Path:
-    """The folder of a version's logs: `version_0`, and one more for each time that the training went on."""
+    """The folder of a version's logs: `version_0`, and one more for each time that the training resumed."""
     return out.with_name(f"{out.name}-logs")
 
 
@@ -129,7 +129,7 @@ class DivergenceCheck(lightning.Callback):
 
     @torch.no_grad()
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        # No loss has been computed yet with the weights that the last step made.
+        # The weights after the last step have had no loss computed yet.
         assert isinstance(pl_module, BaseTraining)
         was = pl_module.training
         loss = _mean_over_processes(trainer, pl_module.eval().step(self.last).loss)
@@ -148,8 +148,8 @@ class CheckpointWriter(lightning.Callback):
 
     Args:
         path: the file; each epoch replaces the last one's.
-        identify: what tells this training from others, as JSON; only its own checkpoints count. It reads every image,
-            so it is asked once there is a checkpoint to compare or to write.
+        identify: returns the training's `identity` as JSON; only checkpoints with the same one are resumed. It reads
+            every image, so it is called only once there is a checkpoint to compare or to write.
     """
 
     def __init__(self, path: Path, identify: Callable[[], dict[str, Any]]) -> None:
@@ -177,7 +177,7 @@ class CheckpointWriter(lightning.Callback):
         checkpoint["epochs_done"] = trainer.current_epoch + 1
 
     def epochs_done(self) -> int:
-        """How many epochs the checkpoint holds; 0 where there is none, or one of another training, which is said.
+        """Number of epochs in the checkpoint; 0 where there is none, or one of another training, which is logged.
 
         Raises:
             InvalidArgument: it is damaged.
@@ -201,9 +201,9 @@ class CheckpointWriter(lightning.Callback):
 
 
 def identity(module: BaseTraining, data: Data) -> dict[str, Any]:
-    """What tells a training from others that would write the same folder: what it is made of, by name.
+    """Everything that decides a training's result, by name: tells it from others that would write the same folder.
 
-    How many workers make the batches changes nothing of them, see `training.batching`.
+    The number of data loader workers is left out, as batches do not depend on it, see `training.batching`.
     """
     seen = hashlib.sha256()
     for model in module.frozen_models.values():
@@ -220,21 +220,21 @@ def identity(module: BaseTraining, data: Data) -> dict[str, Any]:
 
 
 def changes(training: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """The names of what two trainings are not made of alike."""
+    """The names under which two identities differ, as text."""
     names = dict.fromkeys((*training, *other))
     return ", ".join(name for name in names if training.get(name) != other.get(name))
 
 
 def _sha256(weights: Path) -> str:
-    """Of a file of weights, or of that in a version's folder; "" where there is none, so that they are not used."""
+    """The sha256 of a weights file, or of that in a version folder; "" where there is none, as none is loaded then."""
     path = weights / WEIGHTS if weights.is_dir() else weights
     return sha256(path) if path.is_file() else ""
 
 
 def embeddings(module: BaseTraining, images: ImageSet) -> dict[str, Tensor]:
-    """What frozen models make of all training images, seen as in evaluation, by name.
+    """Outputs of frozen models for all training images, preprocessed as in evaluation, by model name.
 
-    Of all models with `cache_old`; else of those that see images in another way than the batches are made.
+    Of all models with `cache_old`; else of those whose preprocessing differs from the batches'.
     """
     own = module.recipe.preprocess
     seen = {name: (model, model.preprocess or own) for name, model in module.frozen_models.items()}
@@ -243,18 +243,18 @@ def embeddings(module: BaseTraining, images: ImageSet) -> dict[str, Tensor]:
 
 
 def loggers(folder: Path) -> list[Logger]:
-    """A CSV file and TensorBoard's, in one folder a start."""
+    """A CSV and a TensorBoard logger, in one new folder for each start."""
     csv = CSVLogger(folder, name="")
     return [csv, TensorBoardLogger(folder, name="", version=csv.version)]
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM leave as KeyboardInterrupt.
+    """Turn Ctrl-C and SIGTERM into KeyboardInterrupt.
 
-    Lightning makes an exit of both, a successful one of SIGTERM, and ignores Ctrl-C from then on.
+    Lightning exits on both, successfully on SIGTERM, and ignores Ctrl-C from then on.
     """
-    heard = signal.getsignal(signal.SIGINT)
+    handler = signal.getsignal(signal.SIGINT)
     try:
         yield
     except SystemExit as error:
@@ -263,7 +263,7 @@ def interruptible() -> Iterator[None]:
         raise
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, heard)
+            signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager
@@ -279,13 +279,13 @@ def cpu_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Without Lightning's advice: it concerns loggers, workers and devices that recipes decide."""
-    heard = logging.getLogger("lightning.pytorch")
-    level = heard.level
-    heard.setLevel(logging.ERROR)
+    """Silence Lightning's warnings about loggers, workers and devices, which recipes decide."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"lightning\..*")
             yield
     finally:
-        heard.setLevel(level)
+        logger.setLevel(level)

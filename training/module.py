@@ -18,7 +18,7 @@ from training.side_information import Objective, Psi
 
 
 class BaseTraining(lightning.LightningModule):
-    """What every training shares: the optimiser from the recipe, and random numbers that survive a restart."""
+    """Base of all trainings: the optimiser from the recipe, and random numbers that are the same after a restart."""
 
     views = 1
     """How often each image is in a batch, see `training.batching.BatchDataset`."""
@@ -33,7 +33,7 @@ class BaseTraining(lightning.LightningModule):
         return {}
 
     def needs_images(self, cached: Collection[str]) -> bool:
-        """Whether a step needs its images where the outputs of some models go with them, by name."""
+        """Whether a step needs images when the outputs of the named models are cached."""
         return True
 
     def step(self, drawn: TrainingBatch) -> Step:
@@ -48,7 +48,7 @@ class BaseTraining(lightning.LightningModule):
         return step.loss
 
     def on_train_batch_start(self, batch: TrainingBatch, batch_idx: int) -> None:
-        """A step's own random numbers (dropout) follow from its place, so that they are the same after a restart."""
+        """Seed the step's random numbers (dropout) by its number, so that they are the same after a restart."""
         seed = mix_seeds(self.recipe.seed, self.trainer.global_step, self.global_rank)
         # torch.manual_seed notes a stack trace for GPUs that are not in use, and keeps it.
         torch.default_generator.manual_seed(seed)
@@ -56,11 +56,11 @@ class BaseTraining(lightning.LightningModule):
             torch.cuda.manual_seed(seed)
 
     def progress(self) -> float:
-        """How much of the training is done, 0 to 1."""
+        """Share of the training that is done, 0 to 1."""
         return self.trainer.global_step / max(int(self.trainer.estimated_stepping_batches), 1)
 
     def configure_optimizers(self) -> Any:
-        """The recipe's optimiser over all that learns, its rate set before every step."""
+        """The recipe's optimiser over all trainable parameters, its rate set before every step."""
         learning = [p for p in self.parameters() if p.requires_grad]
         recipe, total = self.recipe, int(self.trainer.estimated_stepping_batches)
         warmup = total * recipe.warmup_epochs // max(recipe.epochs, 1)
@@ -71,10 +71,10 @@ class BaseTraining(lightning.LightningModule):
 
 
 class Training(BaseTraining):
-    """Trains `backbone` by `method`; the frozen models only look on.
+    """Trains `backbone` by `method`; the frozen models only give outputs.
 
     Args:
-        backbone: images -> raw embeddings; it only looks on, too, where the method does not train it.
+        backbone: images -> raw embeddings; frozen, too, where the method does not train it.
         method: embeddings -> loss; an nn.Module.
         recipe: the optimiser and its schedule.
         old: the frozen old model, images -> raw embeddings.
@@ -114,12 +114,12 @@ class Training(BaseTraining):
         return self.method.trains_encoder or not self.frozen_models.keys() <= set(cached)
 
     def step(self, drawn: TrainingBatch) -> Step:
-        """What the method says."""
+        """The method's loss."""
         image_BCHW, label_B, cached = drawn
         live = {name: model(image_BCHW).float() for name, model in self.frozen_models.items() if name not in cached}
         seen = {**cached, **live}
         batch = EmbeddedBatch(
-            # Under mixed precision encoders give half floats; what is left to do is cheap.
+            # Under mixed precision encoders give half floats; the rest is cheap in float32.
             new_BD=seen["new"] if "new" in seen else self.backbone(image_BCHW).float(),
             label_B=label_B,
             old_BN=seen.get("old"),
@@ -137,7 +137,7 @@ class PsiTraining(BaseTraining):
     Args:
         psi: its backbone trains.
         objective: images -> loss.
-        recipe: of `training.side_information.recipe_of_psi`.
+        recipe: from `training.side_information.recipe_of_psi`.
     """
 
     def __init__(self, psi: Psi, objective: Objective, recipe: Recipe) -> None:
@@ -146,7 +146,7 @@ class PsiTraining(BaseTraining):
         self.views = objective.views
 
     def step(self, drawn: TrainingBatch) -> Step:
-        """The objective."""
+        """The objective's loss."""
         image_BCHW, label_B, _ = drawn
         return Step(self.objective(self.psi.backbone, image_BCHW, label_B))
 

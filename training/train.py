@@ -37,7 +37,7 @@ from training.trained import Trained, blank_old, build_method
 from training.validation import Validation, hold_out
 
 RUNS = Path("runs")
-"""Where versions go that a recipe needs and names by their recipe."""
+"""Folder of the versions that recipes train against by naming another recipe."""
 
 
 def train(
@@ -56,16 +56,15 @@ def train(
         recipe: what to train.
         out: the version folder to write; its name becomes the version's. A version folder that exists is replaced.
         progress: show a progress bar, print the report, and keep it (as HTML) and logs (TensorBoard, CSV) beside `out`.
-        data: what `recipe_data` gives for the recipe, from whoever has read it already.
-        references: what `training.references` made of the recipes that this one names; None: what goes with it.
+        data: the result of `recipe_data` for the recipe, where it has been read already.
+        references: the recipes that this one names, from `training.references`; None: those of `reference_recipes`.
 
     Returns:
         `out`.
 
     Raises:
-        RegraftError: the recipe, its data or the old version cannot be used, somebody trains into `out` already, the
-            training diverged, or the disk is full; no part of a version is left then, and a version that was there
-            before still is.
+        RegraftError: the recipe, its data or the old version cannot be used, another training writes `out` already, the
+            training diverged, or the disk is full; no part of a version is left then, and an earlier version stays.
         KeyboardInterrupt: stopped by Ctrl-C or SIGTERM; likewise.
     """
     references = {**reference_recipes(recipe), **(references or {})}
@@ -77,18 +76,18 @@ def train(
         if old is not None:
             check_target(out, old.version)
             check_sizes(recipe, blank_old(classes, old.dim, old.side_dim, old.space), classes, references)
-        learned_from, validation = hold_out_validation(recipe, data, old)
+        train_data, validation = hold_out_validation(recipe, data, old)
         independent = load_reference(recipe, "independent", progress, references)
 
         with cpu_threads(recipe.threads):
             lightning.seed_everything(recipe.seed, verbose=False)
-            described = None if old is None else summarise_old(old, learned_from)
+            old_summary = None if old is None else summarise_old(old, train_data)
             new_dim, new_head = (0, None) if independent is None else (independent.dim, independent.head)
-            method = build_method(recipe, classes, described, new_dim, new_head)
+            method = build_method(recipe, classes, old_summary, new_dim, new_head)
             backbone = new_backbone(recipe) if method.trains_encoder else reuse_backbone(independent, recipe)
-            psi = train_psi(recipe, learned_from, out, progress)
+            psi = train_psi(recipe, train_data, out, progress)
             module = build_module(recipe, backbone, method, old, independent, psi)
-            fit(module, learned_from, validation, out=out, progress=progress)
+            fit(module, train_data, validation, out=out, progress=progress)
 
             head = method.head_weights() if method.trains_encoder or independent is None else independent.head
             old_dim, old_side_dim = (0, 0) if old is None else (old.dim, old.side_dim)
@@ -100,7 +99,7 @@ def train(
 
 
 def finish(trained: Trained, old: Trained | StoredVersion | None, data: Data, out: Path, progress: bool) -> None:
-    """Measure what was trained, export it, and remove its checkpoints."""
+    """Measure the trained version, export it, and remove its checkpoints."""
     report, old_version = measure(trained, old, data), None if old is None else old.version
     write_version(trained, report, data, old_version, out)
     checkpoint_of(out).unlink(missing_ok=True)
@@ -111,17 +110,17 @@ def finish(trained: Trained, old: Trained | StoredVersion | None, data: Data, ou
 
 
 def check_plan(recipe: Recipe, out: Path, references: References) -> None:
-    """Refuse what cannot work before anything is read or trained.
+    """Refuse a training that cannot work before anything is read or trained.
 
     Raises:
         InvalidArgument: a field of a recipe, the folder, an encoder that cannot be taken over, or see `is_trained`.
     """
-    for one in (recipe, *references.values()):
-        check_numbers(one)
+    for each in (recipe, *references.values()):
+        check_numbers(each)
     check_choices(recipe)
     check_target(out)
     for field, reference in references.items():
-        # Whoever trains it now decides what will be there; one that is there may be of a machine with a GPU.
+        # A running training of it decides what it becomes; a trained one may come from a machine with a GPU.
         if not lock_file(RUNS / reference.name).exists() and not is_trained(field, reference):
             check_choices(reference)
             check_planned_sizes(reference, reference_recipes(reference))
@@ -142,12 +141,12 @@ def recipe_data(recipe: Recipe) -> Data:
 
 
 def reference_recipes(recipe: Recipe) -> References:
-    """The recipes that a recipe names, as they go with it."""
+    """Field -> the recipe that it names, changed by `reference_recipe` to go with this one."""
     return {field: reference_recipe(recipe, field) for field in FIELDS if getattr(recipe, field) in RECIPES}
 
 
 def load_old(recipe: Recipe, progress: bool, references: References) -> Trained | StoredVersion | None:
-    """The old version, in torch, or as embeddings: a file's, or those its encoder.onnx made where it has no weights.
+    """The old version in torch, or as embeddings: from a file, or by its encoder.onnx where it has no weights.
 
     Raises as `load_reference`.
     """
@@ -157,7 +156,7 @@ def load_old(recipe: Recipe, progress: bool, references: References) -> Trained 
 
 
 def load_reference(recipe: Recipe, field: str, progress: bool, references: References) -> Trained | None:
-    """A version that training looks at; None where the recipe names none. Raises as `reference_folder`.
+    """A version to train against; None where the recipe names none. Raises as `reference_folder`.
 
     Raises:
         InvalidVersionFolder: the folder does not match its card.
@@ -167,7 +166,7 @@ def load_reference(recipe: Recipe, field: str, progress: bool, references: Refer
 
 
 def reference_folder(recipe: Recipe, field: str, progress: bool, references: References) -> Path | None:
-    """Where a version is that a recipe names: a version folder, or a recipe, trained into `RUNS` unless it is there.
+    """The folder of the version that a recipe names, by folder or by recipe (trained into `RUNS` if it is not yet).
 
     Raises:
         InvalidArgument: neither, or see `is_trained`.
@@ -187,7 +186,7 @@ def reference_folder(recipe: Recipe, field: str, progress: bool, references: Ref
 
 
 def check_planned_sizes(recipe: Recipe, references: References) -> None:
-    """`check_sizes` before anything is read or trained, where a recipe tells the old version's sizes."""
+    """`check_sizes` before anything is read or trained, where the old version's sizes follow from its recipe."""
     classes, old = 2, references.get("old")  # a method that takes two classes takes any number
     if not recipe.old and not recipe.old_embeddings:
         check_sizes(recipe, None, classes, references)
@@ -200,12 +199,12 @@ def check_sizes(recipe: Recipe, old: Old | None, classes: int, references: Refer
 
     Args:
         recipe: to be trained.
-        old: of `blank_old`.
+        old: from `blank_old`.
         classes: C.
         references: the recipes that it names.
 
     Raises:
-        InvalidArgument: from the method; names what would work.
+        InvalidArgument: from the method; names legal sizes and options.
     """
     independent_dim, independent = planned_dim(recipe, references), references.get("independent")
     bias = torch.zeros(classes) if independent is None or independent.head == "softmax" else None  # no other has one
@@ -216,7 +215,7 @@ def check_sizes(recipe: Recipe, old: Old | None, classes: int, references: Refer
 
 
 def planned_dim(recipe: Recipe, references: References) -> int | None:
-    """Dimension of the independent version before it is trained; 0 without one, None where nothing tells."""
+    """Dimension of the independent version before it is trained; 0 without one, None where it is unknown."""
     if not recipe.independent:
         return 0
     if "independent" in references:
@@ -226,10 +225,10 @@ def planned_dim(recipe: Recipe, references: References) -> int | None:
 
 
 def ensure_trained(field: str, recipe: Recipe, progress: bool) -> Path:
-    """A recipe's version below `RUNS`, for the field that names it; trained now unless it is there.
+    """The folder below `RUNS` of a recipe's version, for the field that names it; trained now if it is not yet.
 
-    Where another process trains it, this one waits and looks again; of several processes that train together none
-    does, as all must see the same. With `progress`, says which of both, and what differs from the recipe by name.
+    Where another process trains it, this one waits and looks again; processes that train together do not wait, as all
+    must see the same. With `progress`, prints whether it is trained or used, and what differs from the named recipe.
 
     Raises:
         InvalidArgument: see `is_trained`.
@@ -256,10 +255,10 @@ def ensure_trained(field: str, recipe: Recipe, progress: bool) -> Path:
 
 
 def is_trained(field: str, recipe: Recipe) -> bool:
-    """Whether a recipe's version is below `RUNS`, made by this very recipe.
+    """Whether the version of exactly this recipe is below `RUNS`.
 
     Raises:
-        InvalidArgument: one is that another recipe made; names what differs, and the ways out.
+        InvalidArgument: its folder was trained with other settings; names these, and the ways out.
     """
     out = RUNS / recipe.name
     if not (out / CARD).is_file():
@@ -302,7 +301,7 @@ def train_psi(recipe: Recipe, data: Data, out: Path, progress: bool) -> Psi | No
 def hold_out_validation(
     recipe: Recipe, data: Data, old: Trained | StoredVersion | None
 ) -> tuple[Data, Validation | None]:
-    """What is left to train on, and what measures on the rest after every epoch."""
+    """The images left to train on, and the validation on the held-out rest after every epoch."""
     if not recipe.held_out:
         return data, None
     kept, held = hold_out(data.train, recipe.held_out, recipe.split_seed)
@@ -310,7 +309,7 @@ def hold_out_validation(
 
 
 def psi_of(out: Path) -> Path:
-    """Beside what side-information keeps its checkpoint and logs while it is trained."""
+    """The path beside which side-information keeps its checkpoint and logs while it is trained."""
     return out.with_name(f"{out.name}-psi")
 
 
@@ -318,7 +317,7 @@ def reuse_backbone(independent: Trained | None, recipe: Recipe) -> nn.Module:
     """The backbone of the independently trained version, for a method that trains none of its own.
 
     Raises:
-        InvalidArgument: there is none, or it was not made as the recipe says.
+        InvalidArgument: there is none, or a field of its encoder differs from the recipe's.
     """
     if independent is None:
         raise InvalidArgument(f"method {recipe.method} needs independent=FOLDER, a new version", pointer="/independent")
@@ -327,16 +326,16 @@ def reuse_backbone(independent: Trained | None, recipe: Recipe) -> nn.Module:
 
 
 def check_same_encoder(independent: Recipe, recipe: Recipe) -> None:
-    """Refuse the encoder of an independent version that is not as the recipe says.
+    """Refuse an independent version whose encoder differs from the recipe's.
 
     Raises:
         InvalidArgument: names the field that differs.
     """
     for field in ("backbone", "dim", "last_relu", "preprocess", "space"):
-        given, wanted = getattr(independent, field), getattr(recipe, field)
-        if given != wanted:
+        actual, expected = getattr(independent, field), getattr(recipe, field)
+        if actual != expected:
             raise InvalidArgument(
-                f"the independent version's {field} is {given}, the recipe's {wanted}", pointer=f"/{field}"
+                f"the independent version's {field} is {actual}, the recipe's {expected}", pointer=f"/{field}"
             )
 
 
@@ -348,28 +347,30 @@ def build_module(
     independent: Trained | None,
     psi: Psi | None,
 ) -> Training:
-    """What `fit` trains: backbone and method, and the frozen models that look on, each seeing images in its own way.
+    """The module that `fit` trains: backbone, method, and the frozen models, each with its own preprocessing.
 
-    An old version that is only embeddings has none; side-information matters to an edge that moves items alone.
+    An old version of embeddings alone has no model; side-information is used only by an edge that moves items.
     """
-    seeing = old if isinstance(old, Trained) else None
+    old_model = old if isinstance(old, Trained) else None
     moves_items = method.edge_kind is EdgeKind.FORWARD
-    beside = independent if method.trains_encoder else None  # else it is the backbone
+    frozen_new = independent if method.trains_encoder else None  # else it is the backbone
     return Training(
         backbone,
         method,
         recipe,
-        old=None if seeing is None else Frozen(seeing.raw, seeing.recipe.preprocess),
-        independent=None if beside is None else Frozen(beside.raw, beside.recipe.preprocess),
-        old_psi=Frozen(seeing.psi, seeing.recipe.preprocess) if moves_items and seeing and seeing.psi else None,
+        old=None if old_model is None else Frozen(old_model.raw, old_model.recipe.preprocess),
+        independent=None if frozen_new is None else Frozen(frozen_new.raw, frozen_new.recipe.preprocess),
+        old_psi=Frozen(old_model.psi, old_model.recipe.preprocess)
+        if moves_items and old_model and old_model.psi
+        else None,
         psi=Frozen(psi, recipe.preprocess) if moves_items and psi else None,
     )
 
 
 def summarise_old(old: Trained | StoredVersion, data: Data) -> Old:
-    """What the old version makes of the new data: its mean embedding of each class, and which classes it knows.
+    """Statistics of the old version on the new data: its mean embedding of each class, and which classes it knows.
 
-    One whose embeddings come from a file knows every class, and has no head.
+    An old version whose embeddings come from a file knows every class, and has no head.
     """
     images = data.train.dense()
     if isinstance(old, StoredVersion):

@@ -1,6 +1,6 @@
-"""Held-out training images, measured after every epoch: the best epoch's weights stay, and a training can end early.
+"""Held-out training images, measured after every epoch: the best weights are kept, and a training can stop early.
 
-What counts is CMC-1 among the held-out images, each leaving itself out: of the new version by itself and, where it has
+The measure is CMC-1 among the held-out images, each leaving itself out: of the new version by itself and, where it has
 an edge, of its queries among the old version's items; the mean of both.
 """
 
@@ -50,7 +50,7 @@ class Validation(lightning.Callback):
     Args:
         images: held out of the training.
         patience: end the training after so many epochs without a better one; 0: never.
-        old_space: how the old version compares.
+        old_space: the old version's space.
     """
 
     def __init__(self, images: ImageSet, patience: int, old_space: str) -> None:
@@ -75,7 +75,7 @@ class Validation(lightning.Callback):
         trainer.should_stop = self.is_over(trainer.current_epoch - 1)
 
     def is_over(self, epoch: int) -> bool:
-        """Whether no better epoch came for so long that the training ends with this one."""
+        """Whether the best epoch is `patience` or more epochs back, so that the training ends with this one."""
         return 0 < self.patience <= epoch - int(self.best["epoch"])
 
     def measure_pairs(self, module: Training) -> dict[str, float]:
@@ -88,16 +88,16 @@ class Validation(lightning.Callback):
         values = {"new/new": compare(new_SD, new_SD, self.data, recipe.space).cmc(1)}
         old_SN, side_SS = self.old
         if old_SN is not None and method.edge_kind is not None:
-            was = module.training
+            was_training = module.training
             module.eval()
             pair = apply_edge(method.edge_kind, method.edge, recipe.space, new_SD, old_SN, side_SS)
-            module.train(was)
+            module.train(was_training)
             space = recipe.space if method.edge_kind is EdgeKind.FORWARD else self.old_space
             values["new/old"] = compare(*pair, self.data, space).cmc(1)
         return values
 
     def embed_by_old(self, module: Training) -> tuple[Vectors | None, Vectors | None]:
-        """What the old version stores of the held-out images: embeddings and side-information."""
+        """The old version's embeddings and side-information of the held-out images."""
         images, spec, device = self.data.query, module.recipe.preprocess, module.device
         stored: list[Vectors | None] = []
         for model, ready in ((module.old, OUTPUTS[self.old_space]), (module.old_psi, torch.nn.Identity())):
@@ -120,19 +120,19 @@ class Validation(lightning.Callback):
 
 
 def _weights(module: Training) -> dict[str, Tensor]:
-    """What trains: the backbone's and the method's, on the CPU."""
-    mine = ("backbone.", "method.")
-    return {name: x.detach().cpu().clone() for name, x in module.state_dict().items() if name.startswith(mine)}
+    """The weights of the backbone and the method, on the CPU."""
+    prefixes = ("backbone.", "method.")
+    return {name: x.detach().cpu().clone() for name, x in module.state_dict().items() if name.startswith(prefixes)}
 
 
 @torch.no_grad()
 def _embed(module: Training, images: ImageSet) -> Vectors:
-    """(S, D) embeddings by the module as it is now, ready to compare."""
-    was, ready = module.training, OUTPUTS[module.recipe.space]
+    """(S, D) embeddings by the module with its current weights, ready to compare."""
+    was_training, ready = module.training, OUTPUTS[module.recipe.space]
     module.eval()
     made = [
         ready(module.method.transform(module.backbone(image_BCHW.to(module.device)).float())).cpu()
         for image_BCHW, _ in batches(images, module.recipe.preprocess)
     ]
-    module.train(was)
+    module.train(was_training)
     return torch.cat(made).numpy()
