@@ -54,8 +54,8 @@ def backfill_row(connection: Connection, number: int) -> RetryingBackfill:
 
 def backfill_rows(connection: Connection, gallery_id: int) -> list[RetryingBackfill]:
     """Every backfill of a gallery, oldest first."""
-    condition = _with_retrying().where(backfill.c.gallery_id == gallery_id)
-    return all_of(RetryingBackfill, connection.execute(condition.order_by(backfill.c.id)))
+    statement = _with_retrying().where(backfill.c.gallery_id == gallery_id)
+    return all_of(RetryingBackfill, connection.execute(statement.order_by(backfill.c.id)))
 
 
 def failures_after(
@@ -68,8 +68,8 @@ def failures_after(
     item_columns = (item.c.id, item.c.external_id, first_held(order))
     failure_columns = tuple(backfill_failure.c[name] for name in ("code", "reason", "attempts", "next_try", "at"))
     statement = select(*item_columns, *failure_columns).join(backfill_failure, item.c.id == backfill_failure.c.item_id)
-    condition = statement.where(backfill_failure.c.backfill_id == number, backfill_failure.c.item_id > after)
-    return all_of(FailureRow, connection.execute(condition.order_by(backfill_failure.c.item_id).limit(limit)))
+    statement = statement.where(backfill_failure.c.backfill_id == number, backfill_failure.c.item_id > after)
+    return all_of(FailureRow, connection.execute(statement.order_by(backfill_failure.c.item_id).limit(limit)))
 
 
 def _with_retrying() -> Select[Any]:

@@ -227,9 +227,9 @@ def _claim(service: Runtime, owner: str, kinds: list[Kind]) -> Chunk | None:
 
 def _check_share(holders: Sequence[str], owner: str) -> None:
     worker = chunks.worker_of(owner)
-    condition = sum(chunks.worker_of(holder) == worker for holder in holders)
+    own = sum(chunks.worker_of(holder) == worker for holder in holders)
     for held, most, who in (
-        (condition, MOST_HELD, "this worker holds"),
+        (own, MOST_HELD, "this worker holds"),
         (len(holders), MOST_REMOTE, "remote workers hold"),
     ):
         if held >= most:

@@ -95,10 +95,10 @@ def gather_changes(registry: Registry, blocks: Iterable[Sequence[FeedRow]]) -> F
         for place in (block_places := set(places)):
             version_id, origin = place
             if version_id is not None:
-                condition = [other == place for other in places] if len(block_places) > 1 else repeat(True)
+                at_place = [other == place for other in places] if len(block_places) > 1 else repeat(True)
                 keys, rows = columns[version_id, origin]
-                keys.extend(compress(block_keys, condition))
-                rows.extend(compress(blobs, condition))
+                keys.extend(compress(block_keys, at_place))
+                rows.extend(compress(blobs, at_place))
     gathered.place_items(
         (version := registry.by_id(version_id), origin, usable(keys, rows, version.card.dim))
         for (version_id, origin), (keys, rows) in sorted(columns.items())

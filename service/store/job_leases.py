@@ -43,12 +43,12 @@ def take_row(
 
     A row that is not there is made, with `more` as its other columns.
     """
-    condition = [table.c[name] == value for name, value in key.items()]
+    conditions = [table.c[name] == value for name, value in key.items()]
     free = or_(table.c.owner == owner, is_over(table.c.until, seconds))
-    taken = connection.execute(update(table).where(*condition, free).values(owner=owner, until=now() + seconds))
+    taken = connection.execute(update(table).where(*conditions, free).values(owner=owner, until=now() + seconds))
     if taken.rowcount:
         return True
-    if connection.execute(select(table.c.owner).where(*condition)).first() is not None:
+    if connection.execute(select(table.c.owner).where(*conditions)).first() is not None:
         return False
     connection.execute(insert(table).values(**key, **more, owner=owner, until=now() + seconds))
     return True

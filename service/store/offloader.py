@@ -114,9 +114,9 @@ class Offloader(Background):
         if time.monotonic() < self._until - LEASE_SECONDS / 2:
             return not self._stop.is_set()
         with self._database.write() as connection:
-            condition = take_job(connection, JOB, self._owner, LEASE_SECONDS)
-        self._until = time.monotonic() + LEASE_SECONDS if condition else 0.0
-        return condition and not self._stop.is_set()
+            has_lease = take_job(connection, JOB, self._owner, LEASE_SECONDS)
+        self._until = time.monotonic() + LEASE_SECONDS if has_lease else 0.0
+        return has_lease and not self._stop.is_set()
 
     def _move_settled(self) -> None:
         now = time.monotonic()

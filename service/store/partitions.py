@@ -194,8 +194,8 @@ def _exists(connection: Connection, gallery_id: int, version_id: int) -> bool:
 
 def _is_awaited(connection: Connection, gallery_id: int, version_id: int) -> bool:
     """Whether the default partition holds embeddings that belong in this one."""
-    condition = "select 1 from embedding_default where gallery_id = :gallery and version_id = :version limit 1"
-    return connection.execute(text(condition), {"gallery": gallery_id, "version": version_id}).first() is not None
+    statement = "select 1 from embedding_default where gallery_id = :gallery and version_id = :version limit 1"
+    return connection.execute(text(statement), {"gallery": gallery_id, "version": version_id}).first() is not None
 
 
 def _try(database: Database, change: Callable[[Connection], None], attempts: int = ATTEMPTS) -> bool:

@@ -169,8 +169,8 @@ def store_items(
         overwrite(connection, rows)
     keys = {n.external_id: row.id for row, n in replaced}
     for alike in group_alike([n for _, n in replaced]):
-        condition = [keys[n.external_id] for n in alike]
-        put_embeddings(connection, gallery_id, version_id, alike[0].origin, condition, *_arrays(alike))
+        item_ids = [keys[n.external_id] for n in alike]
+        put_embeddings(connection, gallery_id, version_id, alike[0].origin, item_ids, *_arrays(alike))
     return [row.blob for row, _ in replaced if row.blob is not None]
 
 
@@ -335,8 +335,8 @@ def live_items(connection: Connection, gallery_id: int) -> int:
 def feed_of(connection: Connection, gallery_id: int, keys: Sequence[int]) -> Iterator[Sequence[FeedRow]]:
     """The rows of these items of a gallery, as of `changes`, in blocks."""
     for block in blocks(keys):
-        condition = _FEED.where(item.c.gallery_id == gallery_id, item.c.id.in_(key_table(connection, block).keys))
-        if found := connection.execute(condition.order_by(item.c.id)).all():
+        statement = _FEED.where(item.c.gallery_id == gallery_id, item.c.id.in_(key_table(connection, block).keys))
+        if found := connection.execute(statement.order_by(item.c.id)).all():
             yield _with_vectors(connection, found)
 
 

@@ -75,11 +75,11 @@ class VectorReader:
         places = places_from_bytes(stored)
         vectors = [DAMAGED] * len(stored)
         for file in np.unique(places["file"]).tolist():
-            condition = np.flatnonzero(places["file"] == file)
+            in_file = np.flatnonzero(places["file"] == file)
             if (opened := self._open(connection, file)) is None:
                 continue
-            groups = self._read_groups(opened, sorted(set((places["row"][condition] // GROUP).tolist())))
-            for n in condition.tolist():
+            groups = self._read_groups(opened, sorted(set((places["row"][in_file] // GROUP).tolist())))
+            for n in in_file.tolist():
                 vectors[n] = _row(groups, int(places["row"][n]), int(places["digest"][n]))
         return vectors
 

@@ -123,7 +123,7 @@ def _completed(
     requests = {key: InputRequest(blob, missing[key]) for key, _, blob, _ in rows if blob and missing[key]}
     inputs = dict(zip(requests, read_inputs(blobs, decoder, list(requests.values())), strict=True))
     for version in versions:
-        condition = [(key, found[version.name]) for key, found in inputs.items() if found and version.name in found]
-        vectors = embed(version, [one for _, one in condition]).vectors
-        stored[version.name] |= {key: vector for (key, _), vector in zip(condition, vectors, strict=True)}
+        of_version = [(key, found[version.name]) for key, found in inputs.items() if found and version.name in found]
+        vectors = embed(version, [one for _, one in of_version]).vectors
+        stored[version.name] |= {key: vector for (key, _), vector in zip(of_version, vectors, strict=True)}
     return stored

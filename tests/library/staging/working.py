@@ -39,7 +39,9 @@ class SteppedWorker(Worker):
         self._most, self._claimed, self._failed = chunks, 0, False
         before = -1
         # The reader may have looked for more before the last chunk was committed; when it looks again all are.
-        while self._claimed < self._most and not self._failed and (self._claimed > before or super()._finish_backfills()):
+        while (
+            self._claimed < self._most and not self._failed and (self._claimed > before or super()._finish_backfills())
+        ):
             before = self._claimed
             self.work()
         return self._claimed > 0 and not self._failed
