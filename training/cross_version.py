@@ -1,4 +1,4 @@
-"""How queries of one version meet the items of another: along declared edges only, as the gallery does it.
+"""Queries of one version among the items of another: brought together along declared edges only, as in a gallery.
 
 Shape suffixes: Q queries, N items, D dimension, S side-information.
 """
@@ -31,17 +31,17 @@ class CrossVersion:
 
 
 @dataclass(frozen=True)
-class Moved:
+class MovedItems:
     """Items of an older version as a `transform` backfill leaves them.
 
     Attributes:
-        version: whose space they are in.
-        carried: the vectors, and what the last edge told beside them.
-        kinds: of the edges on the way; none where nothing has moved.
+        version: name of the version whose space they are in.
+        items: the vectors, and the other outputs of the last edge.
+        kinds: of the edges on the way; empty where no item has moved.
     """
 
     version: str
-    carried: TransformedItems
+    items: TransformedItems
     kinds: tuple[str, ...] = ()
 
 
@@ -49,7 +49,7 @@ class CrossVersions:
     """All versions under evaluation and the edges between them.
 
     Args:
-        embeddings: what each version made of the data, by name.
+        embeddings: each version's embeddings of the data, by name.
 
     Raises:
         InvalidVersionFolder: an edge does not fit the two versions.
@@ -81,11 +81,11 @@ class CrossVersions:
             if route is not None and not route.dual:
                 queries_QD = self._follow(route)
                 space = self.embeddings[moved.version].space
-                return CrossVersion(Compared(queries_QD, moved.carried.vectors_ND, space), (*moved.kinds, *route.kinds))
+                return CrossVersion(Compared(queries_QD, moved.items.vectors_ND, space), (*moved.kinds, *route.kinds))
         return None
 
     def unmoved(self, new: str, old: str) -> CrossVersion:
-        """What queries of `new` find of items that no backfill has reached: by query edges, at worst by `dual`."""
+        """Queries of `new` and items of `old` that no backfill has moved: by query edges, at worst by `dual`."""
         route = self.graph.route(new, old, frozenset(self.embeddings))
         assert route is not None
         items = self.embeddings[old]
@@ -101,38 +101,38 @@ class CrossVersions:
         if moved is None:
             return None
         own = self.embeddings[new]
-        return CrossVersion(Compared(own.queries_QD, moved.carried.vectors_ND, own.space), moved.kinds)
+        return CrossVersion(Compared(own.queries_QD, moved.items.vectors_ND, own.space), moved.kinds)
 
-    def moved(self, old: str) -> Iterator[Moved]:
+    def moved(self, old: str) -> Iterator[MovedItems]:
         """The items of `old` as they are, then in each version that forward edges lead to, fewest steps first."""
         own = self.embeddings[old]
-        waiting, seen = [Moved(old, TransformedItems(own.items_ND, own.side_NS))], {old}
+        waiting, seen = [MovedItems(old, TransformedItems(own.items_ND, own.side_NS))], {old}
         for moved in waiting:  # grows while it is walked: breadth first
             yield moved
-            stored = moved.carried
+            stored = moved.items
             if self.embeddings[moved.version].version.card.side_dim and stored.side_NS is None:
                 continue  # the next edge would need side-information that no edge has given
             for new in self.embeddings:
                 edge = self.graph.forward(moved.version, new)
                 if edge is not None and new not in seen:
-                    carried = self.forwards[new, moved.version].transform_items(stored.vectors_ND, stored.side_NS)
-                    waiting.append(Moved(new, carried, (*moved.kinds, edge.kind.value)))
+                    transformed = self.forwards[new, moved.version].transform_items(stored.vectors_ND, stored.side_NS)
+                    waiting.append(MovedItems(new, transformed, (*moved.kinds, edge.kind.value)))
                     seen.add(new)
 
     def uncertainty(self, new: str, old: str) -> Vectors | None:
-        """(N,) how unsure something is of each item on its way from `old` to `new`; None where nothing says.
+        """(N,) uncertainty of each item on its way from `old` to `new`; None where there is no measure of it.
 
-        The forward edge may tell a variance (FastFill); in hyperbolic space the norm does (HBCT).
+        The forward edge may give a variance (FastFill); in hyperbolic space the norm is used (HBCT).
         """
         moved = self._moved_to(new, old)
-        if moved is not None and moved.carried.variance_N is not None:
-            return moved.carried.variance_N
+        if moved is not None and moved.items.variance_N is not None:
+            return moved.items.variance_N
         space = self.embeddings[old].space
         if not isinstance(space, Lorentz):
             return None
         return hyperbolic_uncertainty(space.curvature, self.embeddings[old].items_ND).astype(np.float32)
 
-    def _moved_to(self, new: str, old: str) -> Moved | None:
+    def _moved_to(self, new: str, old: str) -> MovedItems | None:
         return next((moved for moved in self.moved(old) if moved.version == new and moved.kinds), None)
 
     def _follow(self, route: Route) -> Vectors:

@@ -1,4 +1,4 @@
-"""Edges ready to run in an evaluation: serving's own, or stand-ins where it cannot run them here.
+"""Edges opened for an evaluation: those of serving, or the trained weights in torch where ONNX cannot run here.
 
 Shape suffixes: N vectors, D dimension, S side-information.
 """
@@ -30,25 +30,25 @@ class ItemTransform(Protocol):
 
 
 def with_unexported_edges(version: Version) -> Version:
-    """The version with the edges whose model waits for an exporter; its weights in torch can stand in for them.
+    """The version, also with the edges whose model is not exported yet; its weights in torch stand in for them.
 
-    One that was fitted to the same old version meanwhile stands, as it will when the models are exported.
+    An edge fitted to the same old version meanwhile takes precedence, as it will when the models are exported.
     """
-    there = {edge.old for edge in version.edges}
-    waiting = tuple(
-        Edge(version.name, place.parent.name, EdgeKind(json.loads(place.read_text())["kind"]))
-        for place in sorted((version.folder / UNFINISHED).glob("*/edge.json"))
-        if place.parent.name not in there
+    exported = {edge.old for edge in version.edges}
+    unexported = tuple(
+        Edge(version.name, path.parent.name, EdgeKind(json.loads(path.read_text())["kind"]))
+        for path in sorted((version.folder / UNFINISHED).glob("*/edge.json"))
+        if path.parent.name not in exported
     )
-    return replace(version, edges=version.edges + waiting)
+    return replace(version, edges=version.edges + unexported)
 
 
 def open_query_edge(edge: Edge, new: VersionEmbeddings, old: VersionEmbeddings) -> Transform:
-    """An edge for queries.
+    """Open an edge for queries.
 
     Raises:
         InvalidVersionFolder: it does not fit the two versions.
-        NoEncoder: it has a model, and neither onnxruntime nor its weights are there.
+        NoEncoder: it has a model, and neither onnxruntime nor its weights are available.
     """
     if edge.kind in EDGE_MODEL and _needs_torch(edge):
         return _TorchEdge(edge, new, old)
@@ -56,7 +56,7 @@ def open_query_edge(edge: Edge, new: VersionEmbeddings, old: VersionEmbeddings) 
 
 
 def open_forward(edge: Edge, new: VersionEmbeddings, old: VersionEmbeddings) -> ItemTransform:
-    """An edge for items. Raises as `open_query_edge`."""
+    """Open an edge for items. Raises as `open_query_edge`."""
     if _needs_torch(edge):
         return _TorchForward(edge, new)
     return load_forward(edge, new.version.card, old.version.card)
@@ -67,7 +67,7 @@ def _needs_torch(edge: Edge) -> bool:
 
 
 class _TorchEdge:
-    """A learned query edge run from the trained weights, the twin of its edge.onnx."""
+    """A learned query edge run from the trained weights in torch; gives the same as its edge.onnx."""
 
     def __init__(self, edge: Edge, new: VersionEmbeddings, old: VersionEmbeddings) -> None:
         self.module, self.space = _trained_edge(edge, new.version), old.space
@@ -79,7 +79,7 @@ class _TorchEdge:
 
 
 class _TorchForward:
-    """A learned item edge, likewise."""
+    """A learned item edge run from the trained weights in torch."""
 
     def __init__(self, edge: Edge, new: VersionEmbeddings) -> None:
         self.module, self.space = _trained_edge(edge, new.version), new.space
@@ -87,12 +87,12 @@ class _TorchForward:
     def transform_items(self, x_ND: Vectors, side_NS: Vectors | None = None) -> TransformedItems:
         """As `index.transform.Forward.transform_items`."""
         assert isinstance(self.module, ItemEdge)
-        given = [torch.from_numpy(x) for x in (x_ND, side_NS) if x is not None]
+        inputs = [torch.from_numpy(x) for x in (x_ND, side_NS) if x is not None]
         with torch.inference_mode():
-            told = {name: made.numpy() for name, made in self.module.transform_items(*given).items()}
-        variance_N1 = told.get("variance")
-        moved_ND = normalise_or_zero(self.space, told["moved"])
-        return TransformedItems(moved_ND, told.get("next_side"), None if variance_N1 is None else variance_N1[:, 0])
+            outputs = {name: output.numpy() for name, output in self.module.transform_items(*inputs).items()}
+        variance_N1 = outputs.get("variance")
+        moved_ND = normalise_or_zero(self.space, outputs["moved"])
+        return TransformedItems(moved_ND, outputs.get("next_side"), None if variance_N1 is None else variance_N1[:, 0])
 
 
 def _trained_edge(edge: Edge, new: Version) -> nn.Module:

@@ -1,4 +1,4 @@
-"""What a version makes of a data set's queries and items, embedded as serving would: by the exported encoder.
+"""A version's embeddings of a data set's queries and items, made as in serving: by the exported encoder.
 
 Where onnxruntime is missing, or the folder was written without ONNX models, the trained weights in torch stand in.
 Shape suffixes: Q queries, N items, D dimension, S side-information.
@@ -30,7 +30,7 @@ class VersionEmbeddings:
     """One version's embeddings of the queries and of the items.
 
     Attributes:
-        version: which.
+        version: whose embeddings these are.
         queries_QD: of the query images.
         items_ND: of the gallery images.
         side_NS: the items' side-information, where the version has it.
@@ -43,14 +43,14 @@ class VersionEmbeddings:
 
     @property
     def space(self) -> Space:
-        """How these embeddings compare."""
+        """The space in which these embeddings are compared."""
         return space_from_json(self.version.card.space)
 
 
 def embed_version(version: Version, data: Data) -> VersionEmbeddings:
     """Embed a data set's queries and items; once, where they are the same images.
 
-    A version whose embeddings come with the data is not asked.
+    A version whose embeddings come with the data is not run.
 
     Raises:
         NoEncoder: the folder holds nothing that embeds images.

@@ -29,10 +29,10 @@ METRICS = ("cmc@1", "cmc@5", MEAN_AP)
 
 @dataclass(frozen=True)
 class Report:
-    """What a training measured on its query and gallery sets; all but `new_new` only beside an old version.
+    """Results of a training on its query and gallery sets; all but `new_new` only with an old version.
 
     Attributes:
-        calibration: the edge's field of that name, see `calibrate`.
+        calibration: the edge's `calibration` field, see `calibrate`.
     """
 
     new_new: Retrieval
@@ -78,8 +78,8 @@ def measure(new: Trained, old: Trained | StoredVersion | None, data: Data) -> Re
         Diverged: its embeddings are not finite.
     """
     new_QD, new_ND = embed_both(new, data)
-    for made in (new_QD, new_ND):
-        check_finite(made)
+    for embeddings in (new_QD, new_ND):
+        check_finite(embeddings)
     new_new = compare(new_QD, new_ND, data, new.space)
     if old is None:
         return Report(new_new)
@@ -108,8 +108,8 @@ def calibrate(
         new_ND: the gallery by the new version.
         old_ND: the gallery by the old version.
         side_NS: the side-information that the old version stores with it.
-        space: where the edge lets them meet.
-        data: of the gallery.
+        space: the one in which the edge compares queries and items.
+        data: the data set; its gallery is used.
 
     Returns:
         {"edge": ..., "own": ..., "mode": ...}, see `index.edge_maps`; None where fewer than two gallery images have
@@ -129,7 +129,7 @@ def calibrate(
 def apply_trained_edge(
     new: Trained, new_QD: Vectors, old_ND: Vectors, side_NS: Vectors | None = None
 ) -> tuple[Vectors, Vectors]:
-    """Queries and items as the version's edge lets them meet."""
+    """Queries and items after the trained version's edge, in one space."""
     assert new.edge_kind is not None
     return apply_edge(new.edge_kind, new.edge, new.space, new_QD, old_ND, side_NS)
 
@@ -143,7 +143,7 @@ def apply_edge(
     old_ND: Vectors,
     side_NS: Vectors | None = None,
 ) -> tuple[Vectors, Vectors]:
-    """Queries and items as an edge lets them meet; the torch twin of `index.transform`."""
+    """Queries and items after an edge, in one space; the counterpart of `index.transform` in torch."""
     if kind is EdgeKind.TRUNCATE:
         first_QD = new_QD[:, : old_ND.shape[1]]
         return (F.normalize(torch.from_numpy(first_QD)).numpy() if space == "cosine" else first_QD), old_ND
@@ -178,7 +178,7 @@ def embed_side(version: Trained | StoredVersion, images: ImageSet) -> Vectors | 
 
 @torch.no_grad()
 def run_over(images: ImageSet, module: nn.Module, spec: Preprocess, batch_size: int = 256) -> Tensor:
-    """(N, D) float32 outputs of a module in eval mode, by a GPU where there is one; all of it ends on the CPU."""
+    """(N, D) float32 outputs of a module in eval mode, on a GPU if there is one; module and outputs end on the CPU."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     module.eval().to(device)
     loader = batches(images, spec, batch_size)

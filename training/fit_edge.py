@@ -1,6 +1,6 @@
-"""Join two versions that exist: fit an edge on pairs of their embeddings, measure it, write it into the newer folder.
+"""Fit an edge between two existing versions on pairs of their embeddings, measure it, write it into the newer folder.
 
-What is measured is what is served: the edge is read back from its files. Shape suffixes as in `training.pairs`.
+The measured edge is the served one: it is read back from its files. Shape suffixes as in `training.pairs`.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ MLP_LIMITS: Mapping[str, tuple[float, float]] = {
     "batch_size": (1, math.inf),
     "seed": (0, 2**31 - 1),
 }
-"""Setting of a residual MLP -> the least and the greatest number it may be."""
+"""Setting of a residual MLP -> its least and greatest value."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The edge as it was written, and M(new/old) beside M(old/old) on the same queries (None without labels).
+    """The edge as written, and M(new/old) beside M(old/old) on the same queries (None without labels).
 
-    `choice` says what each kind reached where one was to be chosen, `advice` what to make of it all, in sentences.
+    `choice` holds what each kind reached, with kind `auto`; `advice` is the conclusion, in sentences.
     """
 
     edge: Edge
@@ -117,7 +117,7 @@ def fit_edge(
         pairs: from `read_pairs` or `embed_pairs`.
         kind: one of `KINDS`, or `auto`: the best of those that fit something, chosen on a part of the pairs to fit on.
         options: of the adapter, see `read_options`.
-        overwrite: replace an edge to `old` that is there.
+        overwrite: replace an existing edge to `old`.
 
     Raises:
         InvalidArgument: the versions, the kind or the options cannot be used.
@@ -126,24 +126,24 @@ def fit_edge(
     _check(old, new, kind, overwrite)
     with new_folder(new.folder) as folder:
         shutil.copytree(new.folder, folder, dirs_exist_ok=True)
-        place = folder / "edges" / old.name
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
+        edge_folder = folder / "edges" / old.name
+        shutil.rmtree(edge_folder, ignore_errors=True)
+        edge_folder.mkdir(parents=True)
         search = fits_of(new.card, old.card, options or {})
         choice = choose_kind(ADAPTER_OF, search, pairs, old.card) if kind == AUTO else None
         kind = choice.kind if choice else kind
         adapter = KINDS[kind](pairs, new.card, old.card, options or {})
         if adapter is not None and (few := few_pairs_warning(len(pairs.new_SM))):
             warnings.warn(few, FewPairsWarning, stacklevel=2)
-        edge = _save(adapter, Edge(new.name, old.name, EdgeKind.ZERO_PAD, folder=place), pairs)
+        edge = _save(adapter, Edge(new.name, old.name, EdgeKind.ZERO_PAD, folder=edge_folder), pairs)
         queries_QN = load_transform(edge, new.card, old.card)(pairs.new_QM, pairs.old_QN)
         new_old = measure(queries_QN, pairs, old.card)
-        told = fit_calibration_maps(edge.kind, queries_QN, pairs, new.card, old.card) if pairs.labelled else None
+        calibration = fit_calibration_maps(edge.kind, queries_QN, pairs, new.card, old.card) if pairs.labelled else None
         edge = replace(
             edge,
             scores=scores(new_old),
             old_encoder=old.card.encoder,
-            calibration=told,
+            calibration=calibration,
         )
         write_edge(folder, edge)
         write_card(folder, new.card)
@@ -165,14 +165,14 @@ def read_options(kind: str, settings: Sequence[str]) -> dict[str, float]:
     """
     _check_kind(kind)
     legal = legal_options(ADAPTER_OF.get(kind))
-    made = {}
+    options = {}
     for setting in settings:
-        name, given, value = setting.partition("=")
-        if not given or name not in legal:
-            options = ", ".join(f"{key}={default}" for key, default in legal.items()) or "none"
-            raise InvalidArgument(f"{setting!r} is no setting of kind {kind}; legal: {options}", pointer="/set")
-        made[name] = converted(name, value, type(legal[name]).__name__)
-    return made
+        name, equals, value = setting.partition("=")
+        if not equals or name not in legal:
+            known = ", ".join(f"{key}={default}" for key, default in legal.items()) or "none"
+            raise InvalidArgument(f"{setting!r} is no setting of kind {kind}; legal: {known}", pointer="/set")
+        options[name] = converted(name, value, type(legal[name]).__name__)
+    return options
 
 
 def _fitted(kind: str) -> Callable[..., Adapter]:
@@ -189,7 +189,7 @@ def _mlp(pairs: Pairs, _: Card, old: Card, options: Mapping[str, Any]) -> Residu
 
 
 ADAPTER_OF: dict[str, Callable[..., Adapter]] = {**FITS, "mlp": residual_mlp}
-"""The kinds that fit something; their keyword arguments that are numbers are the settings."""
+"""kind -> adapter, of the kinds that are fitted; its keyword arguments that are numbers are the settings."""
 
 KINDS: dict[str, Callable[[Pairs, Card, Card, Mapping[str, float]], Adapter | None]] = {
     **{kind: _fitted(kind) for kind in FITS},
@@ -200,7 +200,7 @@ KINDS: dict[str, Callable[[Pairs, Card, Card, Mapping[str, float]], Adapter | No
 
 
 def fits_of(new: Card, old: Card, options: Mapping[str, float]) -> Fit:
-    """Fits a kind, for what it makes of queries."""
+    """A function that fits a kind on pairs, and returns how its adapter maps queries."""
 
     def search(kind: str, pairs: Pairs) -> Search:
         adapter = KINDS[kind](pairs, new, old, options)
@@ -222,22 +222,22 @@ def _check(old: Version, new: Version, kind: str, overwrite: bool) -> None:
     if old.name == new.name:
         raise InvalidArgument(f"both versions are named {old.name!r}", pointer="/new")
     oldest_first({old.name: old, new.name: replace(new, edges=(Edge(new.name, old.name, EdgeKind.IDENTITY),))})
-    there = next((edge for edge in new.edges if edge.old == old.name), None)
-    if there is not None and not overwrite:
+    existing = next((edge for edge in new.edges if edge.old == old.name), None)
+    if existing is not None and not overwrite:
         raise InvalidArgument(
-            f"{new.name!r} has an edge to {old.name!r} already, of kind {there.kind.value}; --overwrite replaces it",
+            f"{new.name!r} has an edge to {old.name!r} already, of kind {existing.kind.value}; --overwrite replaces it",
             pointer="/overwrite",
         )
 
 
 def _save(adapter: Adapter | None, edge: Edge, pairs: Pairs) -> Edge:
-    """Write what the adapter is made of; the edge that says so."""
+    """Write the adapter's files; the edge with its kind and support."""
     assert edge.folder is not None
     if adapter is None:
         return edge
     if isinstance(adapter, ResidualMlp):
-        given = {"embedding": torch.from_numpy(pairs.new_SM[:PARITY_IMAGES])}
-        write_model(edge.folder / EDGE_MODEL[adapter.kind], adapter, given, ["old_embedding"])
+        inputs = {"embedding": torch.from_numpy(pairs.new_SM[:PARITY_IMAGES])}
+        write_model(edge.folder / EDGE_MODEL[adapter.kind], adapter, inputs, ["old_embedding"])
     else:
         adapter.save(edge.folder)
     return replace(edge, kind=adapter.kind, support=len(pairs.new_SM))

@@ -1,7 +1,7 @@
-"""The recipes that a recipe depends on, changed where `--set` must reach them.
+"""The recipes that a recipe depends on (its references), changed where `--set` must reach them.
 
-What is changed of where images come from and of how the machine computes holds for all; what decides the encoder holds
-for the independent version of a method that trains none of its own. Everything else is set by the reference's name:
+Settings of the data source and of the machine apply to all; settings of the encoder also to the independent version of
+a method that trains no encoder. Everything else is set with the reference's name:
 `old.epochs=5`, `independent.seed=3`.
 """
 
@@ -20,10 +20,10 @@ FIELDS = ("old", "independent")
 EVERYWHERE = ("data", "root", "unreadable", "precision", "workers", "threads")
 ENCODER = ("backbone", "pretrained", "weights", "dim", "last_relu", "preprocess", "space")
 NO_ENCODER_METHOD = "fct"
-"""The method that trains no encoder: its version's is the independent one's."""
+"""The method that trains no encoder: its version has that of the independent version."""
 
 References = Mapping[str, Recipe]
-"""Those of FIELDS that name a recipe -> what is trained for it."""
+"""Those of FIELDS that name a recipe -> the recipe to train for it."""
 
 
 def with_settings(recipe: Recipe, settings: Sequence[str], base: Recipe | None = None) -> tuple[Recipe, References]:
@@ -32,36 +32,36 @@ def with_settings(recipe: Recipe, settings: Sequence[str], base: Recipe | None =
     Args:
         recipe: what to change.
         settings: `field=value` as `training.overrides` takes them, and `old.field=value`, `independent.field=value`.
-        base: the recipe that this one was made of, if not of `RECIPES[recipe.name]`.
+        base: the recipe that this one was derived from, if not `RECIPES[recipe.name]`.
 
     Returns:
-        The changed recipe, and what to train for the recipes that it names.
+        The changed recipe, and the recipes to train for its references.
 
     Raises:
         InvalidArgument: as `with_overrides`, or a reference is set that names no recipe.
     """
     others = reference_settings(settings)
     changed = with_overrides(recipe, [text for text in settings if text not in others])
-    made = {}
+    references = {}
     for field in FIELDS:
         theirs = [text.partition(".")[2] for text in others if text.startswith(f"{field}.")]
         name: str = getattr(changed, field)
         if name in RECIPES:
-            made[field] = with_overrides(reference_recipe(changed, field, base), theirs)
+            references[field] = with_overrides(reference_recipe(changed, field, base), theirs)
         elif theirs:
             raise InvalidArgument(
                 f"{field}.{theirs[0]} changes a recipe, and {field}={name or '(none)'} names none", pointer=f"/{field}"
             )
-    return changed, made
+    return changed, references
 
 
 def reference_settings(settings: Sequence[str]) -> list[str]:
-    """Those settings that are of a recipe which this one depends on."""
+    """The settings that change a reference, not the recipe itself."""
     return [text for text in settings if text.startswith(tuple(f"{field}." for field in FIELDS))]
 
 
 def reference_recipe(recipe: Recipe, field: str, base: Recipe | None = None) -> Recipe:
-    """The recipe that `old` or `independent` names, as it must be to go with this one.
+    """The recipe that `old` or `independent` names, changed to go with this one.
 
     Args:
         recipe: the one that depends on it.
@@ -79,13 +79,13 @@ def reference_recipe(recipe: Recipe, field: str, base: Recipe | None = None) -> 
 
 
 def differences(recipe: Recipe, other: Recipe) -> Iterator[str]:
-    """`field=value`, as `--set` takes it, of all that decides what a recipe gives and is otherwise in another one."""
-    mine, others = _decides(recipe), _decides(other)
-    yield from (f"{name}={value}" for name, value in mine.items() if name not in others or others[name] != value)
+    """`field=value`, as `--set` takes it, of each setting that decides the result and differs in the other recipe."""
+    own, others = _result_settings(recipe), _result_settings(other)
+    yield from (f"{name}={value}" for name, value in own.items() if name not in others or others[name] != value)
 
 
-def _decides(recipe: Recipe) -> dict[str, Any]:
-    """Fields, options and parts of `preprocess` by name; how many workers make the batches changes nothing of them."""
+def _result_settings(recipe: Recipe) -> dict[str, Any]:
+    """Fields, options and parts of `preprocess` by name; without `workers`, on which batches do not depend."""
     fields = {name: value for name, value in vars(recipe).items() if name not in {"summary", "workers"}}
     options = {**method_options(recipe.method), **fields.pop("options")}
     preprocess = {f"preprocess.{part}": value for part, value in fields.pop("preprocess").as_json().items()}

@@ -1,4 +1,4 @@
-"""An old version that embeds no images: its embeddings, of text say, were made elsewhere and come as a file.
+"""An old version without torch weights: its embeddings, of text say, come from a file or from its encoder.onnx.
 
 So a text tower can be the old version of an image model (BT2's change of modality, Zhou 2023, arXiv 2211.03989): each
 image goes with the old embedding of its caption, or of its class's name. `old` is the tower's version folder (its card
@@ -9,7 +9,7 @@ says dimension and space), `old_embeddings` an .npz of one of two forms:
                                                         share is taken; no gallery where both sides are one list
 
 A version folder without weights but with an encoder.onnx needs no file: its encoder makes the embeddings of the images
-once, and they are kept in `EMBEDDING_CACHE`.
+once, and they are cached in `EMBEDDING_CACHE`.
 
 Shape suffixes: K classes, S, Q, G images, N old dimension.
 """
@@ -35,7 +35,7 @@ from training.data import Data, ImageSet
 from training.trained import WEIGHTS
 
 EMBEDDING_CACHE = Path("runs/embeddings")
-"""Where embeddings that an encoder made are kept, a file for each encoder, way to see images, and set of images."""
+"""Folder of the embeddings made by encoders, a file for each encoder, preprocessing and set of images."""
 PER_CLASS, PER_IMAGE = ("classes", "embeddings"), ("train", "query")
 POINTER = "/old_embeddings"
 BLOCK = 256
@@ -73,11 +73,11 @@ class StoredVersion:
 
     @property
     def space(self) -> str:
-        """How its embeddings compare."""
+        """Name of its space."""
         return str(self.version.card.space["kind"])
 
     def embed(self, images: ImageSet) -> Vectors:
-        """(S, N) its embeddings of images from `with_file_embeddings`."""
+        """(S, N) the embeddings that come with the images, from `with_file_embeddings`."""
         assert images.stored is not None
         return images.stored
 
@@ -127,7 +127,7 @@ def with_file_embeddings(data: Data, path: Path, version: Version) -> Data:
 
 
 def is_encoder_only(folder: str) -> bool:
-    """Whether this is the folder of a version that no training here made, but that embeds images by itself."""
+    """Whether this is the folder of a version that has an encoder.onnx, but no torch weights of a training here."""
     if not folder or not (Path(folder) / CARD).is_file():
         return False
     card = load_version(Path(folder)).card
@@ -135,7 +135,7 @@ def is_encoder_only(folder: str) -> bool:
 
 
 def with_encoder_embeddings(data: Data, version: Version) -> Data:
-    """Give every image the embedding that a version's encoder.onnx makes of it, or made of it before.
+    """Give every image its embedding by a version's encoder.onnx, or the cached one.
 
     Raises:
         NoEncoder: the encoder cannot run here.
@@ -143,12 +143,12 @@ def with_encoder_embeddings(data: Data, version: Version) -> Data:
     from index.encoder import Encoder
 
     card = version.card
-    seeing = json.dumps([card.preprocess.as_json() if card.preprocess else {}, card.space], sort_keys=True)
-    made_by = f"{card.encoder[:16]}-{hashlib.sha256(seeing.encode()).hexdigest()[:16]}"
+    settings = json.dumps([card.preprocess.as_json() if card.preprocess else {}, card.space], sort_keys=True)
+    encoder_key = f"{card.encoder[:16]}-{hashlib.sha256(settings.encode()).hexdigest()[:16]}"
     encoder: list[Encoder] = []  # loaded when it is needed
 
     def embedded(images: ImageSet) -> ImageSet:
-        path = EMBEDDING_CACHE / f"{made_by}-{images.fingerprint[:16]}.npy"
+        path = EMBEDDING_CACHE / f"{encoder_key}-{images.fingerprint[:16]}.npy"
         if path.is_file():
             return replace(images, stored=np.load(path))
         if not encoder:
@@ -170,8 +170,8 @@ def with_encoder_embeddings(data: Data, version: Version) -> Data:
 
 def _read(path: Path) -> dict[str, NDArray[np.generic]]:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
-            return {name: held[name] for name in held.files}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
     except (OSError, ValueError, AttributeError, TypeError, EOFError, BadZipFile, zlib.error) as error:
         raise InvalidArgument(f"old_embeddings {path} cannot be used: {error}", pointer=POINTER) from error
 
