@@ -33,7 +33,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from made_versions import FCT_EDGE, SMALL_EDGE, Net, picture, resnet50, small, write_version
+from random_versions import FCT_EDGE, SMALL_EDGE, Net, picture, resnet50, small, write_version
 from sqlalchemy import create_engine, delete, select, text, update
 
 from index.archive import pack_version

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from backfill import Server, fill
-from made_versions import small, write_version
+from random_versions import small, write_version
 from sqlalchemy import create_engine, func, select
 
 from service.registry.registry import Registry

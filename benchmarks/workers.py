@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from backfill import Server, back, done_of, fill, served
-from made_versions import SMALL_EDGE, small
+from random_versions import SMALL_EDGE, small
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "library"))
 from staging import postgres
