@@ -368,8 +368,7 @@ class Gallery:
 
     def _seq_of(self, key: int) -> int | None:
         """The feed number of an item's last write, None where there is no such item."""
-        known = self._metadata.get(key) or self._missing.get(key)
-        return None if known is None else known.seq
+        return (known := self._metadata.get(key) or self._missing.get(key)) and known.seq
 
     def _count_missing(self) -> Iterable[Degraded]:
         counted = Counter((one.version, one.reason) for one in self._missing.values())

@@ -86,7 +86,7 @@ def test_another_start_finds_the_index_that_was_built(tmp_path: Path, versions: 
         answer = ids(ask(first, path, vectors[7].tolist()))
 
     with pytest.MonkeyPatch.context() as patch, serving(Settings(data=tmp_path)) as second:
-        patch.setattr(segment.Segment, "index_by", lambda *_: pytest.fail("an index was built again"))
+        patch.setattr(segment.Segment, "build_index", lambda *_: pytest.fail("an index was built again"))
         assert second.http.get(path).json()["indexed"] == 80
         assert ids(ask(second, path, vectors[7].tolist())) == answer
         assert second.remove(path).status_code == 204
