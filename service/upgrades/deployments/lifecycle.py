@@ -29,8 +29,15 @@ from service.upgrades.deployments.history import (
     on_its_way,
     rollback_chain,
 )
-from service.upgrades.deployments.steps import BEGINNINGS, TRANSITIONS, AlreadyCurrent
+from service.upgrades.deployments.steps import BEGINNINGS, TRANSITIONS
 from service.upgrades.deployments.transition import TransitionContext, TransitionRequest
+
+
+class AlreadyCurrent(RegraftError):
+    """The version is the gallery's current one already."""
+
+    status = 409
+    code = "already_current"
 
 
 class DeploymentActive(RegraftError):

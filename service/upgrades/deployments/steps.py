@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from sqlalchemy import delete, select, update
 
-from index.errors import InvalidArgument, NoEncoder, RegraftError
+from index.errors import InvalidArgument, NoEncoder
 from service.backfills.planner import cancel_backfills
 from service.errors import NoCurrentVersion
 from service.registry.placement import check_reachable, check_rollback_reach
@@ -22,13 +22,6 @@ from service.store.tables import deployment, gallery, trial_report
 from service.upgrades.deployments.history import DeploymentState
 from service.upgrades.deployments.transition import Evidence, TransitionContext
 from service.upgrades.deployments.verdicts import REFUSE, deciding_report, named_report, weigh
-
-
-class AlreadyCurrent(RegraftError):
-    """The version is the gallery's current one already."""
-
-    status = 409
-    code = "already_current"
 
 
 def register(transition: TransitionContext) -> Evidence:
@@ -70,8 +63,6 @@ def canary(transition: TransitionContext) -> Evidence:
 def become_current(transition: TransitionContext) -> Evidence:
     """Queries go through the version at once, and an embedding it prefers serves each item: no item is written."""
     connection, registry, now = transition.connection, transition.registry, time.time()
-    if transition.gallery.current_id == transition.row.version_id:
-        raise AlreadyCurrent(f"version {transition.version.name!r} is current already", pointer="/version")
     transition.version.check()
     # A rollback returns to what was current before: it needs no verdict.
     verdict = _verdict(transition) if transition.row.undoes_id is None else {}
