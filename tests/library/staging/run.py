@@ -44,12 +44,13 @@ class Run:
 
     def __init__(self, world: World, data: Path, seed: int, stack: ExitStack, **more: Any) -> None:
         self.world, self.model, self.draw = world, Model(world), random.Random(seed)
-        self.repeat = random.Random(seed)
+        self.repeat, self.purging = random.Random(seed), random.Random(seed)
         self.settings = Settings(data=data, **more)
         data.mkdir()
         self.stack = stack
         self.flaky: list[Flaky] = []
         self.database = stack.enter_context(closing(Database(self.settings.database_url)))
+        self.purger = TombstonePurger(self.database, settle_seconds=0.0)
         self.worker = stack.enter_context(closing(self._worker(3600.0)))
         self.http: Any = None
         # The lease of one runs out as soon as it has it, that of the other never: no clock decides what happens.
@@ -181,8 +182,6 @@ class Run:
         name = self.pick()
         answer = self.http.delete(f"/galleries/g/items/{name}")
         assert answer.status_code == (204 if self.model.delete(name) is None else 404)
-        if self.repeat.random() < 0.4:  # the rows go of what was deleted before the last time
-            TombstonePurger(self.database, settle_seconds=0.0).look()
 
     def deploy(self) -> None:
         self._begin(self.draw.choice(list(self.world.versions)))
@@ -349,7 +348,12 @@ class Run:
         assert scores == pytest.approx({name: found.score for name, found in expected.items()}, abs=1e-4)
 
     def catch_up(self) -> None:
-        """Look, and have the service answer from there on: what workers wrote reaches it a moment later."""
+        """Look, and have the service answer from there on: what workers wrote reaches it a moment later.
+
+        Now and then the rows go of items that were deleted before the last time.
+        """
+        if self.purging.random() < 0.3:
+            self.purger.look()
         seq = self.look()
         deadline = time.monotonic() + 10
         while self.http.get("/galleries/g").json()["seq"] < seq:
