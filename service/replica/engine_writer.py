@@ -110,9 +110,9 @@ class EngineWriter(Background):
             shards = _going_to(kind, live)
             found = gather_changes(self._registry, [block] if block else [])
             for place, shard in shards.items():
+                if existing_keys is not None and covered_seq.get(place, after) < row.purged_seq:
+                    keep_only(shard.collection, existing_keys)
                 if covered_seq.get(place, after) < last_seq:
-                    if existing_keys is not None:
-                        keep_only(shard.collection, existing_keys)
                     write_block(shard.collection, place, shard.space, block, found)
                     shard.collection.set_covered_seq(last_seq, more=last_seq < live.seq)
             covered_seq = {place: max(covered_seq.get(place, after), last_seq) for place in shards}
