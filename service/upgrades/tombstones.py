@@ -3,7 +3,7 @@
 The position of a gallery's feed is noted; a day later the tombstones up to there are removed, and `gallery.purged_seq`
 says so. A process that reads on from before that position, as of an old snapshot, also compares its keys with those of
 the database. So the id of a deleted item is kept for a day or two, not for ever; longer while a backfill is active, as
-it may have planned the item.
+it may have planned the item, and until its curve, which follows the feed too, is measured.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from sqlalchemy import Connection, delete, exists, or_, select, true, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, or_, select, true, update
 
 from index.events import Event
 from service.backfills.planner import ACTIVE
@@ -19,10 +19,11 @@ from service.background import Background
 from service.errors import UnknownGallery
 from service.logs import RecurringErrors
 from service.store.database import Database
-from service.store.repository import NOT_DELETED, gallery_row, take_seq
+from service.store.repository import NOT_DELETED, take_seq
 from service.store.sql_arrays import key_table
 from service.store.sql_time import now
-from service.store.tables import backfill, backfill_failure, gallery, item, item_traffic
+from service.store.tables import backfill, backfill_curve, backfill_failure, gallery, item, item_traffic
+from service.upgrades.curves.points import CurveState
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class TombstonePurger(Background):
     def look(self) -> None:
         """Purge each gallery that is due."""
         with self._database.lookup() as connection:
-            due = _due_galleries(connection, self._settle_seconds)
+            due = connection.execute(select(gallery.c.id).where(_is_due(self._settle_seconds))).scalars().all()
         for gallery_id in due:
             try:
                 purge(self._database, gallery_id, self._settle_seconds, self._stop)
@@ -67,34 +68,39 @@ def purge(database: Database, gallery_id: int, settle_seconds: float, stop: thre
     """
     with database.write() as connection:
         take_seq(connection, gallery_id, 0)
-        if gallery_id not in _due_galleries(connection, settle_seconds, gallery_id):
-            return
-        row = gallery_row(connection, gallery_id)
-        assert row is not None
-        noted = {"purged_seq": row.settling_seq, "settling_seq": row.next_seq - 1, "settling_since": now()}
-        connection.execute(update(gallery).where(gallery.c.id == gallery_id).values(noted))
+        noted = (
+            update(gallery)
+            .where(gallery.c.id == gallery_id, _is_due(settle_seconds))
+            .values(purged_seq=gallery.c.settling_seq, settling_seq=gallery.c.next_seq - 1, settling_since=now())
+        )
+        purged_seq = connection.execute(noted.returning(gallery.c.purged_seq)).scalar()
+    if purged_seq is None:
+        return
     left = True
     while left and not stop.is_set():
         with database.write() as connection:
-            left = _purge_block(connection, gallery_id)
+            left = _purge_block(connection, gallery_id, purged_seq)
 
 
-def _due_galleries(connection: Connection, settle_seconds: float, *only: int) -> list[int]:
-    """Those with tombstones and no backfill whose position was noted long ago, never, or when the clock was ahead."""
+def _is_due(settle_seconds: float) -> ColumnElement[bool]:
+    """Of a gallery: it has tombstones that no backfill needs, and its position was noted long ago, or never.
+
+    A position noted in the future was noted before the clock was set back.
+    """
     since = gallery.c.settling_since
-    due = or_(since.is_(None), since <= now() - settle_seconds, since > now() + settle_seconds)
-    holds = exists().where(item.c.gallery_id == gallery.c.id, item.c.deleted == true())
-    worked_on = exists().where(backfill.c.gallery_id == gallery.c.id, backfill.c.state.in_(ACTIVE))
-    these = [gallery.c.id.in_(only)] if only else []
-    return list(connection.execute(select(gallery.c.id).where(NOT_DELETED, due, holds, ~worked_on, *these)).scalars())
+    settled = or_(since.is_(None), since <= now() - settle_seconds, since > now() + settle_seconds)
+    has_tombstones = exists().where(item.c.gallery_id == gallery.c.id, item.c.deleted == true())
+    measuring = exists().where(
+        backfill_curve.c.backfill_id == backfill.c.id, backfill_curve.c.state == CurveState.MEASURING
+    )
+    active = or_(backfill.c.state.in_(ACTIVE), measuring)
+    return and_(NOT_DELETED, settled, has_tombstones, ~exists().where(backfill.c.gallery_id == gallery.c.id, active))
 
 
-def _purge_block(connection: Connection, gallery_id: int) -> bool:
+def _purge_block(connection: Connection, gallery_id: int, purged_seq: int) -> bool:
     """Whether there may be more."""
     take_seq(connection, gallery_id, 0)
-    row = gallery_row(connection, gallery_id)
-    assert row is not None
-    conditions = (item.c.gallery_id == gallery_id, item.c.deleted == true(), item.c.seq <= row.purged_seq)
+    conditions = (item.c.gallery_id == gallery_id, item.c.deleted == true(), item.c.seq <= purged_seq)
     # Locked, so that nobody counts a match of one between the statements that follow.
     found = select(item.c.id).where(*conditions).limit(BLOCK).with_for_update()
     keys = list(connection.execute(found).scalars())

@@ -13,8 +13,9 @@ from service.backfills.planner import BackfillState
 from service.settings import Settings
 from service.store.database import Database, upgrade
 from service.store.repository import delete_items, take_seq
-from service.store.tables import backfill_failure, embedding, gallery, item, item_traffic
+from service.store.tables import backfill_curve, backfill_failure, embedding, gallery, item, item_traffic
 from service.upgrades import tombstones
+from service.upgrades.curves.points import CurveState
 from service.upgrades.tombstones import TombstonePurger
 from staging.builders import make_version
 from staging.plans import Planning
@@ -87,7 +88,9 @@ def test_rows_of_deleted_items_go_after_a_day(database: Database, monkeypatch: p
     assert rows(database) == [("i0", False), ("i6", False), ("i7", False)]
 
 
-def test_they_stay_while_a_backfill_may_have_planned_the_items(database: Database) -> None:
+def test_they_stay_while_a_backfill_may_have_planned_the_items_and_its_curve_is_measured(
+    database: Database,
+) -> None:
     planning = Planning(database)
     number = planning.start(path := planning.gallery(3))
     delete(database, path, "i0")
@@ -95,6 +98,14 @@ def test_they_stay_while_a_backfill_may_have_planned_the_items(database: Databas
     assert ("i0", True) in rows(database)
 
     planning.set_state(number, BackfillState.CANCELLED)
+    with database.write() as connection:
+        curve = {"asked": {}, "chosen": [], "state": CurveState.MEASURING}
+        connection.execute(insert(backfill_curve).values(backfill_id=number, **curve))
+    purge_all(database)
+    assert ("i0", True) in rows(database)
+
+    with database.write() as connection:
+        connection.execute(update(backfill_curve).values(state=CurveState.COMPLETE))
     purge_all(database)
     assert [name for name, _ in rows(database)] == ["i1", "i2"]
 
