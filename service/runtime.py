@@ -34,7 +34,7 @@ from service.store.blobs import Blobs, StoreUnreachable
 from service.store.checkpoints import Checkpoints
 from service.store.database import Database, is_sqlite, upgrade
 from service.store.faults import DiskSpace
-from service.store.item_counts import ItemCounts
+from service.store.item_counts import ItemCountCache
 from service.store.offloader import Offloader
 from service.upgrades.curves.measure import Curves
 from service.upgrades.deployments.reaper import Reaper
@@ -78,7 +78,7 @@ class Runtime:
     progress_pollers: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)
     """The `ProgressPoller` of each backfill that is watched, by the backfill's number."""
     packed: PackedFolders = field(default_factory=PackedFolders)
-    item_counts: ItemCounts = field(default_factory=ItemCounts)
+    item_count_cache: ItemCountCache = field(default_factory=ItemCountCache)
 
     async def run_blocking(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run blocking work on one of the service's own threads; cheaper than FastAPI's pool."""

@@ -36,6 +36,8 @@ def record_failures(
     Records of the chunk's other items are removed: they were moved, or changed meanwhile.
     """
     earlier_attempts = _take_earlier_attempts(connection, backfill_id, item_ids)
+    if not failed:
+        return 0
     time_now = connection.execute(select(now())).scalar_one()
     rows = []
     for f in failed:
@@ -54,8 +56,7 @@ def record_failures(
                 "at": time_now,
             }
         )
-    if rows:
-        connection.execute(insert(backfill_failure), rows)
+    connection.execute(insert(backfill_failure), rows)
     return sum(bool(row["final"]) for row in rows)
 
 

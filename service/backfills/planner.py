@@ -48,10 +48,8 @@ ACTIVE = (BackfillState.RUNNING, BackfillState.PAUSED)
 def embeddable(version_id: int) -> ColumnElement[bool]:
     """Whether a row of `item` has an image or a text that the version can embed."""
     text = item.c.blob.like(f"%{TEXT}")
-    texts, images = (
-        _card_has(version_id, ("files", TEXT_ENCODER), ("api", "url")),
-        _card_has(version_id, ("files", ENCODER)),
-    )
+    texts = _card_has(version_id, ("files", TEXT_ENCODER), ("api", "url"))
+    images = _card_has(version_id, ("files", ENCODER))
     return and_(item.c.blob.is_not(None), or_(and_(text, texts), and_(~text, images)))
 
 

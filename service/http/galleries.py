@@ -115,7 +115,7 @@ def _listed(service: Runtime, connection: Connection, row: GalleryRow) -> Galler
     registry = service.registry
     current = None if row.current_id is None else registry.by_id(row.current_id)
     order = [version.id for version in preference(registry, current)]
-    mix = service.item_counts.of(connection, row, order)
+    mix = service.item_count_cache.of(connection, row, order)
     return GalleryInfo(
         name=row.name,
         current=current and current.name,

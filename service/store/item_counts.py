@@ -13,7 +13,7 @@ MAX_GALLERIES = 10_000
 """Galleries whose counts are kept."""
 
 
-class ItemCounts:
+class ItemCountCache:
     """Counts again only when items of the gallery were written since, or another version or edge has come."""
 
     def __init__(self) -> None:

@@ -122,6 +122,14 @@ def lies(served: Served, path: str) -> dict[tuple[str, str], tuple[int, int]]:
     return {place: (one.head.row_count(), one.remote_rows.row_count()) for place, one in shards.items()}
 
 
+def gallery_there(served: Served, kind: str, count: int = COUNT) -> str:
+    """A gallery of so many items, all of which lie in the engine."""
+    path = gallery(served, "g", kind)
+    put(served, path, range(count))
+    until(lambda: lies(served, path) == {("v1", "supplied"): (0, count)})
+    return path
+
+
 def both(served: Served, kind: str) -> tuple[str, str]:
     return gallery(served, "there", kind), gallery(served, "here", "exact")
 
@@ -168,9 +176,7 @@ def test_a_gallery_in_an_engine_lives_as_one_in_memory(served: Served, kind: str
 
 
 def test_a_start_finds_what_is_there_and_reads_no_vector(elsewhere: Settings, served: Served, kind: str) -> None:
-    path = gallery(served, "g", kind)
-    put(served, path, range(COUNT))
-    until(lambda: lies(served, path) == {("v1", "supplied"): (0, COUNT)})
+    path = gallery_there(served, kind)
     before = ask(served, path)
     with serving(elsewhere) as again:
         assert ask(again, path) == before
@@ -180,9 +186,7 @@ def test_a_start_finds_what_is_there_and_reads_no_vector(elsewhere: Settings, se
 def test_an_engine_that_was_not_written_to_until_rows_of_deleted_items_went_loses_them_too(
     running_engine: Any, elsewhere: Settings, served: Served, kind: str
 ) -> None:
-    path = gallery(served, "g", kind)
-    put(served, path, range(COUNT))
-    until(lambda: lies(served, path) == {("v1", "supplied"): (0, COUNT)})
+    path = gallery_there(served, kind)
     running_engine.stop(signal.SIGKILL)
     try:
         assert served.http.post(f"{path}/items:delete", json={"ids": [f"i{n}" for n in range(9)]}).status_code == 200
@@ -198,9 +202,7 @@ def test_an_engine_that_was_not_written_to_until_rows_of_deleted_items_went_lose
 def test_a_start_without_the_engine_takes_writes_and_answers_when_it_is_back(
     running_engine: Any, elsewhere: Settings, served: Served, kind: str
 ) -> None:
-    path = gallery(served, "g", kind)
-    put(served, path, range(40))
-    until(lambda: lies(served, path) == {("v1", "supplied"): (0, 40)})
+    path = gallery_there(served, kind, 40)
     running_engine.stop(signal.SIGKILL)
     try:
         with serving(elsewhere) as again:
@@ -305,9 +307,7 @@ def test_an_engine_that_is_killed_again_and_again_loses_nothing(running_engine: 
 def test_rows_that_an_engine_lost_are_found_out_and_written_again(
     engine_there: Engine, served: Served, kind: str
 ) -> None:
-    path = gallery(served, "g", kind)
-    put(served, path, range(COUNT))
-    until(lambda: lies(served, path) == {("v1", "supplied"): (0, COUNT)})
+    path = gallery_there(served, kind)
     before = ask(served, path)
     (name,) = {live.engine_name for live in served.runtime.replica.all()}
     engine_there.drop(name, ("v1", "supplied"))
@@ -335,9 +335,7 @@ def test_what_is_retired_deleted_or_moved_leaves_the_engine(
 def test_the_doctor_compares_the_engine_with_the_database_and_mends_it(
     running_engine: Any, elsewhere: Settings, served: Served, kind: str
 ) -> None:
-    path = gallery(served, "g", kind)
-    put(served, path, range(COUNT))
-    until(lambda: lies(served, path) == {("v1", "supplied"): (0, COUNT)})
+    path = gallery_there(served, kind)
     before = ask(served, path)
     shard = served.runtime.replica.find("g").gallery.remote.shards()["v1", "supplied"]
     collection, keys = shard.collection, shard.remote_rows.keys_R.copy()

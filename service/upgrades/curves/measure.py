@@ -116,21 +116,16 @@ class Curves(Background):
             UnknownEvaluation, InvalidArgument, NoEncoder: as `begin`, as far as it can be told without embedding.
         """
         with probes.errors_within("/curve"):
-            chosen, ground_truth = (
-                probes.choose(connection, gallery_id, target, request),
-                _ground_truth(gallery_id, request),
-            )
+            chosen = probes.choose(connection, gallery_id, target, request)
+            ground_truth = _ground_truth(gallery_id, request)
             entries = probes.read(connection, gallery_id, request, chosen)
             uploaded = probes.uploaded(connection, self._registry, gallery_id, request, target)
             if uploaded is None and not target.card.text:
                 target.encoder()
             if ground_truth is not None:
                 ground_truth.follow(connection)
-                if (
-                    not ground_truth.relevance(Probes(entries, {}, request.evaluation is None))
-                    .others(slice(None))
-                    .any()
-                ):
+                relevance = ground_truth.relevance(Probes(entries, {}, request.evaluation is None))
+                if not relevance.others(slice(None)).any():
                     raise InvalidArgument(NOTHING_RELEVANT, pointer="/label" if request.label else "/evaluation")
             return CurveSession(request, chosen, ground_truth)
 

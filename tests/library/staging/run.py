@@ -348,10 +348,7 @@ class Run:
         assert scores == pytest.approx({name: found.score for name, found in expected.items()}, abs=1e-4)
 
     def catch_up(self) -> None:
-        """Look, and have the service answer from there on: what workers wrote reaches it a moment later.
-
-        Now and then the rows go of items that were deleted before the last time.
-        """
+        """Look, and have the service answer from there on: what workers wrote reaches it a moment later."""
         if self.purging.random() < 0.3:
             self.purger.look()
         seq = self.look()
