@@ -94,13 +94,13 @@ async def _named_key(service: Runtime, authorization: bytes) -> ApiKeyRow | None
     if not authorization.startswith(NAMED_KEY):
         return None
     key = authorization.removeprefix(BEARER)
-    if service.keys.known(key) is None:
+    if service.keys.find(key) is None:
         try:
             # Other requests wait for the same read: when a client leaves, only its own wait is cancelled.
-            await asyncio.shield(asyncio.wrap_future(service.keys.next_read()))
+            await asyncio.shield(asyncio.wrap_future(service.keys.next_refresh()))
         except SQLAlchemyError as error:
             raise DatabaseUnavailable(UNCHANGED) from error
-    return service.keys.known(key)
+    return service.keys.find(key)
 
 
 @lru_cache(maxsize=256)

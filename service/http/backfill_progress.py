@@ -79,7 +79,7 @@ async def events(
     key: ApiKeyRow | None = request.state.key
     # A client that goes away ends this where it waits; it holds nothing meanwhile, and FastAPI keeps the stream alive.
     seen = _number(last_event_id)
-    while not service.stopping.is_set() and (key is None or service.keys.holds(key)):
+    while not service.stopping.is_set() and (key is None or service.keys.is_current(key)):
         try:
             now = await poller.poll()
         except UnknownBackfill:

@@ -64,7 +64,7 @@ def remove(name: Name, service: Service, context: RequestContext) -> None:
         row = key_named(connection, name)
         delete_key(connection, name)
         record(connection, context.who, "key_deleted", name, **_access(row))
-    service.keys.read()
+    service.keys.refresh()
 
 
 def _check_galleries(connection: Connection, names: Sequence[str]) -> None:

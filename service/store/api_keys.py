@@ -1,6 +1,6 @@
-"""API keys by name: what is stored of them, and what a process knows of them.
+"""API keys by name: their rows, and a copy of them in each process.
 
-A key is 32 random bytes, so that its SHA-256 alone tells nothing of it; the key itself is stored nowhere.
+A key is 32 random bytes, so its SHA-256 gives nothing away; only that is stored, never the key.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from service.store.tables import metadata
 logger = logging.getLogger(__name__)
 
 PREFIX = "rg_"
-"""What a key begins with, so that those who look for secrets in files find it."""
+"""What every key begins with, so that secret scanners find it in files."""
 KEY_BYTES = 32
-READ_SECONDS = 1.0
-"""So long, at most, a key that another process deleted still opens what it did."""
-PAUSE_SECONDS = 0.1
-"""Between two reads: guesses of keys cost the database no more."""
+REFRESH_SECONDS = 1.0
+"""The longest time between two reads: how long a key that another process deleted still works."""
+MIN_REFRESH_SECONDS = 0.1
+"""The shortest time between two reads, however many unknown keys are tried."""
 
 api_key = Table(
     "api_key",
@@ -40,14 +40,14 @@ api_key = Table(
     Column("sha256", String(64), nullable=False, unique=True),
     Column("scope", String(8), nullable=False),
     Column("created", Float, nullable=False),
-    # Their names, as paths have them; null: it opens all, and what belongs to none.
+    # Names of the galleries that it opens; null: it opens everything.
     Column("galleries", JSON(none_as_null=True)),
     CheckConstraint("scope in ('query', 'ingest', 'admin')", name="scope"),
 )
 
 
 class ApiKeyRow(NamedTuple):
-    """A key that is asked for."""
+    """An API key; `galleries` None: it opens all galleries, and what belongs to none."""
 
     name: str
     sha256: str
@@ -56,12 +56,12 @@ class ApiKeyRow(NamedTuple):
     galleries: list[str] | None
 
     def opens(self, gallery: str) -> bool:
-        """Whether it is a key of this gallery, or of all."""
+        """Whether it opens this gallery."""
         return self.galleries is None or gallery in self.galleries
 
 
 def add_key(connection: Connection, name: str, scope: KeyScope, galleries: list[str] | None) -> tuple[ApiKeyRow, str]:
-    """Make a key; returns it as stored, and itself. Raises IntegrityError where there is one of this name."""
+    """Create a key; returns its row and the key itself. Raises IntegrityError if the name is taken."""
     key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
     row = ApiKeyRow(name, digest(key.encode()), scope, time.time(), galleries)
     connection.execute(insert(api_key).values(row._asdict()))
@@ -69,7 +69,7 @@ def add_key(connection: Connection, name: str, scope: KeyScope, galleries: list[
 
 
 def key_named(connection: Connection, name: str) -> ApiKeyRow:
-    """One key. Raises UnknownKey."""
+    """The row of a key. Raises UnknownKey."""
     row = first_of(ApiKeyRow, connection.execute(select(api_key).where(api_key.c.name == name)))
     if row is None:
         raise UnknownKey(f"no key is named {name!r}")
@@ -82,59 +82,59 @@ def all_keys(connection: Connection) -> list[ApiKeyRow]:
 
 
 def delete_key(connection: Connection, name: str) -> None:
-    """Ask for this key no more."""
+    """Delete a key; one that does not exist is no error."""
     connection.execute(delete(api_key).where(api_key.c.name == name))
 
 
 def digest(key: bytes) -> str:
-    """What is stored of a key."""
+    """The SHA-256 of a key in hex: all that is stored of it."""
     return hashlib.sha256(key).hexdigest()
 
 
 class ApiKeys(Background):
-    """The keys that this process knows; one thread reads them again and again, so that no request takes one for it."""
+    """This process's copy of the keys, which a thread refreshes, so that requests do not read the database for it."""
 
     def __init__(self, database: Database) -> None:
         super().__init__("keys")
         self._database = database
-        self._known: dict[str, ApiKeyRow] = {}
-        self._reading = threading.Lock()
-        self._next: Future[None] = Future()
-        self._wanted = threading.Event()
+        self._by_digest: dict[str, ApiKeyRow] = {}
+        self._refresh_lock = threading.Lock()
+        self._next_refresh: Future[None] = Future()
+        self._refresh_requested = threading.Event()
 
     def start(self) -> None:
-        """Know the keys there are, and go on looking."""
-        self.read()
+        """Read the keys, and start the thread."""
+        self.refresh()
         super().start()
 
-    def known(self, key: bytes) -> ApiKeyRow | None:
-        """Whose key this is, as far as this process knows."""
-        return self._known.get(digest(key))
+    def find(self, key: bytes) -> ApiKeyRow | None:
+        """The row of a key as of the last refresh; None: there was no such key."""
+        return self._by_digest.get(digest(key))
 
-    def holds(self, key: ApiKeyRow) -> bool:
-        """Whether a key that was known is there still."""
-        return self._known.get(key.sha256) == key
+    def is_current(self, row: ApiKeyRow) -> bool:
+        """Whether a key was still there, unchanged, at the last refresh."""
+        return self._by_digest.get(row.sha256) == row
 
-    def next_read(self) -> Future[None]:
-        """A read that begins from now on, soon: another process may have made a key just now. Holds what it raised."""
-        due = self._next
-        self._wanted.set()
-        return due
+    def next_refresh(self) -> Future[None]:
+        """Request a refresh; done, or failed with its error, after one that began after this call."""
+        refresh = self._next_refresh
+        self._refresh_requested.set()
+        return refresh
 
-    def read(self) -> None:
-        """Learn the keys there are now."""
-        with self._reading, self._database.lookup() as connection:
-            self._known = {row.sha256: row for row in all_keys(connection)}
+    def refresh(self) -> None:
+        """Read the keys from the database."""
+        with self._refresh_lock, self._database.lookup() as connection:
+            self._by_digest = {row.sha256: row for row in all_keys(connection)}
 
     def _run(self) -> None:
         failed = False
-        while not self._stop.wait(PAUSE_SECONDS):
-            self._wanted.wait(READ_SECONDS - PAUSE_SECONDS)
-            self._wanted.clear()
-            due, self._next = self._next, Future()
+        while not self._stop.wait(MIN_REFRESH_SECONDS):
+            self._refresh_requested.wait(REFRESH_SECONDS - MIN_REFRESH_SECONDS)
+            self._refresh_requested.clear()
+            due, self._next_refresh = self._next_refresh, Future()
             try:
-                self.read()
-            except Exception as error:  # those known open what they did; the next look may succeed
+                self.refresh()
+            except Exception as error:  # the old copy stays valid; the next refresh may succeed
                 if not failed:
                     logger.exception(Event("keys_unread"))
                 failed = True
@@ -144,4 +144,4 @@ class ApiKeys(Background):
                 due.set_result(None)
 
     def _wake(self) -> None:
-        self._wanted.set()
+        self._refresh_requested.set()

@@ -171,7 +171,7 @@ def test_a_start_knows_the_keys_there_are(locked: Served) -> None:
     key = made(locked, "before", "query")
 
     with serving(locked.runtime.settings, **ROOT) as started:
-        assert started.runtime.keys.known(key.encode()) is not None
+        assert started.runtime.keys.find(key.encode()) is not None
 
 
 def test_while_the_database_is_away_known_keys_open_and_unknown_ones_are_not_judged(
