@@ -26,14 +26,14 @@ def failures(
     cursor: str = "",
 ) -> FailurePage:
     """Items that could not be moved, with the reason."""
-    after = decode_cursor(cursor)
+    after = decode_cursor(number, cursor)
     with service.database.read() as connection:
         row = backfill_row(connection, number)
         gallery = gallery_row(connection, row.gallery_id)
         order = places_in(service.registry, gallery).order if gallery else ()
         rows = failures_after(connection, number, order, after, limit + 1)
     page = rows[:limit]
-    following = encode_cursor(page[-1].item_id) if len(rows) > limit else None
+    following = encode_cursor(number, page[-1].item_id) if len(rows) > limit else None
     return FailurePage(failures=[_failure(service.registry, f) for f in page], failed=row.failed, next=following)
 
 

@@ -11,17 +11,19 @@ MAX_CURSOR = 200
 """Characters of a cursor."""
 
 
-def encode_cursor(key: int) -> str:
-    """The cursor behind the row of this key."""
-    return base64.urlsafe_b64encode(str(key).encode()).decode()
+def encode_cursor(owner: int, key: int) -> str:
+    """The cursor behind the row `key` of a list; `owner`: the key of the gallery, backfill or chunk that is listed."""
+    return base64.urlsafe_b64encode(f"{owner} {key}".encode()).decode()
 
 
-def decode_cursor(cursor: str) -> int:
-    """The key a page begins behind; 0 for no cursor. Raises InvalidArgument."""
+def decode_cursor(owner: int, cursor: str) -> int:
+    """The key a page begins behind; 0 for no cursor. Raises InvalidArgument, also for a cursor of another owner."""
+    if not cursor:
+        return 0
     try:
-        key = int(base64.urlsafe_b64decode(cursor[: MAX_CURSOR + 1])) if cursor else 0
+        made_for, key = map(int, base64.urlsafe_b64decode(cursor[: MAX_CURSOR + 1]).split(b" "))
+        if made_for == owner and 0 <= key <= MOST:
+            return key
     except ValueError:
-        key = -1
-    if not 0 <= key <= MOST:
-        raise InvalidArgument("cursor must be the `next` of an earlier page", pointer="/cursor")
-    return key
+        pass
+    raise InvalidArgument("cursor must be the `next` of an earlier page of this list", pointer="/cursor")

@@ -191,13 +191,12 @@ def list_passing(name: Name, body: ListIn, service: Service) -> ItemPage:
 def _list(
     service: Runtime, name: str, limit: int, cursor: str, with_text: bool, where: dict[str, Any] | None
 ) -> ItemPage:
-    after = decode_cursor(cursor)
     with service.database.read() as connection:
         gallery = gallery_named(connection, name)
-        page, last_key = _page(connection, gallery.id, after, limit, where)
+        page, last_key = _page(connection, gallery.id, decode_cursor(gallery.id, cursor), limit, where)
         origins = embeddings_of(connection, gallery.id, [row.id for row in page])
     places = places_in(service.registry, gallery)
-    next_cursor = None if last_key is None else encode_cursor(last_key)
+    next_cursor = None if last_key is None else encode_cursor(gallery.id, last_key)
     texts = texts_of(service.blobs, page) if with_text else {}
     described = (describe_item(service, places, row, origins[row.id], texts) for row in page)
     return ItemPage(items=[ItemInfo(**item_fields) for item_fields in described], next=next_cursor)

@@ -106,14 +106,16 @@ def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True, cu
     With a `cursor`, "" at first, a page of them where images are large: `next` is the cursor of the one behind it.
     Without, all of them, for workers that know of no pages.
     """
-    after = decode_cursor(cursor or "")
+    after = decode_cursor(chunk, cursor or "")
     with service.database.read() as connection:
         held = chunks.leased_chunk(connection, chunk, lease)
         behind = replace(held, item_ids=tuple(key for key in held.item_ids if key > after))
         if held.kind is Kind.TRANSFORM:
             return WorkInputs(items=_with_embeddings(service, connection, behind))
         rows, names = sorted(chunks.read_contents(connection, behind)), _names(connection, behind)
-    return _with_contents(service, rows, names, inputs, math.inf if cursor is None else MOST_SENT)
+    items = _with_contents(service, rows, names, inputs, math.inf if cursor is None else MOST_SENT)
+    next_cursor = encode_cursor(chunk, items[-1].item) if len(items) < len(rows) else None
+    return WorkInputs(items=items, next=next_cursor)
 
 
 @router.post("/work/{chunk}")
@@ -243,18 +245,19 @@ def _on(service: Runtime, chunk: int, lease: str, change: Callable[[Connection, 
 
 def _with_contents(
     service: Runtime, rows: Sequence[chunks.ContentRow], names: Mapping[int, str], inputs: bool, most: float
-) -> WorkInputs:
+) -> list[WorkItem]:
+    """The rows as items, or the first of them: no more after `most` characters of images and texts."""
     items: list[WorkItem] = []
     size = 0
     for block in blocks(rows, READ_AT_ONCE):
         if size >= most:
-            return WorkInputs(items=items, next=encode_cursor(items[-1].item))
+            break
         reads = service.blobs.read_all(row.blob for row in block) if inputs else repeat(None)
         for row, read in zip(block, reads, strict=False):
             content = {} if read is None else _content(row.blob, read)
             size += sum(map(len, content.values()))
             items.append(WorkItem(item=row.id, seq=row.seq, id=names[row.id], is_text=is_text(row.blob), **content))
-    return WorkInputs(items=items)
+    return items
 
 
 def _content(key: str, read: Callable[[], bytes]) -> dict[str, str]:

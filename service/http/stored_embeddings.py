@@ -99,11 +99,10 @@ def read(
 ) -> Response:
     """A page of the gallery's items with the vectors they hold, as JSON or as a table in Arrow's format."""
     conditions = [item.c.external_id.in_(_parse_ids(ids))] if ids else []
-    after = decode_cursor(cursor)
     named = [service.registry.named(one) for one in versions.split(",") if one]
     with service.database.read() as connection:
         gallery = gallery_named(connection, name)
-        rows = items_after(connection, gallery.id, after, limit + 1, *conditions)
+        rows = items_after(connection, gallery.id, decode_cursor(gallery.id, cursor), limit + 1, *conditions)
         page = rows[:limit]
         held_ids = [] if named else sorted(versions_with_embeddings(connection, gallery.id))
         stored = vectors_of(connection, gallery.id, [row.id for row in page])
@@ -116,7 +115,7 @@ def read(
         damaged += [{"id": row.external_id, "version": one["version"]} for one in embeddings if one[EMBEDDING] is None]
         described = describe_item(service, places, row, _origins(stored[row.id]), texts)
         items.append({**described, "embeddings": [one for one in embeddings if one[EMBEDDING] is not None]})
-    next_cursor = encode_cursor(page[-1].id) if len(rows) > limit else None
+    next_cursor = encode_cursor(gallery.id, page[-1].id) if len(rows) > limit else None
     if accepts_arrow(request.headers.get("accept", "")):
         table = write_items(items, {one.name: one.card.dim for one in requested.values()}, next_cursor, damaged)
         return Response(table, media_type=ARROW)
@@ -161,11 +160,12 @@ def missing(
     cursor: str = "",
 ) -> MissingPage:
     """Ids of items that hold no embedding by a version, but for what a transform made."""
-    after = decode_cursor(cursor)
     with service.database.read() as connection:
         gallery = gallery_named(connection, name)
         by = service.registry.named(version)
-        rows = items_after(connection, gallery.id, after, limit + 1, ~has_own_embedding(by.id))
+        rows = items_after(
+            connection, gallery.id, decode_cursor(gallery.id, cursor), limit + 1, ~has_own_embedding(by.id)
+        )
     page = rows[:limit]
-    next_cursor = encode_cursor(page[-1].id) if len(rows) > limit else None
+    next_cursor = encode_cursor(gallery.id, page[-1].id) if len(rows) > limit else None
     return MissingPage(version=by.name, ids=[row.external_id for row in page], next=next_cursor)

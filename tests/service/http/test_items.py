@@ -52,6 +52,18 @@ def test_pages_show_every_item_once(served: Any, pictures: list[bytes]) -> None:
     assert cursor is None
 
 
+def test_a_cursor_of_another_list_is_refused(served: Any, pictures: list[bytes]) -> None:
+    path, other = served.gallery(), served.gallery()
+    for each in (path, other):
+        served.ingest(each, dict.fromkeys("ab", pictures[0]))
+    cursor = served.http.get(f"{path}/items", params={"limit": 1}).json()["next"]
+
+    for listed in ("items?", "items:embeddings?", "items:missing?version=v1&"):
+        answers = [served.http.get(f"{at}/{listed}cursor={cursor}") for at in (path, other)]
+        assert answers[0].status_code == 200
+        problem(answers[1], 422, "invalid_argument", "/cursor")
+
+
 @pytest.mark.parametrize(
     "name", ["a/b", "a/image", "image", "ü ☃", "a%2Fb", "?x=#y", "a" * 256, ".a", "a\u00a0b\u200b", "a..b", "..."]
 )
