@@ -134,7 +134,7 @@ class Settings(BaseSettings):
     preload: str = ""
     """Galleries that are loaded before the process is ready, with commas between them; `*`: all there is room for."""
     poll_seconds: float = Field(0.02, gt=0, le=LONGEST)
-    """How often the replica and the worker look for news."""
+    """How often the replica and the worker look for changes."""
     lease_seconds: float = Field(30.0, gt=0, le=LONGEST)
     """How long a worker may hold a chunk without a heartbeat."""
 

@@ -73,7 +73,7 @@ class Replica:
         self._database = database
         self._indexes = indexes
         self._registry = registry
-        self._news = database.news(poll_seconds)
+        self._changes = database.change_waiter(poll_seconds)
         self.cache: Cache[LoadedGallery] = Cache(memory)
         # The state of the database, and the edges, that every gallery has followed.
         self._followed: object = None
@@ -96,9 +96,9 @@ class Replica:
 
     def stop(self) -> None:
         """Stop following and wait for it."""
-        self._news.wake()
+        self._changes.stop()
         self._thread.join()
-        self._news.close()
+        self._changes.close()
 
     def all(self) -> list[LoadedGallery]:
         """Every gallery in memory, in order of creation."""
@@ -195,7 +195,7 @@ class Replica:
         self._names.clear()
 
     def _follow(self) -> None:
-        while self._news.wait():
+        while self._changes.wait():
             failures = self._attempt()
             if failures and self.failure is None:
                 logger.error(Event("feed_not_followed"), exc_info=failures[0])

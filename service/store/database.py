@@ -23,8 +23,8 @@ from sqlalchemy.pool import PoolProxiedConnection
 from index.events import Event
 from service.errors import DeletedMeanwhile
 from service.settings import CONNECTIONS, Settings
+from service.store.change_waiters import NotifyWaiter, PollingWaiter
 from service.store.faults import check_references, check_sqlite, is_away, is_busy, is_damage, is_lost_reference
-from service.store.news import Clock, Notifications
 from service.store.sql_time import prepare_sqlite
 from service.store.vector_reader import VectorReader
 
@@ -148,9 +148,9 @@ class Database:
             self._cursor.execute("PRAGMA data_version")
             return self._cursor.fetchone()
 
-    def news(self, seconds: float) -> Clock | Notifications:
-        """What to wait for before `commit_marker` is read again; `seconds`: the shortest wait."""
-        return Clock(seconds) if self.is_sqlite else Notifications(self.lookup, seconds)
+    def change_waiter(self, seconds: float) -> PollingWaiter | NotifyWaiter:
+        """Waits until `commit_marker` may have changed; `seconds`: the shortest wait."""
+        return PollingWaiter(seconds) if self.is_sqlite else NotifyWaiter(self.lookup, seconds)
 
     def wal_bytes(self) -> int:
         """The size of SQLite's write-ahead log."""

@@ -15,7 +15,7 @@ from service.registry.registry import Registry
 from service.registry.version_records import insert_version
 from service.replica.replica import Replica
 from service.settings import Settings
-from service.store import news
+from service.store import change_waiters
 from service.store.database import Database, upgrade
 from service.store.deletion import delete_gallery
 from service.store.repository import insert_gallery, take_seq
@@ -43,7 +43,7 @@ def database(settings: Settings) -> Iterator[Database]:
 @pytest.fixture
 def replica(database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replica]:
     """One that would look by itself after a minute only."""
-    monkeypatch.setattr(news, "LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(change_waiters, "MAX_WAIT_SECONDS", 60.0)
     made = Replica(database, Registry(database, settings), settings.indexes, 0.005)
     made.start()
     try:
@@ -96,9 +96,9 @@ def test_a_lost_connection_is_made_up_for_by_the_clock_until_there_is_another(
     number = write(database)
     until(lambda: live.seq == number)
     assert listeners(database) == 0  # it is tried again after a minute
-    monkeypatch.setattr(news, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(change_waiters, "MAX_WAIT_SECONDS", 0.05)
     until(lambda: listeners(database) == 1)
-    monkeypatch.setattr(news, "LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(change_waiters, "MAX_WAIT_SECONDS", 60.0)
     number = write(database)
     until(lambda: live.seq == number)
     assert replica.failure is None
