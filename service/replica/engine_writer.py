@@ -111,7 +111,7 @@ class EngineWriter(Background):
             found = gather_changes(self._registry, [block] if block else [])
             for place, shard in shards.items():
                 if existing_keys is not None and covered_seq.get(place, after) < row.purged_seq:
-                    keep_only(shard.collection, existing_keys)
+                    keep_only(shard.collection, existing_keys, row.next_seq - 1)
                 if covered_seq.get(place, after) < last_seq:
                     write_block(shard.collection, place, shard.space, block, found)
                     shard.collection.set_covered_seq(last_seq, more=last_seq < live.seq)
@@ -134,7 +134,7 @@ class EngineWriter(Background):
                 self._drop_retired(lease, kind)
             elif row is not None and self._is_searched(lease, kind):
                 continue
-            elif time.time() > lease.until + LEASE_SECONDS:  # by then slow processes have moved what they need
+            elif lease.over_seconds > LEASE_SECONDS:  # by then slow processes have moved what they need
                 self._remove(lease, kind)
 
     def _drop_retired(self, lease: EngineLeaseRow, kind: IndexKind) -> None:

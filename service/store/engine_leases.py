@@ -12,6 +12,7 @@ from sqlalchemy import Column, Connection, Float, String, Table, delete, select
 
 from service.store.job_leases import take_row
 from service.store.rows import all_of
+from service.store.sql_time import now
 from service.store.tables import Id, metadata
 
 engine_lease = Table(
@@ -29,13 +30,13 @@ engine_lease = Table(
 
 
 class EngineLeaseRow(NamedTuple):
-    """A gallery in an engine; `name` is what the engine knows it by."""
+    """A gallery in an engine; `name` is what the engine knows it by, `over_seconds` how long ago the lease ended."""
 
     gallery_id: int
     kind: str
     name: str
     owner: str
-    until: float
+    over_seconds: float
 
 
 def take_lease(connection: Connection, gallery_id: int, kind: str, name: str, owner: str, seconds: float) -> bool:
@@ -46,7 +47,8 @@ def take_lease(connection: Connection, gallery_id: int, kind: str, name: str, ow
 
 def engine_leases(connection: Connection) -> list[EngineLeaseRow]:
     """Every gallery that has rows in an engine, or had some that are not removed yet."""
-    return all_of(EngineLeaseRow, connection.execute(select(engine_lease).order_by(engine_lease.c.gallery_id)))
+    columns = (*engine_lease.c[:-1], now() - engine_lease.c.until)
+    return all_of(EngineLeaseRow, connection.execute(select(*columns).order_by(engine_lease.c.gallery_id)))
 
 
 def forget_lease(connection: Connection, gallery_id: int, kind: str) -> None:

@@ -163,7 +163,7 @@ class Offloader(Background):
     def _compact(self) -> None:
         """Drop files to which no row refers; where few do, load those vectors back, to be moved with others."""
         with self._database.lookup() as connection:
-            candidates = changed_files(connection, time.time() - COUNTED_SECONDS, COUNTED_FILES)
+            candidates = changed_files(connection, COUNTED_SECONDS, COUNTED_FILES)
         for file, seq in candidates:
             if not self._holds_lease():
                 return

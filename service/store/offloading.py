@@ -29,6 +29,7 @@ from service.store.object_store import VECTOR_FILES
 from service.store.partitioned import in_gallery
 from service.store.repository import take_seq
 from service.store.sql_arrays import blocks, key_table
+from service.store.sql_time import now
 from service.store.tables import embedding, item
 from service.store.vector_codec import STORED, STORED_DIGEST, places_in_file
 from service.store.vector_files import (
@@ -235,7 +236,7 @@ def sweep(database: Database, blobs: Blobs) -> None:
     """
     with database.lookup() as connection:
         lost = files(connection, ABANDONED)
-        due = files(connection, vector_file.c.state == "dropped", vector_file.c.since < time.time() - GRACE_SECONDS)
+        due = files(connection, vector_file.c.state == "dropped", vector_file.c.since < now() - GRACE_SECONDS)
     for file in lost:
         with database.write() as connection:
             drop_file(connection, file.id, ABANDONED)  # unless it was activated meanwhile

@@ -7,7 +7,6 @@ refers any more, or ever will.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -36,6 +35,7 @@ from sqlalchemy import (
 from service.store.partitioned import of_item
 from service.store.rows import all_of, first_of
 from service.store.sql_arrays import key_table
+from service.store.sql_time import now
 from service.store.tables import Id, embedding, gallery, item, metadata
 from service.store.vector_codec import PLACE, place_prefix
 
@@ -131,7 +131,7 @@ def begin_file(
         "first_item": items[0],
         "last_item": items[-1],
         "state": "writing",
-        "since": time.time(),
+        "since": now(),
         "live": 0,
         "counted": 0.0,
         "counted_seq": 0,
@@ -157,7 +157,7 @@ def count_live(connection: Connection, file: VectorFileRow) -> int:
 
 def set_live(connection: Connection, file_id: int, live: int, seq: int) -> None:
     """Store how many rows refer to a file, and the feed number at which they were counted."""
-    noted = {"live": live, "counted": time.time(), "counted_seq": seq}
+    noted = {"live": live, "counted": now(), "counted_seq": seq}
     connection.execute(update(vector_file).where(vector_file.c.id == file_id).values(noted))
 
 
@@ -176,7 +176,7 @@ def _holders(file: VectorFileRow) -> Select[int, bytes]:
 def drop_file(connection: Connection, file_id: int, *still: ColumnElement[bool]) -> None:
     """Drop a file, if it still meets the conditions: no row may refer to it again; it is removed later."""
     conditions = (vector_file.c.id == file_id, *still)
-    connection.execute(update(vector_file).where(*conditions).values(state="dropped", since=time.time()))
+    connection.execute(update(vector_file).where(*conditions).values(state="dropped", since=now()))
 
 
 def forget_file(connection: Connection, file_id: int) -> None:
@@ -184,12 +184,12 @@ def forget_file(connection: Connection, file_id: int) -> None:
     connection.execute(delete(vector_file).where(vector_file.c.id == file_id, vector_file.c.state == "dropped"))
 
 
-def changed_files(connection: Connection, before: float, limit: int) -> list[tuple[VectorFileRow, int]]:
+def changed_files(connection: Connection, seconds: float, limit: int) -> list[tuple[VectorFileRow, int]]:
     """Kept files of galleries that were written since the files' rows were counted, and those galleries' feed numbers.
 
-    Files counted longest ago first, none that was counted after the time `before`.
+    Files counted longest ago first, none that was counted in the last `seconds`.
     """
-    changed = (vector_file.c.state == "kept", vector_file.c.counted < before)
+    changed = (vector_file.c.state == "kept", vector_file.c.counted < now() - seconds)
     behind = gallery.c.next_seq - 1 > vector_file.c.counted_seq
     found = (
         select(*vector_file.c, gallery.c.next_seq - 1)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from sqlalchemy import func, select
 from index.space import Vectors
 from service.registry.version_records import insert_version
 from service.settings import Settings
-from service.store import offloader, offloading
+from service.store import offloader, offloading, sql_time
 from service.store.blob_references import open_blobs
 from service.store.blobs import Blobs, StoreUnreachable
 from service.store.database import Database, upgrade
@@ -338,6 +340,23 @@ def test_a_deleted_gallery_takes_its_files_along_once_nobody_can_ask_for_them(
     small.setattr(offloading, "GRACE_SECONDS", 0.0)
     moved.mover("sql").look()
     assert (moved.there(), list(moved.blobs.all_vector_files())) == ({}, [])
+
+
+def test_a_process_whose_clock_is_ahead_removes_no_file_early(moved: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offloading, "GRACE_SECONDS", 3600.0)
+    with moved.database.write() as connection:
+        delete_gallery(connection, 1)
+        free_items(connection, 1, 0, 1000)
+        forget_gallery(connection, 1)
+    moved.mover().look()
+    of_database = time.time
+    monkeypatch.setattr(sql_time, "time", SimpleNamespace(time=of_database))
+    monkeypatch.setattr(time, "time", lambda: of_database() + 7200.0)
+
+    moved.mover().look()
+
+    assert list(moved.there().values()) == ["dropped"] * 3
+    assert len(list(moved.blobs.all_vector_files())) == 3
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut", "changed", "another file"])

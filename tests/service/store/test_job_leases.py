@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from service.settings import Settings
 from service.store import sql_time
 from service.store.database import Database, upgrade
+from service.store.engine_leases import engine_leases, take_lease
 from service.store.job_leases import take_job
 from staging.plans import Clock
 
@@ -42,3 +43,15 @@ def test_a_job_is_one_processs_for_as_long_as_it_goes_on(
         assert [taken("one", after=LEASE - 1), taken("two")] == [True, False]
     assert [taken("two", after=LEASE + 1), taken("one", after=1), taken("one", after=LEASE - 2)] == [True, False, False]
     assert taken("one", after=2)
+
+
+def test_how_long_ago_the_lease_of_a_gallery_in_an_engine_ended_is_told_by_the_databases_clock(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(sql_time, "time", clock)
+    take_lease(connection, 1, "pgvector", "g", "one", LEASE)
+
+    clock.now += LEASE + 5
+
+    assert [(lease.name, lease.over_seconds) for lease in engine_leases(connection)] == [("g", pytest.approx(5.0))]
