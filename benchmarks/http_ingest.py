@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 from http_speed import DIM, about, clustered, cpu_seconds, fill, served
 
-from regraft.inputs import stream
+from regraft.inputs import arrow_stream
 from regraft.routes.items import ARROW
 
 
@@ -78,7 +78,7 @@ def table(described: Sequence[Mapping[str, Any]], vectors: Any) -> bytes:
     rows = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
     about = pa.Table.from_pylist([item["metadata"] for item in described])
     made = about.append_column("id", pa.array([item["id"] for item in described])).append_column("embedding", rows)
-    return stream(made)
+    return arrow_stream(made)
 
 
 if __name__ == "__main__":
