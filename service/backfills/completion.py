@@ -32,7 +32,7 @@ from service.logs import RecurringErrors
 from service.registry.placement import order_to
 from service.registry.registry import Registry
 from service.store.database import Database
-from service.store.ranges import RANGE
+from service.store.ranges import KEYS_PER_RANGE
 from service.store.rows import BackfillRow
 from service.store.tables import item
 
@@ -119,9 +119,9 @@ class Planner(Background):
             self._errors.log(Event("planning_failed"))
 
     def _is_small(self, gallery_id: int) -> bool:
-        some = select(item.c.id).where(item.c.gallery_id == gallery_id).limit(RANGE + 1).subquery()
+        some = select(item.c.id).where(item.c.gallery_id == gallery_id).limit(KEYS_PER_RANGE + 1).subquery()
         with self._database.lookup() as connection:
-            return int(connection.execute(select(func.count()).select_from(some)).scalar_one()) <= RANGE
+            return int(connection.execute(select(func.count()).select_from(some)).scalar_one()) <= KEYS_PER_RANGE
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -30,10 +30,10 @@ from service.backfills.supplied import count_missing, missing_items
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.database import Database
-from service.store.drawing import Drawing
 from service.store.embeddings import first_held
 from service.store.filtering import passing
 from service.store.partitioned import of_item
+from service.store.random_items import RandomItems
 from service.store.rows import all_of
 from service.store.sql_arrays import key_table
 from service.store.tables import embedding, item
@@ -179,7 +179,7 @@ def _sample(
     passed: Mapping[int, int] | None,
 ) -> Sequence[SampledRow]:
     if passed is None:
-        drawn = Drawing(connection, waiting, 0).first(size)
+        drawn = RandomItems(connection, waiting, 0).first(size)
     else:
         drawn = np.random.default_rng(0).choice(sorted(passed), min(len(passed), size), replace=False).tolist()
     columns = (item.c.id, item.c.seq, item.c.blob, embedding.c.version_id, embedding.c.vector, embedding.c.side)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Select
 
-from service.store.ranges import RANGE, Keys
+from service.store.ranges import KEYS_PER_RANGE, Keys
 from service.store.repository import STREAMED
 
 
@@ -37,7 +37,7 @@ def read_scores(connection: Connection, scored: Select[Any]) -> ItemScores:
     """The keys and scores that a statement selects."""
     parts = [
         np.array([(row[0], float(row[1])) for row in rows], [("key", np.int64), ("number", np.float64)])
-        for rows in connection.execute(scored, execution_options=STREAMED).partitions(RANGE)
+        for rows in connection.execute(scored, execution_options=STREAMED).partitions(KEYS_PER_RANGE)
     ]
     return sorted_scores([(part["key"], part["number"]) for part in parts])
 

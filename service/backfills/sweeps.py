@@ -54,7 +54,7 @@ from service.backfills.scores import ItemScores, read_scores
 from service.store.database import Database
 from service.store.job_leases import is_over
 from service.store.leases import Leases
-from service.store.ranges import RANGE, Keys, first, keys_by_age, pieces
+from service.store.ranges import KEYS_PER_RANGE, Keys, keys_by_age, regroup, take
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, first_of, one_of
 from service.store.sql_arrays import key_table, select_keys
@@ -64,7 +64,7 @@ from service.store.tables import backfill, backfill_chunk, backfill_failure, ite
 BY_AGE = ("oldest", "newest")
 """Orders in which keys are read already."""
 CHUNKS = 512
-"""Chunks that are written in one transaction, or fewer: `RANGE` items at most."""
+"""Chunks that are written in one transaction, or fewer: `KEYS_PER_RANGE` items at most."""
 PAUSE_SECONDS = 0.25
 """The longest pause between two of them."""
 LEASE_SECONDS = 30.0
@@ -189,10 +189,10 @@ class _Sweep:
 
     def _plan_waiting(self) -> bool:
         """Plan the items that were never planned or were skipped, in order, as many as the scope allows."""
-        size = self.job.chunk_size * max(1, min(CHUNKS, RANGE // self.job.chunk_size))
+        size = self.job.chunk_size * max(1, min(CHUNKS, KEYS_PER_RANGE // self.job.chunk_size))
         by_age = self.job.item_order in BY_AGE
         budget = self._budget()
-        for keys in pieces(first(self._in_order(), budget), size) if budget != 0 else ():
+        for keys in regroup(take(self._in_order(), budget), size) if budget != 0 else ():
             at, started = int(keys[-1]) if by_age else self.job.sweep_at + len(keys), time.monotonic()
             with self.database.write() as connection:
                 progress = {"sweep_at": at, "total": backfill.c.total + len(keys)}
@@ -237,7 +237,7 @@ class _Sweep:
         if job.item_order in BY_AGE:
             newest_first = job.item_order == "newest"
             yield from keys_by_age(
-                self.database, eligible, job.filter, newest_first=newest_first, behind=job.sweep_at or None
+                self.database, eligible, job.filter, newest_first=newest_first, after=job.sweep_at or None
             )
             return
         planned = _planned_keys(self.database, job) if job.sweep_at else np.empty(0, np.int64)
@@ -257,7 +257,7 @@ class _Sweep:
         # Only the scores of this order are read: reading them costs several times as much as the keys.
         waiting = PendingItems(keys, uncertainty=scores, matches=scores, transformed=scores, seed=job.id)
         ordered = keys[backfill_order(job.item_order, waiting)]
-        yield from (ordered[start : start + RANGE] for start in range(0, len(ordered), RANGE))
+        yield from (ordered[start : start + KEYS_PER_RANGE] for start in range(0, len(ordered), KEYS_PER_RANGE))
 
     def _scores(self, eligible: ColumnElement[bool], keys: Keys) -> Any:
         within = item.c.id.between(int(keys[0]), int(keys[-1]))
@@ -349,9 +349,9 @@ def _close(connection: Connection, job: BackfillRow, order: Order) -> BackfillSt
 
 def _written_since(connection: Connection, job: BackfillRow, order: Order, seq: int) -> bool:
     """Whether an item that was written since the sweep began has to be moved; assumed where very many were."""
-    since = select(item.c.id).where(item.c.gallery_id == job.gallery_id, item.c.seq >= seq).limit(RANGE)
+    since = select(item.c.id).where(item.c.gallery_id == job.gallery_id, item.c.seq >= seq).limit(KEYS_PER_RANGE)
     keys = select_keys(connection, since)
-    if len(keys) == RANGE:
+    if len(keys) == KEYS_PER_RANGE:
         return True
     waiting = items_to_move(connection, job, order, set(keys.tolist()))
     conditions = (backfill_failure.c.backfill_id == job.id, backfill_failure.c.item_id == item.c.id)

@@ -12,7 +12,7 @@ from index.filter import parse_filter
 from service.http.auth import ShuttingDown
 from service.runtime import Runtime
 from service.store.filtering import passing
-from service.store.ranges import Keys, keys_by_age, pieces
+from service.store.ranges import Keys, keys_by_age, regroup
 from service.store.repository import gallery_named, take_seq
 from service.store.sql_arrays import key_table
 from service.store.tables import item
@@ -58,7 +58,7 @@ def change_passing(
     if dry_run:
         return sum(map(len, passing_keys))
     changed = 0
-    for keys in pieces(passing_keys, BLOCK):
+    for keys in regroup(passing_keys, BLOCK):
         if service.stopping.is_set():
             raise ShuttingDown(f"the service is being stopped; {changed} items are {done}, ask again for the others")
         changed += _change_block(service, gallery_id, keys, where, change)

@@ -16,9 +16,9 @@ from index.filter import value_at, value_text
 from index.space import Vectors
 from index.version import Origin
 from service.registry.registry import LoadedVersion
-from service.store.drawing import Drawing
 from service.store.embeddings import has_own_embedding
 from service.store.partitioned import of_item
+from service.store.random_items import RandomItems
 from service.store.rows import all_of
 from service.store.sql_arrays import BLOCK, blocks
 from service.store.tables import embedding, item
@@ -93,20 +93,21 @@ def draw_pairs(
     Returns:
         The items, in the order drawn, and how many hold both embeddings, with the field or without.
     """
-    drawing = Drawing(connection, and_(*_live(gallery_id), has_own_embedding(new.id), has_own_embedding(old.id)), seed)
+    eligible = and_(*_live(gallery_id), has_own_embedding(new.id), has_own_embedding(old.id))
+    items = RandomItems(connection, eligible, seed)
     rows: list[PairRow] = []
-    for block in drawing.in_blocks(BLOCK):
+    for block in items.in_blocks(BLOCK):
         result = connection.execute(_pairs_statement(new, old, gallery_id, block))
         found = {row.id: row for row in with_vectors(connection, all_of(PairRow, result), "new", "old")}
-        eligible = (found[i] for i in block if i in found and (label is None or _labelled(found[i], label)))
-        rows += [row for row in eligible if is_usable(row.new, new.card.dim) and is_usable(row.old, old.card.dim)]
+        labelled = (found[i] for i in block if i in found and (label is None or _labelled(found[i], label)))
+        rows += [row for row in labelled if is_usable(row.new, new.card.dim) and is_usable(row.old, old.card.dim)]
         if len(rows) >= sample:
             break
     rows = rows[:sample]
     by_new = from_bytes([row.new for row in rows], new.card.dim)
     by_old = from_bytes([row.old for row in rows], old.card.dim)
     labels = None if label is None else [label_text(row.metadata, label) for row in rows]
-    return PairedEmbeddings([row.external_id for row in rows], by_new, by_old, labels), drawing.found
+    return PairedEmbeddings([row.external_id for row in rows], by_new, by_old, labels), items.total
 
 
 def label_text(metadata: Mapping[str, Any], label: str) -> str:
@@ -122,7 +123,7 @@ def draw_with_blobs(connection: Connection, gallery_id: int, limit: int, seed: i
     """Up to `limit` live items of a gallery that have an image, drawn by `seed`."""
     has_image = and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.blob.is_not(None))
     found: list[BlobRow] = []
-    for block in blocks(Drawing(connection, has_image, seed).first(limit)):
+    for block in blocks(RandomItems(connection, has_image, seed).first(limit)):
         result = connection.execute(select(item.c.external_id, item.c.blob).where(item.c.id.in_(block)))
         found += all_of(BlobRow, result)
     return found

@@ -1,4 +1,4 @@
-"""The keys of a gallery's items, a range at a time, in arrays: how a large gallery is gone through."""
+"""The keys of items in arrays, a range of keys at a time: how a large gallery is iterated over."""
 
 from __future__ import annotations
 
@@ -14,53 +14,55 @@ from service.store.filtering import passing
 from service.store.sql_arrays import key_range
 from service.store.tables import item
 
-RANGE = 65_536
-"""Keys that are read at a time."""
+KEYS_PER_RANGE = 65_536
+"""The most keys that are read at a time."""
 
 Keys = NDArray[np.int64]
 
 
 def keys_by_age(
     database: Database,
-    among: ColumnElement[bool],
-    given: dict[str, Any] | None,
+    condition: ColumnElement[bool],
+    filter_json: dict[str, Any] | None,
     *,
     newest_first: bool = False,
-    behind: int | None = None,
+    after: int | None = None,
 ) -> Iterator[Keys]:
-    """The keys of the items that `among` takes and the filter `given`, if any, lets pass; they grow with time.
+    """The keys of the items that meet `condition` and pass the metadata filter, if any, oldest items first.
 
-    Each range is read in a transaction of its own. `behind` this key: where an earlier walk came to.
+    Each range is read in its own transaction. `after`: the key after which to begin, as an item's key grows with time.
     """
     while True:
         with database.read() as connection:
-            keys = key_range(connection, item.c.id, among, RANGE, behind, descending=newest_first)
-            passed = keys if given is None or not len(keys) else _passing(connection, among, given, keys)
+            keys = key_range(connection, item.c.id, condition, KEYS_PER_RANGE, after, descending=newest_first)
+            passed = keys if filter_json is None else _passing(connection, condition, filter_json, keys)
         yield passed
-        if len(keys) < RANGE:
+        if len(keys) < KEYS_PER_RANGE:
             return
-        behind = int(keys[-1])
+        after = int(keys[-1])
 
 
-def _passing(connection: Connection, among: ColumnElement[bool], given: dict[str, Any], keys: Keys) -> Keys:
-    within = item.c.id.between(int(keys.min()), int(keys.max()))
-    return keys[np.isin(keys, list(passing(connection, and_(among, within), given)))]
+def _passing(connection: Connection, condition: ColumnElement[bool], filter_json: dict[str, Any], keys: Keys) -> Keys:
+    if not len(keys):
+        return keys
+    in_range = item.c.id.between(int(keys.min()), int(keys.max()))
+    return keys[np.isin(keys, list(passing(connection, and_(condition, in_range), filter_json)))]
 
 
-def first(blocks: Iterable[Keys], budget: int | None) -> Iterator[Keys]:
-    """So many of them, or all."""
+def take(blocks: Iterable[Keys], limit: int | None) -> Iterator[Keys]:
+    """The first `limit` keys of the blocks, by default all."""
     for block in blocks:
-        if budget is None:
+        if limit is None:
             yield block
-        elif budget > 0:
-            yield block[:budget]
-            budget -= len(block)
+        elif limit > 0:
+            yield block[:limit]
+            limit -= len(block)
         else:
             return
 
 
-def pieces(blocks: Iterable[Keys], size: int) -> Iterator[Keys]:
-    """The same keys, so many at a time; the last are fewer, and there are none without keys."""
+def regroup(blocks: Iterable[Keys], size: int) -> Iterator[Keys]:
+    """The same keys in blocks of `size`, the last of which may be smaller; no block is empty."""
     rest = np.empty(0, np.int64)
     for block in blocks:
         rest = np.concatenate([rest, block])

@@ -130,19 +130,19 @@ def select_columns(connection: Connection, keyed: Select[tuple[int, str]]) -> tu
 def key_range(
     connection: Connection,
     key: ColumnElement[int],
-    among: ColumnElement[bool],
+    condition: ColumnElement[bool],
     rows: int,
-    behind: int | None = None,
+    after: int | None = None,
     *,
     descending: bool = False,
 ) -> NDArray[np.int64]:
-    """The next keys that meet `among`, in order: up to `rows` after the key `behind`, by default from the first.
+    """The next keys that meet `condition`, in order: up to `rows` after the key `after`, by default from the first.
 
-    `key` is positive and unique, with an index that covers `among`, so that each range costs the same.
+    `key` is positive and unique, with an index that covers `condition`, so that each range costs the same.
     """
-    statement = select(key).where(among).order_by(key.desc() if descending else key).limit(rows)
-    if behind is not None:
-        statement = statement.where(key < behind if descending else key > behind)
+    statement = select(key).where(condition).order_by(key.desc() if descending else key).limit(rows)
+    if after is not None:
+        statement = statement.where(key < after if descending else key > after)
     found = select_keys(connection, statement)
     return found[::-1] if descending else found
 

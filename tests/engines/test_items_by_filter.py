@@ -121,7 +121,7 @@ def test_a_page_looks_at_so_many_items_and_the_next_goes_on_there(
         return keys
 
     monkeypatch.setattr(filtering, "key_range", counting)
-    monkeypatch.setattr(filtering, "MOST_LOOKED_AT", 8)
+    monkeypatch.setattr(filtering, "MAX_EXAMINED", 8)
     pages = walk(shop, path, {"field": "n", "in": [0, 30]}, 1)
 
     assert [found for found in pages if found] == [["i0"], ["i30"]]

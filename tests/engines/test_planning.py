@@ -90,7 +90,7 @@ def test_chunks_are_the_same_by_ranges_of_any_size(database: Database, monkeypat
         with monkeypatch.context() as patch:
             whole = planned(database, told, item_order=order, **scope)
             for module in (sweeps, ranges):
-                patch.setattr(module, "RANGE", 7)
+                patch.setattr(module, "KEYS_PER_RANGE", 7)
             assert planned(database, told, item_order=order, **scope) == whole, (order, scope)
 
         expected = PASSING["filter" in scope]

@@ -49,7 +49,7 @@ def test_items_are_listed_page_by_page(run, url, gallery):
 
 
 def test_items_that_pass_a_filter_fill_a_page(run, url, gallery, monkeypatch):
-    monkeypatch.setattr(filtering, "MOST_LOOKED_AT", 1)
+    monkeypatch.setattr(filtering, "MAX_EXAMINED", 1)
     with Client(url) as client:
         client.ingest(gallery, [ImageItem(f"{key}.png", PICTURE, {"n": n}) for n, key in enumerate("abcdefgh")])
     odd = ("--filter", json.dumps({"field": "n", "in": [3, 6, 7]}), "--url", url)

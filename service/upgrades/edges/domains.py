@@ -16,9 +16,9 @@ from service.registry.paired_embeddings import OWN
 from service.registry.registry import LoadedVersion, Registry
 from service.schemas import Body, KindName, Name, Seed
 from service.store.database import Database
-from service.store.drawing import Drawing
 from service.store.embeddings import has_own_embedding
 from service.store.partitioned import in_gallery
+from service.store.random_items import RandomItems
 from service.store.repository import gallery_named
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
@@ -97,7 +97,7 @@ def _drawn(connection: Connection, gallery_id: int, new: LoadedVersion, request:
     conditions = (embedding.c.version_id == new.id, embedding.c.origin.in_(OWN), in_gallery(embedding, gallery_id))
     eligible = and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), has_own_embedding(new.id))
     rows: list[bytes] = []
-    for block in blocks(Drawing(connection, eligible, request.seed).first(request.sample)):
+    for block in blocks(RandomItems(connection, eligible, request.seed).first(request.sample)):
         vectors = connection.execute(
             select(embedding.c.vector).where(embedding.c.item_id.in_(block), *conditions)
         ).scalars()

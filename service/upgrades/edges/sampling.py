@@ -17,9 +17,9 @@ from service.registry.registry import LoadedVersion
 from service.registry.stored_contents import InputRequest, embed, read_inputs
 from service.store.blobs import Blobs
 from service.store.database import Database
-from service.store.drawing import Drawing
 from service.store.embeddings import has_own_embedding
 from service.store.partitioned import of_item
+from service.store.random_items import RandomItems
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes, is_usable
@@ -82,7 +82,7 @@ def _drawn(
     eligible, seen = and_(*conditions, *obtainable, ~both), set[int]()
     while True:
         with database.read() as connection:
-            drawn = Drawing(connection, eligible, seed).first(len(seen) + count)
+            drawn = RandomItems(connection, eligible, seed).first(len(seen) + count)
         new_keys = [key for key in drawn if key not in seen]  # drawn again, the first are the same
         if not new_keys:
             return

@@ -26,7 +26,7 @@ from service.registry.registry import LoadedVersion, Registry
 from service.registry.stored_contents import InputRequest, read_inputs, time_each
 from service.registry.stored_contents import embed as embed_inputs
 from service.store.blobs import Blobs
-from service.store.drawing import Drawing
+from service.store.random_items import RandomItems
 from service.store.rows import EvaluationRow, all_of, first_of
 from service.store.sql_arrays import blocks
 from service.store.tables import evaluation, evaluation_embedding, evaluation_entry, item
@@ -157,7 +157,7 @@ def draw(
     """
     eligible = and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), embeddable(target.id))
     drawn: list[Entry] = []
-    for block in Drawing(connection, eligible, seed).in_blocks(READ_BLOCK):
+    for block in RandomItems(connection, eligible, seed).in_blocks(READ_BLOCK):
         rows = connection.execute(select(item.c.id, item.c.blob, item.c.metadata).where(item.c.id.in_(block)))
         found = {row.id: row for row in rows if label is None or value_at(row.metadata, label) is not None}
         drawn += [Entry(i, found[i].blob, field_text(found[i].metadata, label), None) for i in block if i in found]

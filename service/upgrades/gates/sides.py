@@ -24,8 +24,8 @@ from index.version import Origin
 from service.registry.registry import LoadedVersion
 from service.registry.stored_contents import Input, InputRequest, Inputs, embed, embeds, read_inputs, time_each
 from service.store.blobs import Blobs
-from service.store.drawing import Drawing
 from service.store.partitioned import in_gallery
+from service.store.random_items import RandomItems
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes, is_usable
@@ -202,7 +202,7 @@ def _entries(
 ) -> Iterator[Entry]:
     """Live items in the order drawn; their stored embeddings are added to `drawn`."""
     live, first = and_(item.c.gallery_id == gallery_id, item.c.deleted == false()), set(options.first)
-    blocks_drawn = Drawing(connection, live, options.seed).in_blocks(READ_BLOCK)
+    blocks_drawn = RandomItems(connection, live, options.seed).in_blocks(READ_BLOCK)
     others = ([key for key in block if key not in first] for block in blocks_drawn)
     for block in chain(blocks(options.first, READ_BLOCK), others):
         columns = (item.c.id, item.c.blob, item.c.metadata, item.c.external_id)

@@ -171,7 +171,7 @@ class Life:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges and blocks of a few items."""
     for module in (ranges, sweeps):
-        monkeypatch.setattr(module, "RANGE", 2 * CHUNK)
+        monkeypatch.setattr(module, "KEYS_PER_RANGE", 2 * CHUNK)
     monkeypatch.setattr(attempts, "BLOCK", 2)
 
 

@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import Connection, insert
 
 from service.settings import Settings
-from service.store import drawing
+from service.store import random_items
 from service.store.database import Database, upgrade
-from service.store.drawing import Drawing
+from service.store.random_items import RandomItems
 from service.store.repository import insert_gallery
 from service.store.tables import item
 
@@ -23,8 +23,8 @@ ITEMS = 500
 @pytest.fixture
 def connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
     """Of a gallery with items 1 to 500."""
-    monkeypatch.setattr(drawing, "RANGE", 30)
-    monkeypatch.setattr(drawing, "FIRST", 50)
+    monkeypatch.setattr(random_items, "KEYS_PER_RANGE", 30)
+    monkeypatch.setattr(random_items, "FIRST_BLOCK", 50)
     settings = Settings(data=tmp_path)
     upgrade(settings)
     with closing(Database(settings.database_url)) as database, database.write() as opened:
@@ -34,7 +34,7 @@ def connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conn
 
 
 def drawn(connection: Connection, seed: int, upto: int = ITEMS) -> list[int]:
-    blocks = list(Drawing(connection, item.c.id <= upto, seed).in_blocks(7))
+    blocks = list(RandomItems(connection, item.c.id <= upto, seed).in_blocks(7))
     assert max(map(len, blocks), default=0) <= 7
     return [key for block in blocks for key in block]
 
@@ -53,18 +53,20 @@ def test_all_are_drawn_once_in_an_order_of_the_seed_that_what_is_added_leaves_as
 def test_few_are_held_at_a_time_and_each_is_drawn_as_often_as_any_other(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes, numbers = [], drawing._numbers
+    sizes, hashes = [], random_items._hashes
 
-    def noting(keys: drawing.Keys, seed: int) -> drawing.Numbers:
+    def noting(keys: random_items.Keys, seed: int) -> random_items.Hashes:
         sizes.append(len(keys))
-        return numbers(keys, seed)
+        return hashes(keys, seed)
 
-    monkeypatch.setattr(drawing, "_numbers", noting)
-    drawing_one = Drawing(connection, item.c.id > 0, 7)
-    assert drawing_one.first(50) == drawn(connection, 7)[:50]
-    assert (drawing_one.found, max(sizes)) == (ITEMS, 30)
+    monkeypatch.setattr(random_items, "_hashes", noting)
+    sample = RandomItems(connection, item.c.id > 0, 7)
+    assert sample.first(50) == drawn(connection, 7)[:50]
+    assert (sample.total, max(sizes)) == (ITEMS, 30)
 
-    counts = np.bincount([key for seed in range(100) for key in Drawing(connection, item.c.id <= 30, seed).first(15)])
+    counts = np.bincount(
+        [key for seed in range(100) for key in RandomItems(connection, item.c.id <= 30, seed).first(15)]
+    )
     assert counts[1:].sum() == 1500
     assert counts[1:].min() > 25
     assert counts[1:].max() < 75
