@@ -170,12 +170,12 @@ def find_up_to_date(collection: Collection, keys_N: Keys, digests_N: Keys, seqs_
     return held_N
 
 
-def keep_only(collection: Collection, keys_N: Keys) -> None:
-    """Remove all rows but those of some keys (N,)."""
+def keep_only(collection: Collection, keys_N: Keys, upto: int) -> None:
+    """Remove all rows but those of some keys (N,), and those above feed number `upto`: others wrote them meanwhile."""
     after, most = -1, collection.capabilities.max_rows
     while len((found := collection.listed(after, most)).keys_N):
         after = int(found.keys_N[-1])
-        gone_N = ~np.isin(found.keys_N, keys_N)
+        gone_N = ~np.isin(found.keys_N, keys_N) & (found.seqs_N <= upto)
         if gone_N.any():
             collection.delete(found.keys_N[gone_N], found.seqs_N[gone_N])
 

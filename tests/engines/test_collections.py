@@ -17,7 +17,7 @@ from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import digests
 from index.engines.flat import FlatShard
 from index.engines.pgvector import PgvectorEngine
-from index.engines.remote import Capabilities, Collection, Engine, EngineUnavailable, Entries, Metric
+from index.engines.remote import Capabilities, Collection, Engine, EngineUnavailable, Entries, Metric, keep_only
 from index.engines.remote_shard import RemoteShard
 from index.errors import InvalidArgument
 from index.space import Cosine, Euclidean, Lorentz, Space
@@ -119,6 +119,13 @@ def test_the_row_with_the_higher_number_wins_in_whichever_order_they_come(collec
     assert there(collection) == {1: 5}
     put(collection, 7, k1=1)
     assert there(collection) == {1: 7}
+
+
+def test_rows_of_other_keys_go_but_for_those_that_were_written_since_the_keys_were_read(collection: Collection) -> None:
+    put(collection, 5, k1=1, k2=2)
+    put(collection, 7, k3=3)
+    keep_only(collection, np.array([1]), upto=6)
+    assert there(collection) == {1: 5, 3: 7}
 
 
 def test_a_search_among_keys_compares_each_of_them(collection: Collection) -> None:
