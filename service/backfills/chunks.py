@@ -31,7 +31,7 @@ from service.backfills.outcome import EmbeddedItems, Failed
 from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, BackfillState, Kind, Order, stored_for
 from service.backfills.sweeps import next_number
 from service.store.embeddings import put_embeddings
-from service.store.job_leases import LONGEST_LEASES
+from service.store.job_leases import MAX_LEASES_AHEAD
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, first_of, one_of
 from service.store.sql_arrays import key_table
@@ -239,7 +239,7 @@ def _halve(connection: Connection, row: ExpiredChunkRow, numbers: Iterator[int])
 
 
 def _lease_next(connection: Connection, backfill_id: int, owner: str, lease_seconds: float) -> ChunkRow | None:
-    until, latest = now() + lease_seconds, now() + max(LONGEST_LEASES * lease_seconds, MAX_PAUSE_SECONDS)
+    until, latest = now() + lease_seconds, now() + max(MAX_LEASES_AHEAD * lease_seconds, MAX_PAUSE_SECONDS)
     abandoned = and_(backfill_chunk.c.lease_owner.is_(None), backfill_chunk.c.lease_until < now())
     claimable_again = or_(abandoned, backfill_chunk.c.lease_until > latest)
     expired = and_(backfill_chunk.c.state == "leased", claimable_again)

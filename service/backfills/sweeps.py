@@ -52,7 +52,7 @@ from service.backfills.planner import (
 )
 from service.backfills.scores import ItemScores, read_scores
 from service.store.database import Database
-from service.store.job_leases import is_over
+from service.store.job_leases import is_expired
 from service.store.leases import Leases
 from service.store.ranges import KEYS_PER_RANGE, Keys, keys_by_age, regroup, take
 from service.store.repository import take_seq
@@ -111,7 +111,7 @@ def begin_next_sweep(connection: Connection, backfill_id: int) -> BackfillRow | 
 def abandoned_sweeps(connection: Connection) -> list[BackfillRow]:
     """The running backfills whose sweep has no valid lease."""
     until = backfill.c.sweep_until
-    is_free = or_(until.is_(None), is_over(until, LEASE_SECONDS))
+    is_free = or_(until.is_(None), is_expired(until, LEASE_SECONDS))
     conditions = (backfill.c.state == BackfillState.RUNNING, backfill.c.sweep_seq.is_not(None), is_free)
     return all_of(BackfillRow, connection.execute(select(backfill).where(*conditions).order_by(backfill.c.id)))
 

@@ -21,7 +21,7 @@ from service.registry.registry import Registry
 from service.replica.engine_writer import write_block
 from service.replica.engines import Engines, name_of
 from service.replica.feed import gather_changes
-from service.store.contents import contents
+from service.store.contents import gallery_contents
 from service.store.repository import feed_of, index_of
 from service.store.rows import GalleryRow
 
@@ -76,7 +76,7 @@ class _Comparison:
         places = {place for place in self._engine.places(name_of(self._row)) if place[0] in versions}
         after = -1
         with self._database.read() as connection:
-            for block in contents(connection, self._row.id, lambda number: self._registry.by_id(number).name):
+            for block in gallery_contents(connection, self._row.id, lambda number: self._registry.by_id(number).name):
                 last, places = int(block.keys_N[-1]), places | set(block.embeddings)
                 for place in sorted(places):
                     self._compare_block(connection, place, block, (after, last))

@@ -31,7 +31,7 @@ from service.replica.feed import FeedChanges, gather_changes
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.database import Database
-from service.store.engine_leases import EngineLeaseRow, engine_leases, forget_lease, take_lease
+from service.store.engine_leases import EngineLeaseRow, acquire_engine_lease, delete_engine_lease, engine_leases
 from service.store.repository import FeedRow, changes, gallery_row, index_of, live_keys
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class EngineWriter(Background):
 
     def _take_lease(self, live: LoadedGallery, kind: IndexKind) -> bool:
         with self._database.write() as connection:
-            return take_lease(connection, live.id, kind.value, live.engine_name, self._owner, LEASE_SECONDS)
+            return acquire_engine_lease(connection, live.id, kind.value, live.engine_name, self._owner, LEASE_SECONDS)
 
     def _sweep(self) -> None:
         """Remove the collections of galleries that were deleted or moved elsewhere, and of retired versions."""
@@ -155,7 +155,7 @@ class EngineWriter(Background):
         for place in engine.places(lease.name):
             engine.drop(lease.name, place)
         with self._database.write() as connection:
-            forget_lease(connection, lease.gallery_id, lease.kind)
+            delete_engine_lease(connection, lease.gallery_id, lease.kind)
 
 
 def _going_to(kind: IndexKind, live: LoadedGallery) -> dict[ShardKey, RemoteShard]:

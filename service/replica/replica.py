@@ -33,7 +33,7 @@ from service.replica.feed import FeedChanges, gather_changes, prefetched
 from service.replica.load_progress import LoadProgress
 from service.replica.loaded import LoadedGallery
 from service.replica.snapshots import has_segments, newest, write_if_due
-from service.store.contents import contents
+from service.store.contents import gallery_contents
 from service.store.database import Database
 from service.store.repository import (
     changes,
@@ -317,7 +317,7 @@ class Replica:
         if snapshot is None:
             progress.total = live_items(connection, live.id)
             blocks_of_contents = prefetched(
-                contents(connection, live.id, lambda number: self._registry.by_id(number).name)
+                gallery_contents(connection, live.id, lambda number: self._registry.by_id(number).name)
             )
         else:
             progress.total = len(snapshot[0].keys_N)

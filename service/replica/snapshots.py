@@ -17,7 +17,7 @@ from index.events import Event
 from index.paths import paths_in
 from service.replica.loaded import LoadedGallery
 from service.store.database import Database
-from service.store.snapshots import note_snapshot, snapshots_of
+from service.store.snapshots import record_snapshot, snapshots_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def _write(database: Database, live: LoadedGallery) -> None:
     folder = live.folder / FOLDER
     name = contents.write(*taken_contents, folder)
     with database.write() as connection:
-        note_snapshot(connection, live.id, name, taken_contents[1])
+        record_snapshot(connection, live.id, name, taken_contents[1])
     live.snapshot_seq, live.unsealed_at_snapshot = taken_contents[1], unsealed
     for old in sorted(folder.iterdir(), key=_age)[:-KEPT_FOLDERS]:
         shutil.rmtree(old, ignore_errors=True)

@@ -31,7 +31,7 @@ from sqlalchemy import (
 from index.item_id import is_writable
 from index.space import Vectors
 from index.version import Origin
-from service.store.partitioned import in_gallery, of_item, place_of_rows
+from service.store.partitioned import in_gallery, insert_target, of_item
 from service.store.rows import all_of
 from service.store.sql_arrays import blocks, key_table
 from service.store.tables import embedding, item
@@ -77,7 +77,7 @@ def put_embeddings(
     keys = key_table(connection, item_ids)
     conditions = (embedding.c.version_id == version_id, in_gallery(embedding, gallery_id))
     connection.execute(delete(embedding).where(*conditions, embedding.c.item_id.in_(keys.keys)))
-    table, place_columns = place_of_rows(connection, gallery_id)
+    table, place_columns = insert_target(connection, gallery_id)
     rows = {
         **place_columns,
         "item_id": keys.key,
@@ -102,7 +102,7 @@ def put_first_embeddings(
     side: Vectors | None = None,
 ) -> None:
     """Insert the embeddings of N items without any: the items with the feed numbers from `first_seq` on."""
-    table, place_columns = place_of_rows(connection, gallery_id)
+    table, place_columns = insert_target(connection, gallery_id)
     rows = {
         **place_columns,
         "item_id": item.c.id,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Column, Connection, Float, String, Table, delete, select
 
-from service.store.job_leases import take_row
+from service.store.job_leases import acquire_lease
 from service.store.rows import all_of
 from service.store.sql_time import now
 from service.store.tables import Id, metadata
@@ -39,10 +39,12 @@ class EngineLeaseRow(NamedTuple):
     over_seconds: float
 
 
-def take_lease(connection: Connection, gallery_id: int, kind: str, name: str, owner: str, seconds: float) -> bool:
-    """Be, or go on being, who brings a gallery's rows to an engine; False: another process is."""
+def acquire_engine_lease(
+    connection: Connection, gallery_id: int, kind: str, name: str, owner: str, seconds: float
+) -> bool:
+    """Take or extend the lease for writing a gallery's rows to an engine; False: another process holds it."""
     key = {"gallery_id": gallery_id, "kind": kind}
-    return take_row(connection, engine_lease, key, owner, seconds, name=name)
+    return acquire_lease(connection, engine_lease, key, owner, seconds, name=name)
 
 
 def engine_leases(connection: Connection) -> list[EngineLeaseRow]:
@@ -51,7 +53,7 @@ def engine_leases(connection: Connection) -> list[EngineLeaseRow]:
     return all_of(EngineLeaseRow, connection.execute(select(*columns).order_by(engine_lease.c.gallery_id)))
 
 
-def forget_lease(connection: Connection, gallery_id: int, kind: str) -> None:
-    """A gallery has nothing in the engine any more."""
+def delete_engine_lease(connection: Connection, gallery_id: int, kind: str) -> None:
+    """Delete the row of a gallery whose rows are removed from the engine."""
     conditions = (engine_lease.c.gallery_id == gallery_id, engine_lease.c.kind == kind)
     connection.execute(delete(engine_lease).where(*conditions))

@@ -1,6 +1,6 @@
-"""Jobs that one process at a time does: which one, and until when.
+"""Leases of jobs that one process at a time does: which process, and until when.
 
-A lease keeps processes from doing the same work, no more: one that ran out may have a holder that was only stopped.
+A lease saves processes from doing the same work twice, and is no lock: the holder of one that ran out may still work.
 """
 
 from __future__ import annotations
@@ -13,38 +13,37 @@ from sqlalchemy import Column, ColumnElement, Connection, Float, String, Table, 
 from service.store.sql_time import now
 from service.store.tables import metadata
 
-LONGEST_LEASES = 4
-"""A lease that ends further ahead than so many was given before the clock was set back."""
+MAX_LEASES_AHEAD = 4
+"""A lease that ends further ahead than this many leases was taken before the clock was set back."""
 
 job_lease = Table(
     "job_lease",
     metadata,
-    # A job that one process at a time does; which one, and until when.
     Column("name", String(32), primary_key=True),
     Column("owner", String(64), nullable=False),
     Column("until", Float, nullable=False),
 )
 
 
-def is_over(until: ColumnElement[float], seconds: float) -> ColumnElement[bool]:
-    """Whether a lease of so many seconds is nobody's any more."""
-    return or_(until < now(), until > now() + LONGEST_LEASES * seconds)
+def is_expired(until: ColumnElement[float], seconds: float) -> ColumnElement[bool]:
+    """Whether a lease of `seconds` that lasts `until` ran out."""
+    return or_(until < now(), until > now() + MAX_LEASES_AHEAD * seconds)
 
 
-def take_job(connection: Connection, name: str, owner: str, seconds: float) -> bool:
-    """Be, or go on being, who does a job; False: another process is."""
-    return take_row(connection, job_lease, {"name": name}, owner, seconds)
+def acquire_job(connection: Connection, name: str, owner: str, seconds: float) -> bool:
+    """Take or extend the lease of a job; False: another process holds it."""
+    return acquire_lease(connection, job_lease, {"name": name}, owner, seconds)
 
 
-def take_row(
+def acquire_lease(
     connection: Connection, table: Table, key: Mapping[str, Any], owner: str, seconds: float, **more: Any
 ) -> bool:
-    """Be, or go on being, the `owner` of a row until `seconds` from now; False: another process is.
+    """Take or extend the lease of a row, of which `owner` and `until` are columns; False: another process holds it.
 
-    A row that is not there is made, with `more` as its other columns.
+    A missing row is inserted, with `more` as its other columns.
     """
     conditions = [table.c[name] == value for name, value in key.items()]
-    free = or_(table.c.owner == owner, is_over(table.c.until, seconds))
+    free = or_(table.c.owner == owner, is_expired(table.c.until, seconds))
     taken = connection.execute(update(table).where(*conditions, free).values(owner=owner, until=now() + seconds))
     if taken.rowcount:
         return True

@@ -1,4 +1,4 @@
-"""Heartbeats: keeps the leases of the chunks in hand from running out, and the claims of a curve's marks."""
+"""Heartbeats: a thread extends the leases that a process holds, so that they do not run out while it works."""
 
 from __future__ import annotations
 
@@ -11,35 +11,38 @@ from index.events import Event
 
 logger = logging.getLogger(__name__)
 
-SIGNS_PER_LEASE = 4
+HEARTBEATS_PER_LEASE = 4
 
-C = TypeVar("C")
+T = TypeVar("T")
 
 
-class Leases(Generic[C]):
-    """The chunks of one worker. A thread extends them, which starts with the first one and ends with `close`."""
+class Leases(Generic[T]):
+    """The leases of a process: of a worker's chunks, of a sweep, of the marks of a curve.
 
-    def __init__(self, extend: Callable[[C], None], lease_seconds: float) -> None:
-        """`extend` sends one heartbeat; when it fails, the next one is given in time nevertheless."""
+    The thread starts with the first lease and ends with `close`.
+    """
+
+    def __init__(self, extend: Callable[[T], None], lease_seconds: float) -> None:
+        """`extend` sends one heartbeat; if it fails, the next one is sent in time all the same."""
         self._extend = extend
-        self._seconds = lease_seconds / SIGNS_PER_LEASE
-        self._held: list[C] = []
+        self._seconds = lease_seconds / HEARTBEATS_PER_LEASE
+        self._held: list[T] = []
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def hold(self, chunk: C) -> None:
-        """Keep the chunk's lease until it is dropped."""
+    def hold(self, leased: T) -> None:
+        """Extend the lease of this until it is dropped."""
         with self._lock:
-            self._held.append(chunk)
+            self._held.append(leased)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
                 self._thread.start()
 
-    def drop(self, chunk: C) -> None:
-        """Let the chunk's lease run out; one that is not held is no error."""
+    def drop(self, leased: T) -> None:
+        """Extend the lease of this no more; one that is not held is no error."""
         with self._lock:
-            self._held = [held for held in self._held if held is not chunk]
+            self._held = [held for held in self._held if held is not leased]
 
     def close(self) -> None:
         """End the thread."""
@@ -51,8 +54,8 @@ class Leases(Generic[C]):
         while not self._done.wait(self._seconds):
             with self._lock:
                 held = list(self._held)
-            for chunk in held:
+            for leased in held:
                 try:
-                    self._extend(chunk)
-                except Exception:  # a thread that ended here would let every lease run out
+                    self._extend(leased)
+                except Exception:  # if the thread ended here, every lease would run out
                     logger.exception(Event("lease_not_extended"))

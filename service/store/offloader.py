@@ -21,7 +21,7 @@ from service.logs import RecurringErrors
 from service.settings import VectorStore
 from service.store.blobs import Blobs
 from service.store.database import Database
-from service.store.job_leases import take_job
+from service.store.job_leases import acquire_job
 from service.store.offloading import drop_unused, load_back, offload, sweep
 from service.store.repository import gallery_states
 from service.store.vector_files import (
@@ -100,7 +100,6 @@ class Offloader(Background):
             if not (out or any_file(connection)):
                 return
         if not self._holds_lease():
-            self._galleries.clear()
             return
         sweep(self._database, self._blobs)
         if out:
@@ -114,8 +113,10 @@ class Offloader(Background):
         if time.monotonic() < self._until - LEASE_SECONDS / 2:
             return not self._stop.is_set()
         with self._database.write() as connection:
-            has_lease = take_job(connection, JOB, self._owner, LEASE_SECONDS)
+            has_lease = acquire_job(connection, JOB, self._owner, LEASE_SECONDS)
         self._until = time.monotonic() + LEASE_SECONDS if has_lease else 0.0
+        if not has_lease:
+            self._galleries.clear()  # another process moves vectors: whatever it leaves is searched for again
         return has_lease and not self._stop.is_set()
 
     def _move_settled(self) -> None:

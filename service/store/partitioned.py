@@ -1,7 +1,7 @@
-"""Expressions over `embedding`, which PostgreSQL keeps in partitions by gallery and version and SQLite in one piece.
+"""Conditions on `embedding`, which PostgreSQL partitions by gallery and version; on SQLite it is one table.
 
-There it has one more column, `gallery_id`, that its key and the way to `item` have too. Whoever says which gallery is
-meant has the other partitions left out; a statement that does not is right as well, and looks at all of them.
+On PostgreSQL it has a further column, `gallery_id`, which is also part of its keys. A condition on it makes a statement
+read the partitions of that gallery alone; without one the result is the same, read from all partitions.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ _PARTITIONED = table("embedding", *(column(each.name, each.type) for each in emb
 
 
 class in_gallery(FunctionElement[bool]):  # noqa: N801 - called like the functions of SQL
-    """Whether a row, told by its `item_id`, lies in the partitions of a gallery; where there are none, true."""
+    """Whether a row lies in the partitions of a gallery; always true on SQLite."""
 
     type = Boolean()
     inherit_cache = True
 
-    def __init__(self, held: FromClause, gallery: ColumnElement[int] | int) -> None:
-        """`held`: `embedding` or an alias of it."""
-        super().__init__(held.c.item_id, literal(gallery, BigInteger) if isinstance(gallery, int) else gallery)
+    def __init__(self, rows: FromClause, gallery: ColumnElement[int] | int) -> None:
+        """`rows`: `embedding` or an alias of it; `gallery`: its id."""
+        super().__init__(rows.c.item_id, literal(gallery, BigInteger) if isinstance(gallery, int) else gallery)
 
 
 @compiles(in_gallery)
-def _anywhere(_element: in_gallery, _compiler: SQLCompiler, **_options: Any) -> str:
+def _always_true(_element: in_gallery, _compiler: SQLCompiler, **_options: Any) -> str:
     return "1 = 1"
 
 
 @compiles(in_gallery, "postgresql")
-def _in_its_partitions(element: in_gallery, compiler: SQLCompiler, **options: Any) -> str:
+def _in_partitions(element: in_gallery, compiler: SQLCompiler, **options: Any) -> str:
     item_id, gallery = element.clauses
-    mine: Any = column("gallery_id", BigInteger)
-    mine.table = item_id.table
-    return compiler.process(mine == gallery, **options)
+    gallery_id: Any = column("gallery_id", BigInteger)
+    gallery_id.table = item_id.table  # qualifies it by the alias
+    return compiler.process(gallery_id == gallery, **options)
 
 
-def of_item(held: FromClause = embedding) -> ColumnElement[bool]:
-    """Whether a row of `embedding`, or of an alias of it, belongs to a row of `item`."""
-    return and_(held.c.item_id == item.c.id, in_gallery(held, item.c.gallery_id))
+def of_item(rows: FromClause = embedding) -> ColumnElement[bool]:
+    """The join condition of `item` with `embedding` or an alias of it."""
+    return and_(rows.c.item_id == item.c.id, in_gallery(rows, item.c.gallery_id))
 
 
-def place_of_rows(connection: Connection, gallery_id: int) -> tuple[TableClause, dict[str, ColumnElement[Any]]]:
-    """What embeddings of a gallery are inserted into, and the columns that say where in it."""
+def insert_target(connection: Connection, gallery_id: int) -> tuple[TableClause, dict[str, ColumnElement[Any]]]:
+    """The table that embeddings of a gallery are inserted into, and the values of its columns beyond SQLite's."""
     if connection.dialect.name == "sqlite":
         return embedding, {}
     return _PARTITIONED, {"gallery_id": literal(gallery_id, BigInteger)}

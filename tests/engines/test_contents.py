@@ -15,7 +15,7 @@ from index.contents import Contents
 from index.engines.digest import UNKNOWN, digests
 from service.registry.version_records import insert_version
 from service.settings import Settings
-from service.store.contents import contents
+from service.store.contents import gallery_contents
 from service.store.database import Database, upgrade
 from service.store.embeddings import put_embeddings
 from service.store.repository import NewItem, delete_items, insert_gallery, store_items, take_seq
@@ -34,7 +34,7 @@ def database(settings: Settings, tmp_path: Path) -> Iterator[Database]:
 
 
 def test_everything_that_live_items_hold_comes_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.store.contents.ITEMS", 2)
+    monkeypatch.setattr("service.store.contents.ITEMS_PER_BLOCK", 2)
     vectors = np.eye(6, 2, dtype=np.float32)
     documents = [{"n": n, "text": 'ü\n"'} for n in range(6)]
     with database.write() as connection:
@@ -48,7 +48,7 @@ def test_everything_that_live_items_hold_comes_once(database: Database, monkeypa
         connection.execute(delete(embedding).where(embedding.c.item_id == 7))
         delete_items(connection, galleries[0], ["i4"])
     with database.read() as connection:
-        blocks = list(contents(connection, galleries[0], "v{}".format))
+        blocks = list(gallery_contents(connection, galleries[0], "v{}".format))
     assert [block.keys_N.tolist() for block in blocks] == [[1, 3], [5, 7], [11]]
     assert [json.loads(text) for block in blocks for text, _ in texts(block)] == [documents[n] for n in (0, 1, 2, 3, 5)]
     assert [name for block in blocks for _, name in texts(block)] == ["i0", "i1", "i2", "i3", "i5"]

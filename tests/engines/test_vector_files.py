@@ -325,6 +325,19 @@ def test_one_process_moves_vectors(site: Site, small: pytest.MonkeyPatch) -> Non
     assert site.far() == 40
 
 
+def test_vectors_that_could_not_be_moved_for_want_of_the_lease_are_moved_once_it_is_back(
+    site: Site, small: pytest.MonkeyPatch
+) -> None:
+    with site.database.write() as connection:
+        insert_gallery(connection, "g")
+    site.write(1, IDS, np.random.default_rng(0).normal(size=(len(IDS), DIM)).astype(np.float32))
+    mover, take, answers = site.mover(), offloader.acquire_job, [True, True, False]
+    small.setattr(offloader, "acquire_job", lambda *given: answers.pop(0) if answers else take(*given))
+    for _ in range(2):
+        mover.look()
+    assert site.far() == 40
+
+
 def test_a_deleted_gallery_takes_its_files_along_once_nobody_can_ask_for_them(
     moved: Site, small: pytest.MonkeyPatch
 ) -> None:

@@ -188,16 +188,16 @@ LEASE = 120.0
         (0.0, "left alone"),
         (-LEASE / 2, "left alone"),
         (LEASE / 2, "left alone"),
-        (-(chunks.LONGEST_LEASES - 2) * LEASE, "left alone"),
+        (-(chunks.MAX_LEASES_AHEAD - 2) * LEASE, "left alone"),
         (LEASE + 1.0, "taken over"),
-        ((chunks.LONGEST_LEASES + 1) * LEASE, "taken over"),
-        (-chunks.LONGEST_LEASES * LEASE, "taken over"),
+        ((chunks.MAX_LEASES_AHEAD + 1) * LEASE, "taken over"),
+        (-chunks.MAX_LEASES_AHEAD * LEASE, "taken over"),
     ],
 )
 def test_a_lease_is_taken_over_once_the_clock_says_that_it_ended_or_cannot_be(
     site: Any, clock: Clock, jump: float, outcome: str
 ) -> None:
-    assert chunks.LONGEST_LEASES * LEASE > planner.MAX_PAUSE_SECONDS
+    assert chunks.MAX_LEASES_AHEAD * LEASE > planner.MAX_PAUSE_SECONDS
     site.start_backfill("g")
     with site.database.write() as connection:
         held = chunks.claim(connection, "a", LEASE)
@@ -222,9 +222,9 @@ def test_a_job_of_a_dead_process_is_taken_over_though_its_clock_was_ahead(
     site: Any, clock: Clock, jump: float, taken: bool
 ) -> None:
     with site.database.write() as connection:
-        assert job_leases.take_job(connection, "a job", "dead", LEASE)
+        assert job_leases.acquire_job(connection, "a job", "dead", LEASE)
 
     clock.jump = jump
 
     with site.database.write() as connection:
-        assert job_leases.take_job(connection, "a job", "alive", LEASE) == taken
+        assert job_leases.acquire_job(connection, "a job", "alive", LEASE) == taken

@@ -22,7 +22,7 @@ from service.replica.replica import Replica
 from service.store.deletion import delete_gallery, forget_gallery, free_items
 from service.store.embeddings import put_embeddings
 from service.store.repository import NewItem, feed_of, store_items, take_seq
-from service.store.snapshots import KEPT, note_snapshot, snapshots_of
+from service.store.snapshots import MAX_RECORDED, record_snapshot, snapshots_of
 from service.store.tables import gallery, item
 from service.upgrades.tombstones import TombstonePurger
 from staging.builders import make_version
@@ -148,7 +148,7 @@ def test_a_start_reads_a_snapshot_and_what_came_since(sealed: World, monkeypatch
     sealed.add(2, "i2")
     sealed.delete(1, "i3")
     sealed.deploy(2)
-    monkeypatch.setattr("service.replica.replica.contents", None)
+    monkeypatch.setattr("service.replica.replica.gallery_contents", None)
     sealed.start()
     assert told(sealed.live()) == told(sealed.rebuilt())
     assert sealed.live().snapshot_seq == len(NAMES)
@@ -239,11 +239,11 @@ def test_another_process_does_not_write_what_is_there(sealed: World) -> None:
 
 def test_few_are_known_and_they_go_with_their_gallery(sealed: World) -> None:
     with sealed.database.write() as connection:
-        for n in range(KEPT + 3):
-            note_snapshot(connection, 1, f"{n:064}", len(NAMES))
-        assert snapshots_of(connection, 1) == [f"{n:064}" for n in reversed(range(3, KEPT + 3))]
+        for n in range(MAX_RECORDED + 3):
+            record_snapshot(connection, 1, f"{n:064}", len(NAMES))
+        assert snapshots_of(connection, 1) == [f"{n:064}" for n in reversed(range(3, MAX_RECORDED + 3))]
         delete_gallery(connection, 1)
-        note_snapshot(connection, 1, "late", len(NAMES))
+        record_snapshot(connection, 1, "late", len(NAMES))
         assert "late" not in snapshots_of(connection, 1)
         free_items(connection, 1, 0, 100)
         forget_gallery(connection, 1)
@@ -272,13 +272,13 @@ def test_what_was_sealed_after_a_snapshot_is_in_the_next_one(sealed: World, monk
 
 COLUMNS = ["keys", "seqs", "texts", "places", "held-0-items", "held-0-digests", "held-1-items", "held-1-digests"]
 WRITTEN = ["mkdir", *(f"write {name}.npy" for name in COLUMNS), "sync", "write manifest.json", "sync", "rename", "sync"]
-POINTS = [*WRITTEN, "note_snapshot", *["unlink"] * (len(COLUMNS) + 1), "rmdir"]
+POINTS = [*WRITTEN, "record_snapshot", *["unlink"] * (len(COLUMNS) + 1), "rmdir"]
 """All that happens to files and rows while a gallery of two versions is written down and the oldest snapshot removed:
 the code has no point that is not here."""
 ENDS = [(number, torn) for number, name in enumerate(POINTS) for torn in sorted({False, name.startswith("write")})]
-QUICK = {0, POINTS.index("write manifest.json"), POINTS.index("rename"), POINTS.index("note_snapshot"), len(POINTS) - 3}
+QUICK = {0, *map(POINTS.index, ("write manifest.json", "rename", "record_snapshot")), len(POINTS) - 3}
 """Of these the others are variations."""
-AND_ROWS = [(snapshots, "note_snapshot")]
+AND_ROWS = [(snapshots, "record_snapshot")]
 
 
 @pytest.fixture
@@ -312,7 +312,7 @@ def test_a_process_that_ends_at_any_point_of_a_snapshot_leaves_one_that_is_whole
         thrice.snapshot()
     thrice.start()
     assert told(thrice.live()) == told(thrice.rebuilt())
-    named = number > POINTS.index("note_snapshot")
+    named = number > POINTS.index("record_snapshot")
     assert thrice.live().snapshot_seq == (seq if named else before)
     thrice.write(1, "after")
     thrice.snapshot()

@@ -36,7 +36,7 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A gallery whose items are all in segments on disk."""
     index_few(monkeypatch, 10)
     monkeypatch.setattr(segments, "SEAL_ROWS", 10)
-    monkeypatch.setattr("service.store.contents.ITEMS", 7)
+    monkeypatch.setattr("service.store.contents.ITEMS_PER_BLOCK", 7)
     world = World(tmp_path, make_version)
     g = world.create()
     angles = np.linspace(0, 3, ROWS)

@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 from service.settings import Settings
 from service.store import sql_time
 from service.store.database import Database, upgrade
-from service.store.engine_leases import engine_leases, take_lease
-from service.store.job_leases import take_job
+from service.store.engine_leases import acquire_engine_lease, engine_leases
+from service.store.job_leases import acquire_job
 from staging.plans import Clock
 
 LEASE = 10.0
@@ -36,7 +36,7 @@ def test_a_job_is_one_processs_for_as_long_as_it_goes_on(
 
     def taken(by: str, after: float = 0.0, job: str = "a job") -> bool:
         clock.now += after
-        return take_job(connection, job, by, LEASE)
+        return acquire_job(connection, job, by, LEASE)
 
     assert [taken("one"), taken("two"), taken("two", job="another")] == [True, False, True]
     for _ in range(3):
@@ -50,7 +50,7 @@ def test_how_long_ago_the_lease_of_a_gallery_in_an_engine_ended_is_told_by_the_d
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(sql_time, "time", clock)
-    take_lease(connection, 1, "pgvector", "g", "one", LEASE)
+    acquire_engine_lease(connection, 1, "pgvector", "g", "one", LEASE)
 
     clock.now += LEASE + 5
 
