@@ -50,12 +50,12 @@ def _check_file(url: str) -> None:
     from sqlalchemy import make_url
 
     from service.store.database import is_sqlite
-    from service.store.faults import check_sqlite, sqlite_file, takes_long
+    from service.store.faults import check_sqlite, is_large, sqlite_file
 
     if not is_sqlite(url):
         return
     if (path := sqlite_file(url)) is None:
         raise UnusableDatabase(f"there is no database at {make_url(url).database}; --data names a service's folder")
-    if takes_long(path):
+    if is_large(path):
         err.print(f"checking all {path.stat().st_size >> 20} MiB of {path}: this may take minutes")
     check_sqlite(url, thorough=True)

@@ -39,7 +39,7 @@ def check(context: Context, fix: bool) -> list[Finding]:
         with context.database.read() as connection:
             for reference in references(connection):
                 if not stored.name(reference.key) and not context.blobs.exists(reference.key):
-                    missing[reference.of].add(reference.owner)
+                    missing[reference.kind].add(reference.owner)
             for gallery_id in deleted_galleries(connection):
                 stored.forget(f"{gallery_id}/")  # what lies in the folder of a gallery that is being freed goes with it
         orphan = Finding("orphan_blob", "info", "images that nothing refers to", "--fix removes them", fixable=True)

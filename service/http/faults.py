@@ -13,7 +13,7 @@ from index.errors import RegraftError
 from index.events import Event
 from service.errors import DatabaseDamaged, StorageFull
 from service.http.problems import database_error, problem_of, request_id_of
-from service.store.faults import is_damage, is_full, read_only, refused
+from service.store.faults import is_damage, is_full, storage_full, storage_read_only
 
 logger = logging.getLogger(__name__)
 
@@ -36,16 +36,16 @@ def install(app: FastAPI) -> None:
 
 
 async def _fault(request: Request, error: Exception) -> Response:
-    full = error if isinstance(error, StorageFull) else refused(error) if is_full(error) else None
+    full = error if isinstance(error, StorageFull) else storage_full(error) if is_full(error) else None
     if full is not None:
-        request.app.state.runtime.space.note_refused()
+        request.app.state.runtime.space.note_full()
         return problem_of(full, request_id_of(request))
     if is_damage(error):
         return problem_of(DatabaseDamaged(), request_id_of(request))
     if isinstance(error, OSError) and error.errno in TOO_MANY:
         logger.error(Event("too_many_files"), exc_info=error)
         return problem_of(TooManyFiles(), request_id_of(request))
-    if (forbidden := read_only(error)) is not None:
+    if (forbidden := storage_read_only(error)) is not None:
         logger.error(Event("storage_read_only", reason=str(error).partition("\n")[0]))
         return problem_of(forbidden, request_id_of(request))
     if isinstance(error, OperationalError):

@@ -1,7 +1,6 @@
-"""What refers to stored images: the one place that knows every column that does.
+"""The rows that refer to stored images: the one place that lists every column that does.
 
-A key is drawn for one row and named by no other, so whoever deletes a row may remove its image; only a search for what
-is left over or lost has to ask here.
+No two rows share a key, so deleting a row may delete its image; only a search for orphaned or lost images needs these.
 """
 
 from __future__ import annotations
@@ -18,33 +17,38 @@ from service.store.repository import NOT_DELETED, STREAMED
 from service.store.tables import evaluation, evaluation_entry, gallery, item
 from service.store.vector_files import newest_files
 
-SOME = 50
-"""How many images of each kind are looked for, to know a store that has no marker."""
+SAMPLE = 50
+"""How many images of each kind are looked for to recognise a store that has no marker."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A row that names an image: `of` is "item" or "evaluation", `owner` what a user calls it."""
+    """A row that refers to an image by its key: `kind` is "item" or "evaluation", `owner` what a user calls the row."""
 
     key: str
-    of: str
+    kind: str
     owner: str
 
 
 @dataclass(frozen=True)
 class BlobColumn:
-    """A `column` that names images, `of` such a thing.
+    """A column that holds keys of images.
 
-    `owner` is what a user calls a row of `rows`, with the values of `columns` in it; those last written have the
-    greatest `newest`.
+    Attributes:
+        column: the column.
+        kind: of the `Reference`s.
+        tables: the table of the column, joined with those that name a row.
+        owner: format of `Reference.owner`, filled with the values of `owner_columns`.
+        owner_columns: columns of `tables`.
+        order: greatest in the rows last written.
     """
 
     column: Column[Any]
-    of: str
-    rows: FromClause
+    kind: str
+    tables: FromClause
     owner: str
-    columns: tuple[Column[Any], ...]
-    newest: Column[Any]
+    owner_columns: tuple[Column[Any], ...]
+    order: Column[Any]
 
 
 BLOB_COLUMNS = (
@@ -58,34 +62,34 @@ BLOB_COLUMNS = (
         evaluation_entry.c.evaluation_id,
     ),
 )
-"""Every column that names an image."""
+"""Every column that holds keys of images."""
 
 
 def references(connection: Connection) -> Iterator[Reference]:
-    """Every row that names an image; one snapshot if the connection is in one."""
-    for place in BLOB_COLUMNS:
-        named = select(place.column, *place.columns).select_from(place.rows).where(_there(place))
-        for key, *columns in connection.execute(named, execution_options=STREAMED):
-            yield Reference(key, place.of, place.owner.format(*columns))
+    """Every row that refers to an image; of one snapshot if the connection is in one."""
+    for source in BLOB_COLUMNS:
+        statement = select(source.column, *source.owner_columns).select_from(source.tables).where(_has_image(source))
+        for key, *values in connection.execute(statement, execution_options=STREAMED):
+            yield Reference(key, source.kind, source.owner.format(*values))
 
 
 def open_blobs(database: Database, url: str) -> Blobs:
-    """The store of the images that rows of this database name, and of its vectors that lie in files."""
+    """The store of the images that this database refers to, and of its vectors that lie in files."""
 
-    def named() -> list[str]:
+    def newest_keys() -> list[str]:
         with database.lookup() as connection:
-            images = [key for place in BLOB_COLUMNS for key in connection.execute(_newest(place)).scalars()]
-            return [*images, *newest_files(connection, SOME)]
+            images = [key for source in BLOB_COLUMNS for key in connection.execute(_newest(source)).scalars()]
+            return [*images, *newest_files(connection, SAMPLE)]
 
-    blobs = database.vectors.blobs = Blobs(url, named)
+    blobs = database.vectors.blobs = Blobs(url, newest_keys)
     return blobs
 
 
-def _newest(place: BlobColumn) -> Select[str]:
-    named = select(place.column).select_from(place.rows).where(_there(place))
-    return named.order_by(place.newest.desc()).limit(SOME)
+def _newest(source: BlobColumn) -> Select[str]:
+    statement = select(source.column).select_from(source.tables).where(_has_image(source))
+    return statement.order_by(source.order.desc()).limit(SAMPLE)
 
 
-def _there(place: BlobColumn) -> ColumnElement[bool]:
-    """Of its rows: those that name an image which has to be there. Those of a deleted gallery may be gone."""
-    return and_(place.column.is_not(None), NOT_DELETED)
+def _has_image(source: BlobColumn) -> ColumnElement[bool]:
+    """Whether a row refers to an image that must exist; those of a deleted gallery may be removed already."""
+    return and_(source.column.is_not(None), NOT_DELETED)

@@ -24,7 +24,7 @@ from index.events import Event
 from service.errors import DeletedMeanwhile
 from service.settings import CONNECTIONS, Settings
 from service.store.change_waiters import NotifyWaiter, PollingWaiter
-from service.store.faults import check_references, check_sqlite, is_away, is_busy, is_damage, is_lost_reference
+from service.store.faults import check_references, check_sqlite, is_busy, is_damage, is_lost_reference, needs_reconnect
 from service.store.sql_time import prepare_sqlite
 from service.store.vector_reader import VectorReader
 
@@ -172,7 +172,7 @@ class Database:
         """Note damage, and make an OperationalError of every error by which a server refuses further changes."""
         error = context.sqlalchemy_exception
         self.damaged = self.damaged or (error is not None and is_damage(error))
-        if error is None or not is_away(error):
+        if error is None or not needs_reconnect(error):
             return None
         context.is_disconnect = True  # a new connection may reach the server that replaced it
         return OperationalError(error.statement, error.params, context.original_exception)

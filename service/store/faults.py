@@ -1,4 +1,4 @@
-"""What a database or a disk says when it is damaged, full or not ours to write, in the words of each of them."""
+"""Faults of the database and the disk: which errors mean full, read-only, damaged or busy; and checks for them."""
 
 from __future__ import annotations
 
@@ -15,61 +15,61 @@ from sqlalchemy.exc import DBAPIError
 
 from service.errors import DatabaseDamaged, StorageFull, StorageReadOnly
 
-FULL = {errno.ENOSPC, errno.EDQUOT}
-FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT}
+FORBIDDEN_ERRNOS = {errno.EACCES, errno.EPERM, errno.EROFS}
 FULL_SQLSTATE = "53100"
 """PostgreSQL's disk_full."""
 FOREIGN_KEY_SQLSTATE = "23503"
 """PostgreSQL's foreign_key_violation."""
-AWAY_SQLSTATES = {"25006", "25P03", "25P04"}
+RECONNECT_SQLSTATES = {"25006", "25P03", "25P04"}
 """PostgreSQL's read_only_sql_transaction, as a primary that became a standby has it, and the ends of sessions whose
 transaction rested or lasted too long (idle_in_transaction_session_timeout, transaction_timeout)."""
-PRIMARY = 0xFF
-"""The part of SQLite's error codes that is not about details."""
-HEADER = b"SQLite format 3\0"
+PRIMARY_CODE = 0xFF
+"""The bits of an extended result code of SQLite that are its primary one."""
+SQLITE_HEADER = b"SQLite format 3\0"
 CHECKED_BYTES = 256 << 20
-"""Of a larger database only header and schema are looked at when it is opened: all of it takes too long."""
+"""Of a larger SQLite file only header and schema are checked when it is opened: all of it would take too long."""
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that there is no more space."""
+    """Whether an error means that no space is left."""
     if isinstance(error, DBAPIError):
         full = _sqlite_code(error) == sqlite3.SQLITE_FULL
         return full or getattr(error.orig, "sqlstate", None) == FULL_SQLSTATE
-    return isinstance(error, OSError) and error.errno in FULL
+    return isinstance(error, OSError) and error.errno in FULL_ERRNOS
 
 
-def read_only(error: BaseException) -> StorageReadOnly | None:
-    """The error of a write that is not allowed to this process; None where the error is another."""
+def storage_read_only(error: BaseException) -> StorageReadOnly | None:
+    """The answer to an error that means that this process may not write; None for any other error."""
     if isinstance(error, DBAPIError) and _sqlite_code(error) == sqlite3.SQLITE_READONLY:
         return StorageReadOnly("nothing was changed: the service may not write to its database")
-    if isinstance(error, OSError) and error.errno in FORBIDDEN:
+    if isinstance(error, OSError) and error.errno in FORBIDDEN_ERRNOS:
         return StorageReadOnly(f"the service may not write there: {error}")
     return None
 
 
-def unwritable(places: Iterable[Path]) -> list[Path]:
-    """Those of the folders and files that are there, and that this process may not write to."""
-    return [place for place in places if place.exists() and not os.access(place, os.W_OK)]
+def unwritable(paths: Iterable[Path]) -> list[Path]:
+    """Those of the folders and files that exist, and that this process may not write to."""
+    return [path for path in paths if path.exists() and not os.access(path, os.W_OK)]
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether an error says that a SQLite file is not what it should be."""
+    """Whether an error means that a SQLite file is damaged."""
     return isinstance(error, DBAPIError) and _sqlite_code(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether an error says that somebody else writes to a SQLite file for longer than anybody waits."""
+    """Whether an error means that another writer held a SQLite file for longer than the busy timeout."""
     return isinstance(error, DBAPIError) and _sqlite_code(error) == sqlite3.SQLITE_BUSY
 
 
-def is_away(error: BaseException) -> bool:
-    """Whether an error says that a server takes no changes over this connection any more."""
-    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in AWAY_SQLSTATES
+def needs_reconnect(error: BaseException) -> bool:
+    """Whether an error means that a server takes no more changes over this connection."""
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in RECONNECT_SQLSTATES
 
 
 def is_lost_reference(error: DBAPIError) -> bool:
-    """Whether a row was to refer to one that is not there any more; not whether one is still referred to."""
+    """Whether an insert or update refers to a missing row; False where a row that is deleted is still referred to."""
     broken = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY
     broken = broken or getattr(error.orig, "sqlstate", None) == FOREIGN_KEY_SQLSTATE
     return broken and not (error.statement or "").lstrip().upper().startswith("DELETE")
@@ -79,51 +79,52 @@ def sqlite_file(url: str) -> Path | None:
     """The file of a SQLite database; None while there is nothing in it."""
     name = make_url(url).database
     path = Path(name or "")
-    there = name and name != ":memory:" and path.is_file() and path.stat().st_size
-    return path if there else None
+    exists = name and name != ":memory:" and path.is_file() and path.stat().st_size
+    return path if exists else None
 
 
-def takes_long(path: Path) -> bool:
-    """Whether a SQLite file is too large to be looked at as a whole each time it is opened."""
+def is_large(path: Path) -> bool:
+    """Whether a SQLite file is too large to be checked as a whole each time it is opened."""
     return path.stat().st_size > CHECKED_BYTES
 
 
 def check_sqlite(url: str, *, thorough: bool = False) -> None:
-    """Look at a SQLite file before anything is done with it; `thorough`: at all of it, its indexes too, however large.
+    """Check a SQLite file before it is used; `thorough`: all of it, with its indexes, however large.
 
-    Raises DatabaseDamaged.
+    Raises:
+        DatabaseDamaged: it is damaged.
     """
     path = sqlite_file(url)
     if path is None:
         return
     with path.open("rb") as stream:
-        if stream.read(len(HEADER)) != HEADER:
-            raise damaged(url, "it does not begin as a SQLite file does")
+        if stream.read(len(SQLITE_HEADER)) != SQLITE_HEADER:
+            raise damage_error(url, "it does not begin as a SQLite file does")
     connection = sqlite3.connect(path, timeout=30)
     try:
         connection.execute("select count(*) from sqlite_master").fetchone()
-        if thorough or not takes_long(path):
+        if thorough or not is_large(path):
             check = "integrity_check" if thorough else "quick_check"
             (found,) = connection.execute(f"pragma {check}(1)").fetchone()
             if found != "ok":
-                raise damaged(url, " ".join(found.split()))
+                raise damage_error(url, " ".join(found.split()))
             check_references(connection, url)
     except sqlite3.OperationalError:
-        pass  # locked or out of reach: whoever opens it next says so
+        pass  # locked or out of reach: opening it reports that
     except sqlite3.DatabaseError as error:
-        raise damaged(url, str(error)) from error
+        raise damage_error(url, str(error)) from error
     finally:
         connection.close()
 
 
 def check_references(connection: sqlite3.Connection, url: str) -> None:
-    """Raise DatabaseDamaged where a row refers to one that is not there; every row is looked at."""
+    """Check every foreign key. Raises DatabaseDamaged where the row that it refers to is missing."""
     if broken := connection.execute("PRAGMA foreign_key_check").fetchone():
-        raise damaged(url, f"a row of {broken[0]!r} refers to one of {broken[2]!r} that is not there")
+        raise damage_error(url, f"a row of {broken[0]!r} refers to one of {broken[2]!r} that is not there")
 
 
-def damaged(url: str, why: str) -> DatabaseDamaged:
-    """The error of a database, with what to do about it."""
+def damage_error(url: str, why: str) -> DatabaseDamaged:
+    """The error for a damaged database, with what to do about it."""
     path = make_url(url).database
     return DatabaseDamaged(
         f"the database {path} is damaged ({why}). Stop every process that uses it, then restore it from a backup,"
@@ -133,33 +134,33 @@ def damaged(url: str, why: str) -> DatabaseDamaged:
 
 def _sqlite_code(error: DBAPIError) -> int | None:
     code = getattr(error.orig, "sqlite_errorcode", None)
-    return None if code is None else code & PRIMARY
+    return None if code is None else code & PRIMARY_CODE
 
 
 class DiskSpace:
-    """What is left on the disk of the data folder, and whether it took what was last written."""
+    """The free space on the disk of the data folder, and whether a write failed for lack of it."""
 
-    def __init__(self, folder: Path, least_bytes: int) -> None:
+    def __init__(self, folder: Path, min_free_bytes: int) -> None:
         self._folder = folder
-        self._least = least_bytes
-        self._refused = False
+        self._min_free_bytes = min_free_bytes
+        self._is_full = False
 
-    def note_refused(self) -> None:
-        """Something could not be written, for want of space."""
-        self._refused = True
+    def note_full(self) -> None:
+        """A write failed for lack of space."""
+        self._is_full = True
 
     def problem(self) -> str | None:
-        """Why nothing more should be expected to be stored, None: no reason is known."""
-        if self._refused and self._takes():
-            self._refused = False
-        if self._refused:
+        """Why writes are likely to fail; None: they are not."""
+        if self._is_full and self._accepts_write():
+            self._is_full = False
+        if self._is_full:
             return f"the disk of {self._folder} is full: what was last written did not fit"
         free = shutil.disk_usage(self._folder).free
-        if free < self._least:
-            return f"the disk of {self._folder} has {free >> 20} MiB left, less than {self._least >> 20} MiB"
+        if free < self._min_free_bytes:
+            return f"the disk of {self._folder} has {free >> 20} MiB left, less than {self._min_free_bytes >> 20} MiB"
         return None
 
-    def _takes(self) -> bool:
+    def _accepts_write(self) -> bool:
         try:
             with tempfile.TemporaryFile(dir=self._folder) as stream:
                 stream.write(bytes(1 << 16))
@@ -169,6 +170,6 @@ class DiskSpace:
         return True
 
 
-def refused(error: BaseException) -> StorageFull:
-    """The error of a write that found no space."""
+def storage_full(error: BaseException) -> StorageFull:
+    """The answer to a write that failed for lack of space."""
     return StorageFull(f"nothing was stored: there is no space left ({error})".splitlines()[0])

@@ -1,7 +1,7 @@
-"""Rows of the tables, named and typed: no other form of a row leaves the function that reads it.
+"""Typed rows of the tables; functions return these, never rows of SQLAlchemy.
 
-The fields of each are the columns of its table, in the order of `service.store.tables`; a query of other columns has a
-type of its own beside it. Those that are read by the thousand are NamedTuples, which cost least.
+The fields of each are the columns of its table, in the order of `service.store.tables`; a query of other columns
+defines its row type beside it. Rows that are read by the thousand are NamedTuples, which cost least.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class EdgeRow(NamedTuple):
 
 
 class GalleryRow(NamedTuple):
-    """A gallery; `next_seq` is the next number of its change feed, `deleted` None for all that are read so.
+    """A gallery; `next_seq` is the next number of its change feed, `deleted` when it was deleted, if it was.
 
     `purged_seq`, `settling_seq`, `settling_since`: see `service.upgrades.tombstones`.
     """
@@ -99,11 +99,11 @@ class GateRow(NamedTuple):
 
 
 EMPTIED = -1
-"""`to_free` of a retirement whose embeddings went at once, and of which the replicas have still to hear."""
+"""`to_free` of a retirement whose embeddings were dropped at once, and which replicas have yet to be told."""
 
 
 class DeploymentRow(NamedTuple):
-    """A deployment, or a rollback: then `undoes_id` is what it undid. What the others mean is in the table."""
+    """A deployment, or a roll-back, whose `undoes_id` is the deployment it undid; see the table for other fields."""
 
     id: int
     gallery_id: int
@@ -121,7 +121,7 @@ class DeploymentRow(NamedTuple):
 
 
 class TransitionRow(NamedTuple):
-    """One step of a deployment; `before` None: it began with this one."""
+    """One step of a deployment from a state to another; `before` None: its first step."""
 
     id: int
     deployment_id: int
@@ -148,7 +148,7 @@ class EvaluationRow(NamedTuple):
 
 @dataclass(frozen=True)
 class BackfillRow:
-    """A backfill. What its fields mean is in the table; `item_limit` and `item_order` are `limit` and `order`."""
+    """A backfill; see the table for its fields. `item_limit` and `item_order` are its options `limit` and `order`."""
 
     id: int
     gallery_id: int
@@ -179,5 +179,5 @@ class BackfillRow:
 
     @property
     def settled(self) -> int:
-        """Items of which it is decided what becomes of them."""
+        """Items whose result is final: moved, skipped or failed."""
         return self.done + self.skipped + self.failed

@@ -90,7 +90,7 @@ def test_a_full_disk_is_told_and_readiness_tells_it_until_there_is_space(
     monkeypatch.setattr(service.http.versions, "sync_all", full)
     monkeypatch.setattr(service.upgrades.edges.changes, "sync_all", full)
     monkeypatch.setattr(blobs, "sync_all", full)
-    monkeypatch.setattr(faults.DiskSpace, "_takes", lambda self: False)
+    monkeypatch.setattr(faults.DiskSpace, "_accepts_write", lambda self: False)
 
     send = {
         "version": lambda: served.register(made),
