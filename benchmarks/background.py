@@ -23,6 +23,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from command_line import run_main
 from http_speed import DIM, about, served
 from index_speed import draw
 from million import BLOCK, client, fill, register, search, wait_until_sealed
@@ -31,8 +32,8 @@ REST_SECONDS, QUIET_SECONDS = 5.0, 5.0
 MOST_SECONDS = 600.0
 
 
-def main(items: str = "100000") -> None:
-    vectors, queries = draw(int(items), 200, DIM)
+def main(items: int = 100_000) -> None:
+    vectors, queries = draw(items, 200, DIM)
     fifth = len(vectors) // 5
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (url, _), client(url) as http:
         register(http, Path(folder))
@@ -116,4 +117,4 @@ def wait_for(log: Path, event: str, quiet: float, known: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)

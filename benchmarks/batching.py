@@ -15,7 +15,6 @@ import asyncio
 import io
 import multiprocessing
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -25,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from command_line import run_main
 from PIL import Image
 
 import service.registry.encoders.modalities
 from index.encoder import Encoder
+from index.errors import InvalidArgument
 from index.folder import load_version, write_card
 from index.image import preprocess
 from index.version import ENCODER, PROBE, Card, Preprocess, Version
@@ -50,15 +51,15 @@ class OneByOne(Batcher):
         return self._encode(prepare())
 
 
-def main(names: str = "examples/v1,resnet18", side: str = "64", seconds: str = "3", rounds: str = "3") -> None:
+def main(names: str = "examples/v1,resnet18", side: int = 64, seconds: float = 3.0, rounds: int = 3) -> None:
     multiprocessing.set_start_method("spawn")
     for name in names.split(","):
         with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(name) if Path(name).is_dir() else export(name, int(side), Path(scratch) / "exported")
+            folder = Path(name) if Path(name).is_dir() else export(name, side, Path(scratch) / "exported")
             version = load_version(folder)
-            print(f"\n{name}, {version.card.preprocess.height} pixels; best of {rounds} rounds of {seconds} s\n")
-            measure_encoding(version, float(seconds), int(rounds))
-            measure_http(version, Path(scratch), float(seconds), int(rounds))
+            print(f"\n{name}, {version.card.preprocess.height} pixels; best of {rounds} rounds of {seconds:g} s\n")
+            measure_encoding(version, seconds, rounds)
+            measure_http(version, Path(scratch), seconds, rounds)
             off, size = difference(version)
             print(f"\nlargest difference of an embedding: {off:.1e}, in batches of up to {size}")
 
@@ -231,6 +232,8 @@ def export(backbone: str, side: int, folder: Path) -> Path:
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
+            if not timm.is_model(backbone):
+                raise InvalidArgument(f"{backbone!r} is neither the folder of a version nor a backbone of timm")
             self.backbone = timm.create_model(backbone, pretrained=False, num_classes=DIM)
 
         def forward(self, image: torch.Tensor) -> torch.Tensor:
@@ -248,4 +251,4 @@ def export(backbone: str, side: int, folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)

@@ -11,7 +11,6 @@ does. Moving vectors is how it was done before: they leave one shard for the oth
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from command_line import Sizes, run_main
 from numpy.typing import NDArray
 
 from index.engines.config import IndexConfig, IndexKind
@@ -35,12 +35,12 @@ OLD, NEW = ("v1", "encoded"), ("v2", "encoded")
 Vectors = NDArray[np.float32]
 
 
-def main(sizes: str = "100000,1000000", swaps: str = "10") -> None:
+def main(sizes: Sizes = (100_000, 1_000_000), swaps: int = 10) -> None:
     print("| items | moving | how | alone ms | beside queries ms | longest ms | wait ms | wait at rest ms | ratio |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    for size in map(int, sizes.split(",")):
+    for size in sizes:
         items = Cosine().normalise(np.random.default_rng(0).normal(size=(size, DIM)).astype(np.float32))
-        rule = measured(filled(items, beside=True), items, swap, 2 * int(swaps))
+        rule = measured(filled(items, beside=True), items, swap, 2 * swaps)
         some = range(0, size, SHARE)
         ways = [{NEW: (some, items[::SHARE])}, {OLD: (some, items[::SHARE])}]
         moves = measured(filled(items, beside=False), items, lambda on, n, ways=ways: on.apply(ways[n % 2]), 2 * MOVES)
@@ -111,4 +111,4 @@ def asking(gallery: Gallery, queries: Vectors) -> Any:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)

@@ -27,7 +27,9 @@ from typing import Any, NamedTuple
 import faiss
 import httpx
 import numpy as np
+from command_line import Sizes, run_main
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "library"))
 
 from http_speed import DIM, K, clustered, cpu_seconds, served
@@ -58,14 +60,14 @@ class Engine(NamedTuple):
         return cpu_seconds(self.pid) if self.pid else 0.0
 
 
-def main(sizes: str = "10000,50000", kinds: str = "auto,pgvector") -> None:
+def main(sizes: Sizes = (10_000, 50_000), kinds: str = "auto,pgvector") -> None:
     print(f"load {os.getloadavg()[0]:.1f}")
     columns = (
         "rows/s stored | CPU us a row | search | recall@10 | p50 ms | p99 ms | CPU ms a query | memory, bytes a row"
     )
     print(f"| rows | vectors lie in | {columns} |")
     print(f"|{' --- |' * 10}")
-    for size in map(int, sizes.split(",")):
+    for size in sizes:
         vectors, queries = clustered(size)
         for kind in kinds.split(","):
             if kind != "milvus" or size <= MOST_LITE:
@@ -166,4 +168,4 @@ def asked(http: httpx.Client, queries: Any, right: Any, *, exact: bool) -> Itera
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)

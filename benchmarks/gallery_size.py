@@ -10,17 +10,17 @@ items, fitted to all sizes: 0 does not grow, 1 grows as the gallery does. Loadin
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from backfill import Server, fill
+from command_line import Sizes, run_main
 from random_versions import small, write_version
 from sqlalchemy import create_engine, func, select
 
@@ -33,8 +33,7 @@ from service.store.tables import gallery
 PAGES = 20
 
 
-def main(sizes: str = "10000,100000") -> None:
-    counts = [int(size) for size in sizes.split(",")]
+def main(counts: Sizes = (10_000, 100_000)) -> None:
     found = [run(count) for count in counts]
     print(f"| ms | {' | '.join(f'{count:,} items' for count in counts)} | exponent |\n|{' --- |' * (len(counts) + 2)}")
     for what in found[0]:
@@ -42,7 +41,7 @@ def main(sizes: str = "10000,100000") -> None:
         print(f"| {what} | {' | '.join(f'{ms:,.1f}' for ms in took)} | {exponent(counts, took)} |")
 
 
-def exponent(counts: list[int], took: list[float]) -> str:
+def exponent(counts: Sequence[int], took: list[float]) -> str:
     return f"{np.polyfit(np.log(counts), np.log(took), 1)[0]:.2f}" if len(counts) > 1 else "-"
 
 
@@ -120,4 +119,4 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)

@@ -13,7 +13,6 @@ import io
 import json
 import os
 import sqlite3
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -24,16 +23,16 @@ from typing import Any
 import httpx
 import numpy as np
 import pyarrow as pa
+from command_line import run_main
 from http_speed import DIM, about, clustered, cpu_seconds, fill, served
 
 from regraft.inputs import arrow_stream
 from regraft.routes.items import ARROW
 
 
-def main(batches: str = "6", items: str = "10000") -> None:
+def main(batches: int = 6, count: int = 10_000) -> None:
     took: dict[str, list[float]] = defaultdict(list)
     spent: dict[str, list[float]] = defaultdict(list)
-    count = int(items)
     with tempfile.TemporaryDirectory() as scratch, served(Path(scratch)) as (url, service):
         vectors, _ = clustered(count)
         fill(url, Path(scratch), vectors[:100], "exact")
@@ -47,7 +46,7 @@ def main(batches: str = "6", items: str = "10000") -> None:
                 http.post(f"/galleries/{name}/deployments", json={"version": "plain"}).raise_for_status()
                 ask = {"version": "plain", "embeddings": vectors[:1].tolist()}
                 http.post(f"/galleries/{name}/query", json=ask).raise_for_status()
-            for batch in range(int(batches)):
+            for batch in range(batches):
                 described = [{"id": f"b{batch}-{n}", "metadata": about(n)} for n in range(count)]
                 embedded = zip(described, vectors.tolist(), strict=True)
                 body = json.dumps({"items": [{**item, "embedding": row} for item, row in embedded]})
@@ -82,4 +81,4 @@ def table(described: Sequence[Mapping[str, Any]], vectors: Any) -> bytes:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)

@@ -24,11 +24,12 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import faiss
 import httpx
 import numpy as np
+from command_line import run_main
 from http_peers import CHROMA, chroma_of, floor_of
 from ingest import answers, free_port
 
@@ -48,9 +49,13 @@ CENTRES = 200
 
 
 def main(
-    items: str = "10000", seconds: str = "4", index: str = "exact", form: str = "json", processes: str = "1"
+    items: int = 10_000,
+    seconds: float = 4.0,
+    index: Literal["exact", "auto"] = "exact",
+    form: Literal["json", "npy"] = "json",
+    processes: int = 1,
 ) -> None:
-    vectors, queries = clustered(int(items))
+    vectors, queries = clustered(items)
     with tempfile.TemporaryDirectory() as scratch, served(Path(scratch), processes) as (url, service):
         fill(url, Path(scratch), vectors, index)
         wait_until_at_rest(service)
@@ -71,10 +76,10 @@ def main(
             print(f"| server | connections | recall@10 | p50 ms | p99 ms | requests/s | CPU ms |\n|{' --- |' * 7}")
             for connections in CONNECTIONS:
                 for name, (pid, where, requests) in asked.items():
-                    show(name, connections, found[name], pid, where, requests, float(seconds))
+                    show(name, connections, found[name], pid, where, requests, seconds)
             health = f"GET /v1/health HTTP/1.1\r\nhost: {url.removeprefix('http://')}\r\n\r\n".encode()
             for connections in (0, CONNECTIONS[-1]):
-                took = asyncio.run(beside(url, asks, connections, health, float(seconds)))
+                took = asyncio.run(beside(url, asks, connections, health, seconds))
                 p50, p99 = np.percentile(took, [50, 99]) * 1000
                 print(f"health beside {connections} connections: p50 {p50:.2f}, p99 {p99:.2f} ms")
 
@@ -276,4 +281,4 @@ def cpu_seconds(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)

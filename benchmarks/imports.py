@@ -12,7 +12,6 @@ command's and the service's, a thousand rows.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from command_line import run_main
 from http_speed import DIM, about, clustered, cpu_seconds, fill, served
 
 from regraft import Client
@@ -31,8 +31,8 @@ from regraft.sources.opening import open_source
 from regraft.transfer import PAGE, import_gallery
 
 
-def main(items: str = "50000") -> None:
-    vectors, _ = clustered(int(items))
+def main(items: int = 50_000) -> None:
+    vectors, _ = clustered(items)
     with tempfile.TemporaryDirectory() as scratch, served(Path(scratch)) as (url, service):
         fill(url, Path(scratch), vectors[:100], "exact")
         print(f"{items} rows of {DIM} numbers; load {os.getloadavg()[0]:.1f}")
@@ -127,4 +127,4 @@ FORMS: dict[str, tuple[Callable[[Path, Any], None], Callable[[Path], None]]] = {
 }
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)

@@ -18,13 +18,17 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import faiss
 import numpy as np
+from command_line import run_main
 from numpy.typing import NDArray
 
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.segment import Segment
+from index.engines.segments import SEAL_ROWS
+from index.errors import InvalidArgument
 from index.filter import parse_filter
 from index.gallery import Gallery
 from index.metadata import Item
@@ -39,16 +43,22 @@ Find = Callable[[Vectors], Sequence[int]]
 
 
 def main(
-    items: str = "100000", queries: str = "500", dim: str = "128", kind: str = "hnsw", drawn: str = "clustered"
+    items: int = 100_000,
+    queries: int = 500,
+    dim: int = 128,
+    kind: Literal["hnsw", "ivf"] = "hnsw",
+    drawn: Literal["clustered", "flat"] = "clustered",
 ) -> None:
     faiss.omp_set_num_threads(1)
-    x, q = {"clustered": draw, "flat": draw_flat}[drawn](int(items), int(queries), int(dim))
+    x, q = {"clustered": draw, "flat": draw_flat}[drawn](items, queries, dim)
     with tempfile.TemporaryDirectory() as folder:
         measure(x, q, IndexConfig(kind=IndexKind(kind)), Path(folder))
 
 
 def measure(x: Vectors, queries: Vectors, config: IndexConfig, folder: Path) -> None:
     count, dim = x.shape
+    if count < SEAL_ROWS:
+        raise InvalidArgument(f"of {count} items nothing is sealed; at least {SEAL_ROWS} are")
     gallery = Gallery(config, folder)
     gallery.declare(Version(Card("v", dim, {"kind": "cosine"}), folder))
     metadata = [f'{{"share": {value:.6f}}}' for value in np.random.default_rng(1).random(count)]
@@ -159,4 +169,4 @@ def again(x: Vectors, items: dict[int, Item], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)

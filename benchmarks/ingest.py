@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from command_line import run_main
 
 from index.archive import pack_version
 from index.folder import load_version, write_card
@@ -29,24 +30,24 @@ from index.version import Card
 BEFORE_SECONDS = 5.0
 
 
-def main(items: str = "10000", dim: str = "128", seconds: str = "30") -> None:
+def main(items: int = 10_000, dim: int = 128, seconds: float = 30.0) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         port = free_port()
         command = [sys.executable, "-m", "regraft", "serve", "--port", str(port), "--workers", "0", "--data", scratch]
         service = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         url = f"http://127.0.0.1:{port}/v1"
         try:
-            fill(url, int(dim), Path(scratch))
+            fill(url, dim, Path(scratch))
             print(f"| queries beside | queries | p50 ms | p99 ms | longest ms | batches |\n|{' --- |' * 6}")
-            show("nothing", *query(url, int(dim), BEFORE_SECONDS, None))
+            show("nothing", *query(url, dim, BEFORE_SECONDS, None))
             context = multiprocessing.get_context("spawn")
             sent = context.Value("i", 0)
-            sender = context.Process(target=send, args=(url, int(items), int(dim), float(seconds), sent))
+            sender = context.Process(target=send, args=(url, items, dim, seconds, sent))
             sender.start()
             while not sent.value:
                 time.sleep(0.1)
             before = sent.value
-            show(f"batches of {items} x {dim}", *query(url, int(dim), float(seconds) / 2, (sent, before)))
+            show(f"batches of {items} x {dim}", *query(url, dim, seconds / 2, (sent, before)))
             sender.join()
         finally:
             service.terminate()
@@ -118,4 +119,4 @@ def free_port() -> int:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)

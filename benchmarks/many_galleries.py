@@ -10,13 +10,13 @@ of the seconds behind it, in which a thread sweeps the files of galleries that a
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from command_line import Sizes, run_main
 from sqlalchemy import update
 
 from index.folder import load_version, write_card
@@ -32,11 +32,11 @@ ITEMS, BEHIND_SECONDS = 3, 3.0
 VECTORS = np.eye(ITEMS, dtype=np.float32)
 
 
-def main(counts: str = "10,10000", starts: str = "5") -> None:
+def main(counts: Sizes = (10, 10_000), starts: int = 5) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        made = {int(count): filled(Path(folder) / count, int(count)) for count in counts.split(",")}
+        made = {count: filled(Path(folder) / str(count), count) for count in counts}
         taken: dict[int, list[list[float]]] = defaultdict(list)
-        for _ in range(int(starts)):
+        for _ in range(starts):
             for count, settings in made.items():
                 taken[count].append(started(settings))
     print("| galleries | start ms | first answer ms | 3 s behind it ms |")
@@ -70,7 +70,7 @@ def started(settings: Settings) -> list[float]:
     clock = [time.process_time()]
     with running(settings, migrated=True) as runtime:
         clock.append(time.process_time())
-        runtime.replica.find("g7").gallery.search("v", lambda _: VECTORS, ITEMS)
+        runtime.replica.find("g0").gallery.search("v", lambda _: VECTORS, ITEMS)
         clock.append(time.process_time())
         time.sleep(BEHIND_SECONDS)
         clock.append(time.process_time())
@@ -78,4 +78,4 @@ def started(settings: Settings) -> list[float]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)

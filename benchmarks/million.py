@@ -23,11 +23,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import faiss
 import httpx
 import numpy as np
+from command_line import run_main
 from http_speed import DIM, SEALING_SECONDS, about, load, request, served, wait_until_at_rest
 from index_speed import CLUSTERS
 from ingest import answers
@@ -41,14 +42,14 @@ BLOCK, K, ASKED = 10_000, 10, 200
 ASKING_SECONDS = 4.0
 
 
-def main(items: str = "1000000", index: str = "auto", dim: str = str(DIM)) -> None:
-    vectors, queries = draw(int(items), ASKED, int(dim))
+def main(items: int = 1_000_000, index: Literal["auto", "hnsw", "ivf"] = "auto", dim: int = DIM) -> None:
+    vectors, queries = draw(items, ASKED, dim)
     right = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         with served(scratch) as (url, pid):
             with client(url) as http:
-                register(http, scratch, int(dim))
+                register(http, scratch, dim)
                 http.post("/galleries", json={"name": "g", "index": {"kind": index}}).raise_for_status()
                 http.post("/galleries/g/deployments", json={"version": "v1"}).raise_for_status()
                 report("ingested", timed(lambda: fill(http, vectors, "v1")), f"{len(vectors)} x {dim} by arrays")
@@ -199,4 +200,4 @@ def disk_bytes(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)

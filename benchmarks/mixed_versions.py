@@ -13,7 +13,6 @@ measured, and times are the processor's. The last table times the transform of e
 from __future__ import annotations
 
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from command_line import Sizes, run_main
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -43,10 +43,10 @@ HIDDEN = 256
 Vectors = NDArray[np.float32]
 
 
-def main(sizes: str = "100000,1000000", queries: str = "200", kind: str = "exact") -> None:
-    for size in map(int, sizes.split(",")):
-        mixed(size, int(queries), IndexConfig(kind=IndexKind(kind)))
-    edge_kinds(100_000, int(queries))
+def main(sizes: Sizes = (100_000, 1_000_000), queries: int = 200, kind: IndexKind = IndexKind.EXACT) -> None:
+    for size in sizes:
+        mixed(size, queries, IndexConfig(kind=kind))
+    edge_kinds(100_000, queries)
 
 
 def mixed(size: int, count: int, config: IndexConfig) -> None:
@@ -187,4 +187,4 @@ def memory() -> float:
 
 if __name__ == "__main__":
     segments.SETTLED_SECONDS = 0.0  # nothing is written any more
-    main(*sys.argv[1:])
+    run_main(main)

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import faiss
 import numpy as np
+from command_line import Sizes, run_main
 from index_speed import Vectors, draw, fill, recall
 
 from index.engines.config import IndexConfig
@@ -265,13 +266,13 @@ ENGINES: dict[str, tuple[type[Engine], str, bool]] = {
 """Name -> the engine, the package it needs, and whether it builds a million in minutes."""
 
 
-def main(sizes: str = "10000,100000", queries: str = "300", dim: str = "128", engines: str = "") -> None:
+def main(sizes: Sizes = (10_000, 100_000), queries: int = 300, dim: int = 128, engines: str = "") -> None:
     faiss.omp_set_num_threads(1)
     print("| items | engine | effort | recall@10 | p50 ms | p99 ms | queries/s | 64 in a call: /s | built s | MiB |")
     print(f"|{' --- |' * 10}")
-    for size in map(int, sizes.split(",")):
+    for size in sizes:
         with tempfile.TemporaryDirectory() as scratch:
-            measure(size, int(queries), int(dim), tuple(engines.split("+")), Path(scratch))
+            measure(size, queries, dim, tuple(engines.split("+")), Path(scratch))
 
 
 def measure(size: int, count: int, dim: int, chosen: tuple[str, ...], scratch: Path) -> None:
@@ -329,4 +330,4 @@ def resident_mib() -> float:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)

@@ -10,11 +10,11 @@ class.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from command_line import run_main
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -33,8 +33,8 @@ METRICS = ("cmc@1", "cmc@5", MEAN_AP)
 BLOCK = 256
 
 
-def main(root: str, queries: str = "10", items: str = "20") -> None:
-    data = sides(load_data("folders", root), int(queries), int(items))
+def main(root: str, queries: int = 10, items: int = 20) -> None:
+    data = sides(load_data("folders", root), queries, items)
     old, new = Encoder(load_version(OLD)), load_version(NEW)
     cut = load_transform(next(edge for edge in new.edges if edge.old == old.card.name), new.card, old.card)
     encode = Encoder(new)
@@ -133,4 +133,4 @@ def show(score: Score) -> str:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)

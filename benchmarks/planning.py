@@ -13,15 +13,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
+from command_line import run_main
 from sqlalchemy import Connection, delete, insert, select, text
 
 from service.backfills.scores import NO_SCORES
@@ -32,7 +32,7 @@ from service.store.repository import take_seq
 from service.store.rows import BackfillRow, one_of
 from service.store.tables import backfill, backfill_chunk, gallery, version
 
-ORDERS = ("oldest", "newest", "random", "traffic", "transformed")
+Order = Literal["oldest", "newest", "random", "traffic", "transformed"]
 NUMBERS = "with recursive n(x) as (select 1 union all select x + 1 from n where x < {items})"
 ITEM = "insert into item (id, gallery_id, external_id, metadata, seq, deleted, created, blob)"
 FILL = (
@@ -42,18 +42,18 @@ FILL = (
 )
 
 
-def main(items: str = "1000000", *orders: str) -> None:
+def main(items: int = 1_000_000, *orders: Order) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         settings = Settings(data=Path(scratch))
-        fill(settings, int(items))
-        print(f"{int(items):,} items; load {os.getloadavg()[0]:.1f}")
+        fill(settings, items)
+        print(f"{items:,} items; load {os.getloadavg()[0]:.1f}")
         print("| order | seconds | processor | writes | longest ms | wait ms | memory MiB | bytes an item |")
         print(f"|{' --- |' * 8}")
-        for order in orders or ORDERS:
+        for order in orders or get_args(Order):
             with multiprocessing.get_context("spawn").Pool(1) as alone:
-                told = alone.apply(planned, (settings.database_url, order, int(items)))
+                told = alone.apply(planned, (settings.database_url, order, items))
             times = f"{told.seconds:.1f} | {told.processor:.1f} | {told.writes} | {told.longest:.0f} | {told.wait:.0f}"
-            print(f"| {order} | {times} | {told.grown / 2**20:.0f} | {told.grown / int(items):.0f} |")
+            print(f"| {order} | {times} | {told.grown / 2**20:.0f} | {told.grown / items:.0f} |")
 
 
 def fill(settings: Settings, items: int) -> None:
@@ -135,4 +135,4 @@ def largest() -> int:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)

@@ -25,6 +25,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from command_line import run_main
 from sqlalchemy import create_engine, text
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "library"))
@@ -39,8 +40,8 @@ from staging.proxy import Proxy, proxied
 BEFORE_SECONDS, AFTER_SECONDS = 2.0, 2.0
 
 
-def main(items: str = "10000", clients: str = "8", writes: str = "300") -> None:
-    vectors, queries = clustered(int(items))
+def main(items: int = 10_000, clients: int = 8, writes: int = 300) -> None:
+    vectors, queries = clustered(items)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(closing(Server()))
@@ -72,7 +73,7 @@ def main(items: str = "10000", clients: str = "8", writes: str = "300") -> None:
         }
         for name, happens in happening.items():
             lost = len(proxy.lost)
-            with asking(proxy, queries, int(clients)) as (took, failed):
+            with asking(proxy, queries, clients) as (took, failed):
                 time.sleep(BEFORE_SECONDS)
                 happens()
                 time.sleep(AFTER_SECONDS)
@@ -80,8 +81,8 @@ def main(items: str = "10000", clients: str = "8", writes: str = "300") -> None:
             in_flight = len(proxy.lost) - lost
             counts = f"{len(took) + len(failed)} | {len(failed)} | {in_flight}"
             print(f"| {name} | {counts} | {p50:.1f} | {p99:.1f} | {1000 * max(took):.0f} |")
-        delays(sites, queries, int(writes))
-        engine_delays(sites[0], queries, min(int(writes), 100))
+        delays(sites, queries, writes)
+        engine_delays(sites[0], queries, min(writes, 100))
 
 
 @contextmanager
@@ -167,4 +168,4 @@ def engine_delays(site: Site, queries: Any, writes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)

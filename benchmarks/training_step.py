@@ -10,13 +10,13 @@ model. "cached" is with `cache_old`, where no frozen model is asked.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 
 import lightning
 import torch
 import torch.nn.functional as F
+from command_line import run_main
 from torch import Tensor
 
 from training.backbones import Frozen, build_backbone
@@ -32,18 +32,18 @@ LOOKS_TWICE = {"bt2"}
 """Methods that look at the independent model beside their own backbone."""
 
 
-def main(backbone: str = "resnet18_32", side: str = "32", batch: str = "64", rounds: str = "5") -> None:
+def main(backbone: str = "resnet18_32", side: int = 32, batch: int = 64, rounds: int = 5) -> None:
     lightning.seed_everything(0, verbose=False)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    image_BCHW = torch.randn(int(batch), 3, int(side), int(side), device=device)
-    label_B = torch.randint(CLASSES, (int(batch),), device=device)
+    image_BCHW = torch.randn(batch, 3, side, side, device=device)
+    label_B = torch.randint(CLASSES, (batch,), device=device)
     old = Frozen(build_backbone(backbone, 3, OLD_DIM)).to(device)
     steps = {name: step_of(name, backbone, old, image_BCHW, label_B) for name in METHODS}
     steps["one old forward"] = lambda: old(image_BCHW)
     steps["fct, cached"] = step_of("fct", backbone, old, image_BCHW, label_B, cached=True)
     steps["bt2, cached"] = step_of("bt2", backbone, old, image_BCHW, label_B, cached=True)
     best = dict.fromkeys(steps, float("inf"))
-    for _ in range(int(rounds) + 1):  # the first round warms up and rarely is the best
+    for _ in range(rounds + 1):  # the first round warms up and rarely is the best
         for name, step in steps.items():
             best[name] = min(best[name], seconds(step))
     bound = best["independent"] + best["one old forward"]
@@ -101,4 +101,4 @@ def seconds(step: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)

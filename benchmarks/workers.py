@@ -22,6 +22,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from backfill import Server, back, done_of, fill, served
+from command_line import run_main
 from random_versions import SMALL_EDGE, small
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "library"))
@@ -31,16 +32,16 @@ NUMBERS = (1, 2, 4)
 GALLERY = {"reencode": "g", "transform": "vectors"}
 
 
-def main(images: str = "512", vectors: str = "40000", rounds: str = "1") -> None:
+def main(images: int = 512, vectors: int = 40_000, rounds: int = 1) -> None:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print("| backfill | workers | items/s | ratio to one | workers busy | PostgreSQL busy | items/s of their time |")
     print(f"|{' --- |' * 7}")
     with (
         closing(postgres.Server()) as database,
-        served(small, int(images), 0, SMALL_EDGE, database.create()) as (server, _, _),
+        served(small, images, 0, SMALL_EDGE, database.create()) as (server, _, _),
     ):
-        fill(server, "vectors", "v1", "v2", 0, int(vectors), 128)
-        found = measured(server, database, int(rounds))
+        fill(server, "vectors", "v1", "v2", 0, vectors, 128)
+        found = measured(server, database, rounds)
     for kind, runs in found.items():
         show(kind, runs)
     print(f"load {os.getloadavg()[0]:.1f}")
@@ -112,4 +113,4 @@ def show(kind: str, found: dict[int, list[tuple[float, ...]]]) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_main(main)
