@@ -74,6 +74,10 @@ class SteppedWorker(Worker):
         super()._return_chunk(chunk, failed)
 
 
+_UNKNOWN = {name for name in vars(SteppedWorker) if name.startswith("_")} - {*dir(Worker)}
+assert not _UNKNOWN, f"Worker has no {_UNKNOWN}: a step that nothing calls would let every test wait for ever"
+
+
 def work(settings: Settings, chunks: int | None = None) -> None:
     """Let a worker do so many chunks, or all there is to do."""
     with closing(SteppedWorker(settings)) as worker:
