@@ -1,4 +1,4 @@
-"""Plans backfills, at first and when no chunk is left, and ends those that are complete.
+"""Plans backfills, at first and when no chunk is left, ends those that are complete, and removes their chunks.
 
 Workers that find no chunk do it, and a thread of the service besides, so that a new backfill never waits for workers
 that are busy with others.
@@ -11,12 +11,12 @@ import threading
 from contextlib import suppress
 from functools import partial
 
-from sqlalchemy import func, select
+from sqlalchemy import delete, exists, func, select
 
 from index.events import Event
 from service.backfills.embedder import Embedder
 from service.backfills.orders import uncertainties_of_job
-from service.backfills.planner import BackfillState, drained
+from service.backfills.planner import ACTIVE, BackfillState, drained
 from service.backfills.supplied import SUPPLIED, count
 from service.backfills.sweeps import (
     abandoned_sweeps,
@@ -34,12 +34,14 @@ from service.registry.registry import Registry
 from service.store.database import Database
 from service.store.ranges import KEYS_PER_RANGE
 from service.store.rows import BackfillRow
-from service.store.tables import item
+from service.store.tables import backfill, backfill_chunk, item
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 10.0
-"""How often the thread searches for sweeps that a process has abandoned."""
+"""How often the thread searches for sweeps that a process has abandoned, and for chunks that nobody needs any more."""
+CHUNKS_AT_ONCE = 1_000
+"""Chunks removed in one transaction."""
 
 
 def finish_or_replan(
@@ -90,6 +92,18 @@ def plan(
     return None
 
 
+def remove_ended_chunks(database: Database, stop: threading.Event) -> None:
+    """Remove the chunks, lists of the keys of items, of backfills that are done or cancelled, until `stop`."""
+    left = exists().where(backfill_chunk.c.backfill_id == backfill.c.id)
+    with database.lookup() as connection:
+        ended = connection.execute(select(backfill.c.id).where(backfill.c.state.not_in(ACTIVE), left)).scalars().all()
+    some = select(backfill_chunk.c.id).where(backfill_chunk.c.backfill_id.in_(ended)).limit(CHUNKS_AT_ONCE)
+    removed = CHUNKS_AT_ONCE if ended else 0
+    while removed == CHUNKS_AT_ONCE and not stop.is_set():
+        with database.write() as connection:
+            removed = connection.execute(delete(backfill_chunk).where(backfill_chunk.c.id.in_(some))).rowcount
+
+
 class Planner(Background):
     """Plans new backfills in one process: small ones for the request that makes them, others on a thread."""
 
@@ -125,10 +139,9 @@ class Planner(Background):
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            try:
-                plan_abandoned(self._database, self._registry, self._embedder, self._stop)
-            except Exception:
-                self._errors.log(Event("planning_failed"))
+            planned = partial(plan_abandoned, self._database, self._registry, self._embedder, self._stop)
+            self._errors.attempt(Event("planning_failed"), planned)
+            self._errors.attempt(Event("chunks_not_removed"), partial(remove_ended_chunks, self._database, self._stop))
             self._due.wait(LOOK_SECONDS)
             self._due.clear()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 from sqlalchemy import select
 
-from service.backfills import chunks, traffic
+from service.backfills import chunks, completion, traffic
 from service.backfills.outcome import Failed
 from service.backfills.planner import BackfillState, change_state, drained
 from service.backfills.scores import sorted_scores
@@ -44,6 +45,20 @@ class TestFinish:
         self.work(stage)
         assert stage.finish(started) is BackfillState.DONE
         assert len(stage.origins(gallery_id, V2)) == 5
+
+    @pytest.mark.parametrize("end", [BackfillState.DONE, BackfillState.CANCELLED])
+    def test_chunks_are_removed_once_the_backfill_has_ended(
+        self, stage: Planning, end: BackfillState, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(completion, "CHUNKS_AT_ONCE", 2)
+        ended, active = (stage.start(stage.gallery(9), chunk_size=2) for _ in range(2))
+
+        completion.remove_ended_chunks(stage.database, threading.Event())
+        assert [len(stage.planned(one)) for one in (ended, active)] == [5, 5]
+        stage.set_state(ended, end)
+        completion.remove_ended_chunks(stage.database, threading.Event())
+
+        assert [len(stage.planned(one)) for one in (ended, active)] == [0, 5]
 
     def test_an_item_that_failed_is_not_tried_for_ever(self, stage: Planning) -> None:
         started = stage.start(stage.gallery(4))
