@@ -1,4 +1,4 @@
-"""Per-edge monotone score map: from the score of a match to the probability that the match is right.
+"""Per-edge monotone score map: from the score of a match to the probability that the match is relevant.
 
 Scores of two versions, or of two edges to one version, do not mean the same: 0.7 may be a sure match here and a poor
 one there. Mapped to probabilities they rank together. The map is fitted by isotonic regression on pairs of a query and
@@ -37,7 +37,7 @@ Floats = NDArray[np.float64]
 
 KIND = "isotonic"
 PRIOR = 0.5
-"""Pairs added to each step of the map, half of them right (Jeffreys): a step of few pairs is never certain."""
+"""Pairs added to each step of the map, half of them relevant (Jeffreys): a step of few pairs is never certain."""
 
 MAX_LOG_ODDS = 20.0
 """Knots lie within these log-odds: beyond them probabilities are hardly distinguishable."""
@@ -54,7 +54,7 @@ class Calibration:
     slope: float
 
     def __call__(self, scores: ArrayLike) -> Floats:
-        """Scores of any shape -> the probability, in [0, 1], that such a match is right."""
+        """Scores of any shape -> the probability, in [0, 1], that such a match is relevant."""
         return np.asarray(probability(self.log_odds(scores)))
 
     def log_odds(self, scores: ArrayLike) -> Floats:
@@ -85,29 +85,29 @@ def probability(log_odds: NDArray[np.floating[Any]]) -> Floats:
 
 
 def fit_calibration(
-    scores: ArrayLike, right: ArrayLike, *, higher_is_better: bool, weights: ArrayLike | None = None
+    scores: ArrayLike, relevant: ArrayLike, *, higher_is_better: bool, weights: ArrayLike | None = None
 ) -> Calibration:
     """Fit the map on pairs of a query and an item.
 
     Args:
         scores: (P,) what a user reads, finite.
-        right: (P,) whether the item is of the query's class.
+        relevant: (P,) whether the item is relevant to the query.
         higher_is_better: the order of the scores.
         weights: (P,) how many pairs each stands for, above 0; 1 by default.
 
     Raises:
         InvalidArgument: no pairs, shapes that do not fit, numbers that are not finite, or weights not above 0.
     """
-    scores_P, right_P = np.asarray(scores, np.float64), np.asarray(right, np.float64)
+    scores_P, relevant_P = np.asarray(scores, np.float64), np.asarray(relevant, np.float64)
     weights_P = np.ones(len(scores_P)) if weights is None else np.asarray(weights, np.float64)
-    if not len(scores_P) or scores_P.ndim != 1 or not scores_P.shape == right_P.shape == weights_P.shape:
+    if not len(scores_P) or scores_P.ndim != 1 or not scores_P.shape == relevant_P.shape == weights_P.shape:
         raise InvalidArgument("a calibration needs pairs: one score, one answer and one weight each")
     if not (np.isfinite(scores_P).all() and np.isfinite(weights_P).all() and (weights_P > 0).all()):
         raise InvalidArgument("a calibration needs finite scores, and weights above 0")
     sign = 1.0 if higher_is_better else -1.0
     goodness, row_P = np.unique(sign * scores_P, return_inverse=True)
     weight: Floats = np.bincount(row_P, weights_P).astype(np.float64)
-    rate, step = pool_adjacent_violators(np.bincount(row_P, weights_P * right_P) / weight, weight)
+    rate, step = pool_adjacent_violators(np.bincount(row_P, weights_P * relevant_P) / weight, weight)
     # Drawing small steps towards one half can put them out of order again: pool once more.
     size = np.bincount(step, weight) + 2 * PRIOR
     rate, joined = pool_adjacent_violators((rate * (size - 2 * PRIOR) + PRIOR) / size, size)

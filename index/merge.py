@@ -85,7 +85,7 @@ def merge_raw(found: Sequence[Hits], higher_is_better: Sequence[bool], k: int) -
 
 
 def merge_calibrated(found: Sequence[Hits], maps: Sequence[Calibration], k: int) -> Merged:
-    """Rank by the log-odds that each shard's map gives. The score is the probability that the match is right."""
+    """Rank by the log-odds that each shard's map gives. The score is the probability that the match is relevant."""
     odds = [calibrate.log_odds(hits.scores_QK) for calibrate, hits in zip(maps, found, strict=True)]
     # Rounding at a knot must not swap two results of one shard.
     merged = merge(found, [np.minimum.accumulate(odds_QK, axis=1) for odds_QK in odds], k)

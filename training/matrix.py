@@ -89,7 +89,7 @@ class Evaluation:
         curves: (new, old, kind of backfill, order, "raw" or "calibrated") -> curve. Kinds: "reencode"; where forward
             edges lead also "transform" and "reencode after transform", which FastFill orders by uncertainty.
         metric: what the curves measure.
-        queries, items, skipped: how many; queries without a right item are skipped.
+        queries, items, skipped: how many; queries without a relevant item are skipped.
         compared: what was compared in each cell.
     """
 

@@ -103,7 +103,7 @@ def page(measured: Evaluation, name: str, data: Data | None = None, logged: Loss
     olds = [old for new, old in measured.upgrades if new == name]
     about = (
         f"Method {card.method}, {card.dim} numbers, space {card.space['kind']}; measured on {measured.queries} queries "
-        f"({measured.skipped} without a right item) and {measured.items} items, with 95 % bootstrap intervals."
+        f"({measured.skipped} without a relevant item) and {measured.items} items, with 95 % bootstrap intervals."
     )
     parts = [
         f"<h1>{escape(name)}</h1>",
@@ -130,7 +130,7 @@ def _verdict(measured: Evaluation, new: str, old: str) -> str:
     if gain.high <= 0:
         sure, way = "no", "Not compatible"
     text = (
-        f"{way} with {old}: queries by {new} over items of {old} find a right item first in {after:.1%} of cases, "
+        f"{way} with {old}: queries by {new} over items of {old} find a relevant item first in {after:.1%} of cases, "
         f"{old} itself in {before:.1%}; a difference of {100 * gain.value:+.1f} points, 95 % interval "
         f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f}."
     )

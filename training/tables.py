@@ -16,7 +16,7 @@ NONE = "-"
 
 def lines(measured: Evaluation) -> Iterator[str]:
     """Everything measured, as tables of plain text."""
-    yield f"{measured.queries} queries ({measured.skipped} without a right item), {measured.items} items"
+    yield f"{measured.queries} queries ({measured.skipped} without a relevant item), {measured.items} items"
     for metric in METRICS:
         yield ""
         yield f"{metric}: queries by the version of the row, items by the version of the column"

@@ -31,7 +31,7 @@ class RecallCheck:
         self._k = min(RECALL_K, int(np.count_nonzero(served_N)))
         chosen_Q = np.random.default_rng(0).choice(len(keys_N), min(ASKED, len(keys_N)), replace=False)
         self._queries_QD = np.ascontiguousarray(here.fetch(keys_N[chosen_Q])[:, : here.dim])
-        self._right = here.search(self._queries_QD, max(1, self._k), exact=True)
+        self._exact = here.search(self._queries_QD, max(1, self._k), exact=True)
 
     def recall(self, collection: Collection) -> float:
         """The share of the exact ten best of the served rows that the collection finds; 1 where there are none.
@@ -44,5 +44,5 @@ class RecallCheck:
             return 1.0
         search = RemoteSearch(collection, self._rows, self._dim, self._space)
         found = search.search(self._queries_QD, self._k, None, exact=False)
-        same = found_mask(self._right[:2], found[:2], higher_is_better=self._space.higher_is_better)
+        same = found_mask(self._exact[:2], found[:2], higher_is_better=self._space.higher_is_better)
         return float(same.mean())

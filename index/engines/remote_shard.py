@@ -285,11 +285,11 @@ class RemoteShard(SegmentedShard):
             digests_F = digests(rows_FW[:, : self.dim])
             with change():
                 at_F = self.remote_rows.find(entries.keys_N)
-                right_F = (at_F != MISSING) & (self.remote_rows.digests_R[at_F] == digests_F)
-                at_M = at_F[right_F]
+                current_F = (at_F != MISSING) & (self.remote_rows.digests_R[at_F] == digests_F)
+                at_M = at_F[current_F]
                 slots_M, served_M = self.remote_rows.slots_R[at_M].copy(), self.remote_rows.served_R[at_M].copy()
-                self.remote_rows.mark_dead(entries.keys_N[right_F])
-                super().upsert(entries.keys_N[right_F], rows_FW[right_F][:, : self.dim], slots_M, served_M)
+                self.remote_rows.mark_dead(entries.keys_N[current_F])
+                super().upsert(entries.keys_N[current_F], rows_FW[current_F][:, : self.dim], slots_M, served_M)
 
     def _local_rows(self) -> tuple[Keys, Keys, Mask]:
         """Keys and slots of the rows in memory, and whether they are served."""

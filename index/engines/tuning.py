@@ -205,7 +205,7 @@ class _Sample:
         self._k = min(k, len(rows_RW))
         # By effort and depth: the results measured for one aim serve the next.
         self._found: dict[tuple[int, int], _SampleResults] = {}
-        self._right = nearest_rows(space, queries_QD, rows_RW, None, max(1, self._k))
+        self._exact = nearest_rows(space, queries_QD, rows_RW, None, max(1, self._k))
 
     def efforts_reaching(self, aim: float) -> tuple[Sequence[int] | None, float]:
         """The least effort that reaches the aim for each of SHARES, and its recall over the whole index.
@@ -255,12 +255,12 @@ class _Sample:
         return found
 
     def _reaches(self, aim: float, results: _SampleResults, depth: int, share: float) -> tuple[bool, float]:
-        right_QK, right_at_QK = self._right
+        exact_QK, exact_at_QK = self._exact
 
         def recalls(queries: int) -> Recalls:
-            right = right_QK[:queries, :depth], right_at_QK[:queries, :depth]
+            exact = exact_QK[:queries, :depth], exact_at_QK[:queries, :depth]
             answered = results.first(queries, depth)
-            return found_mask(right, answered, higher_is_better=self._space.higher_is_better) @ _weights(self._k, share)
+            return found_mask(exact, answered, higher_is_better=self._space.higher_is_better) @ _weights(self._k, share)
 
         return _reaches(aim, recalls, len(self._queries_QD))
 
@@ -278,14 +278,14 @@ def _reaches(aim: float, recalls: Callable[[int], Recalls], most: int) -> tuple[
         queries = min(2 * queries, most)
 
 
-def found_mask(right: tuple[Vectors, Rows], found: tuple[Vectors, Rows], *, higher_is_better: bool) -> Mask:
+def found_mask(exact: tuple[Vectors, Rows], found: tuple[Vectors, Rows], *, higher_is_better: bool) -> Mask:
     """Which of the exact best rows of each query were found (Q, K), or a tied one instead."""
-    (right_QK, right_at_QK), (found_QK, at_QK) = right, found
+    (exact_QK, exact_at_QK), (found_QK, at_QK) = exact, found
     # Row numbers made unique over queries: comparing each of a thousand results with each takes gigabytes.
-    first_Q = (1 + max(right_at_QK.max(initial=0), at_QK.max(initial=0))) * np.arange(len(at_QK))[:, None]
-    same_QK = np.isin(right_at_QK + first_Q, np.where(at_QK == MISSING, MISSING, at_QK + first_Q), kind="sort")
-    slack_QK = TIE_TOLERANCE * np.maximum(1, np.abs(right_QK))
-    as_near_QK = found_QK >= right_QK - slack_QK if higher_is_better else found_QK <= right_QK + slack_QK
+    first_Q = (1 + max(exact_at_QK.max(initial=0), at_QK.max(initial=0))) * np.arange(len(at_QK))[:, None]
+    same_QK = np.isin(exact_at_QK + first_Q, np.where(at_QK == MISSING, MISSING, at_QK + first_Q), kind="sort")
+    slack_QK = TIE_TOLERANCE * np.maximum(1, np.abs(exact_QK))
+    as_near_QK = found_QK >= exact_QK - slack_QK if higher_is_better else found_QK <= exact_QK + slack_QK
     hit_QK: Mask = same_QK | (as_near_QK & (at_QK != MISSING))
     return hit_QK
 

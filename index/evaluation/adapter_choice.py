@@ -113,7 +113,7 @@ def choose_kind(kinds: Iterable[str], fit: Fit, pairs: Pairs, old: Card, seed: i
         seed: of the split.
 
     Raises:
-        InvalidArgument: no query to choose by has a right item, or no kind could be fitted.
+        InvalidArgument: no query to choose by has a relevant item, or no kind could be fitted.
     """
     inner = split_pairs(pairs.new_SM, pairs.old_SN, pairs.labels_S, seed)
     if not inner.relevance.valid.any():

@@ -106,7 +106,7 @@ def backfill_values(
     Args:
         old_BN: cost of each item as long as it has not moved, lower is better.
         new_BN: cost once it has.
-        relevant_BN: whether it is right.
+        relevant_BN: whether it is relevant.
         order_N: positions, first to move first.
         metric: "cmc@<k>" or "mAP@1.0".
         points: P, at least 2.
@@ -197,10 +197,10 @@ def _moved(order_N: Ints, points: int) -> Iterator[Bools]:
 
 
 def _first_is_right(old_BN: Floats, new_BN: Floats, relevant_BN: Bools, order_N: Ints, bounds: Sequence[int]) -> Floats:
-    """CMC@1 at every point without ranking: the best right item against the best wrong one, wrong ones first."""
-    right = _best(np.where(relevant_BN, old_BN, np.inf), np.where(relevant_BN, new_BN, np.inf), order_N, bounds)
-    wrong = _best(np.where(relevant_BN, np.inf, old_BN), np.where(relevant_BN, np.inf, new_BN), order_N, bounds)
-    return (right < wrong).astype(np.float64)
+    """CMC@1 at every point without ranking: the best relevant item against the best other one; a tie is a miss."""
+    best_relevant = _best(np.where(relevant_BN, old_BN, np.inf), np.where(relevant_BN, new_BN, np.inf), order_N, bounds)
+    best_other = _best(np.where(relevant_BN, np.inf, old_BN), np.where(relevant_BN, np.inf, new_BN), order_N, bounds)
+    return (best_relevant < best_other).astype(np.float64)
 
 
 def _best(old_BN: Floats, new_BN: Floats, order_N: Ints, bounds: Sequence[int]) -> Floats:

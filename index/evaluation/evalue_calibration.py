@@ -2,12 +2,12 @@
 
 Where classes are unknown, a score is judged by what chance gives. Of N items that have nothing to do with a query,
 E(s) = N * P(a random pair scores at least as well as s) are expected to reach score s: the E-value of sequence search
-(BLAST: Karlin and Altschul 1990; Altschul 1997). One right item among those E makes the odds 1 : E, so
+(BLAST: Karlin and Altschul 1990; Altschul 1997). One relevant item among those E makes the odds 1 : E, so
 
     log-odds(s) = -log E(s) = -log(N * tail(s)).
 
 Scores of two versions rank together by it, because a score that one random item in a million reaches says the same in
-both. Only the order is meant: the probability 1 / (1 + E) is right for a query with exactly one right item.
+both. Only the order is meant: the probability 1 / (1 + E) is right for a query with exactly one relevant item.
 
 `tail` is estimated on P random pairs of a query and an item, scored through the route that the map is for: at knots it
 is the share of pairs at least as good, down to the best quarter. Beyond, it falls exponentially, at the rate of that

@@ -22,7 +22,7 @@ class Flip:
     Attributes:
         query: its number.
         wrong: the number of its first match under new/old.
-        rank: the place of its first right item under new/old, from 2 on; it was 1 under old/old.
+        rank: the rank of its first relevant item under new/old, from 2 on; it was 1 under old/old.
     """
 
     query: int
@@ -30,14 +30,14 @@ class Flip:
     rank: int
 
 
-def worst_flips(old_old: Measured, new_old: Measured, shard: Compared, right: Relevance, most: int) -> list[Flip]:
+def worst_flips(old_old: Measured, new_old: Measured, shard: Compared, relevance: Relevance, most: int) -> list[Flip]:
     """At most `most` of the negative flips that a gate counts, the deepest fall (largest `rank`) first.
 
     Args:
         old_old: what the old version's queries found, `cmc@1` among it.
         new_old: what the new version's found among the same items.
         shard: what `new_old` was measured on.
-        right: what is right for its queries among its items.
+        relevance: which of its items are relevant to its queries.
         most: how many flips to give, at least 0.
     """
     lost_Q = (old_old.per_query(FIRST) > 0) & (new_old.per_query(FIRST) == 0) & old_old.valid & new_old.valid
@@ -46,11 +46,11 @@ def worst_flips(old_old: Measured, new_old: Measured, shard: Compared, right: Re
     found: list[Flip] = []
     for block in blocks(len(flipped), len(items)):
         some = flipped[block]
-        cost_BN, right_BN = costs(queries[some], items, shard.space), right.relevant(some)
-        leave_out(right.self_Q[some], cost_BN, right_BN)
-        wrong_BN = np.where(right_BN, np.inf, cost_BN)
-        # As where it is counted: among equals the wrong ones come first.
-        best_B = np.where(right_BN, cost_BN, np.inf).min(axis=1)
+        cost_BN, relevant_BN = costs(queries[some], items, shard.space), relevance.relevant(some)
+        leave_out(relevance.self_Q[some], cost_BN, relevant_BN)
+        wrong_BN = np.where(relevant_BN, np.inf, cost_BN)
+        # As where flips are counted: of equal costs the wrong ones come first.
+        best_B = np.where(relevant_BN, cost_BN, np.inf).min(axis=1)
         rank_B = 1 + (wrong_BN <= best_B[:, None]).sum(axis=1)
         found += map(Flip, some.tolist(), wrong_BN.argmin(axis=1).tolist(), rank_B.tolist())
         found = sorted(found, key=lambda flip: (-flip.rank, flip.query))[:most]

@@ -53,11 +53,11 @@ def recall(found_QK: Ints, truth_QK: Ints) -> PerQuery:
     return recall_of(found_QK, truth_QK, truth_QK.shape[1])
 
 
-def recall_of(found_QK: Ints, right_QR: Ints, k: int) -> PerQuery:
-    """recall@k: share of a query's right items, `right_QR` (-1: no item), that are among the first k found."""
-    some_Q = (right_QR >= 0).sum(axis=1)
-    pairs = zip(found_QK[:, :k], right_QR, strict=True)
-    hit_QK = np.stack([np.isin(found_K, right_R[right_R >= 0]) for found_K, right_R in pairs])
+def recall_of(found_QK: Ints, relevant_QR: Ints, k: int) -> PerQuery:
+    """recall@k: share of a query's relevant items, `relevant_QR` (-1: no item), that are among the first k found."""
+    some_Q = (relevant_QR >= 0).sum(axis=1)
+    pairs = zip(found_QK[:, :k], relevant_QR, strict=True)
+    hit_QK = np.stack([np.isin(found_K, relevant_R[relevant_R >= 0]) for found_K, relevant_R in pairs])
     values = {f"recall@{k}": hit_QK.sum(axis=1) / np.maximum(some_Q, 1), FIRST: hit_QK[:, 0].astype(np.float64)}
     return PerQuery(values, some_Q > 0)
 

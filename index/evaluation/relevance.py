@@ -32,10 +32,10 @@ class ListedRelevance:
 
     def relevant(self, rows: slice | Ints) -> Bools:
         """(B, N) for a block of queries."""
-        right_BK = self.relevant_QK[rows]
+        listed_BK = self.relevant_QK[rows]
         # One more column, the last, for the -1 entries.
-        found_BN = np.zeros((len(right_BK), self.items + 1), bool)
-        np.put_along_axis(found_BN, right_BK, True, axis=1)
+        found_BN = np.zeros((len(listed_BK), self.items + 1), bool)
+        np.put_along_axis(found_BN, listed_BK, True, axis=1)
         return found_BN[:, :-1]
 
 
@@ -69,8 +69,8 @@ class LabelRelevance:
             return np.zeros(len(self.query_codes), bool)
         classes, count = np.unique(self.item_codes, return_counts=True)
         at_Q = np.minimum(np.searchsorted(classes, self.query_codes), len(classes) - 1)
-        right_Q = np.where(classes[at_Q] == self.query_codes, count[at_Q], 0)
-        return np.asarray(right_Q > (self.self_Q >= 0))
+        count_Q = np.where(classes[at_Q] == self.query_codes, count[at_Q], 0)
+        return np.asarray(count_Q > (self.self_Q >= 0))
 
     def relevant(self, rows: slice | Ints) -> Bools:
         """(B, N) for a block of queries; a query's own image still counts, see `leave_out`."""

@@ -21,11 +21,12 @@ from index.evaluation.metrics import Compared, blocks, comparable, costs, leave_
 from index.evaluation.relevance import Relevance
 from index.space import Space
 
-SURE, DRAWN = 100, 100
-"""A map is fitted on each query's best items, so many, and on so many drawn from the rest, weighted to stand for it."""
+BEST = 100
+DRAWN = 100
+"""A map is fitted on each query's BEST best items, and DRAWN of its others, weighted to stand for all of these."""
 FITTING_QUERIES = 1_000
 EVALUE_PAIRS = 20_000
-"""About so many random pairs make a map without labels."""
+"""About how many random pairs a map without labels is fitted on."""
 FEW = 20
 """The weight of raw scores being comparable, in queries."""
 
@@ -67,17 +68,17 @@ def fit_evalue_maps(shards: Sequence[Compared], relevance: Relevance, rows: Ints
 
 
 def _fit(pairs: ScoredPairs, space: Space) -> Calibration:
-    score_S, right_S, weight_S = pairs
-    return fit_calibration(score_S, right_S, higher_is_better=space.higher_is_better, weights=weight_S)
+    score_S, relevant_S, weight_S = pairs
+    return fit_calibration(score_S, relevant_S, higher_is_better=space.higher_is_better, weights=weight_S)
 
 
 def _best_and_drawn(shard: Compared, relevance: Relevance, rows: Ints, seed: int) -> ScoredPairs:
     """Each query's best items, and some drawn to stand for the rest."""
     generator = np.random.default_rng(seed)
     rows = rows if len(rows) <= FITTING_QUERIES else generator.choice(rows, FITTING_QUERIES, replace=False)
-    drawn = [_draw_pairs(cost_BN, right_BN, generator) for cost_BN, right_BN in _costs(shard, relevance, rows)]
-    cost_S, right_S, weight_S = (np.concatenate(part) for part in zip(*drawn, strict=True))
-    return scores_of(cost_S, shard.space), right_S, weight_S
+    drawn = [_draw_pairs(cost_BN, relevant_BN, generator) for cost_BN, relevant_BN in _costs(shard, relevance, rows)]
+    cost_S, relevant_S, weight_S = (np.concatenate(part) for part in zip(*drawn, strict=True))
+    return scores_of(cost_S, shard.space), relevant_S, weight_S
 
 
 def _random_scores(shard: Compared, relevance: Relevance, rows: Ints, seed: int) -> Table:
@@ -106,16 +107,15 @@ def _costs(shard: Compared, relevance: Relevance, rows: Ints) -> Iterator[tuple[
 def _draw_pairs(cost_BN: Table, relevant_BN: Bools, generator: np.random.Generator) -> tuple[Table, Bools, Floats]:
     """Costs, relevance and weights of the pairs of a block that a map is fitted on."""
     items = cost_BN.shape[1]
-    if items <= SURE + DRAWN:
-        column_BS, weight_BS = np.broadcast_to(np.arange(items), cost_BN.shape), np.ones(cost_BN.shape)
+    if items <= BEST + DRAWN:
+        column_BS = np.broadcast_to(np.arange(items), cost_BN.shape)
+        weight_BS = np.ones(cost_BN.shape)
     else:
-        best_BN = np.argpartition(cost_BN, SURE, axis=1)
-        rest = SURE + generator.integers(items - SURE, size=(len(cost_BN), DRAWN))
-        column_BS = np.hstack([best_BN[:, :SURE], np.take_along_axis(best_BN, rest, axis=1)])
-        weight_BS = np.broadcast_to(np.repeat([1.0, (items - SURE) / DRAWN], [SURE, DRAWN]), column_BS.shape)
-    cost_BS, right_BS = (
-        np.take_along_axis(cost_BN, column_BS, axis=1),
-        np.take_along_axis(relevant_BN, column_BS, axis=1),
-    )
+        best_BN = np.argpartition(cost_BN, BEST, axis=1)
+        rest = BEST + generator.integers(items - BEST, size=(len(cost_BN), DRAWN))
+        column_BS = np.hstack([best_BN[:, :BEST], np.take_along_axis(best_BN, rest, axis=1)])
+        weight_BS = np.broadcast_to(np.repeat([1.0, (items - BEST) / DRAWN], [BEST, DRAWN]), column_BS.shape)
+    cost_BS = np.take_along_axis(cost_BN, column_BS, axis=1)
+    relevant_BS = np.take_along_axis(relevant_BN, column_BS, axis=1)
     kept = np.isfinite(cost_BS)  # all but a query's own image
-    return cost_BS[kept], right_BS[kept], weight_BS[kept]
+    return cost_BS[kept], relevant_BS[kept], weight_BS[kept]

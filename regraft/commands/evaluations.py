@@ -50,7 +50,7 @@ def add(
     ] = None,
     relevant: Annotated[
         Path | None,
-        typer.Option("--relevant", metavar="FILE", help="Of embeddings: a JSON list, a list of right items' ids each."),
+        typer.Option("--relevant", metavar="FILE", help="Of embeddings: a JSON list, a list of relevant ids each."),
     ] = None,
     dry_run: DryRun = False,
 ) -> None:

@@ -54,7 +54,7 @@ class FlipEnd(ApiModel):
 class FlipInfo(ApiModel):
     """A query whose first match was right under old/old and is `wrong` under new/old.
 
-    `rank` is the place of its first right item under new/old, which was 1 under old/old.
+    `rank` is the place of its first relevant item under new/old, which was 1 under old/old.
     """
 
     query: FlipEnd

@@ -182,12 +182,12 @@ def test_a_whole_number_of_more_than_64_bits_is_a_number() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"scores": [], "right": []},
-        {"scores": [1.0], "right": [1, 0]},
-        {"scores": [[1.0]], "right": [[1]]},
-        {"scores": [np.inf], "right": [1]},
-        {"scores": [1.0], "right": [1], "weights": [0.0]},
-        {"scores": [1.0], "right": [1], "weights": [1.0, 1.0]},
+        {"scores": [], "relevant": []},
+        {"scores": [1.0], "relevant": [1, 0]},
+        {"scores": [[1.0]], "relevant": [[1]]},
+        {"scores": [np.inf], "relevant": [1]},
+        {"scores": [1.0], "relevant": [1], "weights": [0.0]},
+        {"scores": [1.0], "relevant": [1], "weights": [1.0, 1.0]},
     ],
 )
 def test_pairs_that_do_not_fit_are_refused(arguments: dict[str, Any]) -> None:

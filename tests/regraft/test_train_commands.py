@@ -88,7 +88,7 @@ def test_evaluate_takes_the_newest_versions_own_data(run, versions, images, tmp_
     code, shown, _ = run("evaluate", new.folder, old.folder)
 
     assert code == 0
-    assert shown.startswith("20 queries (0 without a right item), 30 items\n")
+    assert shown.startswith("20 queries (0 without a relevant item), 30 items\n")
 
 
 def test_fit_edge_writes_an_edge_and_warns_of_few_pairs(run, versions, images):

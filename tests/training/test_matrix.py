@@ -54,7 +54,7 @@ def measured(data: Data, chain: list[Version]) -> Evaluation:
 
 
 def naive(queries: np.ndarray, items: np.ndarray, data: Data) -> dict[str, list[float]]:
-    """Each metric of each query that has a right item, by sorting cosines."""
+    """Each metric of each query that has a relevant item, by sorting cosines."""
     found: dict[str, list[float]] = {metric: [] for metric in METRICS}
     for query, label in zip(queries, data.query.labels, strict=True):
         ranking = data.gallery.labels[np.argsort(-(items @ query), kind="stable")] == label

@@ -89,7 +89,7 @@ def test_the_page_holds_every_measurement_the_recipe_and_the_fingerprint(measure
             score = measured.cells[pair].retrieval.interval(metric)
             assert f"{score.value:.3f} ({score.low:.3f} - {score.high:.3f})" in html
         assert f"<td>{'/'.join(pair)}</td>" in html
-    assert "20 queries (0 without a right item) and 30 items" in html
+    assert "20 queries (0 without a relevant item) and 30 items" in html
     assert "reencode, random, calibrated" in html
     rows = dict(re.findall("<tr><td>(.*?)</td><td>(.*?)</td></tr>", html))
     assert rows["name"] == "a&lt;b"

@@ -27,7 +27,7 @@ from service.replica.loaded import LoadedGallery
 from service.store.repository import STREAMED
 from service.store.tables import item
 from service.upgrades.curves.probes import FULL_RANKINGS, CurveIn, Probes
-from service.upgrades.gates.relevance import live_keys, right_keys
+from service.upgrades.gates.relevance import live_keys, relevant_numbers
 from service.upgrades.gates.samples import read_entries
 
 BLOCK_QUERIES = 64
@@ -72,7 +72,7 @@ class GroundTruth(Protocol):
         """Read what was written between two blocks, for the `Relevance` in use: a block finds it already."""
 
     def relevance(self, probes: Probes) -> Relevance:
-        """What is right for these queries now."""
+        """The items that are relevant to these queries now."""
 
 
 class RelevantItems:
@@ -91,14 +91,14 @@ class RelevantItems:
         """Do nothing: an item that did not exist cannot be relevant, or changes little."""
 
     def relevance(self, probes: Probes) -> Relevance:
-        """What is right for these queries now."""
-        right_of = right_keys(probes.entries, self._keys)
+        """The items that are relevant to these queries now."""
+        item_keys = relevant_numbers(probes.entries, self._keys)
 
         def relevant(rows: slice, keys: Keys) -> NDArray[np.bool_]:
-            pairs = zip(keys, right_of[rows], strict=True)
-            return np.stack([np.isin(found, right[right >= 0]) for found, right in pairs])
+            pairs = zip(keys, item_keys[rows], strict=True)
+            return np.stack([np.isin(found, listed[listed >= 0]) for found, listed in pairs])
 
-        others = (right_of >= 0).sum(axis=1)
+        others = (item_keys >= 0).sum(axis=1)
         return Relevance(lambda rows: others[rows], relevant)
 
 
@@ -145,7 +145,7 @@ class ItemLabels:
         return np.where(np.isin(keys, list(self._since)), since, known)
 
     def relevance(self, probes: Probes) -> Relevance:
-        """What is right for these queries now."""
+        """The items that are relevant to these queries now."""
         labels, keys = probes.labels, probes.keys.tolist()
 
         def codes(rows: slice) -> Codes:

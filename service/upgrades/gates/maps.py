@@ -1,8 +1,8 @@
 """Calibrations that a gate fits on its sample, one for each route that queries of the new version would take.
 
-All maps of a gate are fitted together on the same queries and items: with labels by which pairs are right, without by
-what chance gives (`evalue_calibration`), since only maps of one sort rank together. Which merge mode serves the gallery
-best while its items move is measured on the same sample.
+All maps of a gate are fitted together on the same queries and items, since only maps of one sort rank together: with
+labels by which pairs are relevant, without by what chance gives (`evalue_calibration`). Which merge mode serves the
+gallery best while its items move is measured on the same sample.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def fit(
             sides[map_key(route, origin)] = _side(registry, route, items, sample, version)
     count = min(MAX_ITEMS, *(len(side.items) for side in sides.values()))
     comparisons = [Compared(side.queries, side.items[:count], side.space) for side in sides.values()]
-    right = _right(sample, count, None)
-    rows = np.flatnonzero(right.valid)
+    relevance = _relevance(sample, count, None)
+    rows = np.flatnonzero(relevance.valid)
     if not len(rows):
         return {}
     maps = (
-        fit_maps(comparisons, right, rows, seed)
+        fit_maps(comparisons, relevance, rows, seed)
         if sample.has_ground_truth
-        else fit_evalue_maps(comparisons, right, rows, seed)
+        else fit_evalue_maps(comparisons, relevance, rows, seed)
     )
     return dict(zip(sides, maps, strict=True))
 
@@ -92,10 +92,10 @@ def choose_mode(
         return None
     before = _side(registry, route, sample.embedded[old.name].vectors[: len(by_new)], sample, old)
     after = Compared(sample.query_vectors[new.name][:MAX_ITEMS], by_new, new.space)
-    right = _right(sample, len(by_new), after)
+    relevance = _relevance(sample, len(by_new), after)
     deciding_metric = metric if metric.startswith("cmc@") and sample.has_ground_truth else MEAN_AP
     chosen = choose_merge_mode(
-        before, after, right, default=default_mode(route.kinds), metric=deciding_metric, seed=seed
+        before, after, relevance, default=default_mode(route.kinds), metric=deciding_metric, seed=seed
     )
     return None if chosen is None else (map_key(route, Origin.ENCODED.value), chosen)
 
@@ -105,10 +105,10 @@ def _side(registry: Registry, route: Route, items: Vectors, sample: Sample, vers
     return Compared(queries[:MAX_ITEMS], items, version.space)
 
 
-def _right(sample: Sample, items: int, own: Compared | None) -> Relevance:
+def _relevance(sample: Sample, items: int, own: Compared | None) -> Relevance:
     """The relevant items among the first of the sample: by the ground truth, else the first of `own`'s ranking."""
     if sample.has_ground_truth:
-        return sample.right(items, MAX_ITEMS)
+        return sample.relevance(items, MAX_ITEMS)
     self_numbers = sample.self_numbers(items)[:MAX_ITEMS]
     if own is None:
         return RankingRelevance(np.zeros((len(self_numbers), 0), np.int64), items, self_numbers)

@@ -45,7 +45,7 @@ def measure(
     if old.id == new.id:
         raise InvalidArgument(f"{new.name!r} is current: a gate compares another version with it", pointer="/version")
     kinds, old_old, new_old, new_new = comparisons(registry, old, new, sample)
-    metric, measure_pair, right = _metric(sample, new_new, options)
+    metric, measure_pair, relevance = _metric(sample, new_new, options)
     before = measure_pair(old_old)
     if not before.valid.any():
         raise _nothing_relevant(sample)
@@ -55,7 +55,7 @@ def measure(
     if own is not None and not own.valid.any():
         own = None
     verdict = gate(before, after, own, metric, seed=options["seed"], slice_of=sample.slices)
-    flips = worst_flips(before, after, new_old, right, MAX_FLIPS)
+    flips = worst_flips(before, after, new_old, relevance, MAX_FLIPS)
     all_new = len(new_new.items) == len(sample)
     return {
         **options,
@@ -130,12 +130,12 @@ def _metric(
     if metric == RECALL:
         k = min(options["k"], len(sample) - 1)
         truth = first_items(new_new, k, self_numbers)
-        right = RankingRelevance(truth, len(sample), self_numbers)
-        return f"recall@{k}", lambda pair: recall(first_items(pair, k, self_numbers), truth), right
+        relevance = RankingRelevance(truth, len(sample), self_numbers)
+        return f"recall@{k}", lambda pair: recall(first_items(pair, k, self_numbers), truth), relevance
     if labels is None:
         why = f"metric {metric!r} needs labels: name a metadata field in `label`, or an evaluation set with labels"
         raise InvalidArgument(why, pointer="/metric")
-    matching = sample.right(len(sample))
+    matching = sample.relevance(len(sample))
     if metric == TAR:
         return (
             f"TAR@FAR={options['far']:g}",
@@ -147,20 +147,20 @@ def _metric(
 
 def _by_relevance(sample: Sample, options: Mapping[str, Any]) -> tuple[str, Callable[[Compared], Measured], Relevance]:
     """As `_metric` where entries name relevant items: recall@k is the share of those among the first k."""
-    metric, right = options["metric"] or "cmc@1", sample.right(len(sample))
+    metric, relevance = options["metric"] or "cmc@1", sample.relevance(len(sample))
     if metric == TAR:
         why = f"metric {TAR} needs labels, and this evaluation set names relevant items; legal: cmc@1, cmc@5, mAP@1.0, "
         raise InvalidArgument(f"{why}{RECALL}", pointer="/metric")
     if metric != RECALL:
-        return metric, lambda pair: retrieval_by(pair, sample.right(len(pair.items))), right
+        return metric, lambda pair: retrieval_by(pair, sample.relevance(len(pair.items))), relevance
     k = min(options["k"], len(sample))
 
     def recalled(pair: Compared) -> Measured:
-        relevant = sample.right(len(pair.items))
+        relevant = sample.relevance(len(pair.items))
         assert isinstance(relevant, ListedRelevance)
         return recall_of(first_items(pair, k, relevant.self_Q), relevant.relevant_QK, k)
 
-    return f"{RECALL.partition('@')[0]}@{k}", recalled, right
+    return f"{RECALL.partition('@')[0]}@{k}", recalled, relevance
 
 
 def _can_rank(pair: Compared, sample: Sample, options: Mapping[str, Any]) -> bool:

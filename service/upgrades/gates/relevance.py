@@ -30,13 +30,13 @@ def live_keys(connection: Connection, gallery_id: int, entries: Sequence[Entry])
     return {name: found[name] for name in named if name in found}
 
 
-def right_keys(entries: Sequence[Entry], number_of: Mapping[str, int]) -> NDArray[np.int64]:
+def relevant_numbers(entries: Sequence[Entry], number_of: Mapping[str, int]) -> NDArray[np.int64]:
     """(Q, K) the numbers of each entry's relevant items, -1 where there are fewer, or one does not exist."""
     listed = [sorted({number_of[name] for name in entry.relevant if name in number_of}) for entry in entries]
-    right = np.full((len(listed), max(map(len, listed), default=0)), -1)
+    relevant = np.full((len(listed), max(map(len, listed), default=0)), -1)
     for row, numbers in enumerate(listed):
-        right[row, : len(numbers)] = numbers
-    return right
+        relevant[row, : len(numbers)] = numbers
+    return relevant
 
 
 def with_queries(queries: Sample, items: Sample) -> Sample:
@@ -44,10 +44,10 @@ def with_queries(queries: Sample, items: Sample) -> Sample:
     number_of = {entry.name: number for number, entry in enumerate(items.entries)}
     named = {name for entry in queries.entries for name in entry.relevant}
     vectors = {name: found.vectors for name, found in queries.embedded.items()}
-    right = right_keys(queries.entries, number_of)
+    relevant = relevant_numbers(queries.entries, number_of)
     return replace(
         items,
-        query_side=QuerySide(queries.entries, vectors, right, len(named - number_of.keys())),
+        query_side=QuerySide(queries.entries, vectors, relevant, len(named - number_of.keys())),
         labels=None,
         slices=queries.slices,
         latency_ms=queries.latency_ms,

@@ -67,13 +67,13 @@ class QuerySide:
     Attributes:
         entries: (Q,) their entries.
         vectors: version name -> its embeddings of them (Q, D).
-        right: (Q, K) numbers of the relevant entries on the gallery side, -1 where there are fewer.
+        relevant_numbers: (Q, K) numbers of the relevant entries on the gallery side, -1 where there are fewer.
         missing: how many named items do not exist.
     """
 
     entries: Sequence[Entry]
     vectors: Mapping[str, Vectors]
-    right: NDArray[np.int64]
+    relevant_numbers: NDArray[np.int64]
     missing: int
 
 
@@ -135,11 +135,11 @@ class Sample:
         own = np.arange(self.queries)
         return np.where(own < items, own, -1)
 
-    def right(self, items: int, queries: int | None = None) -> Relevance:
+    def relevance(self, items: int, queries: int | None = None) -> Relevance:
         """The relevant items of the first queries among the first items; needs `has_ground_truth`."""
         self_numbers = self.self_numbers(items)[:queries]
         if self.query_side is not None:
-            listed = self.query_side.right[:queries]
+            listed = self.query_side.relevant_numbers[:queries]
             return ListedRelevance(np.where(listed < items, listed, -1), items, self_numbers)
         codes = np.unique(np.asarray(self.labels), return_inverse=True)[1]
         return LabelRelevance(codes[: len(self_numbers)], codes[:items], self_numbers)

@@ -230,7 +230,7 @@ def test_a_map_fitted_on_a_draw_of_the_items_is_that_of_all_items(monkeypatch: p
     side = Compared(draw(Cosine(), queries, 1.0, 1), draw(Cosine(), items, 1.0, 2), Cosine())
     right, rows = relevance(queries, items), np.arange(300)
     drawn = fit_maps([side], right, rows)[0]
-    monkeypatch.setattr("index.evaluation.score_maps.SURE", 3000)
+    monkeypatch.setattr("index.evaluation.score_maps.BEST", 3000)
     full = fit_maps([side], right, rows)[0]
     at = np.linspace(-0.5, 0.99, 12)
     np.testing.assert_allclose(drawn(at), full(at), atol=0.06)
@@ -238,8 +238,8 @@ def test_a_map_fitted_on_a_draw_of_the_items_is_that_of_all_items(monkeypatch: p
 
 
 def test_the_items_drawn_stand_for_all_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At 0.5 query `a` has its one right item, and query `b` a hundred wrong ones, of which one is drawn."""
-    monkeypatch.setattr("index.evaluation.score_maps.SURE", 1)
+    """At 0.5 query `a` has its one relevant item, and query `b` a hundred wrong ones, of which one is drawn."""
+    monkeypatch.setattr("index.evaluation.score_maps.BEST", 1)
     monkeypatch.setattr("index.evaluation.score_maps.DRAWN", 1)
     degrees = np.deg2rad([120, 60, *[0] * 100])
     items = np.stack([np.cos(degrees), np.sin(degrees)], axis=1).astype(np.float32)
