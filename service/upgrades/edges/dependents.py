@@ -128,14 +128,11 @@ class Counts:
         registry, current = self._registry, self._registry.current_of(gallery)
         graph = without(registry, self._key)
         with self._database.lookup() as connection:
-            emptied, query_versions = (
-                versions_emptied(connection, gallery.id),
-                self._query_versions(connection, gallery),
-            )
+            emptied = versions_emptied(connection, gallery.id)
+            query_versions = self._query_versions(connection, gallery)
         # Memory may still hold embeddings of emptied versions: these come last, for items without any other.
-        order = [
-            held.name for held in sorted(preference(registry, current, graph), key=lambda held: held.id in emptied)
-        ]
+        by_preference = preference(registry, current, graph)
+        order = [version.name for version in sorted(by_preference, key=lambda version: version.id in emptied)]
         now, then = live.gallery.items_by_version(), live.gallery.items_by_version(order)
         moved = live.gallery.moved_by(order)
         return tuple(

@@ -55,16 +55,14 @@ def make_pairs(
             rows = list(_rows(connection, block, label))
             stored = {version.name: _stored(connection, gallery_id, version, block) for version in versions}
         vectors = _completed(blobs, decoder, versions, rows, stored)
-        complete = [row for row in rows if all(row[0] in vectors[version.name] for version in versions)][
-            : count - len(names)
-        ]
-        names += [name for _, name, _, _ in complete]
-        labels += [label_of for *_, label_of in complete if label_of is not None]
-        for version in versions:
-            parts[version.name] += [vectors[version.name][key] for key, *_ in complete]
-    by_new, by_old = (
-        np.stack(parts[version.name]) if names else np.empty((0, version.card.dim), np.float32) for version in versions
-    )
+        complete = [row for row in rows if all(row[0] in vectors[version.name] for version in versions)]
+        for key, name, _, label_of in complete[: count - len(names)]:
+            names.append(name)
+            if label_of is not None:
+                labels.append(label_of)
+            for version in versions:
+                parts[version.name].append(vectors[version.name][key])
+    by_new, by_old = (np.array(parts[v.name], np.float32).reshape(-1, v.card.dim) for v in versions)
     return PairedEmbeddings(names, by_new, by_old, None if label is None else labels)
 
 
