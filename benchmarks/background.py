@@ -28,11 +28,16 @@ from http_speed import DIM, about, served
 from index_speed import draw
 from million import BLOCK, client, fill, register, search, wait_until_sealed
 
+from index.engines.segments import SEAL_ROWS
+from index.errors import InvalidArgument
+
 REST_SECONDS, QUIET_SECONDS = 5.0, 5.0
 MOST_SECONDS = 600.0
 
 
 def main(items: int = 100_000) -> None:
+    if items < SEAL_ROWS:
+        raise InvalidArgument(f"of {items} items no index is built; at least {SEAL_ROWS} are sealed")
     vectors, queries = draw(items, 200, DIM)
     fifth = len(vectors) // 5
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (url, _), client(url) as http:

@@ -33,11 +33,12 @@ from index.errors import InvalidArgument
 from index.folder import load_version, write_card
 from index.image import preprocess
 from index.version import ENCODER, PROBE, Card, Preprocess, Version
-from regraft.client import Client, ImageItem
+from regraft import Client, ImageItem, Problem, Unreachable
 from service.http.app import serve
 from service.registry.encoders.batching import Batcher
 from service.registry.encoders.modalities import ImageModality
 from service.settings import Settings
+from service.store.database import upgrade
 
 CLIENTS = (1, 4, 16, 64)
 PORTS = {"batched": 18_411, "one by one": 18_412}
@@ -102,8 +103,8 @@ def measure_http(version: Version, scratch: Path, seconds: float, rounds: int) -
     for process in services:
         process.start()
     try:
-        for port in PORTS.values():
-            fill(version, port)
+        for port, process in zip(PORTS.values(), services, strict=True):
+            fill(version, port, process)
         columns = "/s | CPU ms | p50 ms | p99 ms"
         print(f"\n| HTTP: clients | batched {columns} | one by one {columns} | ratio of /s | of CPU |")
         print(f"|{' --- |' * 11}")
@@ -128,16 +129,20 @@ def measure_http(version: Version, scratch: Path, seconds: float, rounds: int) -
 def run(way: str, data: Path) -> None:
     if way == "one by one":
         service.registry.encoders.modalities.Batcher = OneByOne
-    serve(Settings(data=data, port=PORTS[way]))
+    settings = Settings(data=data, port=PORTS[way])
+    upgrade(settings)
+    serve(settings)
 
 
-def fill(version: Version, port: int) -> None:
+def fill(version: Version, port: int, service: multiprocessing.Process) -> None:
     with Client(f"http://127.0.0.1:{port}") as client:
         while True:
             try:
                 client.ready()
                 break
-            except Exception:
+            except (Problem, Unreachable):
+                if not service.is_alive():
+                    raise
                 time.sleep(0.1)
         client.register_version(version.folder)
         client.create_gallery("g")
