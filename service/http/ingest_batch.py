@@ -53,10 +53,10 @@ class IngestBatch:
         self.errors.sort(key=lambda error: error["index"])
         first = f"{self.errors[0]['pointer']}: {self.errors[0]['detail']}"
         if len(self.errors) == self.size:
-            raise ItemsRefused(f"none of the {self.size} items can be stored; {first}", self.errors)
+            raise ItemsRefused(f"all of the {self.size} items are refused; {first}", self.errors)
         if atomic:
             counts = f"{len(self.errors)} of {self.size} items"
-            raise ItemsRefused(f"{counts} cannot be stored, and the batch is atomic; {first}", self.errors)
+            raise ItemsRefused(f"{counts} are refused, and the batch is atomic; {first}", self.errors)
 
 
 def read_batch(
