@@ -30,6 +30,11 @@ def change_params(dry_run: bool) -> dict[str, str]:
     return {"dry_run": "true"} if dry_run else {}
 
 
+def limit_params(limit: int | None) -> dict[str, int]:
+    """The parameters of a list: its newest `limit`, or all."""
+    return {} if limit is None else {"limit": limit}
+
+
 def delete_params(name: object, dry_run: bool) -> dict[str, str]:
     """The parameters of a deletion of more than an item, which says once more what it deletes."""
     return {"confirm": str(name), **change_params(dry_run)}

@@ -21,7 +21,7 @@ from regraft.commands.curves import (
     print_curve,
     summary_line,
 )
-from regraft.commands.options import DryRun, Gallery, print_fields, progress, read_filter, would
+from regraft.commands.options import DryRun, Gallery, Newest, print_fields, progress, read_filter, would
 from regraft.commands.plan import print_estimate
 from regraft.models import BackfillInfo
 from regraft.routes.backfills import BackfillOptions
@@ -125,10 +125,10 @@ def estimate(
 
 
 @backfill.command("list")
-def list_backfills(client: Client, name: Gallery) -> None:
+def list_backfills(client: Client, name: Gallery, limit: Newest = None) -> None:
     """List a gallery's backfills."""
     fields = ["id", "version", "kind", "state", "total", "done", "skipped", "failed"]
-    print_fields(client.backfills(name), fields)
+    print_fields(client.backfills(name, limit=limit), fields)
 
 
 @backfill.command("show")

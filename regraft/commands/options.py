@@ -22,6 +22,9 @@ from regraft.own_packages import OWN, check_not_shadowed
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be, change nothing.")]
 Gallery = Annotated[str, typer.Argument(metavar="GALLERY", help="Name of the gallery.")]
+Newest = Annotated[
+    int | None, typer.Option("--limit", min=1, max=1000, help="At most so many, the newest.", show_default=False)
+]
 
 
 class MissingExtra(RegraftError):

@@ -13,7 +13,7 @@ from index.errors import InvalidArgument
 from regraft.client import Client, Json
 from regraft.commands.answers import answer, err, out
 from regraft.commands.command import Commands
-from regraft.commands.options import DryRun, Gallery, print_fields, print_table, score, would
+from regraft.commands.options import DryRun, Gallery, Newest, print_fields, print_table, score, would
 from regraft.models import DeploymentInfo, GateReport
 
 deployment = Commands(no_args_is_help=True, help="Show deployments, and take them step by step.")
@@ -128,10 +128,10 @@ def deploy(
 
 
 @deployment.command("list")
-def list_deployments(client: Client, name: Gallery) -> None:
+def list_deployments(client: Client, name: Gallery, limit: Newest = None) -> None:
     """List a gallery's deployments."""
     fields = ["id", "version", "previous", "state", "gate", "activated", "reason"]
-    print_fields(client.deployments(name), fields)
+    print_fields(client.deployments(name, limit=limit), fields)
 
 
 @deployment.command("show")

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypedDict, Unpack
 
 from regraft.connection import Connection, Json, Problem, Unreachable, read
 from regraft.models import BackfillEstimate, BackfillInfo, BackfillList, CurvePoint, FailurePage, ItemFailure
-from regraft.paths import change_params, path_of
+from regraft.paths import change_params, limit_params, path_of
 from regraft.routes.route import route, stream
 
 SILENCE_SECONDS = 30.0
@@ -66,9 +66,10 @@ class BackfillRoutes(Connection):
         )
 
     @route
-    async def backfills(self, gallery: str) -> list[BackfillInfo]:
-        """GET /v1/galleries/{gallery}/backfills."""
-        return (await self._ask(BackfillList, "GET", path_of("galleries", gallery, "backfills"))).backfills
+    async def backfills(self, gallery: str, *, limit: int | None = None) -> list[BackfillInfo]:
+        """GET /v1/galleries/{gallery}/backfills: all, or the newest `limit`, oldest first."""
+        path = path_of("galleries", gallery, "backfills")
+        return (await self._ask(BackfillList, "GET", path, params=limit_params(limit))).backfills
 
     @route
     async def backfill(self, backfill: int) -> BackfillInfo:

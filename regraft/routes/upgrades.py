@@ -20,7 +20,7 @@ from regraft.models import (
     RetireResult,
     RollbackResult,
 )
-from regraft.paths import change_params, delete_params, path_of
+from regraft.paths import change_params, delete_params, limit_params, path_of
 from regraft.routes.route import route
 
 Answered = TypeVar("Answered", bound=DeploymentAnswer)
@@ -105,9 +105,10 @@ class UpgradeRoutes(Connection):
         )
 
     @route
-    async def gates(self, gallery: str) -> list[GateReport]:
-        """GET /v1/galleries/{gallery}/gates."""
-        return (await self._ask(GateList, "GET", path_of("galleries", gallery, "gates"))).gates
+    async def gates(self, gallery: str, *, limit: int | None = None) -> list[GateReport]:
+        """GET /v1/galleries/{gallery}/gates: all, or the newest `limit`, oldest first."""
+        path = path_of("galleries", gallery, "gates")
+        return (await self._ask(GateList, "GET", path, params=limit_params(limit))).gates
 
     @route
     async def gate_report(self, gallery: str, gate: int) -> GateReport:
@@ -144,9 +145,10 @@ class UpgradeRoutes(Connection):
         return await self._change(DeploymentInfo, path_of("galleries", gallery, "deployments"), body, dry_run, if_match)
 
     @route
-    async def deployments(self, gallery: str) -> list[DeploymentInfo]:
-        """GET /v1/galleries/{gallery}/deployments."""
-        return (await self._ask(DeploymentList, "GET", path_of("galleries", gallery, "deployments"))).deployments
+    async def deployments(self, gallery: str, *, limit: int | None = None) -> list[DeploymentInfo]:
+        """GET /v1/galleries/{gallery}/deployments: all, or the newest `limit`, oldest first."""
+        path = path_of("galleries", gallery, "deployments")
+        return (await self._ask(DeploymentList, "GET", path, params=limit_params(limit))).deployments
 
     @route
     async def deployment(self, gallery: str, deployment: int) -> DeploymentDetail:

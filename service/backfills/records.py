@@ -52,10 +52,11 @@ def backfill_row(connection: Connection, number: int) -> RetryingBackfill:
     return row
 
 
-def backfill_rows(connection: Connection, gallery_id: int) -> list[RetryingBackfill]:
-    """Every backfill of a gallery, oldest first."""
+def backfill_rows(connection: Connection, gallery_id: int, limit: int | None) -> list[RetryingBackfill]:
+    """Every backfill of a gallery, or the newest `limit` of them, oldest first."""
     statement = _with_retrying().where(backfill.c.gallery_id == gallery_id)
-    return all_of(RetryingBackfill, connection.execute(statement.order_by(backfill.c.id)))
+    newest_first = statement.order_by(backfill.c.id.desc()).limit(limit)
+    return all_of(RetryingBackfill, connection.execute(newest_first))[::-1]
 
 
 def failures_after(

@@ -22,7 +22,7 @@ from service.backfills.supplied import SUPPLIED, finish_if_complete
 from service.backfills.sweeps import new_sweep_columns
 from service.http.backfill_progress import describe, snapshot
 from service.http.request_context import RequestContext
-from service.http.requests import KEY_OPENS_BACKFILL, CheckedRoute, Service
+from service.http.requests import KEY_OPENS_BACKFILL, CheckedRoute, Newest, Service
 from service.registry.registry import LoadedVersion, Registry
 from service.runtime import Runtime
 from service.schemas import MAX_CHUNK, Body, Name, Number
@@ -113,10 +113,10 @@ def create(
 
 
 @router.get("/galleries/{name}/backfills")
-def list_all(name: Name, service: Service) -> BackfillList:
-    """Every backfill of a gallery, oldest first."""
+def list_all(name: Name, service: Service, limit: Newest = None) -> BackfillList:
+    """Every backfill of a gallery, or the newest, oldest first."""
     with service.database.read() as connection:
-        rows = backfill_rows(connection, gallery_named(connection, name).id)
+        rows = backfill_rows(connection, gallery_named(connection, name).id, limit)
         return BackfillList(
             backfills=[describe(service.registry, name, row, curve_of(connection, row.id)) for row in rows]
         )

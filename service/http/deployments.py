@@ -20,7 +20,7 @@ from regraft.models import (
 )
 from service.http.deployment_requests import AdvanceIn, DeploymentIn, check_options, steps_to, transition_request
 from service.http.request_context import IfMatchContext
-from service.http.requests import LOADED, CheckedRoute, Service
+from service.http.requests import LOADED, CheckedRoute, Newest, Service
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import report_of, summary
 from service.runtime import Runtime
@@ -73,11 +73,11 @@ def create(
 
 
 @router.get("/galleries/{name}/deployments")
-def list_all(name: Name, response: Response, service: Service) -> DeploymentList:
-    """Every deployment of a gallery, oldest first; the ETag belongs to all of them together."""
+def list_all(name: Name, response: Response, service: Service, limit: Newest = None) -> DeploymentList:
+    """Every deployment of a gallery, or the newest, oldest first; the ETag belongs to all of them together."""
     with service.database.read() as connection:
         gallery_id = gallery_named(connection, name).id
-        rows = history(connection, gallery_id)
+        rows = history(connection, gallery_id, limit)
         response.headers["ETag"] = etag(connection, gallery_id)
     return DeploymentList(deployments=[describe(service.registry, row) for row in rows])
 

@@ -82,7 +82,7 @@ def list_all(service: Service, new: Name | None = None, old: Name | None = None)
 
 @router.get("/edges/{new}/{old}/{kind}")
 def show(new: Name, old: Name, kind: KindName, service: Service) -> EdgeInfo:
-    """One edge."""
+    """One edge, with what was measured along it."""
     service.registry.sync()
     return describe(find(service.registry, (new, old, kind)))
 

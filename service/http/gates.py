@@ -18,7 +18,7 @@ from service.errors import NoCurrentVersion
 from service.http.gate_images import flip_blobs, thumbnails
 from service.http.gate_page import page
 from service.http.request_context import RequestContext
-from service.http.requests import CheckedRoute, Service
+from service.http.requests import CheckedRoute, Newest, Service
 from service.registry.calibrations import store
 from service.registry.registry import LoadedVersion
 from service.registry.stored_contents import embeds
@@ -104,12 +104,12 @@ def create(name: Name, body: GateIn, response: Response, service: Service, conte
 
 
 @router.get("/galleries/{name}/gates")
-def list_all(name: Name, service: Service) -> GateList:
-    """Every gate report of a gallery, oldest first."""
+def list_all(name: Name, service: Service, limit: Newest = None) -> GateList:
+    """Every gate report of a gallery, or the newest, oldest first."""
     with service.database.read() as connection:
         statement = select(gate_report).where(gate_report.c.gallery_id == gallery_named(connection, name).id)
-        rows = all_of(GateRow, connection.execute(statement.order_by(gate_report.c.id)))
-    return GateList(gates=[describe(row) for row in rows])
+        rows = all_of(GateRow, connection.execute(statement.order_by(gate_report.c.id.desc()).limit(limit)))
+    return GateList(gates=[describe(row) for row in reversed(rows)])
 
 
 @router.get("/galleries/{name}/gates/{number}")

@@ -183,7 +183,7 @@ def list_page(
 
 @router.post("/galleries/{name}/items:list")
 def list_passing(name: Name, body: ListIn, service: Service) -> ItemPage:
-    """The same for a filter that is too long for an address."""
+    """A page of the items that pass a filter, which is too long for an address."""
     parse_filter(body.filter)  # an empty gallery would not check it
     return _list(service, name, body.limit, body.cursor or "", body.with_text, body.filter)
 

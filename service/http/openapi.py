@@ -80,6 +80,7 @@ def describe(app: FastAPI, settings: Settings) -> Document:
             elif settings.api_key is not None:
                 # A role name, as OpenAPI 3.1 has it for schemes that are not OAuth's.
                 operation["security"] = [{"bearer": [required_scope(method.upper(), path)]}]
+            _summarise(operation)
             _add_dry_run(operation)
             _add_problems(method, operation)
     _fill_limits(document, settings)
@@ -114,6 +115,14 @@ def _name(status: int) -> str:
 def _problem(codes: list[str]) -> Document:
     schema = {"$ref": "#/components/schemas/Problem"}
     return {"description": f"One of: {', '.join(codes)}.", "content": {PROBLEM: {"schema": schema}}}
+
+
+def _summarise(operation: Document) -> None:
+    """Make the first line of the route's docstring its summary, in place of the words of the function's name."""
+    summary, _, rest = operation.pop("description").partition("\n")
+    operation["summary"] = summary.removesuffix(".")
+    if rest:
+        operation["description"] = rest.strip()
 
 
 def _add_dry_run(operation: Document) -> None:

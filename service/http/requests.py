@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from typing import Annotated, Any, cast, get_args
 
-from fastapi import Depends, Request, Response
+from fastapi import Depends, Query, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.routing import Match
@@ -31,6 +31,8 @@ async def runtime_of(request: Request) -> Runtime:
 
 
 Service = Annotated[Runtime, Depends(runtime_of)]
+Newest = Annotated[int | None, Query(ge=1, le=1000, description="at most so many, the newest; default: all")]
+"""Of a gallery's history, which grows for ever."""
 
 
 async def _load(request: Request, service: Service) -> None:

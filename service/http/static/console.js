@@ -3,6 +3,7 @@
 // Whatever comes from the service is put in as text, never as markup.
 
 const REFRESH_MS = 2000;
+const NEWEST = 10;   // rows of a gallery's history that are shown
 const COLOURS = ["#0969da", "#1a7f37", "#bf8700", "#8250df", "#cf222e", "#0a7b83", "#bc4c00", "#6e7781"];
 const page = document.getElementById("page");
 let order = [];      // names of versions as they were registered: each has its colour
@@ -65,9 +66,9 @@ function duration(seconds) {
 
 function table(heads, rows, none) {
   if (!rows.length) return el("p", { class: "note" }, none);
-  return el("table", {},
+  return el("div", { class: "table" }, el("table", {},
     el("tr", {}, heads.map((head) => el("th", {}, head))),
-    rows.map((row) => el("tr", {}, row.map((cell) => el("td", {}, cell)))));
+    rows.map((row) => el("tr", {}, row.map((cell) => el("td", {}, cell))))));
 }
 
 function dot(version) {
@@ -98,59 +99,71 @@ function curve(found) {
     }));
 }
 
-// Views: each gives what is shown now
+const newest = (list) => list.slice(-NEWEST).reverse();
+const more = (list, command) => (list.length > NEWEST ? el("p", { class: "note" }, `The newest ${NEWEST}. ${command} lists all.`) : null);
+
+function gateLink(gallery, gate) {
+  if (!gate || sessionStorage.getItem("key") !== null) return gate || "";  // a browser sends no key with a link
+  return el("a", { href: `v1/${place("galleries", gallery, "gates", gate, "page")}`, title: "the report" }, gate);
+}
+
+// Views: each gives what is shown now; that of a gallery gives two parts, above and below the search
 
 async function showGalleries() {
   const { galleries } = await read("galleries");
-  return [el("h1", {}, "Galleries"), table(
+  return [[el("h1", {}, "Galleries"), table(
     ["gallery", "current version", "items", "served by", "index"],
     galleries.map((one) => [
       el("a", { href: `#/gallery/${encodeURIComponent(one.name)}` }, one.name),
       one.current ? [dot(one.current), one.current] : el("span", { class: "note" }, "none"),
       count(one.items), mixBar(one), one.loading ? `loading, ${count(one.loading.done)} items` : one.index.kind,
     ]),
-    "There is no gallery yet: regraft gallery create NAME")];
+    "There is no gallery yet: regraft gallery create NAME")]];
 }
 
 async function showGallery(name) {
   const [gallery, { deployments }, { backfills }, { gates }] = await Promise.all(
-    ["", "/deployments", "/backfills", "/gates"].map((part) => read(`galleries/${encodeURIComponent(name)}${part}`)));
-  const newest = (list) => [...list].reverse();
-  return [
+    ["", "/deployments", "/backfills", "/gates"].map((part) =>
+      read(`${place("galleries", name)}${part && `${part}?limit=${NEWEST + 1}`}`)));
+  return [[
     el("h1", {}, name, " ", gallery.current ? chip(gallery.current, "current") : chip("no version yet", "warn")),
     mixBar(gallery),
     el("div", { class: "legend" }, mixOf(gallery).map(([version, n]) =>
       el("span", {}, dot(version), `${version}: ${count(n)} (${percent(n / Math.max(gallery.items, 1))})`))),
-    el("p", { class: "note" }, `${count(gallery.items)} items, ${count(gallery.indexed)} of them answered for by `,
-      `an approximate index (${gallery.index.kind}, ${gallery.index.storage}, recall ${gallery.index.recall})`),
+    el("p", { class: "note" }, `${count(gallery.items)} items, ${count(gallery.indexed)} of them in an approximate index `,
+      `(${gallery.index.kind}, ${gallery.index.storage}, recall ${gallery.index.recall})`),
+  ], [
     el("h2", {}, "Backfills"),
     table(["", "to", "kind", "state", "moved", "", "failed", "left"], newest(backfills).map((one) => [
       one.id, [dot(one.version), one.version], one.kind, chip(one.planning ? "planning" : one.state, one.state),
       `${count(one.done)} of ${count(one.total)}`, bar([["moved", one.done, colour(one.version)]], one.total),
       count(one.failed), one.state === "running" ? duration(one.eta_seconds) : ""]),
     "Nothing was moved: older items are compared across versions."),
+    more(backfills, `regraft backfill list ${name}`),
     newest(backfills).filter((one) => one.curve && one.curve.points.length).slice(0, 1).map((one) => [
       el("p", { class: "note" }, `${one.curve.metric} along backfill ${one.id}: `,
         `${score(one.curve.points[0])} → ${score(one.curve.points.at(-1))}, largest dip ${percent(one.curve.largest_dip)}`),
       curve(one.curve)]),
     el("h2", {}, "Deployments"),
     table(["", "version", "before", "state", "gate", "when", "why"], newest(deployments).map((one) => [
-      one.id, [dot(one.version), one.version], one.previous || "", chip(one.state), one.gate || "",
+      one.id, [dot(one.version), one.version], one.previous || "", chip(one.state), gateLink(name, one.gate),
       moment(one.created), one.reason]), "No version was deployed: regraft deploy GALLERY VERSION"),
+    more(deployments, `regraft deployment list ${name}`),
     el("h2", {}, "Gates"),
     table(["", "versions", "verdict", "metric", "old/old", "new/old", "new/new", "difference", "flips"],
       newest(gates).map((one) => [
-        one.id, `${one.current} → ${one.version}`, chip(one.verdict), one.metric, score(one.old_old), score(one.new_old),
+        gateLink(name, one.id), `${one.current} → ${one.version}`, chip(one.verdict), one.metric, score(one.old_old), score(one.new_old),
         score(one.new_new), score(one.difference), count(one.negative_flips)]),
       "Versions were not compared: regraft gate GALLERY VERSION"),
-  ];
+    more(gates, `GET /v1/${place("galleries", name)}/gates`),
+  ]];
 }
 
 async function showVersions() {
   const [{ versions }, { edges }] = await Promise.all([read("versions"), read("edges")]);
-  return [
+  return [[
     el("h1", {}, "Versions"),
-    table(["version", "numbers", "space", "method", "takes", "registered", ""], versions.map((one) => [
+    table(["version", "dimension", "space", "method", "inputs", "registered", ""], versions.map((one) => [
       [dot(one.name), one.name], one.dim, one.space.kind, one.method,
       [one.encoder ? "images " : "", one.text ? "texts " : "", one.encoder || one.text ? "" : "embeddings"].join(""),
       moment(one.created), one.problem ? el("span", { class: "error" }, one.problem) : ""]), "None is registered."),
@@ -159,13 +172,13 @@ async function showVersions() {
       one.new, one.old, one.kind,
       Object.entries(one.scores).map(([metric, value]) => `${metric} ${score(value)}`).join(", ")]),
     "No version can be compared with another."),
-  ];
+  ]];
 }
 
 async function showAudit() {
   const { audit } = await read("audit?limit=100");
-  return [el("h1", {}, "Audit"), table(["when", "who", "what", "of", "why"],
-    audit.map((one) => [moment(one.at), one.who, one.action, one.subject, one.why]), "Nothing was changed yet.")];
+  return [[el("h1", {}, "Audit"), table(["when", "who", "action", "subject", "why"],
+    audit.map((one) => [moment(one.at), one.who, one.action, one.subject, one.why]), "Nothing was changed yet.")]];
 }
 
 // Search: beside what is read again and again, and left as it is
@@ -259,14 +272,17 @@ async function show() {
   clearTimeout(timer);
   const [, view, name] = (location.hash || "#/").split("/").map(decoded);
   const views = { "": showGalleries, gallery: () => showGallery(name), versions: showVersions, audit: showAudit };
-  const shown = el("section"), told = el("p", { class: "error" });
-  page.replaceChildren(told, shown, ...(view === "gallery" ? searchBox(name) : []));
+  const above = el("section"), below = el("section"), told = el("p", { class: "error" });
+  document.title = view === "gallery" ? `${name} - Regraft` : "Regraft";
+  page.replaceChildren(told, above, ...(view === "gallery" ? searchBox(name) : []), below);
   const refresh = async () => {
     try {
       order = (await read("versions")).versions.map((one) => one.name);
-      const parts = await (views[view] || showGalleries)();
+      const [first, second = []] = await (views[view] || showGalleries)();
       if (look !== looks) return;
-      shown.replaceChildren(...parts.flat(3));
+      for (const [section, parts] of [[above, first], [below, second]]) {
+        section.replaceChildren(...parts.flat(3).filter((part) => part !== null));
+      }
       told.replaceChildren();
     } catch (error) {
       if (look !== looks) return;

@@ -67,10 +67,11 @@ def deployment_row(connection: Connection, gallery_id: int, number: int) -> Depl
     return row
 
 
-def history(connection: Connection, gallery_id: int) -> list[DeploymentRow]:
-    """Every deployment of a gallery, oldest first."""
+def history(connection: Connection, gallery_id: int, limit: int | None = None) -> list[DeploymentRow]:
+    """Every deployment of a gallery, or the newest `limit` of them, oldest first."""
     statement = select(deployment).where(deployment.c.gallery_id == gallery_id)
-    return all_of(DeploymentRow, connection.execute(statement.order_by(deployment.c.id)))
+    newest_first = statement.order_by(deployment.c.id.desc()).limit(limit)
+    return all_of(DeploymentRow, connection.execute(newest_first))[::-1]
 
 
 def transitions(connection: Connection, deployment_id: int) -> list[TransitionRow]:

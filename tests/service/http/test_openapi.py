@@ -46,6 +46,7 @@ def test_every_operation_has_a_name_of_its_own_and_says_how_it_fails(document: d
 
     assert "galleries_create" in names
     assert len(names) == len(set(names))
+    assert not [operation["operationId"] for operation in operations if len(operation["summary"].split()) < 3]
     assert all(re.fullmatch("[a-z]+(_[a-z]+)+", name) for name in names)
     for operation in operations:
         assert {"401", "422", "503"} <= set(operation["responses"])

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from regraft import Client
 from service.upgrades.deployments.history import ON_ITS_WAY, DeploymentState
 from service.upgrades.deployments.steps import BEGINNINGS, TRANSITIONS
+from staging.served import problem
 from staging.steps import WAY, advance, at, deploy, detail, gate_id, reencode, rollback, state_of
 
 
@@ -280,3 +282,21 @@ class TestRehearsal:
         deploy(served, filled, "v3", until="registered")
         late = served.http.post(f"{filled}/retire", json={"version": "v1"}, headers={"If-Match": seen.pop()})
         assert late.status_code == 412
+
+
+def test_histories_are_cut_to_the_newest(served: Any, filled: str) -> None:
+    for _ in range(2):
+        gate_id(served, filled)
+        deploy(served, filled)
+        reencode(served, filled)
+        rollback(served, filled)
+
+    name, url = filled.rpartition("/")[2], str(served.http.base_url).removesuffix("/v1/")
+    with Client(url) as client:
+        for listed in (client.gates, client.deployments, client.backfills):
+            everything = listed(name)
+            assert len(everything) >= 2
+            assert listed(name, limit=1) == everything[-1:]
+            assert listed(name, limit=1000) == everything
+    for kind in ("gates", "deployments", "backfills"):
+        problem(served.http.get(f"{filled}/{kind}", params={"limit": 0}), 422, "invalid_request", "/limit")
