@@ -43,7 +43,6 @@ from service.store.vector_files import (
     forget_file,
     read_from_database,
     rows_in_file,
-    set_live,
     vector_file,
 )
 from service.store.vector_parquet import write_vectors
@@ -139,13 +138,11 @@ def _store_places(database: Database, file: VectorFileRow, found: Settled, goes_
         part = slice(start, start + BLOCK)
         try:
             with database.write() as connection:
-                seq = take_seq(connection, file.gallery_id, 0)  # no item is written until the commit
+                take_seq(connection, file.gallery_id, 0)  # no item is written until the commit
                 if not activate_file(connection, file.id):
                     return moved  # another process took the work over
                 unchanged = _unchanged(connection, found.items[part], found.seqs[part]) + start
                 moved += _put_places(connection, file, found, places, unchanged)
-                if part.stop >= len(found.rows):
-                    set_live(connection, file.id, count_live(connection, file), seq - 1)
         except UnknownGallery:
             return moved  # the gallery was deleted, with everything in it
         time.sleep(PAUSE_SECONDS)

@@ -28,7 +28,7 @@ from service.store.embeddings import embeddings_by_id, put_embeddings, vectors_o
 from service.store.offloader import Offloader
 from service.store.repository import NewItem, changes, delete_items, insert_gallery, rows_of, store_items, take_seq
 from service.store.tables import embedding
-from service.store.vector_files import IS_IN_DATABASE, files
+from service.store.vector_files import IS_IN_DATABASE, drop_file, files
 from service.store.vector_parquet import NoParquet
 from staging.builders import make_version
 from staging.settling import settled_at_once
@@ -163,7 +163,7 @@ POINTS = [
     (Blobs, "put", False),  # its row is there, and it is not
     (Blobs, "put", True),  # it is there, and no row speaks of it
     (offloading, "_put_places", True),  # within the transaction that takes vectors out
-    (offloading, "set_live", True),  # rows speak of it
+    (offloader, "set_live", True),  # rows speak of it, and are counted
     (offloading, "_put_vectors", True),
     (offloading, "drop_file", True),
     (Blobs, "remove", False),  # before the sweep of a file, and behind it
@@ -318,7 +318,8 @@ def test_one_process_moves_vectors(site: Site, small: pytest.MonkeyPatch) -> Non
     first, second = site.mover(), site.mover()
     first.look()
     site.write(1, IDS, np.ones((len(IDS), DIM), np.float32))
-    second.look()
+    for _ in range(2):
+        second.look()
     assert site.far() == 0
     for _ in range(2):  # what was there at the look before has settled
         first.look()
@@ -336,6 +337,54 @@ def test_vectors_that_could_not_be_moved_for_want_of_the_lease_are_moved_once_it
     for _ in range(2):
         mover.look()
     assert site.far() == 40
+
+
+def test_a_file_holds_vectors_of_one_version(moved: Site) -> None:
+    moved.write(1, IDS[:20], np.ones((20, DIM), np.float32))
+    moved.add(1, IDS, np.full((len(IDS), DIM), 2, np.float32))
+    moved.mover().look()
+    with moved.database.lookup() as connection:
+        assert max(file.rows for file in files(connection)) == 16
+    moved.check([1])
+
+
+@pytest.mark.parametrize(("step", "store"), [((Blobs, "put"), "objects"), ((offloading, "read_vectors"), "sql")])
+def test_what_is_written_while_it_is_moved_stays_as_it_was_written(
+    moved: Site, small: pytest.MonkeyPatch, step: tuple[Any, str], store: str
+) -> None:
+    numbers = np.random.default_rng(1)
+
+    def write() -> None:
+        moved.write(1, IDS, numbers.normal(size=(len(IDS), DIM)).astype(np.float32))
+
+    if store == "objects":
+        write()
+    written_meanwhile(small, *step, write)
+    mover = moved.mover(store)
+    mover.look()
+    moved.check([1])
+
+
+@pytest.mark.parametrize("harmed", [False, True])
+def test_what_is_left_of_a_file_is_moved_on_with_others_but_for_what_is_damaged(
+    site: Site, small: pytest.MonkeyPatch, harmed: bool
+) -> None:
+    with site.database.write() as connection:
+        insert_gallery(connection, "g")
+    site.write(1, IDS, np.random.default_rng(0).normal(size=(len(IDS), DIM)).astype(np.float32))
+    mover = site.mover()
+    mover.look()
+    first, *_ = site.there()
+    if harmed:
+        path = site.settings.data / "blobs" / first
+        content = path.read_bytes()
+        path.write_bytes(content.replace(site.held[1, "i12"][V1], b"\0" * 4 * DIM))
+    site.write(1, IDS[:10], np.ones((10, DIM), np.float32))
+    for _ in range(3):
+        mover.look()
+    assert (site.far(), site.there().get(first)) == (40, "kept" if harmed else None)
+    if not harmed:
+        site.check([1])
 
 
 def test_a_deleted_gallery_takes_its_files_along_once_nobody_can_ask_for_them(
@@ -373,7 +422,7 @@ def test_a_process_whose_clock_is_ahead_removes_no_file_early(moved: Site, monke
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut", "changed", "another file"])
-def test_damage_of_a_file_stays_where_it_is(moved: Site, harm: str) -> None:
+def test_damage_of_a_file_stays_where_it_is(moved: Site, harm: str, caplog: pytest.LogCaptureFixture) -> None:
     first, second, _ = moved.there()
     path = moved.settings.data / "blobs" / first
     content = path.read_bytes()
@@ -395,22 +444,26 @@ def test_damage_of_a_file_stays_where_it_is(moved: Site, harm: str) -> None:
         for _ in range(2):
             mover.look()
     assert moved.far() == len(lost)
-    assert list(moved.there()) == [first]
+    assert moved.there() == {first: "kept"}
+    assert [f"items={len(lost)}" in line for line in caplog.messages if "not_brought_home" in line] == [True]
 
 
-def test_where_the_store_is_away_nothing_is_said_of_vectors_and_writes_go_on(moved: Site) -> None:
+def test_where_the_store_is_away_nothing_is_said_of_vectors_no_file_is_forgotten_and_writes_go_on(moved: Site) -> None:
     there, elsewhere = moved.settings.data / "blobs", moved.settings.data / "elsewhere"
+    moved.write(1, IDS[:16], np.ones((16, DIM), np.float32))
+    with moved.database.write() as connection:
+        drop_file(connection, 1)
     fresh = Site(moved.settings)
     there.rename(elsewhere)
     there.mkdir()  # as a disk that is not mounted leaves it
     with closing(fresh.database):
         with fresh.database.read() as connection, pytest.raises(StoreUnreachable):
             list(changes(connection, 1, 0))
-        moved.write(1, IDS[:8], np.ones((8, DIM), np.float32))
+        moved.write(1, IDS[16:24], np.ones((8, DIM), np.float32))
         for store in ("objects", "sql"):
             with pytest.raises(StoreUnreachable):
                 fresh.mover(store).look()
-        assert moved.far() == 32
+        assert (moved.far(), len(moved.there())) == (16, 3)
         there.rmdir()
         elsewhere.rename(there)
         fresh.held = moved.held
@@ -423,5 +476,6 @@ def test_without_pyarrow_vectors_stay_and_those_that_lie_in_files_are_asked_for_
     small.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(NoParquet, match=r"regraft\[arrow\]"):
         moved.mover()
+    moved.mover("sql")
     with moved.database.read() as connection, pytest.raises(NoParquet):
         list(changes(connection, 1, 0))
