@@ -19,7 +19,7 @@ from pathlib import Path
 from training.comparison import COMPARED, compare_methods, parts_of, runs_of
 from training.comparison_table import amend, drawn, table
 from training.plots import as_svg, pairs_figure
-from training.recipes.family import HOW
+from training.recipes.family import METHOD_PARTS
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--root", default="", help="the data set's folder")
     parser.add_argument("--out", type=Path, required=True, help="where versions and measurements go")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--methods", nargs="+", choices=HOW, help="only these")
+    parser.add_argument("--methods", nargs="+", choices=METHOD_PARTS, help="only these")
     parser.add_argument("--set", nargs="+", default=[], metavar="[PART.]FIELD=VALUE", help="for every recipe or one")
     parser.add_argument("--table", action="store_true", help="train nothing")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into a document")

@@ -19,7 +19,7 @@ from index.evaluation.metrics import p_com
 from training.comparison import COMPARED, METRICS, independent_of
 from training.comparison_table import put_into
 from training.papers import PROTOCOLS, ordering, ranked
-from training.recipes.family import FIRSTS
+from training.recipes.family import STANDALONE_PARTS
 
 HEADER = ("run", "by P_com of CMC-1, best first", "of mAP")
 Row = tuple[str, str, str]
@@ -62,7 +62,7 @@ def of_tables(text: str) -> Iterator[Row]:
         for least in sorted({counts[0], counts[-1]}, reverse=True):
             seeds = f"{counts[-1]}" if least == counts[-1] else f"{least} to {counts[-1]}"
             held = {name: row for name, row in every.items() if int(row["seeds"]) >= least}
-            methods = [name for name in held if name not in FIRSTS and independent_of(name) in every]
+            methods = [name for name in held if name not in STANDALONE_PARTS and independent_of(name) in every]
             yield (
                 f"ours, {family}{label} ({seeds} seed{'' if seeds == '1' else 's'})",
                 ranked({name: float(held[name]["P_com"] or reckoned(every, name, *CMC)) for name in methods}),

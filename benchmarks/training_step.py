@@ -20,7 +20,7 @@ from command_line import run_main
 from torch import Tensor
 
 from training.backbones import Frozen, build_backbone
-from training.method import EmbeddedBatch, Old
+from training.method import EmbeddedBatch, OldSummary
 from training.methods import METHODS
 from training.recipes import Recipe
 from training.trained import build_method
@@ -84,12 +84,12 @@ def step_of(
     return step
 
 
-def known(space: str) -> Old:
+def known(space: str) -> OldSummary:
     """An old version that knows the first half of the classes."""
     mean_CN = 0.1 * torch.randn(CLASSES, OLD_DIM)
     label_C = torch.arange(CLASSES).where(torch.arange(CLASSES) < OLD_CLASSES, -1)
     weight_KN, bias_K = torch.randn(OLD_CLASSES, OLD_DIM), torch.zeros(OLD_CLASSES)
-    return Old(mean_CN, label_C, weight_KN, bias_K, space, F.normalize(mean_CN), torch.ones(CLASSES))
+    return OldSummary(mean_CN, label_C, weight_KN, bias_K, space, F.normalize(mean_CN), torch.ones(CLASSES))
 
 
 def seconds(step: Callable[[], object]) -> float:

@@ -33,7 +33,7 @@ from training.overrides import with_overrides
 from training.processes import require_one
 from training.provenance import card_sha, made_of, read_note, write_note, write_whole
 from training.recipes import FAMILIES, Recipe, digits
-from training.recipes.family import FIRSTS, HOW, Family
+from training.recipes.family import METHOD_PARTS, STANDALONE_PARTS, Family
 from training.train import recipe_data, train
 from training.trained import Trained
 
@@ -232,7 +232,7 @@ def at_most(minutes: float | None) -> Iterator[None]:
 
 def parts_of(methods: Sequence[str] | None) -> list[str]:
     """The references that some methods need, then these methods; None: all."""
-    chosen = list(methods or HOW)
+    chosen = list(methods or METHOD_PARTS)
     hyperbolic, euclidean = "hbct" in chosen, set(chosen) - {"hbct"}
     needed = {
         "v1": euclidean,
@@ -241,7 +241,7 @@ def parts_of(methods: Sequence[str] | None) -> list[str]:
         "hyperbolic_v1": hyperbolic,
         "hyperbolic_independent": hyperbolic,
     }
-    return [*(part for part in FIRSTS if needed[part]), *chosen]
+    return [*(part for part in STANDALONE_PARTS if needed[part]), *chosen]
 
 
 def old_of(part: str) -> str:

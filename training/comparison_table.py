@@ -18,7 +18,7 @@ from index.errors import InvalidArgument
 from index.evaluation.metrics import MEAN_AP, mean_interval, p_com, p_up, paired_bootstrap
 from index.version import Score
 from training.comparison import METRICS, PAIRS, MetricValues, Run, independent_of
-from training.recipes.family import FIRSTS, HOW
+from training.recipes.family import METHOD_PARTS, STANDALONE_PARTS
 
 GAINS = ("new/old - old/old, CMC-1", "the same, mAP")
 DEVIATIONS = {"sd new/old": ("new/old",), "sd gain": ("new/old", "old/old"), "sd new/new": ("new/new",)}
@@ -67,7 +67,7 @@ def drawn(text: str) -> list[tuple[str, list[Score]]]:
     """CMC-1 of PAIRS by a table's text, for each method whose row has all three."""
     rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:])
     found = ((method, [score for cell in cells[: len(PAIRS)] for score in _scores(cell)]) for method, *cells in rows)
-    return [(method, scores) for method, scores in found if method in HOW and len(scores) == len(PAIRS)]
+    return [(method, scores) for method, scores in found if method in METHOD_PARTS and len(scores) == len(PAIRS)]
 
 
 def deviation(seeds: Sequence[MetricValues], pair: str, above: str | None = None) -> str:
@@ -108,7 +108,7 @@ def amend(document: Path, name: str, text: str) -> str:
     if held is not None and header in (before := held[2].strip().splitlines()):
         new = {_method(row) for row in rows}
         rows += [row for row in before[before.index(header) + 2 :] if _method(row) not in new]
-    order = [*FIRSTS, *HOW]
+    order = [*STANDALONE_PARTS, *METHOD_PARTS]
     whole = "\n".join([header, rule, *sorted(rows, key=lambda row: order.index(_method(row)))])
     put_into(document, name, whole)
     return whole

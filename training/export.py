@@ -201,7 +201,7 @@ def _learned_edge(trained: Trained, folder: Path) -> str | None:
 def _real_images(trained: Trained, data: Data) -> Tensor:
     first = min(PARITY_IMAGES, len(data.gallery))
     image_BCHW, _ = Tensors(data.gallery, trained.recipe.preprocess).__getitems__(list(range(first)))
-    return image_BCHW if trained.psi is None else image_BCHW[_rows(trained.psi.settled(image_BCHW))]
+    return image_BCHW if trained.psi is None else image_BCHW[_rows(trained.psi.is_stable(image_BCHW))]
 
 
 def _rows(settled_B: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ def _random_units(dim: int) -> Tensor:
 def _random_items(edge: ItemEdge, dim: int, side_dim: int) -> dict[str, Tensor]:
     side = {"side": torch.randn(PARITY_IMAGES, side_dim, generator=torch.Generator().manual_seed(1))}
     given = {"embedding": _random_units(dim), **(side if side_dim else {})}
-    kept_B = _rows(edge.settled(*given.values()))
+    kept_B = _rows(edge.is_stable(*given.values()))
     return {name: x[kept_B] for name, x in given.items()}
 
 

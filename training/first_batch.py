@@ -13,13 +13,13 @@ import torch
 from index.errors import InvalidArgument, RegraftError, raise_if_out_of_memory
 from training import processes
 from training.backbones import build_backbone
-from training.method import EmbeddedBatch, Method, Old
+from training.method import EmbeddedBatch, Method, OldSummary
 from training.recipes import Recipe
 from training.side_information import dim_of
 
 
 @torch.no_grad()
-def try_batch(recipe: Recipe, method: Method, old: Old | None, independent_dim: int) -> None:
+def try_batch(recipe: Recipe, method: Method, old: OldSummary | None, independent_dim: int) -> None:
     """Refuse images or batches of a size that the backbone or the method cannot be trained on.
 
     Args:

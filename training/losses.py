@@ -1,10 +1,10 @@
 """Losses as pure functions of tensors: nothing here knows a model, a batch or the loop.
 
 Shape suffixes: B batch, D new dimension, N old dimension, C classes, S samples of a whole dataset.
-`new_*` carries gradients, `old_*` is what the frozen old model gave and is detached here, whatever the caller did.
-Every loss is a mean over the samples it concerns and 0 (still differentiable) when it concerns none: across processes,
-gather first where it concerns only some. What holds the samples of a batch against each other is in
-`training.contrasts`.
+`new_*` carries gradients; `old_*` comes from the frozen old model and is detached here.
+Every loss is a mean over the samples that it applies to, and 0 (still differentiable) where there are none: across
+processes, gather first if it applies to some samples only. Losses that compare the samples of a batch with each other
+are in `training.contrasts`.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ def class_means(z_SN: Tensor, label_S: Tensor, classes: int) -> Tensor:
 
 
 def class_radii(z_SN: Tensor, label_S: Tensor, centre_CN: Tensor) -> Tensor:
-    """(C,) distance of each class's farthest sample from its centre, outliers apart; infinity for fewer than two.
+    """(C,) the largest distance of a class's samples from its centre, without outliers; infinity for fewer than two.
 
-    One sample is its class's centre, and says nothing of how far others lie: AdvBCT's public code has no boundary then.
-    In a class of four or more, distances beyond 1.5 interquartile ranges of the quartiles are dropped first, as in
-    AdvBCT's public code (quartiles by rank): one sample far out would make a boundary that bounds nothing.
+    As in AdvBCT's public code (quartiles by rank): a class of one sample, which is its centre, has no boundary; in a
+    class of four or more, distances beyond 1.5 interquartile ranges of the quartiles are outliers, since one sample far
+    away would make a boundary that bounds nothing.
     """
-    away_S = torch.linalg.vector_norm(z_SN - centre_CN[label_S], dim=1)
+    distance_S = torch.linalg.vector_norm(z_SN - centre_CN[label_S], dim=1)
     counts = torch.bincount(label_S, minlength=len(centre_CN)).tolist()
-    return torch.stack([_usual_maximum(own_S) for own_S in away_S[label_S.argsort()].split(counts)])
+    by_class = distance_S[label_S.argsort()].split(counts)
+    return torch.stack([_max_without_outliers(class_distance_S) for class_distance_S in by_class])
 
 
-def _usual_maximum(away_S: Tensor) -> Tensor:
-    """The largest of some distances that is no outlier."""
-    count = len(away_S)
+def _max_without_outliers(distance_S: Tensor) -> Tensor:
+    count = len(distance_S)
     if count < 2:
-        return away_S.new_full((), torch.inf)
-    ranked_S = away_S.sort().values
+        return distance_S.new_full((), torch.inf)
+    ranked_S = distance_S.sort().values
     low, high = (ranked_S[count // 4], ranked_S[3 * count // 4]) if count >= 4 else (ranked_S[0], ranked_S[-1])
     return ranked_S[ranked_S <= high + 1.5 * (high - low)][-1]
 
@@ -83,7 +83,7 @@ def _usual_maximum(away_S: Tensor) -> Tensor:
 def known_cross_entropy(logits_BC: Tensor, old_label_B: Tensor, smoothing: float = 0.0) -> Tensor:
     """Cross-entropy averaged over the samples whose class the head knows (`old_label` other than UNKNOWN).
 
-    Smoothing is the protocol's label smoothing: what the base loss gives up of its labels, the influence does too.
+    `smoothing` is the label smoothing of the base loss.
 
     BCT's influence loss in its forms `old` (the old head knows some classes) and `synthesised` (mean old embeddings
     appended as rows, so that it knows all): BCT, Shen 2020, arXiv 2003.11942, section 3.
@@ -104,7 +104,7 @@ def synthesise_head(weight_CN: Tensor, bias_C: Tensor | None, mean_XN: Tensor) -
 def distillation(
     new_logits_BC: Tensor, old_logits_BC: Tensor, keep_B: Tensor | None = None, temperature: float = 1.0
 ) -> Tensor:
-    """KL(old || new) of the class distributions times temperature^2, averaged over kept samples; none to the old side.
+    """KL(old || new) of the class distributions times temperature^2, averaged over kept samples; no gradient to `old`.
 
     BCT's form `distill`: the frozen old head on the old and on the new embedding (Shen 2020, arXiv 2003.11942, section
     3). LwF: the old classifier's outputs as target (Li and Hoiem 2016, arXiv 1606.09282, eq. 2), temperature 2.
@@ -123,7 +123,7 @@ def cosine_alignment(new_BN: Tensor, old_BN: Tensor) -> Tensor:
     return (1 - F.cosine_similarity(new_BN, old_BN.detach())).mean()
 
 
-def half_square(new_BN: Tensor, old_BN: Tensor, keep_B: Tensor | None = None) -> Tensor:
+def half_squared_distance(new_BN: Tensor, old_BN: Tensor, keep_B: Tensor | None = None) -> Tensor:
     """1/2 |new - old|^2 averaged over kept samples (those of old classes): the fine-tuning baseline l2."""
     return _kept_mean(0.5 * (new_BN - old_BN.detach()).square().sum(1), keep_B)
 
@@ -148,21 +148,21 @@ def reverse_gradient(x: Tensor, strength: float) -> Tensor:
     return reversed_
 
 
-def discrimination(new_logit_B: Tensor, old_logit_B: Tensor) -> Tensor:
-    """How well a discriminator tells new (0) from old (1) embeddings: two binary cross-entropies, summed.
+def discriminator_loss(new_logit_B: Tensor, old_logit_B: Tensor) -> Tensor:
+    """Loss of a discriminator of new (0) and old (1) embeddings: two binary cross-entropies, summed.
 
-    Fed through `reverse_gradient` on the new side it trains the discriminator and misleads it at once: AdvBCT (Pan
-    2023, arXiv 2305.02610, adversarial compatible loss).
+    With `reverse_gradient` on the new side it trains the discriminator, and the encoder against it: AdvBCT (Pan 2023,
+    arXiv 2305.02610, adversarial compatible loss).
     """
     new = F.binary_cross_entropy_with_logits(new_logit_B, torch.zeros_like(new_logit_B))
     return new + F.binary_cross_entropy_with_logits(old_logit_B, torch.ones_like(old_logit_B))
 
 
-def outside_boundary(new_BN: Tensor, centre_BN: Tensor, radius_B: Tensor) -> Tensor:
-    """How far unit(new) lies beyond `radius` from its old class centre, averaged over the samples that do.
+def boundary_loss(new_BN: Tensor, centre_BN: Tensor, radius_B: Tensor) -> Tensor:
+    """Distance of unit(new) from its old class centre beyond `radius`, averaged over the samples outside of it.
 
-    AdvBCT (Pan 2023, arXiv 2305.02610, boundary-aware compatible loss); the average over violators only is its public
-    code's. A radius of infinity leaves a sample out.
+    AdvBCT (Pan 2023, arXiv 2305.02610, boundary-aware compatible loss); averaging over these samples only is its public
+    code's choice. A radius of infinity leaves a sample out.
     """
     beyond_B = (torch.linalg.vector_norm(F.normalize(new_BN) - centre_BN.detach(), dim=1) - radius_B).clamp(min=0)
     return _kept_mean(beyond_B, beyond_B > 0)

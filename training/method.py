@@ -1,4 +1,4 @@
-"""What a method is: it turns the embeddings of one batch into a loss, and says what ships beside the encoder.
+"""The interface of methods: a method turns the embeddings of one batch into a loss, and adds to what is exported.
 
 The loop in `training.train` and `training.module` never names a method; a method never sees an image, the optimiser
 or the loop. `training.methods.METHODS` maps names to classes that are called as `METHODS[name](context, **options)`.
@@ -47,20 +47,20 @@ class EmbeddedBatch:
 
 @dataclass(frozen=True)
 class Step:
-    """What a method says about one batch: the loss to minimise and its parts, by name, to show."""
+    """The result of a method for one batch: the loss to minimise, and its terms by name, to log."""
 
     loss: Tensor
     logging: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Old:
-    """The old version as a method sees it when it is built.
+class OldSummary:
+    """What a method is told of the old version when it is built: its space, its head, and statistics on the new data.
 
     Args:
         mean_CN: mean old embedding of each class of the new data.
         label_C: row of the old head for each class of the new data, `losses.UNKNOWN` where it has none. Without a head:
-            any other number for a class that the old version was made for.
+            any other number for a class that the old version was trained on.
         weight_KN: the old head, linear in unit embeddings; None when the old version was saved without one.
         bias_K: its bias, where it has one.
         space: how the old version compares.
@@ -109,7 +109,7 @@ class Old:
 
 @dataclass(frozen=True)
 class MethodContext:
-    """What a method is built for: sizes, the base loss's head, and the old version.
+    """What a method is built from: sizes, the base loss's head, and the old version.
 
     Args:
         dim: D, what the backbone gives.
@@ -126,14 +126,14 @@ class MethodContext:
     dim: int
     classes: int
     classifier: Callable[[int], Classifier]
-    old: Old | None = None
+    old: OldSummary | None = None
     space: str = "cosine"
     side_dim: int = 0
     side_bits: bool = False
     independent_dim: int | None = None
     independent_head: tuple[Tensor, Tensor | None] | None = None
 
-    def require_old(self, method: str) -> Old:
+    def require_old(self, method: str) -> OldSummary:
         """The old version.
 
         Raises:
@@ -173,8 +173,8 @@ class ItemEdge(nn.Module):
         """The outputs of edge.onnx by name, `moved` first: see `index.transform.Forward` for the others."""
 
     @abstractmethod
-    def settled(self, embedding: Tensor, side: Tensor | None = None) -> Tensor:
-        """(B,) whether another machine's rounding changes outputs no more than it should: no near a change of sign."""
+    def is_stable(self, embedding: Tensor, side: Tensor | None = None) -> Tensor:
+        """(B,) whether rounding on another machine changes outputs by rounding errors only: no sign could change."""
 
 
 class Method(Protocol):
@@ -190,11 +190,11 @@ class Method(Protocol):
 
     @property
     def transform(self) -> nn.Module:
-        """Ships on top of the backbone: (B, D) backbone output -> the raw embedding that is stored."""
+        """Exported on top of the backbone: (B, D) backbone output -> the raw embedding that is stored."""
 
     @property
     def edge(self) -> nn.Module | None:
-        """Ships as the edge's onnx model, where its kind has one; an `ItemEdge` where that kind is `forward`."""
+        """Exported as the edge's ONNX model, where its kind has one; an `ItemEdge` where that kind is `forward`."""
 
     def __call__(self, batch: EmbeddedBatch) -> Step:
         """The loss of one batch."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from index.evaluation.metrics import p_com
 from training.comparison import METRICS, PAIRS, Run, independent_of
-from training.recipes.family import FIRSTS
+from training.recipes.family import STANDALONE_PARTS
 
 Triple = tuple[float, float, float]
 """Of PAIRS, in percent; NaN where a paper says nothing."""
@@ -108,7 +108,7 @@ def ordering(
     for part in parts:
         for whose, values, independent in _measured(protocol, runs, part):
             value = _p_coms(values, independent)[METRICS.index(metric)]
-            if part not in FIRSTS and not isnan(value):
+            if part not in STANDALONE_PARTS and not isnan(value):
                 found.setdefault(whose.removesuffix("'s run"), {})[part] = value
     for whose, methods in found.items():
         if len(methods) > 1:

@@ -29,7 +29,7 @@ from typing import Any
 
 from index.errors import InvalidArgument
 from training.overrides import with_overrides, with_preprocess
-from training.recipes import Recipe, find_recipe, meanings
+from training.recipes import Recipe, field_descriptions, find_recipe
 from training.references import reference_settings
 
 SUFFIX = ".toml"
@@ -124,14 +124,14 @@ def check_new_file(path: Path) -> None:
 
 
 def _lines(recipe: Recipe, base: Recipe | None) -> Iterator[str]:
-    told = meanings()
+    descriptions = field_descriptions()
     yield f"# {recipe.summary}" if recipe.summary else f"# {recipe.name}"
     if base is not None:
         yield from ("", "# the recipe that it was made of: changes of data and machine reach old and independent, too")
         yield _assignment("from", base.name)
     for field in (field.name for field in fields(Recipe) if field.name not in {"summary", *TABLES}):
         yield ""
-        yield from textwrap.wrap(told[field], 110, initial_indent="# ", subsequent_indent="# ")
+        yield from textwrap.wrap(descriptions[field], 110, initial_indent="# ", subsequent_indent="# ")
         yield _assignment(field, getattr(recipe, field))
     for table, values in (("options", recipe.options), ("preprocess", recipe.preprocess.as_json())):
         yield from ("", f"[{table}]")

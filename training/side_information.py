@@ -33,7 +33,7 @@ NONE = "none"
 SIGN_MARGIN = 1e-4
 """A number closer to 0 may have another sign in torch than in onnxruntime."""
 SEED = 1_000
-"""Added to a recipe's seed: psi must not begin as the encoder that it is to complement."""
+"""Added to a recipe's seed: psi must not start from the weights of the encoder that it complements."""
 
 
 class Psi(nn.Module):
@@ -56,9 +56,9 @@ class Psi(nn.Module):
         return finished(self.backbone(image_BCHW), self.bits)
 
     @torch.inference_mode()
-    def settled(self, image_BCHW: Tensor) -> Tensor:
+    def is_stable(self, image_BCHW: Tensor) -> Tensor:
         """(B,) whether another machine's rounding cannot change what is stored of an image."""
-        return settled(self.backbone(image_BCHW), self.bits)
+        return is_stable(self.backbone(image_BCHW), self.bits)
 
 
 def finished(z_BS: Tensor, bits: bool) -> Tensor:
@@ -66,8 +66,8 @@ def finished(z_BS: Tensor, bits: bool) -> Tensor:
     return torch.where(z_BS > 0, 1.0, -1.0) if bits else F.normalize(z_BS)
 
 
-def settled(z_BS: Tensor, bits: bool) -> Tensor:
-    """(B,) rows of which no sign hangs on a rounding error."""
+def is_stable(z_BS: Tensor, bits: bool) -> Tensor:
+    """(B,) whether no sign in a row could differ by a rounding error."""
     return (z_BS.abs() > SIGN_MARGIN).all(1) | (not bits)
 
 

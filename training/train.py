@@ -24,7 +24,7 @@ from training.fitting import checkpoint_of, cpu_threads, fit
 from training.folder_lock import FolderInUse, lock_file, lock_folder, wait_until_unlocked
 from training.heads import linear_weight
 from training.losses import UNKNOWN, class_means, class_radii
-from training.method import Method, Old
+from training.method import Method, OldSummary
 from training.module import PsiTraining, Training
 from training.recipe_checks import check_choices, check_numbers
 from training.recipes import RECIPES, Recipe, find_recipe, recipe_from_json
@@ -194,7 +194,7 @@ def check_planned_sizes(recipe: Recipe, references: References) -> None:
         check_sizes(recipe, blank_old(classes, old.dim, dim_of(old), old.space), classes, references)
 
 
-def check_sizes(recipe: Recipe, old: Old | None, classes: int, references: References) -> None:
+def check_sizes(recipe: Recipe, old: OldSummary | None, classes: int, references: References) -> None:
     """Refuse sizes and options that cannot work before hours go into the versions that the recipe needs.
 
     Args:
@@ -367,7 +367,7 @@ def build_module(
     )
 
 
-def summarise_old(old: Trained | StoredVersion, data: Data) -> Old:
+def summarise_old(old: Trained | StoredVersion, data: Data) -> OldSummary:
     """Statistics of the old version on the new data: its mean embedding of each class, and which classes it knows.
 
     An old version whose embeddings come from a file knows every class, and has no head.
@@ -385,7 +385,7 @@ def summarise_old(old: Trained | StoredVersion, data: Data) -> Old:
     scale = None
     if weight_KN is not None and isinstance(old, Trained):
         weight_KN, scale = linear_weight(old.recipe.head, weight_KN)
-    return Old(
+    return OldSummary(
         mean_CN=class_means(raw_SN, label_S, classes),
         label_C=label_C,
         weight_KN=weight_KN,

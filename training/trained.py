@@ -23,7 +23,7 @@ from index.version import CARD, EdgeKind, Version
 from training.backbones import build_backbone
 from training.data import ClassName
 from training.heads import HEADS
-from training.method import Classifier, Method, MethodContext, Old
+from training.method import Classifier, Method, MethodContext, OldSummary
 from training.methods import METHODS, method_options
 from training.recipes import Recipe, recipe_from_json
 from training.side_information import Psi, build_psi, check_side, dim_of
@@ -143,7 +143,7 @@ class Trained(nn.Module):
 def build_method(
     recipe: Recipe,
     classes: int,
-    old: Old | None,
+    old: OldSummary | None,
     independent_dim: int | None = None,
     independent_head: tuple[Tensor, Tensor | None] | None = None,
 ) -> Method:
@@ -194,9 +194,9 @@ def _require_known(field: str, value: str, legal: Iterable[str]) -> None:
         raise InvalidArgument(f"{field} {value!r} is unknown; legal: {', '.join(legal)}", pointer=f"/{field}")
 
 
-def blank_old(classes: int, dim: int, side_dim: int, space: str) -> Old:
+def blank_old(classes: int, dim: int, side_dim: int, space: str) -> OldSummary:
     """An old version of the right size: a method built with it has the right parts to load weights into."""
     rows = torch.zeros(classes, dtype=torch.long)
     means = torch.zeros(classes, dim)
     head = torch.zeros(1, dim), torch.zeros(1)
-    return Old(means, rows, *head, space, centre_CN=means, radius_C=torch.zeros(classes), side_dim=side_dim)
+    return OldSummary(means, rows, *head, space, centre_CN=means, radius_C=torch.zeros(classes), side_dim=side_dim)

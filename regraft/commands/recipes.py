@@ -24,21 +24,22 @@ def recipes(
 ) -> None:
     """List the recipes that `train` knows, by family."""
     with needs("train"):
-        from training.recipes import GROUPS, PLAIN, RECIPES, meanings
+        from training.recipes import GROUPS, OWN_IMAGES, RECIPES, field_descriptions
 
     if everything:
         answer([{"family": family, **row} for family, group in GROUPS.items() for row in _recipes(group)])
         for group in GROUPS.values():
             _print_group(group)
     elif name is None:
-        _print_families(GROUPS, PLAIN)
+        _print_families(GROUPS, OWN_IMAGES)
     elif name in GROUPS:
         answer(_recipes(GROUPS[name]))
         _print_group(GROUPS[name])
         out.print(f"`regraft recipes {next(iter(GROUPS[name].recipes))}` shows and explains every field of one.")
     elif name in RECIPES:
-        answer({"name": name, "fields": vars(RECIPES[name]()), "meanings": meanings()})
-        _print_fields(RECIPES[name](), meanings())
+        recipe, meanings = RECIPES[name](), field_descriptions()
+        answer({"name": name, "fields": vars(recipe), "meanings": meanings})
+        _print_fields(recipe, meanings)
     else:
         near = did_you_mean(name, [*GROUPS, *RECIPES])
         raise InvalidArgument(f"no family or recipe is called {name!r}{near}; families: {', '.join(GROUPS)}")

@@ -36,10 +36,10 @@ def reproduce(
         from training.comparison import COMPARED, METRICS, at_most, compare_methods, parts_of, runs_of
         from training.comparison_table import table
         from training.papers import PROTOCOLS, beside, ordering
-        from training.recipes.family import HOW
+        from training.recipes.family import METHOD_PARTS
 
         _require("PROTOCOL", [protocol], list(PROTOCOLS))
-        _require("--method", methods or [], list(HOW))
+        _require("--method", methods or [], list(METHOD_PARTS))
         wanted = PROTOCOLS[protocol]
         folder = target or Path("runs") / protocol
         runs = runs_of(COMPARED[wanted.family], folder, seeds, [f"root={root}", *(settings or [])])

@@ -15,7 +15,7 @@ from index.version import Preprocess
 from training.backbones import AverageGrid, build_backbone
 from training.heads import HEADS
 from training.losses import UNKNOWN
-from training.method import EmbeddedBatch, Old
+from training.method import EmbeddedBatch, OldSummary
 from training.methods import METHODS
 from training.recipes import RECIPES, Option, Recipe
 from training.side_information import KINDS
@@ -110,7 +110,7 @@ def test_no_method_raises(name: str, form: dict[str, Option]) -> None:
     dim, independent = {"oca": 10, "bt2": 16}.get(name, 8), {"bt2": 8}.get(name, 0)
     means = torch.randn(CLASSES, 8)
     head = torch.randn(2, 8), torch.randn(2)
-    old = Old(means, torch.tensor([0, 1, UNKNOWN, UNKNOWN]), *head, space, means, torch.ones(CLASSES))
+    old = OldSummary(means, torch.tensor([0, 1, UNKNOWN, UNKNOWN]), *head, space, means, torch.ones(CLASSES))
     options = {"extra": 4} if name == "bt2" else form
     recipe = Recipe("test", method=name, dim=dim, space=space, head="lorentz_mlr" if name == "hbct" else "arcface")
     method = build_method(Recipe(**{**vars(recipe), "options": options}), CLASSES, old, independent)

@@ -11,7 +11,7 @@ from index.transform import Truncate
 from index.version import Card, Edge, EdgeKind
 from training.data import Arrays, Data, ImageSet
 from training.evaluate import Report, apply_trained_edge, compare, embed, gain, measure, scores
-from training.method import Old
+from training.method import OldSummary
 from training.recipes import RECIPES
 from training.trained import Trained, build_method
 
@@ -30,15 +30,15 @@ def image_set(count: int, seed: int) -> ImageSet:
 DATA = Data(image_set(12, 0), image_set(9, 1), image_set(12, 2))
 
 
-def trained(dim: int = 4, method: str = "independent", old: Old | None = None) -> Trained:
+def trained(dim: int = 4, method: str = "independent", old: OldSummary | None = None) -> Trained:
     torch.manual_seed(dim)
     recipe = replace(RECIPES["digits_v1"](), method=method, dim=dim)
     backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, dim))
     return Trained(recipe, backbone, build_method(recipe, 3, old), [0, 1, 2], 0 if old is None else old.dim)
 
 
-def described(dim: int) -> Old:
-    return Old(torch.randn(3, dim), torch.arange(3), torch.randn(3, dim), centre_CN=torch.randn(3, dim))
+def described(dim: int) -> OldSummary:
+    return OldSummary(torch.randn(3, dim), torch.arange(3), torch.randn(3, dim), centre_CN=torch.randn(3, dim))
 
 
 def test_the_gain_compares_the_queries_that_count_on_both_sides() -> None:

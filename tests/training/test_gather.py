@@ -18,7 +18,7 @@ from training.contrasts import rince as hyperbolic
 from training.gather import gather_batch
 from training.heads import Softmax
 from training.losses import UNKNOWN
-from training.method import Classifier, EmbeddedBatch, MethodContext, Old
+from training.method import Classifier, EmbeddedBatch, MethodContext, OldSummary
 from training.methods import METHODS
 from training.methods.advbct import AdvBct
 
@@ -36,7 +36,7 @@ def influence(name: str, **options: object) -> Callable[[EmbeddedBatch], Tensor]
     """Of a method that averages over a part of the batch: classes 0 and 1 are old, 1 and 2 have boundaries in reach."""
     centre, known = torch.eye(4, 3), torch.tensor([0, 1, UNKNOWN, UNKNOWN])
     radius = torch.tensor([9.0, 0.1, 0.2, 9.0])
-    old = Old(centre, known, centre[:2], torch.zeros(2), centre_CN=centre, radius_C=radius)
+    old = OldSummary(centre, known, centre[:2], torch.zeros(2), centre_CN=centre, radius_C=radius)
     method = METHODS[name](MethodContext(3, 4, lambda dim: Classifier(Softmax(dim, 4)), old), **options)
     if isinstance(method, AdvBct):
         torch.nn.init.zeros_(method.elastic_C)

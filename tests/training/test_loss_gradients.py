@@ -7,20 +7,20 @@ import torch
 
 from tensors import draw64
 from training import contrasts, losses
-from training.method import EmbeddedBatch, Old
+from training.method import EmbeddedBatch, OldSummary
 from training.recipes import Recipe
 from training.trained import build_method
 
 LABELS = torch.tensor([0, 1, 0, 2])
 AGAINST_OLD = {
     "cosine_alignment": losses.cosine_alignment,
-    "half_square": losses.half_square,
+    "half_squared_distance": losses.half_squared_distance,
     "mean_square": losses.mean_square,
     "distillation": losses.distillation,
     "gaussian_nll": lambda new, old: losses.gaussian_nll(new, new[:, 0], old),
     "regression_alleviating": lambda new, old: contrasts.regression_alleviating(new, old, LABELS, 0.1),
     "masked_alignment": lambda new, old: contrasts.masked_alignment(new, old, LABELS, 10.0),
-    "outside_boundary": lambda new, old: losses.outside_boundary(new, old, torch.full((4,), 0.1).double()),
+    "boundary_loss": lambda new, old: losses.boundary_loss(new, old, torch.full((4,), 0.1).double()),
     "triplet": lambda new, old: contrasts.triplet(new, old, LABELS, 0.8, hardest=2),
     "rince_of_cosines": contrasts.rince_of_cosines,
     "entailment": contrasts.entailment,
@@ -48,7 +48,7 @@ def test_gradients_equal_finite_differences(name: str) -> None:
 OF_ONE = {
     "nt_xent": lambda x: contrasts.nt_xent(x[:2], x[2:], 0.5),
     "known_cross_entropy": lambda x: losses.known_cross_entropy(x, torch.tensor([0, 2, losses.UNKNOWN, 1]), 0.1),
-    "discrimination": lambda x: losses.discrimination(x[:, 0], x[:, 1]),
+    "discriminator_loss": lambda x: losses.discriminator_loss(x[:, 0], x[:, 1]),
 }
 
 
@@ -88,7 +88,7 @@ def test_the_gradient_of_a_whole_method_equals_finite_differences(form: str) -> 
     means = draw64(3, 3, seed=2)
     head_KN = draw64(2, 3, seed=3), draw64(2, seed=4)
     known = torch.tensor([0, 1, losses.UNKNOWN])
-    old = Old(means, known, *head_KN, space, torch.nn.functional.normalize(means), 0.1 * torch.ones(3).double())
+    old = OldSummary(means, known, *head_KN, space, torch.nn.functional.normalize(means), 0.1 * torch.ones(3).double())
     method = build_method(recipe, 3, None if name == "independent" else old, independent).double()
 
     def loss(new_BD: torch.Tensor) -> torch.Tensor:

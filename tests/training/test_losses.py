@@ -144,9 +144,9 @@ def test_cosine_alignment_is_0_along_1_across_and_2_against() -> None:
 def test_half_square_counts_old_classes_only() -> None:
     new, old = torch.tensor([[1.0, 1.0], [9.0, 9.0]]), torch.tensor([[0.0, 3.0], [0.0, 0.0]])
 
-    assert float(losses.half_square(new, old, torch.tensor([True, False]))) == 2.5
-    assert float(losses.half_square(new, old)) == pytest.approx((2.5 + 81) / 2)
-    assert float(losses.half_square(new, old, torch.tensor([False, False]))) == 0
+    assert float(losses.half_squared_distance(new, old, torch.tensor([True, False]))) == 2.5
+    assert float(losses.half_squared_distance(new, old)) == pytest.approx((2.5 + 81) / 2)
+    assert float(losses.half_squared_distance(new, old, torch.tensor([False, False]))) == 0
 
 
 def test_mean_square_and_gaussian_nll_equal_their_formulas() -> None:
@@ -177,8 +177,8 @@ def test_reverse_gradient_passes_values_and_turns_gradients() -> None:
 
 
 def test_discrimination_is_two_log_two_when_blind_and_small_when_right() -> None:
-    blind = losses.discrimination(torch.zeros(3), torch.zeros(3))
-    right = losses.discrimination(torch.full((3,), -9.0), torch.full((3,), 9.0))
+    blind = losses.discriminator_loss(torch.zeros(3), torch.zeros(3))
+    right = losses.discriminator_loss(torch.full((3,), -9.0), torch.full((3,), 9.0))
 
     assert float(blind) == pytest.approx(2 * math.log(2))
     assert float(right) < 0.001
@@ -188,6 +188,6 @@ def test_outside_boundary_averages_the_overshoot_of_those_outside() -> None:
     new = torch.tensor([[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]])  # unit: 0, sqrt(2) and 2 away from (1, 0)
     centre = torch.tensor([[1.0, 0.0]]).expand(3, 2)
 
-    inside_one = losses.outside_boundary(new, centre, torch.tensor([0.5, 0.4, 1.0]))
+    inside_one = losses.boundary_loss(new, centre, torch.tensor([0.5, 0.4, 1.0]))
     assert float(inside_one) == pytest.approx((math.sqrt(2) - 0.4 + 1.0) / 2)
-    assert float(losses.outside_boundary(new, centre, torch.full((3,), math.inf))) == 0
+    assert float(losses.boundary_loss(new, centre, torch.full((3,), math.inf))) == 0

@@ -5,10 +5,10 @@ import torch
 
 from index.version import Preprocess
 from training.backbones import build_backbone
-from training.method import Old
+from training.method import OldSummary
 from training.methods import METHODS
 from training.recipes import FAMILIES, RECIPES, Recipe
-from training.recipes.family import HOW, Family
+from training.recipes.family import METHOD_PARTS, Family
 from training.side_information import dim_of as side_dim_of
 from training.side_information import recipe_of_psi
 from training.sources import SOURCES
@@ -26,7 +26,7 @@ def dim_of(recipe: Recipe) -> int:
     return recipe.dim
 
 
-def old_of(recipe: Recipe) -> Old | None:
+def old_of(recipe: Recipe) -> OldSummary | None:
     if not recipe.old:
         return None
     committed = {"examples/v1": "digits_v1", "examples/photos-v1": "photos_v1"}
@@ -34,7 +34,7 @@ def old_of(recipe: Recipe) -> Old | None:
     assert old.preprocess == recipe.preprocess
     shape = torch.ones(CLASSES, dim_of(old))
     rows = torch.tensor([0, 1, -1])
-    return Old(shape, rows, shape[:2], torch.zeros(2), old.space, shape, torch.ones(CLASSES), side_dim_of(old))
+    return OldSummary(shape, rows, shape[:2], torch.zeros(2), old.space, shape, torch.ones(CLASSES), side_dim_of(old))
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -76,7 +76,7 @@ def test_a_family_changes_only_what_a_method_needs() -> None:
 
     assert made["toy_v1"] == replace(V1, name="toy_v1", summary="toys: the old version")
     assert made["toy_l2"] == replace(
-        NEW, name="toy_l2", summary=f"toys: {HOW['l2']}", method="l2", old="toy_v1", options={}
+        NEW, name="toy_l2", summary=f"toys: {METHOD_PARTS['l2']}", method="l2", old="toy_v1", options={}
     )
     assert (made["toy_oca"].dim, made["toy_bt2"].dim) == (8 + 32, 6 + 8)
     assert (made["toy_bt2"].independent, made["toy_fct"].independent) == ("toy_independent", "toy_independent")

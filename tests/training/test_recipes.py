@@ -8,11 +8,11 @@ from training.methods import method_options
 from training.overrides import with_overrides
 from training.recipes import (
     GROUPS,
-    PLAIN,
+    OWN_IMAGES,
     RECIPES,
     Recipe,
+    field_descriptions,
     find_recipe,
-    meanings,
     recipe_from_json,
 )
 
@@ -48,8 +48,8 @@ def test_an_unknown_recipe_names_the_ones_near_it(name: str, said: str) -> None:
 
 def test_every_recipe_is_in_one_group_and_every_field_has_a_meaning() -> None:
     assert sorted(RECIPES) == sorted(name for group in GROUPS.values() for name in group.recipes)
-    assert PLAIN in GROUPS
-    assert list(meanings()) == [field.name for field in fields(Recipe)]
+    assert OWN_IMAGES in GROUPS
+    assert list(field_descriptions()) == [field.name for field in fields(Recipe)]
 
 
 def test_a_setting_takes_the_type_of_its_field() -> None:

@@ -28,8 +28,8 @@ from training.side_information import (
     check_side,
     dim_of,
     finished,
+    is_stable,
     recipe_of_psi,
-    settled,
 )
 from training.sources import load_data
 
@@ -123,8 +123,8 @@ def test_side_information_is_unit_vectors_or_signs() -> None:
 def test_only_signs_near_a_change_are_unsettled() -> None:
     raw = torch.tensor([[3.0, -4.0], [1e-6, 2.0]])
 
-    assert settled(raw, bits=True).tolist() == [True, False]
-    assert settled(raw, bits=False).tolist() == [True, True]
+    assert is_stable(raw, bits=True).tolist() == [True, False]
+    assert is_stable(raw, bits=False).tolist() == [True, True]
 
 
 def test_each_image_of_a_batch_comes_again_as_another_view() -> None:

@@ -1,4 +1,4 @@
-"""One paper, one file; this dict is the only place that lists them."""
+"""Training methods: a module for each paper, all listed in `METHODS`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ METHODS: dict[str, Callable[..., Method]] = {
 
 
 def method_options(method: str) -> dict[str, Option]:
-    """Names and defaults of what a method can be set to.
+    """Names and defaults of a method's options.
 
     Raises:
         InvalidArgument: an unknown method; lists the legal ones.

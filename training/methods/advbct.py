@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from training.gather import gather_batch
-from training.losses import discrimination, outside_boundary, reverse_gradient
+from training.losses import boundary_loss, discriminator_loss, reverse_gradient
 from training.method import EmbeddedBatch, MethodContext, Step
 from training.methods.compatible import Compatible, check_choice
 
@@ -63,24 +63,24 @@ class AdvBct(Compatible):
         return Step(step.loss + faded, {**step.logging, "adversarial": adversarial})
 
     def adversarial_loss(self, batch: EmbeddedBatch) -> Tensor:
-        """How well the discriminator tells new from old; reversed, it makes new embeddings look old."""
+        """The discriminator's loss; its gradient is reversed for the encoder, which makes new embeddings look old."""
         new_BN, old_BN = self.pair(batch)
         strength = 2 / (1 + math.exp(-10 * batch.progress)) - 1
         new_B, old_B = self.discriminator(reverse_gradient(new_BN, strength)), self.discriminator(old_BN)
-        return discrimination(new_B[:, 0], old_B[:, 0])
+        return discriminator_loss(new_B[:, 0], old_B[:, 0])
 
     def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
-        """How far new embeddings lie outside the elastic boundary of their class."""
+        """Mean distance of new embeddings beyond the elastic boundary of their class."""
         batch = gather_batch(batch)
         radius_B = self.radius()[batch.label_B]
         if self.over == "old":
             radius_B = torch.where(self.known(batch), radius_B, torch.inf)
-        return outside_boundary(self.pair(batch)[0], self.get_buffer("centre_CN")[batch.label_B], radius_B)
+        return boundary_loss(self.pair(batch)[0], self.get_buffer("centre_CN")[batch.label_B], radius_B)
 
     def radius(self) -> Tensor:
         """(C,) between the old radius of each class and the threshold; infinity where the class has no radius."""
         radius_C = self.get_buffer("radius_C")
-        # A share of infinity, or its gradient, is not a number.
+        # Interpolating with infinity would give NaN, also as the gradient.
         finite_C = radius_C.nan_to_num(posinf=0.0)
         mixed_C = finite_C + (self.threshold - finite_C) * torch.sigmoid(self.elastic_C)
         return torch.where(radius_C.isfinite(), mixed_C, torch.inf)

@@ -14,7 +14,7 @@ from torch import Tensor
 from index.errors import InvalidArgument
 from training.gather import gather_batch
 from training.losses import UNKNOWN, distillation, fit_dim, known_cross_entropy, linear_logits, synthesise_head
-from training.method import EmbeddedBatch, MethodContext, Old
+from training.method import EmbeddedBatch, MethodContext, OldSummary
 from training.methods.compatible import Compatible, check_choice, check_raw_logits, cosine_scale
 
 INFLUENCES = ("old", "synthesised", "distill")
@@ -26,16 +26,16 @@ class Bct(Compatible):
 
     Args:
         context: see `MethodContext`.
-        influence: what the old side judges. `old`: samples of the classes the old head knows. `synthesised`: every
-            sample, the mean old embedding of each class it does not know appended as a row. `distill`: every sample,
-            by how far its distribution on the new embedding is from that on the old one.
+        influence: what the influence loss is over. `old`: samples of classes that the old head knows. `synthesised`:
+            all samples, with the mean old embedding of each class that it does not know appended as a row. `distill`:
+            all samples, by the KL divergence of its class distributions on the old and the new embedding.
         logits: `unit` (unit embeddings on the mean unit old embedding of every class, without the old head), `head`
             (unit embeddings on the old head, as it was trained), `cosine` (`scale` times the cosines with its rows) or
             `raw` (the paper's letter: raw embeddings on the old head; on small data it can fall below the old model).
         scale: of the cosine logits; 0: sqrt(2) log(K - 1) for K rows, see `cosine_scale`.
         weight: lambda.
-        alleviate: the new head's logits of other classes are to be smaller too (`bct_ract` of Hot-Refresh's public
-            code, Zhang 2022, arXiv 2201.09724); not for `distill`.
+        alleviate: the new head's logits of other classes are negatives too (`bct_ract` of Hot-Refresh's public code,
+            Zhang 2022, arXiv 2201.09724); not for `distill`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Bct(Compatible):
         self.register_buffer("label_C", label_C)
 
     def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
-        """How the old side judges the new embedding."""
+        """Cross-entropy, or KL divergence, of the old classifier on the new embedding."""
         if self.influence == "old":
             batch = gather_batch(batch)
         new_BK = self.old_logits(fit_dim(batch.new_BD, self.old_dim))
@@ -83,26 +83,26 @@ class Bct(Compatible):
         if self.alleviate:
             others_BC = self.classifier.head(batch.new_BD).scatter(1, batch.label_B[:, None], -torch.inf)
             new_BK = torch.cat([new_BK, others_BC], dim=1)
-        # A masked logit of minus infinity cannot be given a share of a smoothed label.
+        # Label smoothing would give a share of the label to masked logits, which are minus infinity.
         smoothing = 0.0 if self.alleviate else self.classifier.label_smoothing
         return known_cross_entropy(new_BK, self.get_buffer("label_C")[batch.label_B], smoothing)
 
     def old_logits(self, z_BN: Tensor) -> Tensor:
-        """(B, N) embeddings -> (B, K) logits of the old side, without a margin."""
-        read_BN = F.normalize(z_BN) if self.unit else z_BN
-        return linear_logits(read_BN, self.get_buffer("head_KN"), self.bias_K, self.scale)
+        """(B, N) embeddings -> (B, K) logits of the old classifier, without a margin."""
+        input_BN = F.normalize(z_BN) if self.unit else z_BN
+        return linear_logits(input_BN, self.get_buffer("head_KN"), self.bias_K, self.scale)
 
 
-def _class_means(old: Old, influence: str) -> tuple[Tensor, None, Tensor]:
-    """The mean unit embedding of every class, and each class's row; `old` counts no sample of an unknown class."""
+def _class_means(old: OldSummary, influence: str) -> tuple[Tensor, None, Tensor]:
+    """The mean unit old embedding of every class as rows, and each class's row; UNKNOWN leaves a class out of `old`."""
     means_CN = old.class_means(raw=False)
     row_C = torch.arange(len(means_CN))
     known_C = old.label_C != UNKNOWN
     return means_CN, None, torch.where(known_C, row_C, UNKNOWN) if influence == "old" else row_C
 
 
-def _synthesised(old: Old, raw: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The old head with a row for every new class that it does not know, and the row of each class."""
+def _synthesised(old: OldSummary, raw: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The old head with a row appended for every class that it does not know, and the row of each class."""
     means_CN = old.class_means(raw)
     known_KN, bias_K = (means_CN[:0], None) if old.weight_KN is None else (old.weight_KN, old.bias_K)
     missing_C = (old.label_C == UNKNOWN) | (old.weight_KN is None)

@@ -57,9 +57,9 @@ class BasisTransformation(nn.Module):
     def inverse(self) -> Tensor:
         """The matrix (m, m + d) that gives phi3 back from phi_new."""
         b1, b2 = self.b1.matrix(), self.b2.matrix()
-        undone = torch.eye(len(b2) + len(b1) - self.kept).to(b2)
-        undone[: len(b2), : len(b2)] = b2.T
-        return b1.T @ undone[self.f.out_features :] / self.scale
+        undo_b2 = torch.eye(len(b2) + len(b1) - self.kept).to(b2)
+        undo_b2[: len(b2), : len(b2)] = b2.T
+        return b1.T @ undo_b2[self.f.out_features :] / self.scale
 
 
 class Bt2(nn.Module):
@@ -126,7 +126,7 @@ class Bt2(nn.Module):
         return Step(torch.stack(weighted).sum(), terms)
 
     def head_weights(self) -> tuple[Tensor, Tensor | None]:
-        """The head, which reads phi3, as one that reads phi_new."""
+        """The head on phi3 as one on phi_new."""
         weight, bias = self.classifier.weights()
         return weight @ self.transform.inverse().detach(), bias
 

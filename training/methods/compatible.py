@@ -1,4 +1,4 @@
-"""What the baselines share: base loss + weight * influence, and queries that search old items as they are."""
+"""Base class of methods whose loss is base + weight * influence, and whose queries search old items directly."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.losses import UNKNOWN, fit_dim
-from training.method import EmbeddedBatch, MethodContext, Old, Step
+from training.method import EmbeddedBatch, MethodContext, OldSummary, Step
 
 MEAN_LOGITS = ("unit", "cosine", "raw")
-"""How a classifier of class means reads an embedding: both made unit first, by scaled cosines, or both as they are."""
+"""Logits of a classifier of class means: unit embeddings on unit means, scaled cosines, or both as they are."""
 
 
 def adacos_scale(classes: int) -> float:
-    """sqrt(2) log(C - 1): the scale of cosines at which a softmax over C classes can tell them apart.
+    """sqrt(2) log(C - 1): the scale of cosines at which a softmax over C classes is neither too flat nor too steep.
 
     AdaCos (Zhang 2019, arXiv 1905.00292, eq. 12): there the own class's probability rises most steeply at 45 degrees.
     """
@@ -25,10 +25,10 @@ def adacos_scale(classes: int) -> float:
 
 
 def cosine_scale(scale: float, classes: int) -> float:
-    """What cosines are multiplied by: the scale given, or where it is 0 AdaCos's for so many classes.
+    """`scale`, or where it is 0 AdaCos's for the number of classes.
 
     Raises:
-        InvalidArgument: it is below 0.
+        InvalidArgument: `scale` is below 0.
     """
     if scale < 0:
         raise InvalidArgument(
@@ -47,13 +47,13 @@ def check_choice(option: str, value: str, legal: Sequence[str]) -> None:
         raise InvalidArgument(f"{option} must be one of {', '.join(legal)}, not {value!r}", pointer=f"/{option}")
 
 
-def check_spaces(context: MethodContext, old: Old, raw: bool = False) -> None:
-    """Refuse spaces in which lengths count, where training leaves lengths to chance.
+def check_spaces(context: MethodContext, old: OldSummary, raw: bool = False) -> None:
+    """Refuse spaces in which lengths count, for a method that trains directions only.
 
     Args:
         context: of the new version.
         old: the old version, whose items are searched in its space.
-        raw: lengths are trained, too.
+        raw: the method trains lengths, too.
 
     Raises:
         InvalidArgument: names the legal spaces.
@@ -70,11 +70,11 @@ def check_spaces(context: MethodContext, old: Old, raw: bool = False) -> None:
         )
 
 
-def check_raw_logits(old: Old) -> None:
-    """Refuse to have raw embeddings read by an old head that reads directions.
+def check_raw_logits(old: OldSummary) -> None:
+    """Refuse raw logits of an old head whose logits are scaled cosines.
 
     Raises:
-        InvalidArgument: names the logits that are its own.
+        InvalidArgument: names the settings that fit it.
     """
     if old.head_scale is not None:
         raise InvalidArgument(
@@ -85,7 +85,7 @@ def check_raw_logits(old: Old) -> None:
 
 
 class PadToOld(nn.Module):
-    """A shorter new embedding as one of the old dimension: zeros for what it lacks."""
+    """Pads a shorter new embedding with zeros to the old dimension."""
 
     def __init__(self, old_dim: int) -> None:
         super().__init__()
@@ -97,20 +97,20 @@ class PadToOld(nn.Module):
 
 
 def compatible_edge(dim: int, old_dim: int) -> tuple[EdgeKind, nn.Module | None]:
-    """The edge of a version whose first components are an old embedding, and the model that it needs, if any."""
+    """Kind and model, if any, of the edge of a version whose first components are compatible with the old space."""
     if dim == old_dim:
         return EdgeKind.IDENTITY, None
     return (EdgeKind.TRUNCATE, None) if dim > old_dim else (EdgeKind.ONNX, PadToOld(old_dim))
 
 
 class Compatible(nn.Module):
-    """A baseline says its influence loss; the rest is here.
+    """Base loss + weight * influence loss; a subclass defines the latter.
 
     Args:
         context: see `MethodContext`.
         method: its name, for the error when there is no old version.
-        weight: of the influence loss against the base loss.
-        raw: it trains lengths, not directions alone.
+        weight: of the influence loss.
+        raw: the method trains lengths, not directions alone.
 
     Raises:
         InvalidArgument: there is no old version, or see `check_spaces`.
@@ -134,11 +134,11 @@ class Compatible(nn.Module):
         return Step(base + self.weight * influence, {"base": base, "influence": influence})
 
     def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
-        """How far the new embeddings of a batch are from what old items need."""
+        """The loss that makes new embeddings compatible with old ones."""
         raise NotImplementedError
 
     def pair(self, batch: EmbeddedBatch) -> tuple[Tensor, Tensor]:
-        """The new embedding in the old dimension, and the old one: (B, N), (B, N)."""
+        """New embeddings, cut or padded to the old dimension, and old ones: (B, N), (B, N)."""
         assert batch.old_BN is not None
         return fit_dim(batch.new_BD, self.old_dim), batch.old_BN
 

@@ -1,9 +1,9 @@
-"""FCT (Ramanujan 2022, CVPR, "Forward Compatible Training"): old items move to the new space, the new model stays.
+"""FCT (Ramanujan 2022, CVPR, "Forward Compatible Training"): a transform moves old items to the new model's space.
 
-Old and new version are trained independently; the transform h learns to make the new embedding of an image out of what
-is stored of it: its old embedding and, where the old version has it, side-information psi. Where the new version stores
-side-information too, g learns to make that out of the same, so that items can go on to a third version without their
-images.
+Old and new version are trained independently; the transform h learns to predict an image's new embedding from what is
+stored of it: its old embedding and, where the old version has it, side-information psi. Where the new version stores
+side-information too, g learns to predict that from the same inputs, so that items can move on to a third version
+without their images.
 
 Shape suffixes: B batch, N old dimension, S side-information (0: none), D new dimension, T the new version's own
 side-information (0: none).
@@ -22,22 +22,22 @@ from index.version import EdgeKind
 from training.losses import distillation, gaussian_nll, linear_logits, mean_square
 from training.method import EmbeddedBatch, ItemEdge, MethodContext, Step
 from training.methods.compatible import check_choice
-from training.side_information import finished, settled
+from training.side_information import finished, is_stable
 
 
 class ForwardNetwork(ItemEdge):
-    """h: a branch for each input, joined; about 5.7 million parameters at the paper's widths. Or g, its like.
+    """h or g: a branch for each input, concatenated; about 5.7 million parameters at the paper's widths.
 
     Args:
         old_dim: N.
         side_dim: S.
         new_dim: D.
         branch: width of the branches (256 in the paper).
-        trunk: width after joining (2048 in the paper).
-        unit: give unit vectors, for a cosine space.
-        uncertain: also tell a variance of each item.
-        g: makes the new version's side-information.
-        bits: which are signs.
+        trunk: width after the concatenation (2048 in the paper).
+        unit: normalise the output, for a cosine space.
+        uncertain: also predict a variance of each item.
+        g: of h, the network that predicts the new version's side-information.
+        bits: that side-information is signs.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class ForwardNetwork(ItemEdge):
         self.g, self.bits = g, bits
         self.unit, self.statistics_fixed = unit, False
 
-    def made(self, embedding: Tensor, side: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(B, N) and (B, S) -> (B, D), ready to compare, and the logarithm of the variance of each item (B,)."""
+    def predict(self, embedding: Tensor, side: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(B, N) and (B, S) -> (B, D), ready to compare, and the log-variance of each item (B,), if it is learned."""
         parts = [self.old(embedding)]
         if self.side is not None:
             assert side is not None
@@ -75,21 +75,21 @@ class ForwardNetwork(ItemEdge):
         return F.normalize(out) if self.unit else out, log_variance_B
 
     def transform_items(self, embedding: Tensor, side: Tensor | None = None) -> dict[str, Tensor]:
-        """What edge.onnx gives: `moved` (B, D), and where there is one, `next_side` (B, T) and `variance` (B, 1)."""
-        moved_BD, log_variance_B = self.made(embedding, side)
-        told = {"moved": moved_BD}
+        """Outputs of edge.onnx: `moved` (B, D), and where they are learned `next_side` (B, T) and `variance` (B, 1)."""
+        moved_BD, log_variance_B = self.predict(embedding, side)
+        outputs = {"moved": moved_BD}
         if self.g is not None:
-            told["next_side"] = finished(self.g(embedding, side), self.bits)
+            outputs["next_side"] = finished(self.g(embedding, side), self.bits)
         if log_variance_B is not None:
-            told["variance"] = log_variance_B.exp()[:, None]
-        return told
+            outputs["variance"] = log_variance_B.exp()[:, None]
+        return outputs
 
     @torch.inference_mode()
-    def settled(self, embedding: Tensor, side: Tensor | None = None) -> Tensor:
-        """(B,) whether no sign of g's hangs on a rounding error."""
+    def is_stable(self, embedding: Tensor, side: Tensor | None = None) -> Tensor:
+        """(B,) whether no sign that g predicts could differ by a rounding error."""
         if self.g is None:
             return torch.ones(len(embedding), dtype=torch.bool)
-        return settled(self.g(embedding, side), self.bits)
+        return is_stable(self.g(embedding, side), self.bits)
 
     def train(self, mode: bool = True) -> Self:
         """BatchNorm stays in eval mode once its statistics are fixed."""
@@ -100,17 +100,17 @@ class ForwardNetwork(ItemEdge):
         return self
 
     def fix_statistics(self) -> None:
-        """From now on normalise by the running statistics, as serving will."""
+        """Normalise by the running statistics from now on, as serving will."""
         if not self.statistics_fixed:
             self.statistics_fixed = True
             self.train(self.training)
 
 
 class Fct(nn.Module):
-    """|h(old, psi) - new|^2, mean over dimensions, to the frozen independent model's embedding; and the same for g.
+    """|h(old, psi) - new|^2, mean over dimensions, with the frozen independent model's embedding; and the same for g.
 
-    objective=kl compares instead what the independent version's head says of both: KL of its class distributions, its
-    logits as they are where the space is l2, else 16 times the cosines. g keeps the square.
+    objective=kl trains h by the KL divergence of the independent version's class distributions on both embeddings
+    instead; its logits are those of its head in space l2, else 16 times the cosines. g keeps the square.
 
     Args:
         context: needs an old version; the backbone is the independent version's.
@@ -118,12 +118,12 @@ class Fct(nn.Module):
         trunk: width of h's joined layers.
         fix_from: share of the training after which BatchNorm is frozen.
         objective: `square` or `kl`.
-        uncertainty: learn a variance of each item with it, by Gaussian likelihood in place of the square (FastFill,
+        uncertainty: also learn a variance of each item, by Gaussian likelihood in place of the square (FastFill,
             Jaeckle 2023, arXiv 2303.04766); it orders a backfill.
 
     Raises:
-        InvalidArgument: an unknown objective, or `kl` with uncertainty or without a head to ask: where lengths count,
-            one that reads them, which alone has a bias.
+        InvalidArgument: an unknown objective; or `kl` with uncertainty, without a linear head, or in space l2 with one
+            that reads directions (it has no bias).
     """
 
     trains_encoder = False
@@ -145,11 +145,13 @@ class Fct(nn.Module):
         old = context.require_old("fct")
         self.transform = nn.Identity()
         self.unit, self.old_unit = context.space == "cosine", old.space == "cosine"
-        given = (old.dim, old.side_dim)
-        # Signs are learned as they are, 1 and -1: g's own numbers are not normalised then.
-        g = ForwardNetwork(*given, context.side_dim, branch, trunk, not context.side_bits) if context.side_dim else None
+        input_dims = (old.dim, old.side_dim)
+        g = None
+        if context.side_dim:
+            # Signs are learned as they are, 1 and -1: g's output is not normalised then.
+            g = ForwardNetwork(*input_dims, context.side_dim, branch, trunk, not context.side_bits)
         self.edge = ForwardNetwork(
-            *given, context.dim, branch, trunk, self.unit, uncertain=uncertainty, g=g, bits=context.side_bits
+            *input_dims, context.dim, branch, trunk, self.unit, uncertain=uncertainty, g=g, bits=context.side_bits
         )
         self.fix_from, self.objective = fix_from, objective
         check_choice("objective", objective, ("square", "kl"))
@@ -172,10 +174,10 @@ class Fct(nn.Module):
             self.edge.fix_statistics()
         stored_BN = F.normalize(batch.old_BN) if self.old_unit else batch.old_BN
         new_BD = F.normalize(batch.new_BD) if self.unit else batch.new_BD
-        moved_BD, log_variance_B = self.edge.made(stored_BN, batch.old_side_BS)
+        moved_BD, log_variance_B = self.edge.predict(stored_BN, batch.old_side_BS)
         square = mean_square(moved_BD, new_BD)
         if self.objective == "kl":
-            loss = distillation(self.opinion(moved_BD), self.opinion(new_BD))
+            loss = distillation(self.class_logits(moved_BD), self.class_logits(new_BD))
         else:
             loss = square if log_variance_B is None else gaussian_nll(moved_BD, log_variance_B, new_BD)
         if self.edge.g is None:
@@ -184,14 +186,14 @@ class Fct(nn.Module):
         side = mean_square(self.edge.g(stored_BN, batch.old_side_BS), batch.side_BT)
         return Step(loss + side, {"square": square, "side": side})
 
-    def opinion(self, z_BD: Tensor) -> Tensor:
+    def class_logits(self, z_BD: Tensor) -> Tensor:
         """(B, C) logits of the independent version's head."""
         if self.head_CD is None:
             raise InvalidArgument("objective=kl needs an independent version with a linear head", pointer="/objective")
         return linear_logits(z_BD, self.head_CD, self.bias_C, 16.0 if self.unit else None)
 
     def head_weights(self) -> None:
-        """None of its own: the independent version's head goes on to serve."""
+        """None: the independent version's head stays in use."""
 
 
 def _layers(before: int, hidden: int, after: int) -> nn.Sequential:

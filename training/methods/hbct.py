@@ -1,8 +1,8 @@
-"""HBCT (Bui 2025, arXiv 2506.05826): compatible training in hyperbolic space, new embeddings lying behind old ones.
+"""HBCT (Bui 2025, arXiv 2506.05826): compatible training in hyperbolic space, by entailment cones of old embeddings.
 
 z -> z / sqrt(dim) -> norm clipped at zeta -> exponential map. Each update clips further out (1.0, 1.2, 1.4, ...), which
-leaves room inside the entailment cone of every old point. Without an old version the base loss alone trains: the
-hyperbolic first version that HBCT needs.
+leaves room inside the entailment cone of every old point. Without an old version only the base loss is trained: that
+makes the hyperbolic first version that HBCT needs.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Hbct(nn.Module):
         return Step(base + self.weight * sum(terms.values()), {"base": base, **terms})
 
     def compatibility(self, batch: EmbeddedBatch) -> dict[str, Tensor]:
-        """The losses that look at the old embedding, by name; none without an old version."""
+        """The compatibility losses by name; none without an old version."""
         if batch.old_BN is None:
             return {}
         batch = gather_batch(batch)

@@ -29,6 +29,6 @@ class Hoc(Compatible):
         self.sharpness = sharpness
 
     def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
-        """Whether the old embedding finds its own new one among those of other classes."""
+        """Contrast of an old embedding's own new one with new embeddings of other classes."""
         batch = gather_batch(batch)
         return masked_alignment(*self.pair(batch), batch.label_B, self.sharpness)

@@ -1,10 +1,10 @@
 """Hot-Refresh (Zhang 2022, arXiv 2201.09724): regression-alleviating compatible training.
 
-Its public code compares forms, all on unit vectors: `contrast` and `triplet`, each also with new embeddings of other
-classes as negatives (its own contribution, the default), `l2`, and BCT with such negatives (`alleviate=true` of method
-bct). Weight 1 is its code's, whose other defaults are temperature 0.01 and the 10 hardest negatives of each kind, as in
-the command that it documents: that is `temperature=0.01 hardest=10`. Decided here: every other-class sample of the
-batch is a negative, temperature 0.05. Its order of backfilling belongs to serving.
+Its public code compares forms of the loss, all on unit vectors: `contrast` and `triplet`, each also with new embeddings
+of other classes as negatives (its own contribution, the default), `l2`, and BCT with such negatives (`alleviate=true`
+of method bct). Weight 1 is its code's, whose other defaults are temperature 0.01 and the 10 hardest negatives of each
+kind, as in the command that it documents: that is `temperature=0.01 hardest=10`. Decided here: every other-class sample
+of the batch is a negative, temperature 0.05. Its order of backfilling belongs to serving.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ FORMS = ("contrast", "triplet", "l2")
 
 
 class HotRefresh(Compatible):
-    """Base loss + weight * how new embeddings lie among old ones.
+    """Base loss + weight * a loss on the similarities of new and old embeddings.
 
     Args:
         context: see `MethodContext`.
-        weight: of that loss.
+        weight: of the latter.
         temperature: of the cosines of `contrast`.
         form: `contrast`, `triplet` or `l2` (1/2 |u - u_old|^2).
         among_new: new embeddings of other classes are negatives too.
-        hardest: only the so many nearest negatives of each kind count; 0: all.
+        hardest: only this many nearest negatives of each kind count; 0: all.
         margin: of `triplet`, between distances of unit vectors.
     """
 
@@ -50,7 +50,7 @@ class HotRefresh(Compatible):
         self.among_new, self.hardest = among_new, hardest
 
     def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
-        """Whether the own old embedding is nearer than old and new embeddings of other classes."""
+        """Contrast of a new embedding's own old one with old and new embeddings of other classes."""
         batch = gather_batch(batch)
         new_BN, old_BN = self.pair(batch)
         if self.form == "l2":

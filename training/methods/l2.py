@@ -1,9 +1,9 @@
-"""Fine-tuning baseline l2: new embeddings stay where the old ones were.
+"""Fine-tuning baseline l2: a penalty on the distance between new and old embeddings.
 
-Two readings are in use. HBCT's baseline (arXiv 2506.05826), which passes in its table, holds all samples: the default,
+Two forms are in use. HBCT's baseline (arXiv 2506.05826), which passes in its table, penalises all samples: the default,
 on unit vectors, where 1/2 |u - u_old|^2 = 1 - cos, with weight 10 (see docs/results/training.md). BCT's eq. 3 (arXiv
-2003.11942), which fails in its own table, holds samples of old classes: over=old, unit=false, weight 1. Decided where
-the sources are silent: no start from the old weights, since architectures may differ.
+2003.11942), which fails in its own table, penalises samples of old classes: over=old, unit=false, weight 1. Decided
+where the sources are silent: no start from the old weights, since architectures may differ.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from training.gather import gather_batch
-from training.losses import half_square
+from training.losses import half_squared_distance
 from training.method import EmbeddedBatch, MethodContext
 from training.methods.compatible import Compatible, check_choice
 
@@ -33,9 +33,9 @@ class L2(Compatible):
         self.over, self.unit = over, unit
 
     def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
-        """How far embeddings have moved."""
+        """Half the squared distance between new and old embeddings."""
         batch = gather_batch(batch)
         new_BN, old_BN = self.pair(batch)
         if self.unit:
             new_BN, old_BN = F.normalize(new_BN), F.normalize(old_BN)
-        return half_square(new_BN, old_BN, self.known(batch) if self.over == "old" else None)
+        return half_squared_distance(new_BN, old_BN, self.known(batch) if self.over == "old" else None)

@@ -51,7 +51,7 @@ class Lwf(Compatible):
         self.distils_all = bool(self.get_buffer("known_C").all())
 
     def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
-        """How far the old head's opinion of new classes has moved."""
+        """KL of the old head's class distributions on the old and the new embedding."""
         batch = gather_batch(batch)
         new_BN, old_BN = self.pair(batch)
         keep_B = None if self.distils_all else ~self.known(batch)

@@ -1,8 +1,8 @@
-"""OCA, orthogonal compatible aligned representations (Ricci 2024, arXiv 2408.08793): new dimensions for new knowledge.
+"""OCA, orthogonal compatible aligned representations (Ricci 2024, arXiv 2408.08793): new dimensions for new classes.
 
-The backbone gives h = [h_bct | h_e], n + d numbers, made unit as in the authors' code. h_bct aligns with the old space;
-h_perp = Q h, Q orthogonal, is free to classify with all of h. What is stored is h; its first n components search old
-items. Q, which starts at random, and the heads stay behind.
+The backbone gives h = [h_bct | h_e], n + d numbers, made unit as in the authors' code. h_bct is aligned with the old
+space; h_perp = Q h, Q orthogonal, is classified with all of h. What is stored is h; its first n components search old
+items. Q, which starts at random, and the heads are not exported.
 
 Shape suffixes: B batch, N old dimension, C classes.
 """
@@ -79,6 +79,6 @@ class Oca(nn.Module):
         return Step(loss, {"base": base, "influence": influence, "alignment": alignment})
 
     def head_weights(self) -> tuple[Tensor, Tensor | None]:
-        """W Q: what W reads in Q h, read in h."""
+        """W Q: the head W on Q h as one on h."""
         weight, bias = self.classifier.weights()
         return weight @ self.rotation.matrix().detach(), bias

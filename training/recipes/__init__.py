@@ -8,28 +8,28 @@ from dataclasses import dataclass
 from index.errors import InvalidArgument, did_you_mean
 from training.recipes import cifar100, digits, folders, omniglot, photos
 from training.recipes.family import Family
-from training.recipes.recipe import Option, Recipe, meanings, recipe_from_json
+from training.recipes.recipe import Option, Recipe, field_descriptions, recipe_from_json
 
 __all__ = [
     "FAMILIES",
     "GROUPS",
-    "PLAIN",
+    "OWN_IMAGES",
     "RECIPES",
     "Group",
     "Option",
     "Recipe",
+    "field_descriptions",
     "find_recipe",
-    "meanings",
     "recipe_from_json",
 ]
 
-PLAIN = "folders"
-"""The family for a user's own folder of images."""
+OWN_IMAGES = "folders"
+"""The family for a user's own folders of images."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Recipes on one data set: what they are about, and how to make each, by name."""
+    """Recipes on one data set: a title, and the function that returns each, by name."""
 
     title: str
     recipes: Mapping[str, Callable[[], Recipe]]
@@ -54,10 +54,10 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name.
+    """The recipe of a name.
 
     Raises:
-        InvalidArgument: an unknown name; names the ones near it.
+        InvalidArgument: an unknown name; suggests similar ones.
     """
     if name in GROUPS:
         some = ", ".join(list(GROUPS[name].recipes)[:3])

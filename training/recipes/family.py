@@ -1,4 +1,4 @@
-"""A family: an old and an independent recipe, and made of them a recipe for every method, changed in a field or two."""
+"""A family: the recipes of every method on one data set, derived from an old and an independent recipe."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from training.recipes.recipe import Recipe
 
 EXTRA = 32
 """Dimensions that OCA and BT2 add to the old ones, in the papers and here."""
-CLIP = 1.0
-CLIP_STEP = 0.2
-"""Where HBCT's first version clips, and how much further out each later one does."""
+ZETA = 1.0
+ZETA_STEP = 0.2
+"""The norm at which HBCT's first version clips, and how much larger it is in each later one."""
 
 MANY_CLASSES: dict[str, Mapping[str, Any]] = {
     "bct": {"options": {"logits": "cosine", "scale": 32.0}},
     "oca": {"options": {"logits": "cosine", "scale": 32.0}},
     "bt2": {"options": {"logits": "cosine", "logit_scale": 32.0}},
 }
-"""How methods that classify by old class means are set up for a hundred classes or more, where logits from -1 to 1 give
+"""Settings of methods that classify by old class means, for a hundred classes or more, where logits from -1 to 1 give
 too flat a softmax: see docs/decisions/0033."""
 MANY_CLASSES_SGD: dict[str, Mapping[str, Any]] = {
     "bct": {"options": {**MANY_CLASSES["bct"]["options"], "weight": 0.3}},
@@ -38,18 +38,18 @@ SIDE_VIEWS = {
     "crop_flip": "small_crop_jitter",
     "resized_crop_flip": "resized_crop_jitter",
 }
-"""What SimCLR sees, by the encoder's augmentation: its paper's, since two views that are no more than mirrored are one
-image half of the time. Handwriting keeps its own."""
+"""The encoder's augmentation -> SimCLR's, as in its paper: two views of an image that is only mirrored are equal half
+of the time. Other augmentations, those of handwriting, serve both."""
 
-FIRSTS: dict[str, str] = {
+STANDALONE_PARTS: dict[str, str] = {
     "v1": "the old version",
     "side_v1": "the old version with side-information, for FCT (SimCLR)",
     "independent": "the new version, compatible with nothing",
     "hyperbolic_v1": "the old version in hyperbolic space",
     "hyperbolic_independent": "the new version in hyperbolic space, compatible with nothing",
 }
-"""What is trained without an old version, and what it is."""
-HOW: dict[str, str] = {
+"""Part -> summary, of versions that are trained without an old one."""
+METHOD_PARTS: dict[str, str] = {
     "l2": "old classes are held in place (l2)",
     "lwf": "the old classifier is distilled (LwF)",
     "bct": "the old classifier reads new embeddings (BCT)",
@@ -62,19 +62,19 @@ HOW: dict[str, str] = {
     "fct": "old items move to the independent space (FCT)",
     "hbct": "inside the cones of a hyperbolic old version (HBCT)",
 }
-"""Every method that needs an old version, and what it does."""
+"""Part -> summary, of versions that a method makes compatible with an old one; parts are the methods' names."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Recipes on one data set.
+    """Recipes on one data set, named <family>_<part>.
 
     Args:
-        name: what the names of its recipes begin with.
-        title: what their summaries begin with.
+        name: of the family.
+        title: what the summaries of its recipes begin with.
         old: the first version.
         independent: the new version that is compatible with nothing.
-        tuned: recipe, by what follows the family's name -> fields to change. Options are added to the others.
+        tuned: part -> fields to change. Options are added to the others.
     """
 
     name: str
@@ -84,23 +84,22 @@ class Family:
     tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def recipes(self) -> dict[str, Callable[[], Recipe]]:
-        """How to make each recipe, by name."""
+        """Name -> the function that returns the recipe."""
         return {f"{self.name}_{part}": partial(self.recipe, part) for part in self.parts()}
 
     @staticmethod
     def parts() -> Iterator[str]:
-        """What follows the family's name in the names of its recipes."""
-        yield from (*FIRSTS, *HOW)
+        """The parts that every family has."""
+        yield from (*STANDALONE_PARTS, *METHOD_PARTS)
 
     def recipe(self, part: str) -> Recipe:
-        """One recipe of the family."""
+        """The recipe of one part."""
         base = self.old if part.endswith("v1") else self.independent
-        changes = {**self._changes(part), **self.tuned.get(part, {})}
-        options = {**self._changes(part).get("options", {}), **self.tuned.get(part, {}).get("options", {})}
-        name = f"{self.name}_{part}"
-        return replace(
-            base, **{"name": name, "summary": f"{self.title}: {(FIRSTS | HOW)[part]}", **changes, "options": options}
-        )
+        summary = f"{self.title}: {(STANDALONE_PARTS | METHOD_PARTS)[part]}"
+        changes, tuned = self._changes(part), self.tuned.get(part, {})
+        options = {**changes.get("options", {}), **tuned.get("options", {})}
+        named = {"name": f"{self.name}_{part}", "summary": summary}
+        return replace(base, **{**named, **changes, **tuned, "options": options})
 
     def _changes(self, part: str) -> dict[str, Any]:
         if part in {"v1", "independent"}:
@@ -108,13 +107,13 @@ class Family:
         if part == "side_v1":
             return {"side": "simclr", "side_augment": SIDE_VIEWS.get(self.old.augment, "")}
         if part.startswith("hyperbolic"):
-            return _hyperbolic(CLIP if part == "hyperbolic_v1" else CLIP + CLIP_STEP)
+            return _hyperbolic(ZETA if part == "hyperbolic_v1" else ZETA + ZETA_STEP)
         if part == "hbct":
-            return {**_hyperbolic(CLIP + CLIP_STEP), "old": f"{self.name}_hyperbolic_v1"}
+            return {**_hyperbolic(ZETA + ZETA_STEP), "old": f"{self.name}_hyperbolic_v1"}
         return {"method": part, "old": f"{self.name}_v1", **self._sizes(part)}
 
     def _sizes(self, part: str) -> dict[str, Any]:
-        """What a method needs beside the old version."""
+        """The sizes and references that a method needs beside the old version."""
         independent = {"independent": f"{self.name}_independent"}
         if part == "oca":
             return {"dim": self.old.dim + EXTRA}
@@ -122,11 +121,11 @@ class Family:
             return {**independent, "dim": self.old.dim + self.independent.dim, "options": {"extra": EXTRA}}
         if part == "fct":
             # The transform's own training; without augmentation every image has one old and one new embedding.
-            return {**independent, **FORWARD, "old": f"{self.name}_side_v1"}
+            return {**independent, **FCT_TRAINING, "old": f"{self.name}_side_v1"}
         return {}
 
 
-FORWARD: dict[str, Any] = {
+FCT_TRAINING: dict[str, Any] = {
     "augment": "none",
     "cache_old": True,
     "optimiser": "adam",

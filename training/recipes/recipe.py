@@ -1,4 +1,4 @@
-"""What a recipe decides, and how a card keeps it."""
+"""`Recipe`: every setting of a training, and its JSON in a card."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from index.errors import InvalidArgument
 from index.version import Preprocess
 
 Option = str | float | int | bool
-LATER = {"old_embeddings", "milestones", "last_relu", "held_out", "patience", "side_crops"}
-"""Fields younger than the first cards: left out where empty, so that those cards still equal their recipes."""
+OMITTED_IF_EMPTY = {"old_embeddings", "milestones", "last_relu", "held_out", "patience", "side_crops"}
+"""Fields that the first cards lack: left out where empty, so that those cards still equal their recipes."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides what a training gives.
+    """Every setting that a trained version depends on.
 
     Args:
         name: the recipe's name in `RECIPES`.
@@ -124,16 +124,17 @@ class Recipe:
 
     def as_json(self) -> dict[str, Any]:
         """The `recipe` field of a card, all but the summary; `recipe_from_json` reads it."""
-        decides = {name: x for name, x in vars(self).items() if name != "summary" and (x or name not in LATER)}
+        settings = {name: value for name, value in vars(self).items() if value or name not in OMITTED_IF_EMPTY}
+        del settings["summary"]
         milestones = {"milestones": list(self.milestones)} if self.milestones else {}
-        return {**decides, **milestones, "options": dict(self.options), "preprocess": self.preprocess.as_json()}
+        return {**settings, **milestones, "options": dict(self.options), "preprocess": self.preprocess.as_json()}
 
 
-def meanings() -> dict[str, str]:
-    """Every field of a recipe -> what it means, as its docstring says."""
-    told = inspect.cleandoc(Recipe.__doc__ or "").partition("Args:\n")[2]
-    found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", told, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in found}
+def field_descriptions() -> dict[str, str]:
+    """Every field of a recipe -> its description in the docstring of `Recipe`."""
+    arguments = inspect.cleandoc(Recipe.__doc__ or "").partition("Args:\n")[2]
+    described = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", arguments, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in described}
 
 
 def recipe_from_json(value: Mapping[str, Any]) -> Recipe:

@@ -16,7 +16,7 @@ from index.version import EdgeKind
 from tensors import circle, draw
 from training import contrasts, losses
 from training.heads import Softmax
-from training.method import Classifier, EmbeddedBatch, MethodContext, Old
+from training.method import Classifier, EmbeddedBatch, MethodContext, OldSummary
 from training.methods import METHODS
 from training.methods.advbct import AdvBct
 from training.methods.compatible import Compatible, adacos_scale
@@ -39,9 +39,9 @@ BASELINES = {
 }
 
 
-def old_version(dim: int = 3) -> Old:
+def old_version(dim: int = 3) -> OldSummary:
     """Knows classes 0 and 1 of four."""
-    return Old(
+    return OldSummary(
         mean_CN=draw(CLASSES, dim, seed=5),
         label_C=torch.tensor([0, 1, losses.UNKNOWN, losses.UNKNOWN]),
         weight_KN=draw(2, dim, seed=6),
@@ -51,7 +51,7 @@ def old_version(dim: int = 3) -> Old:
     )
 
 
-def method_context(dim: int = 3, old: Old | None = None) -> MethodContext:
+def method_context(dim: int = 3, old: OldSummary | None = None) -> MethodContext:
     return MethodContext(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old or old_version())
 
 
@@ -262,8 +262,8 @@ def test_advbcts_boundary_acts_on_what_lies_between_two_classes() -> None:
     between = circle(45.0, 45.0).float()
 
     farthest = torch.linalg.vector_norm(z - centre[label], dim=1).reshape(2, 12).amax(1)
-    assert float(losses.outside_boundary(between, centre, farthest)) == 0  # what it is without dropping outliers
-    assert float(losses.outside_boundary(between, centre, losses.class_radii(z, label, centre))) > 0.3
+    assert float(losses.boundary_loss(between, centre, farthest)) == 0  # what it is without dropping outliers
+    assert float(losses.boundary_loss(between, centre, losses.class_radii(z, label, centre))) > 0.3
 
 
 def test_advbct_trains_the_discriminator_at_once_and_misleads_it_only_later() -> None:

@@ -15,7 +15,7 @@ from tensors import draw
 from training.backbones import build_backbone
 from training.heads import HEADS, ArcFace, Softmax, linear_weight
 from training.losses import UNKNOWN
-from training.method import Classifier, EmbeddedBatch, MethodContext, Old
+from training.method import Classifier, EmbeddedBatch, MethodContext, OldSummary
 from training.methods.bct import Bct
 from training.methods.compatible import cosine_scale
 from training.methods.lwf import Lwf
@@ -27,15 +27,15 @@ CLASSES, OLD_DIM, SCALE = 4, 3, 5.0
 LABELS = [0, 1, 2, 3, 0, 2]
 
 
-def old_version(rows: tuple[int, ...] = (1, UNKNOWN, 0, UNKNOWN), *, head: bool = True) -> Old:
+def old_version(rows: tuple[int, ...] = (1, UNKNOWN, 0, UNKNOWN), *, head: bool = True) -> OldSummary:
     """By default it knows classes 2 and 0, in that order, of four."""
     weight, bias = (draw(2, OLD_DIM, seed=6), draw(2, seed=7)) if head else (None, None)
-    return Old(
+    return OldSummary(
         draw(CLASSES, OLD_DIM, seed=5), torch.tensor(rows), weight, bias, centre_CN=draw(CLASSES, OLD_DIM, seed=8)
     )
 
 
-def build(dim: int = OLD_DIM, old: Old | None = None, smoothing: float = 0.0, **options: object) -> Bct:
+def build(dim: int = OLD_DIM, old: OldSummary | None = None, smoothing: float = 0.0, **options: object) -> Bct:
     torch.manual_seed(0)
     given = old_version() if old is None else old
     return Bct(MethodContext(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES), smoothing), given), **options)
@@ -236,7 +236,7 @@ def test_an_old_head_of_cosines_is_read_as_it_was_trained(head: str) -> None:
 def test_rows_of_classes_that_a_head_of_cosines_lacks_are_as_long_as_its_own() -> None:
     weight_KN, scale = linear_weight("norm_softmax", torch.randn(1, 3))
     means_CN = torch.randn(2, 3)
-    old = Old(means_CN, torch.tensor([0, UNKNOWN]), weight_KN, head_scale=scale, centre_CN=means_CN)
+    old = OldSummary(means_CN, torch.tensor([0, UNKNOWN]), weight_KN, head_scale=scale, centre_CN=means_CN)
     context = MethodContext(3, 2, lambda dim: Classifier(Softmax(dim, 2)), old)
 
     rows_KN = Bct(context, influence="synthesised", logits="head").get_buffer("head_KN")

@@ -13,7 +13,7 @@ from torch import nn
 from index.errors import InvalidArgument
 from tensors import draw64
 from training.heads import Softmax
-from training.method import Classifier, EmbeddedBatch, MethodContext, Old
+from training.method import Classifier, EmbeddedBatch, MethodContext, OldSummary
 from training.methods.bt2 import BasisTransformation, Bt2
 from training.methods.compatible import cosine_scale
 
@@ -26,9 +26,9 @@ def turned(transformation: BasisTransformation) -> BasisTransformation:
     return transformation.double()
 
 
-def old_version() -> Old:
+def old_version() -> OldSummary:
     centres = F.normalize(draw64(CLASSES, N, seed=9))
-    return Old(draw64(CLASSES, N, seed=8), torch.zeros(CLASSES, dtype=torch.long), centre_CN=centres)
+    return OldSummary(draw64(CLASSES, N, seed=8), torch.zeros(CLASSES, dtype=torch.long), centre_CN=centres)
 
 
 def build(dim: int = M + N, extra: int = D, smoothing: float = 0.0, **options: float | str) -> Bt2:

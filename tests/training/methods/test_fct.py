@@ -16,7 +16,7 @@ from naive import log_softmax
 from tensors import draw
 from training.heads import Softmax
 from training.losses import UNKNOWN
-from training.method import Classifier, EmbeddedBatch, MethodContext, Old
+from training.method import Classifier, EmbeddedBatch, MethodContext, OldSummary
 from training.methods.fct import Fct, ForwardNetwork
 
 CLASSES, OLD_DIM, DIM = 4, 3, 5
@@ -37,7 +37,7 @@ def build(
 ) -> Fct:
     torch.manual_seed(0)
     unknown = torch.full((CLASSES,), UNKNOWN)
-    old = Old(draw(CLASSES, OLD_DIM, seed=5), unknown, space=old_space, side_dim=old_side)
+    old = OldSummary(draw(CLASSES, OLD_DIM, seed=5), unknown, space=old_space, side_dim=old_side)
     context = MethodContext(
         DIM, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old, space, side, bits, independent_head=head
     )

@@ -66,7 +66,7 @@ def test_served_side_information_is_what_was_trained(chain: Chain) -> None:
     for version, legal in ((chain.v1, None), (chain.v2, {-1.0, 1.0})):
         psi = Trained.load(version.folder).psi
         with torch.inference_mode():
-            expected, steady = psi(pixels()), psi.settled(pixels())
+            expected, steady = psi(pixels()), psi.is_stable(pixels())
         served = Encoder(version).encode_arrays(pixels().numpy()).side
         np.testing.assert_allclose(served[steady], expected[steady], atol=1e-5)
         if legal is None:

@@ -12,7 +12,7 @@ from index.version import EdgeKind
 from tensors import draw
 from training import contrasts, lorentz
 from training.heads import LorentzMLR
-from training.method import Classifier, EmbeddedBatch, MethodContext, Old
+from training.method import Classifier, EmbeddedBatch, MethodContext, OldSummary
 from training.methods.hbct import Hbct
 
 DIM, CLASSES = 4, 3
@@ -20,7 +20,7 @@ DIM, CLASSES = 4, 3
 
 def method_context(old_dim: int | None = DIM, space: str = "lorentz", old_space: str = "lorentz") -> MethodContext:
     rows = torch.zeros(CLASSES, dtype=torch.long)
-    old = None if old_dim is None else Old(draw(CLASSES, old_dim), rows, space=old_space)
+    old = None if old_dim is None else OldSummary(draw(CLASSES, old_dim), rows, space=old_space)
     return MethodContext(DIM, CLASSES, lambda d: Classifier(LorentzMLR(d, CLASSES)), old, space)
 
 

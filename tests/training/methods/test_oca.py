@@ -13,7 +13,7 @@ from naive import cross_entropy
 from tensors import draw
 from training.heads import Softmax
 from training.losses import UNKNOWN
-from training.method import Classifier, EmbeddedBatch, MethodContext, Old
+from training.method import Classifier, EmbeddedBatch, MethodContext, OldSummary
 from training.methods.compatible import cosine_scale
 from training.methods.oca import Oca
 
@@ -26,7 +26,7 @@ MEANS, CENTRES = draw(CLASSES, OLD_DIM, seed=5), draw(CLASSES, OLD_DIM, seed=6)
 
 def build(dim: int = DIM, smoothing: float = 0.0, **options: object) -> Oca:
     torch.manual_seed(0)
-    old = Old(MEANS, torch.full((CLASSES,), UNKNOWN), centre_CN=CENTRES)
+    old = OldSummary(MEANS, torch.full((CLASSES,), UNKNOWN), centre_CN=CENTRES)
     made = Oca(MethodContext(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES), smoothing), old), **options)
     assert not torch.equal(made.rotation.matrix(), torch.eye(dim))  # a random start
     with torch.no_grad():
