@@ -25,7 +25,7 @@ def match_table(measured: Evaluation, new: str, old: str, data: Data) -> Iterato
     yield f"<h2>First matches, {escape(old)}/{escape(old)} and {escape(new)}/{escape(old)}</h2>"
     yield (
         "<p>Queries of which the upgrade changes the first match come first: those it mends, then those it breaks. "
-        "Green: of the query's class; red: of another.</p>"
+        "Green: of the query's class; orange: of another.</p>"
     )
     yield '<table class="matches"><thead><tr><th>query</th>'
     yield f"<th>{escape(old)}/{escape(old)}</th><th>{escape(new)}/{escape(old)}</th></tr></thead><tbody>"

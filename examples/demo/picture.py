@@ -80,7 +80,7 @@ def _draw_curves(axes: Axes, report: Mapping[str, Any]) -> None:
 
 def _draw_sheet(axes: Axes, rows: Sequence[Mapping[str, Any]], pictures: Pictures) -> None:
     files = {item.id: item.image for item in pictures.items}
-    axes.set_title("What some queries find first: green is the same digit, red another", fontsize=12, pad=24)
+    axes.set_title("What some queries find first: green is the same digit, orange another", fontsize=12, pad=24)
     for y, row in enumerate(rows):
         digit = int(pictures.query_digits[row["query"]])
         _tile(axes, 0, y, pictures.queries[row["query"]], GREY)
