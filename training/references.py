@@ -1,4 +1,4 @@
-"""The recipes that a recipe depends on (its references), changed where `--set` must reach them.
+"""The recipes that a recipe depends on (its references), changed where `--set` must reach them, and their versions.
 
 Settings of the data source and of the machine apply to all; settings of the encoder also to the independent version of
 a method that trains no encoder. Everything else is set with the reference's name:
@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from index.errors import InvalidArgument
+from index.folder import load_version
+from index.version import CARD
 from training.methods import method_options
 from training.overrides import with_overrides
-from training.recipes import RECIPES, Recipe, find_recipe
+from training.recipes import RECIPES, Recipe, find_recipe, recipe_from_json
 
+RUNS = Path("runs")
+"""Folder of the versions that recipes train against by naming another recipe."""
 FIELDS = ("old", "independent")
 EVERYWHERE = ("data", "root", "unreadable", "precision", "workers", "threads")
 ENCODER = ("backbone", "pretrained", "weights", "dim", "last_relu", "preprocess", "space")
@@ -76,6 +81,34 @@ def reference_recipe(recipe: Recipe, field: str, base: Recipe | None = None) -> 
     changes = {name: getattr(recipe, name) for name in same if getattr(recipe, name) != getattr(base, name)}
     wanted = replace(wanted, **changes)
     return replace(wanted, root=recipe.root) if wanted.data == recipe.data else wanted
+
+
+def reference_recipes(recipe: Recipe) -> References:
+    """Field -> the recipe that it names, changed by `reference_recipe` to go with this one."""
+    return {field: reference_recipe(recipe, field) for field in FIELDS if getattr(recipe, field) in RECIPES}
+
+
+def folder_of(recipe: Recipe) -> Path:
+    """The folder below `RUNS` of a recipe's version, where a recipe that names it looks for it."""
+    return RUNS / recipe.name
+
+
+def is_trained(field: str, recipe: Recipe) -> bool:
+    """Whether the version of exactly this recipe is below `RUNS`.
+
+    Raises:
+        InvalidArgument: its folder was trained with other settings; names these, and the ways out.
+    """
+    out = folder_of(recipe)
+    if not (out / CARD).is_file():
+        return False
+    if changed := ", ".join(differences(recipe, recipe_from_json(load_version(out).card.recipe))):
+        raise InvalidArgument(
+            f"{out} is there, and was trained without {changed}: {field}={out} trains against it as it is, "
+            f"`regraft train {recipe.name} --overwrite` with these settings replaces it",
+            pointer=f"/{field}",
+        )
+    return True
 
 
 def differences(recipe: Recipe, other: Recipe) -> Iterator[str]:

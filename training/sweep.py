@@ -21,11 +21,12 @@ from index.version import CARD
 from training.data import Data
 from training.divergence import Diverged
 from training.methods import method_options
+from training.plan_checks import check_plan
 from training.processes import require_one
 from training.provenance import made_of, read_note, write_note
 from training.recipes import Recipe
-from training.references import FIELDS, References
-from training.train import check_plan, recipe_data, reference_folder, reference_recipes, train
+from training.references import FIELDS, References, reference_recipes
+from training.train import recipe_data, reference_folder, train
 from training.validation import hold_out
 
 HELD_OUT = 0.1

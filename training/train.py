@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from index.errors import InvalidArgument, did_you_mean
-from index.folder import load_version
 from index.new_folder import check_target
 from index.version import CARD, EdgeKind
 from training import processes
@@ -19,25 +18,21 @@ from training.backbones import Frozen, build_backbone
 from training.data import Data
 from training.evaluate import measure, run_over
 from training.export import write_version
-from training.first_batch import try_batch
 from training.fitting import checkpoint_of, cpu_threads, fit
-from training.folder_lock import FolderInUse, lock_file, lock_folder, wait_until_unlocked
+from training.folder_lock import FolderInUse, lock_folder, wait_until_unlocked
 from training.heads import linear_weight
 from training.losses import UNKNOWN, class_means, class_radii
 from training.method import Method, OldSummary
 from training.module import PsiTraining, Training
-from training.recipe_checks import check_choices, check_numbers
-from training.recipes import RECIPES, Recipe, find_recipe, recipe_from_json
-from training.references import FIELDS, NO_ENCODER_METHOD, References, differences, reference_recipe
+from training.plan_checks import check_plan, check_same_encoder, check_sizes
+from training.recipes import RECIPES, Recipe, find_recipe
+from training.references import References, differences, folder_of, is_trained, reference_recipes
 from training.report import report_version
-from training.side_information import KINDS, Psi, build_psi, dim_of, recipe_of_psi
+from training.side_information import KINDS, Psi, build_psi, recipe_of_psi
 from training.sources import load_data
 from training.stored_embeddings import StoredVersion, is_encoder_only, open_stored, with_encoder_embeddings
 from training.trained import Trained, blank_old, build_method
 from training.validation import Validation, hold_out
-
-RUNS = Path("runs")
-"""Folder of the versions that recipes train against by naming another recipe."""
 
 
 def train(
@@ -100,33 +95,14 @@ def train(
 
 def finish(trained: Trained, old: Trained | StoredVersion | None, data: Data, out: Path, progress: bool) -> None:
     """Measure the trained version, export it, and remove its checkpoints."""
-    report, old_version = measure(trained, old, data), None if old is None else old.version
+    report = measure(trained, old, data)
+    old_version = None if old is None else old.version
     write_version(trained, report, data, old_version, out)
     checkpoint_of(out).unlink(missing_ok=True)
     checkpoint_of(psi_of(out)).unlink(missing_ok=True)
     if progress:
         print(*report.lines(), sep="\n")
         report_version(out, old_version, data)
-
-
-def check_plan(recipe: Recipe, out: Path, references: References) -> None:
-    """Refuse a training that cannot work before anything is read or trained.
-
-    Raises:
-        InvalidArgument: a field of a recipe, the folder, an encoder that cannot be taken over, or see `is_trained`.
-    """
-    for each in (recipe, *references.values()):
-        check_numbers(each)
-    check_choices(recipe)
-    check_target(out)
-    for field, reference in references.items():
-        # A running training of it decides what it becomes; a trained one may come from a machine with a GPU.
-        if not lock_file(RUNS / reference.name).exists() and not is_trained(field, reference):
-            check_choices(reference)
-            check_planned_sizes(reference, reference_recipes(reference))
-    if recipe.method == NO_ENCODER_METHOD and "independent" in references:
-        check_same_encoder(references["independent"], recipe)
-    check_planned_sizes(recipe, references)
 
 
 def recipe_data(recipe: Recipe) -> Data:
@@ -138,11 +114,6 @@ def recipe_data(recipe: Recipe) -> Data:
     if stored is None and is_encoder_only(recipe.old):
         data = with_encoder_embeddings(data, open_stored(recipe.old).version)
     return data
-
-
-def reference_recipes(recipe: Recipe) -> References:
-    """Field -> the recipe that it names, changed by `reference_recipe` to go with this one."""
-    return {field: reference_recipe(recipe, field) for field in FIELDS if getattr(recipe, field) in RECIPES}
 
 
 def load_old(recipe: Recipe, progress: bool, references: References) -> Trained | StoredVersion | None:
@@ -185,47 +156,8 @@ def reference_folder(recipe: Recipe, field: str, progress: bool, references: Ref
     return Path(reference)
 
 
-def check_planned_sizes(recipe: Recipe, references: References) -> None:
-    """`check_sizes` before anything is read or trained, where the old version's sizes follow from its recipe."""
-    classes, old = 2, references.get("old")  # a method that takes two classes takes any number
-    if not recipe.old and not recipe.old_embeddings:
-        check_sizes(recipe, None, classes, references)
-    elif old is not None and not old.old:  # else its method may store another dimension
-        check_sizes(recipe, blank_old(classes, old.dim, dim_of(old), old.space), classes, references)
-
-
-def check_sizes(recipe: Recipe, old: OldSummary | None, classes: int, references: References) -> None:
-    """Refuse sizes and options that cannot work before hours go into the versions that the recipe needs.
-
-    Args:
-        recipe: to be trained.
-        old: from `blank_old`.
-        classes: C.
-        references: the recipes that it names.
-
-    Raises:
-        InvalidArgument: from the method; names legal sizes and options.
-    """
-    independent_dim, independent = planned_dim(recipe, references), references.get("independent")
-    bias = torch.zeros(classes) if independent is None or independent.head == "softmax" else None  # no other has one
-    head = (torch.zeros(classes, independent_dim), bias) if independent_dim else None
-    method = build_method(recipe, classes, old, independent_dim, head)
-    if independent_dim is not None:
-        try_batch(recipe, method, old, independent_dim)
-
-
-def planned_dim(recipe: Recipe, references: References) -> int | None:
-    """Dimension of the independent version before it is trained; 0 without one, None where it is unknown."""
-    if not recipe.independent:
-        return 0
-    if "independent" in references:
-        return references["independent"].dim
-    folder = Path(recipe.independent)
-    return load_version(folder).card.dim if (folder / CARD).is_file() else None
-
-
 def ensure_trained(field: str, recipe: Recipe, progress: bool) -> Path:
-    """The folder below `RUNS` of a recipe's version, for the field that names it; trained now if it is not yet.
+    """The folder of a recipe's version, for the field that names it; trained now if it is not yet.
 
     Where another process trains it, this one waits and looks again; processes that train together do not wait, as all
     must see the same. With `progress`, prints whether it is trained or used, and what differs from the named recipe.
@@ -238,7 +170,7 @@ def ensure_trained(field: str, recipe: Recipe, progress: bool) -> Path:
         if progress and processes.is_rank_zero():
             print(text)
 
-    out = RUNS / recipe.name
+    out = folder_of(recipe)
     if processes.world() == 1:
         wait_until_unlocked(out, say)
     if is_trained(field, recipe):
@@ -252,24 +184,6 @@ def ensure_trained(field: str, recipe: Recipe, progress: bool) -> Path:
         if processes.world() > 1:
             raise
         return ensure_trained(field, recipe, progress)
-
-
-def is_trained(field: str, recipe: Recipe) -> bool:
-    """Whether the version of exactly this recipe is below `RUNS`.
-
-    Raises:
-        InvalidArgument: its folder was trained with other settings; names these, and the ways out.
-    """
-    out = RUNS / recipe.name
-    if not (out / CARD).is_file():
-        return False
-    if changed := ", ".join(differences(recipe, recipe_from_json(load_version(out).card.recipe))):
-        raise InvalidArgument(
-            f"{out} is there, and was trained without {changed}: {field}={out} trains against it as it is, "
-            f"`regraft train {recipe.name} --overwrite` with these settings replaces it",
-            pointer=f"/{field}",
-        )
-    return True
 
 
 def new_backbone(recipe: Recipe) -> nn.Module:
@@ -290,11 +204,12 @@ def train_psi(recipe: Recipe, data: Data, out: Path, progress: bool) -> Psi | No
     Raises:
         InvalidArgument: it cannot be made.
     """
-    own = recipe_of_psi(recipe)
-    lightning.seed_everything(own.seed, verbose=False)
-    psi = build_psi(own, pretrained=recipe.pretrained, weights=recipe.weights)
+    psi_recipe = recipe_of_psi(recipe)
+    lightning.seed_everything(psi_recipe.seed, verbose=False)
+    psi = build_psi(psi_recipe, pretrained=recipe.pretrained, weights=recipe.weights)
     if psi is not None:
-        fit(PsiTraining(psi, KINDS[own.side](own, len(data.classes)), own), data, out=psi_of(out), progress=progress)
+        objective = KINDS[psi_recipe.side](psi_recipe, len(data.classes))
+        fit(PsiTraining(psi, objective, psi_recipe), data, out=psi_of(out), progress=progress)
     return psi
 
 
@@ -325,20 +240,6 @@ def reuse_backbone(independent: Trained | None, recipe: Recipe) -> nn.Module:
     return independent.backbone
 
 
-def check_same_encoder(independent: Recipe, recipe: Recipe) -> None:
-    """Refuse an independent version whose encoder differs from the recipe's.
-
-    Raises:
-        InvalidArgument: names the field that differs.
-    """
-    for field in ("backbone", "dim", "last_relu", "preprocess", "space"):
-        actual, expected = getattr(independent, field), getattr(recipe, field)
-        if actual != expected:
-            raise InvalidArgument(
-                f"the independent version's {field} is {actual}, the recipe's {expected}", pointer=f"/{field}"
-            )
-
-
 def build_module(
     recipe: Recipe,
     backbone: nn.Module,
@@ -351,20 +252,17 @@ def build_module(
 
     An old version of embeddings alone has no model; side-information is used only by an edge that moves items.
     """
-    old_model = old if isinstance(old, Trained) else None
     moves_items = method.edge_kind is EdgeKind.FORWARD
-    frozen_new = independent if method.trains_encoder else None  # else it is the backbone
-    return Training(
-        backbone,
-        method,
-        recipe,
-        old=None if old_model is None else Frozen(old_model.raw, old_model.recipe.preprocess),
-        independent=None if frozen_new is None else Frozen(frozen_new.raw, frozen_new.recipe.preprocess),
-        old_psi=Frozen(old_model.psi, old_model.recipe.preprocess)
-        if moves_items and old_model and old_model.psi
-        else None,
-        psi=Frozen(psi, recipe.preprocess) if moves_items and psi else None,
-    )
+    frozen: dict[str, Frozen] = {}
+    if isinstance(old, Trained):
+        frozen["old"] = Frozen(old.raw, old.recipe.preprocess)
+        if moves_items and old.psi is not None:
+            frozen["old_psi"] = Frozen(old.psi, old.recipe.preprocess)
+    if independent is not None and method.trains_encoder:  # else it is the backbone
+        frozen["independent"] = Frozen(independent.raw, independent.recipe.preprocess)
+    if moves_items and psi is not None:
+        frozen["psi"] = Frozen(psi, recipe.preprocess)
+    return Training(backbone, method, recipe, **frozen)
 
 
 def summarise_old(old: Trained | StoredVersion, data: Data) -> OldSummary:
@@ -377,10 +275,11 @@ def summarise_old(old: Trained | StoredVersion, data: Data) -> OldSummary:
         raw_SN, known, head = torch.from_numpy(old.embed(images)), data.classes, None
     else:
         raw_SN, known, head = run_over(images, old.raw, old.recipe.preprocess), old.classes, old.head
-    unit_SN, label_S, classes = F.normalize(raw_SN), torch.from_numpy(images.labels), len(data.classes)
+    unit_SN, label_S = F.normalize(raw_SN), torch.from_numpy(images.labels)
+    classes = len(data.classes)
     centre_CN = class_means(unit_SN, label_S, classes)
-    rows = {name: row for row, name in enumerate(known)}
-    label_C = torch.tensor([rows.get(name, UNKNOWN) for name in data.classes])
+    head_row = {name: row for row, name in enumerate(known)}
+    label_C = torch.tensor([head_row.get(name, UNKNOWN) for name in data.classes])
     weight_KN, bias_K = head or (None, None)
     scale = None
     if weight_KN is not None and isinstance(old, Trained):

@@ -68,8 +68,7 @@ def train(
         from training.overrides import size_settings
         from training.processes import is_rank_zero, leave_group
         from training.recipe_file import base_of, read_recipe, references_in, write_recipe
-        from training.references import reference_settings, with_settings
-        from training.train import RUNS
+        from training.references import folder_of, reference_settings, with_settings
         from training.train import train as train_version
 
         found = named or read_recipe(Path(recipe))
@@ -82,7 +81,7 @@ def train(
             answer({"recipe": saved})
             out.print(f"wrote {saved}; `regraft train {save}` trains it")
             return
-        folder = target or RUNS / chosen.name
+        folder = target or folder_of(chosen)
         if not overwrite:
             check_new(folder)
         try:

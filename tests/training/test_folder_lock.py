@@ -64,7 +64,7 @@ def test_a_reference_that_somebody_else_trains_is_waited_for_and_then_used(
     v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, held, said = tmp_path / "digits_v1", threading.Event(), threading.Event()
-    monkeypatch.setattr(path, "RUNS", tmp_path)
+    monkeypatch.setattr("training.references.RUNS", tmp_path)
     monkeypatch.setattr(path, "train", lambda *_: pytest.fail("trained twice"))
     monkeypatch.setattr(folder_lock, "_held_locks", {})  # as in another process
 

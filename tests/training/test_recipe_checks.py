@@ -12,11 +12,13 @@ import torch
 
 from index.errors import InvalidArgument
 from staging.recipes import quick
+from training import plan_checks
 from training import train as path
 from training.first_batch import try_batch
 from training.methods import METHODS, method_options
 from training.recipe_checks import LIMITS, OPTION_LIMITS, check_choices, check_numbers
 from training.recipes import RECIPES
+from training.references import reference_recipes
 from training.sweep import sweep
 from training.trained import blank_old, build_method
 
@@ -101,7 +103,7 @@ def test_what_the_loop_does_not_have_is_refused_before_anything_is_read(
     changes: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(path, "recipe_data", lambda _: pytest.fail("read before it was refused"))
-    monkeypatch.setattr(path, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr("training.references.RUNS", tmp_path / "runs")
     for start in (path.train, lambda recipe, out: sweep(recipe, 1, out)):
         with pytest.raises(InvalidArgument, match=said):
             start(quick("digits_bct", old="digits_v1", **changes), tmp_path / "v")
@@ -113,12 +115,12 @@ def test_a_reference_that_is_there_may_be_of_a_machine_with_a_gpu(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     recipe = quick("digits_bct", old="digits_v1")
-    old = replace(path.reference_recipes(recipe)["old"], precision="16-mixed")
+    old = replace(reference_recipes(recipe)["old"], precision="16-mixed")
 
     for there in (True, False):
-        monkeypatch.setattr(path, "is_trained", lambda *_, there=there: there)
+        monkeypatch.setattr(plan_checks, "is_trained", lambda *_, there=there: there)
         with nullcontext() if there else pytest.raises(InvalidArgument, match="needs a GPU"):
-            path.check_plan(recipe, tmp_path / "v", {"old": old})
+            plan_checks.check_plan(recipe, tmp_path / "v", {"old": old})
 
 
 @pytest.mark.parametrize(
@@ -147,10 +149,10 @@ def test_nothing_is_trained_first_for_a_recipe_that_cannot_be(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(path, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr("training.references.RUNS", tmp_path / "runs")
     monkeypatch.setattr(path, "fit", lambda *_, **__: pytest.fail("trained before it was refused"))
     recipe = quick(name, old="digits_v1", **changes)
-    references = path.reference_recipes(recipe)
+    references = reference_recipes(recipe)
     if independent:
         references = {**references, "independent": replace(references["independent"], **independent)}
     with pytest.raises(InvalidArgument, match=said):
@@ -159,7 +161,7 @@ def test_nothing_is_trained_first_for_a_recipe_that_cannot_be(
 
 
 def test_nothing_is_trained_first_for_a_sweep_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(path, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr("training.references.RUNS", tmp_path / "runs")
     monkeypatch.setattr(path, "fit", lambda *_, **__: pytest.fail("trained before it was refused"))
     with pytest.raises(InvalidArgument, match=r"oca's dim is .* above 16, not 16"):
         sweep(quick("digits_oca", old="digits_v1", dim=16), 1, tmp_path / "v")

@@ -82,7 +82,7 @@ def test_it_is_said_what_is_trained_first_and_with_what(
     v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = tmp_path / "runs"
-    monkeypatch.setattr(path, "RUNS", runs)
+    monkeypatch.setattr("training.references.RUNS", runs)
     monkeypatch.setattr(path, "train", lambda recipe, out, progress: v1)
     there = recipe_from_json(load_version(v1).card.recipe)
     path.ensure_trained("old", replace(find_recipe("digits_v1"), epochs=1, root="X"), progress=True)
@@ -100,7 +100,7 @@ def test_it_is_said_what_is_trained_first_and_with_what(
 def test_a_reference_that_another_recipe_made_is_left_alone_and_the_ways_out_are_named(
     v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(path, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr("training.references.RUNS", tmp_path / "runs")
     monkeypatch.setattr(path, "recipe_data", lambda _: pytest.fail("read before it was refused"))
     shutil.copytree(v1, out := tmp_path / "runs" / "digits_v1")
     there = recipe_from_json(load_version(v1).card.recipe)

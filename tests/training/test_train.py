@@ -66,7 +66,7 @@ def test_fct_ships_the_independent_encoder_as_it_was(v1: Path, independent: Path
 
 @pytest.mark.usefixtures("weights_only")
 def test_fct_ranks_by_l2_where_its_versions_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(path, "RUNS", tmp_path)
+    monkeypatch.setattr("training.references.RUNS", tmp_path)
     for name in ("digits_v1", "digits_independent"):
         monkeypatch.setitem(RECIPES, name, partial(replace, quick(name, epochs=1)))
     monkeypatch.setitem(RECIPES, "digits_v1_side", RECIPES["digits_v1"])
@@ -82,7 +82,7 @@ def test_fct_ranks_by_l2_where_its_versions_do(tmp_path: Path, monkeypatch: pyte
 def test_a_reference_may_be_a_recipe_which_is_trained_once(
     v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(path, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr("training.references.RUNS", tmp_path / "runs")
     fct = quick("digits_fct", old=str(v1), epochs=1, options={"branch": 8, "trunk": 8})
     short = quick("digits_independent", epochs=1)
     monkeypatch.setitem(RECIPES, "digits_independent", lambda: short)
