@@ -26,7 +26,7 @@ def doctor(
 
     settings = checked_settings()
     with usable_database(settings):
-        _check_file(settings.database_url)
+        _check_database(settings.database_url)
         upgrade(settings)
         database = Database(settings.database_url)
         try:
@@ -45,15 +45,23 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _check_database(url: str) -> None:
+    """Look whether it is Regraft's, and at all of a SQLite file. Raises UnusableDatabase or DatabaseDamaged."""
+    from service.store.database import is_sqlite, schema_revision, without_password
+
+    if is_sqlite(url):
+        _check_file(url)
+    if schema_revision(url) is None:
+        shown = without_password(url)
+        raise UnusableDatabase(f"{shown} holds nothing of Regraft: no service ran on it, and no backup was restored")
+
+
 def _check_file(url: str) -> None:
     """All of a SQLite file, however large. Raises DatabaseDamaged, or UnusableDatabase where there is none."""
     from sqlalchemy import make_url
 
-    from service.store.database import is_sqlite
     from service.store.faults import check_sqlite, is_large, sqlite_file
 
-    if not is_sqlite(url):
-        return
     if (path := sqlite_file(url)) is None:
         raise UnusableDatabase(f"there is no database at {make_url(url).database}; --data names a service's folder")
     if is_large(path):

@@ -209,16 +209,17 @@ def migrate(data: Data = None) -> None:
     apply_options({"data": data})
     with needs("serve"):
         from service.logs import configure
-        from service.store.database import is_sqlite, upgrade, without_password
+        from service.store.database import is_sqlite, schema_revision, upgrade, without_password
         from service.store.faults import sqlite_file
     settings = checked_settings()
     configure(settings.log_format, settings.log_level)
     with usable_database(settings):
-        new = is_sqlite(settings.database_url) and sqlite_file(settings.database_url) is None
+        url = settings.database_url
+        new = (is_sqlite(url) and sqlite_file(url) is None) or schema_revision(url) is None
         upgrade(settings)
-    shown = without_password(settings.database_url)
+    shown = without_password(url)
     answer({"database": shown, "up_to_date": True, "created": new})
-    out.print(f"{shown} {'was not there: an empty one was made' if new else 'is up to date'}")
+    out.print(f"{shown} {'was empty, or not there: its tables were made' if new else 'is up to date'}")
 
 
 class CannotListen(RegraftError):

@@ -210,7 +210,7 @@ def upgrade(settings: Settings) -> None:
 
 def _is_upgraded(url: str) -> bool:
     """Run the pending migrations; False: another process writes to the SQLite file, perhaps by running them."""
-    program_revisions, revision = revisions(), _revision(url)
+    program_revisions, revision = revisions(), schema_revision(url)
     if revision is not None and revision > program_revisions[-1]:
         logger.warning(Event("schema_is_newer", database=revision, program=program_revisions[-1]))
     elif revision != program_revisions[-1]:
@@ -230,8 +230,11 @@ def revisions() -> list[str]:
     return sorted(path.stem.partition("_")[0].rpartition("-")[2] for path in (MIGRATIONS / "versions").glob("*.py"))
 
 
-def _revision(url: str) -> str | None:
-    """The migration a database is at; read without Alembic, which a start with nothing to do need not load."""
+def schema_revision(url: str) -> str | None:
+    """The migration a database is at, None where it holds nothing of Regraft.
+
+    Read without Alembic, which a start with nothing to do need not load.
+    """
     engine = _sqlite_engine(url) if is_sqlite(url) else _postgresql_engine(url)
     try:
         with engine.connect() as connection:

@@ -227,9 +227,20 @@ def test_the_doctor_makes_no_database_and_migrate_says_that_it_did(run, tmp_path
 
     assert (code, f"there is no database at {tmp_path}/d/regraft.db" in said) == (1, True)
     assert not (tmp_path / "d").exists()
-    assert "was not there: an empty one was made" in run("migrate", "--data", tmp_path / "d")[1]
+    assert "its tables were made" in run("migrate", "--data", tmp_path / "d")[1]
     assert "is up to date" in run("migrate", "--data", tmp_path / "d")[1]
     assert run("doctor", "--data", tmp_path / "d")[:2] == (0, "nothing is wrong\n")
+
+
+def test_the_doctor_of_a_database_without_tables_says_so_and_makes_none(run, tmp_path):
+    with closing(sqlite3.connect(tmp_path / "regraft.db")) as foreign:
+        foreign.execute("create table mine (a)")
+
+    code, _, said = run("doctor", "--data", tmp_path)
+
+    assert (code, f"sqlite:///{tmp_path}/regraft.db holds nothing of Regraft" in said) == (1, True)
+    with closing(sqlite3.connect(tmp_path / "regraft.db")) as foreign:
+        assert foreign.execute("select name from sqlite_master").fetchall() == [("mine",)]
 
 
 STUCK_CALL = """
