@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Select, func, select
 from index.errors import RegraftError
 from service.store.embeddings import first_held
 from service.store.rows import BackfillRow, all_of, first_of
+from service.store.sql_time import now
 from service.store.tables import backfill, backfill_failure, item
 
 
@@ -23,9 +24,10 @@ class UnknownBackfill(RegraftError):
 
 @dataclass(frozen=True)
 class RetryingBackfill(BackfillRow):
-    """A backfill, and how many of its items wait for a retry."""
+    """A backfill, how many of its items wait for a retry, and for how many seconds it has run since its last pause."""
 
     retrying: int
+    running_seconds: float
 
 
 class FailureRow(NamedTuple):
@@ -46,7 +48,7 @@ class FailureRow(NamedTuple):
 
 def backfill_row(connection: Connection, number: int) -> RetryingBackfill:
     """The backfill of a number. Raises UnknownBackfill."""
-    row = first_of(RetryingBackfill, connection.execute(_with_retrying().where(backfill.c.id == number)))
+    row = first_of(RetryingBackfill, connection.execute(_select_backfills().where(backfill.c.id == number)))
     if row is None:
         raise UnknownBackfill(f"there is no backfill {number}")
     return row
@@ -54,7 +56,7 @@ def backfill_row(connection: Connection, number: int) -> RetryingBackfill:
 
 def backfill_rows(connection: Connection, gallery_id: int, limit: int | None) -> list[RetryingBackfill]:
     """Every backfill of a gallery, or the newest `limit` of them, oldest first."""
-    statement = _with_retrying().where(backfill.c.gallery_id == gallery_id)
+    statement = _select_backfills().where(backfill.c.gallery_id == gallery_id)
     newest_first = statement.order_by(backfill.c.id.desc()).limit(limit)
     return all_of(RetryingBackfill, connection.execute(newest_first))[::-1]
 
@@ -73,8 +75,9 @@ def failures_after(
     return all_of(FailureRow, connection.execute(statement.order_by(backfill_failure.c.item_id).limit(limit)))
 
 
-def _with_retrying() -> Select[Any]:
+def _select_backfills() -> Select[Any]:
     waiting = select(func.count()).where(
         backfill_failure.c.backfill_id == backfill.c.id, backfill_failure.c.final.is_(False)
     )
-    return select(backfill, waiting.scalar_subquery().label("retrying"))
+    running_seconds = func.coalesce(now() - backfill.c.resumed, 0.0)
+    return select(backfill, waiting.scalar_subquery().label("retrying"), running_seconds.label("running_seconds"))

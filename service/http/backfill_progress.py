@@ -29,7 +29,6 @@ from service.runtime import Runtime
 from service.schemas import Number
 from service.store.api_keys import ApiKeyRow
 from service.store.repository import gallery_row
-from service.store.rows import BackfillRow
 from service.upgrades.curves.points import Curve, CurveState, curve_of
 
 router = APIRouter(route_class=CheckedRoute, tags=["backfills"])
@@ -167,7 +166,7 @@ def snapshot(service: Runtime, number: int) -> Snapshot:
 def describe(registry: Registry, gallery_name: str, row: RetryingBackfill, curve: Curve | None) -> BackfillInfo:
     """The public description of a backfill and its curve."""
     remaining = max(row.total - row.settled, 0)  # some may come before all are counted
-    active = _active_seconds(row)
+    active = row.active_seconds + max(row.running_seconds, 0.0)  # a clock that was set back counts nothing
     planning = row.sweep_seq is not None and row.state in ACTIVE
     speed = row.settled / active if row.settled and active > 0 else None
     # The burst that a rate lets through at the start says nothing of how it goes on.
@@ -199,9 +198,3 @@ def describe(registry: Registry, gallery_name: str, row: RetryingBackfill, curve
         eta_seconds=remaining / lasting if lasting and row.state == BackfillState.RUNNING and not planning else None,
         curve=None if curve is None else curve.shown,
     )
-
-
-def _active_seconds(row: BackfillRow) -> float:
-    """How long it has been running, pauses left out; a clock that was set back counts nothing."""
-    now_running = 0.0 if row.resumed is None else max(time.time() - row.resumed, 0.0)
-    return row.active_seconds + now_running

@@ -37,8 +37,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (sql_time, progress):
-        monkeypatch.setattr(module, "time", made)
+    monkeypatch.setattr(sql_time, "time", made)
     return made
 
 
@@ -168,6 +167,16 @@ def test_the_time_left_and_the_speed_are_numbers_and_not_negative(site: Any, clo
     assert paused.eta_seconds is None
     site.work()
     assert site.backfill(number).state == "done"
+
+
+def test_the_speed_is_by_the_databases_clock(site: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = site.start_backfill("g")
+    worker = SteppedWorker(site.settings)
+    worker.step(3)
+    worker.close()
+    monkeypatch.setattr(real, "time", lambda: clock.time() + DAY)
+
+    assert described(site, number).active_seconds < DAY
 
 
 def described(site: Any, number: int) -> progress.BackfillInfo:
