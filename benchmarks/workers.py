@@ -25,14 +25,20 @@ from backfill import Server, back, done_of, fill, served
 from command_line import run_main
 from random_versions import SMALL_EDGE, small
 
+from index.errors import InvalidArgument
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "library"))
 from staging import postgres
 
 NUMBERS = (1, 2, 4)
 GALLERY = {"reencode": "g", "transform": "vectors"}
+CHUNKS = {"reencode": 16, "transform": 1024}
 
 
 def main(images: int = 512, vectors: int = 40_000, rounds: int = 1) -> None:
+    for given, chunk in ((images, CHUNKS["reencode"]), (vectors, CHUNKS["transform"])):
+        if given <= 2 * chunk:
+            raise InvalidArgument(f"{given} items are too few to be timed; a chunk holds {chunk}")
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print("| backfill | workers | items/s | ratio to one | workers busy | PostgreSQL busy | items/s of their time |")
     print(f"|{' --- |' * 7}")
@@ -76,9 +82,7 @@ def workers(server: Server, number: int) -> Iterator[list[int]]:
 
 
 def run(server: Server, database: postgres.Server, kind: str, running: Sequence[int]) -> tuple[float, float, float]:
-    started = server.post(
-        f"/galleries/{GALLERY[kind]}/backfills", kind=kind, chunk_size=16 if kind == "reencode" else 1024
-    )
+    started = server.post(f"/galleries/{GALLERY[kind]}/backfills", kind=kind, chunk_size=CHUNKS[kind])
     while not (first := done_of(server, started["id"])[0]):
         time.sleep(0.005)
     total = server.http.get(f"/backfills/{started['id']}").json()["total"]  # planned since it was started
