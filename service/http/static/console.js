@@ -40,7 +40,7 @@ function decoded(part) {
 // Elements
 
 function el(tag, attributes = {}, ...children) {
-  const svg = ["svg", "rect", "polyline", "circle", "title"].includes(tag);
+  const svg = ["svg", "rect", "polyline", "polygon", "circle", "title"].includes(tag);
   const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") made.addEventListener(name, value);
@@ -89,14 +89,21 @@ function bar(parts, total) {
 const mixOf = (gallery) => Object.entries(gallery.mix).sort(([a], [b]) => order.indexOf(a) - order.indexOf(b));
 const mixBar = (gallery) => bar(mixOf(gallery).map(([name, n]) => [name, n, colour(name)]), gallery.items);
 
-function curve(found) {
-  const points = found.points.map((point) => [1000 * point.share, 100 - 100 * point.value]);
-  return el("svg", { class: "curve", viewBox: "-10 -5 1020 110", preserveAspectRatio: "none", role: "img" },
-    el("rect", { x: 0, y: 0, width: 1000, height: 100, fill: "#f6f8fa" }),
-    el("polyline", {
-      points: points.map((point) => point.join(",")).join(" "), fill: "none", stroke: "#0969da",
-      "stroke-width": 2, "vector-effect": "non-scaling-stroke",
-    }));
+function curve({ points }) {
+  const low = Math.min(...points.map((point) => point.low)), high = Math.max(...points.map((point) => point.high));
+  const y = (value) => 100 * (high - value) / Math.max(high - low, 1e-9);
+  const line = (list, of) => list.map((point) => `${1000 * point.share},${y(of(point))}`).join(" ");
+  const interval = [line(points, (point) => point.high), line([...points].reverse(), (point) => point.low)].join(" ");
+  return el("div", { class: "curve" },
+    el("div", { class: "scale" }, el("span", {}, percent(high)), el("span", {}, percent(low))),
+    el("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img" },
+      el("rect", { x: 0, y: 0, width: 1000, height: 100, fill: "#f6f8fa" }),
+      el("polygon", { points: interval, fill: "#b6e3ff" }),
+      el("polyline", {
+        points: line(points, (point) => point.value), fill: "none", stroke: "#0969da", "stroke-width": 2,
+        "vector-effect": "non-scaling-stroke",
+      })),
+    el("div", { class: "shares" }, el("span", {}, "0 % of the items moved"), el("span", {}, "100 %")));
 }
 
 const newest = (list) => list.slice(-NEWEST).reverse();
