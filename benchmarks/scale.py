@@ -72,7 +72,7 @@ def main() -> None:
 
 def needs(costs: Costs) -> Iterator[str]:
     columns = (
-        "memory of an API process | engine elsewhere | SQL | with `objects`: SQL, files | indexes | images | start |"
+        "memory of an API process | external engine | SQL | with `objects`: SQL, files | indexes | images | start |"
     )
     yield f"| items | {columns}"
     yield f"|{' --- |' * 8}"
