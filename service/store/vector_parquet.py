@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 GROUP = 1024
 """Rows that are read together."""
-TAIL = 128 << 10
-"""Bytes at the end of a file that hold what describes it, as a rule."""
+VECTOR = 3
+"""The number of the column `vector`."""
 
 Fetch = Callable[[int, int], bytes]
 """Gives the bytes of a file from one place up to another."""
@@ -63,27 +63,17 @@ def write_vectors(items: Keys, seqs: Keys, digests: Keys, rows: Sequence[bytes],
 
 def describe(size: int, fetch: Fetch) -> pq.FileMetaData:
     """What a file of so many bytes says of its groups."""
-    file = _Fetched(size, fetch)
-    file.hold(max(size - TAIL, 0), size)
-    found: pq.FileMetaData = parquet().read_metadata(file)
+    found: pq.FileMetaData = parquet().read_metadata(_Fetched(size, fetch))
     return found
 
 
 def read_groups(about: pq.FileMetaData, first: int, last: int, size: int, fetch: Fetch) -> list[NDArray[np.uint8]]:
     """The vectors (n, bytes of one) of each group from the first to the last, by one fetch."""
-    starts, ends = zip(*(_extent(about.row_group(group)) for group in range(first, last + 1)), strict=True)
+    start, end = about.row_group(first).column(VECTOR), about.row_group(last).column(VECTOR)
     file = _Fetched(size, fetch)
-    file.hold(min(starts), max(ends))
+    file.hold(start.data_page_offset, end.data_page_offset + end.total_compressed_size)
     opened = parquet().ParquetFile(file, metadata=about, page_checksum_verification=True)
     return [_vectors(opened, group) for group in range(first, last + 1)]
-
-
-def _extent(group: pq.RowGroupMetaData) -> tuple[int, int]:
-    columns = [group.column(number) for number in range(group.num_columns)]
-    return (
-        min(column.data_page_offset for column in columns),
-        max(column.data_page_offset + column.total_compressed_size for column in columns),
-    )
 
 
 def _vectors(opened: pq.ParquetFile, group: int) -> NDArray[np.uint8]:
