@@ -47,5 +47,6 @@ def needed(registry: Registry, lives: list[LoadedGallery]) -> set[str]:
         if (current := live.current) is None:
             continue
         names |= registry.needed(current.name, live.gallery.items_by_version())
-        names |= {live.rollout.version.name} if live.rollout else set()
+        if (rollout := live.rollout) is not None:
+            names.add(rollout.version.name)
     return names

@@ -50,7 +50,7 @@ class Preload(Background):
     def _load(self) -> None:
         cache = self._replica.cache
         for name in self._names_to_load():
-            if self._stop.is_set() or (cache.loaded() and cache.bytes() >= cache.limit):
+            if self._stop.is_set() or cache.bytes() >= cache.limit:
                 break  # one more would only evict what was just loaded
             self.loading = name
             try:

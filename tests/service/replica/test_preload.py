@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,26 @@ def test_it_stops_while_the_database_is_away(world: ReplicatedWorld, monkeypatch
     one.start()
     one.stop()
     assert one.loading is None
+
+
+def test_it_loads_as_many_as_fit_into_the_memory(world: ReplicatedWorld) -> None:
+    follower = world.new_replica(memory=1)
+    one = Preload(world.database, follower, [EVERY])
+    one.start()
+    until(lambda: one.loading is None)
+    assert follower.cache.peek(1) is not None
+
+
+def test_it_stops_between_two_galleries(world: ReplicatedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    follower, asked = world.new_replica(), []
+    one = Preload(world.database, follower, [EVERY])
+
+    def find(name: str) -> None:
+        asked.append((name, one.loading))
+        threading.Thread(target=one.stop).start()
+        one._stop.wait()
+
+    monkeypatch.setattr(follower, "find", find)
+    one.start()
+    until(lambda: one.loading is None)
+    assert asked == [("a", "a")]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from service.registry.rollout_records import Counters, bucket, counters_from_json, exceeded_limit, quantile, summary
+from service.replica.eviction import needed
 from service.upgrades.rollouts import monitor as watching
 from service.upgrades.rollouts.monitor import RolloutMonitor
 from staging.trials import ask, begin, broken, counted, shown, wait_for
@@ -34,6 +35,7 @@ class TestShadow:
     ) -> None:
         before = [ask(served, filled, picture)["results"] for picture in pictures[:6]]
         number = begin(served, filled, "drifted", "shadow")
+        assert {"v1", "drifted"} <= needed(served.runtime.registry, served.runtime.replica.all())
 
         answers = [ask(served, filled, picture) for picture in pictures[:6]]
 
