@@ -45,7 +45,7 @@ from training.cross_version import CrossVersions
 from training.data import Data, ImageSet
 from training.embeddings import embed_version
 from training.fit_edge import fit_edge
-from training.matrix import match
+from training.matrix import relevance_of
 from training.overrides import with_overrides
 from training.pairs import embed_pairs
 from training.recipes import FAMILIES, find_recipe
@@ -130,7 +130,7 @@ def main() -> None:
     settings += [f"data={arguments.data}"] if arguments.data else []
     data = subset(recipe_data(with_overrides(find_recipe(names(arguments.family)["independent"]), settings)))
     print(f"{len(data.query)} queries, {len(data.gallery)} items, {len(np.unique(data.gallery.labels))} classes\n")
-    relevance = match(data)
+    relevance = relevance_of(data)
     with tempfile.TemporaryDirectory() as root, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # digits has few pairs to fit an edge on
         found = {

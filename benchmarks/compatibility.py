@@ -16,8 +16,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from training.comparison import COMPARED, compare_methods, parts_of, runs_of
-from training.comparison_table import amend, drawn, table
+from training.comparison import COMPARED_FAMILIES, compare_methods, parts_for, runs_of
+from training.comparison_table import merge_table, read_pair_scores, table
 from training.plots import as_svg, pairs_figure
 from training.recipes.family import METHOD_PARTS
 
@@ -25,8 +25,8 @@ from training.recipes.family import METHOD_PARTS
 def main() -> None:
     arguments = parse()
     settings = [*([f"root={arguments.root}"] if arguments.root else []), *arguments.set]
-    runs = runs_of(COMPARED[arguments.family], arguments.out, arguments.seeds, settings)
-    parts = parts_of(arguments.methods)
+    runs = runs_of(COMPARED_FAMILIES[arguments.family], arguments.out, arguments.seeds, settings)
+    parts = parts_for(arguments.methods)
 
     def keep() -> None:
         (arguments.out / "table.md").write_text(table(runs, parts) + "\n")
@@ -36,14 +36,14 @@ def main() -> None:
     found = table(runs, parts)
     print(found)
     if arguments.write:
-        found = amend(arguments.write, f"{arguments.family} {arguments.label}".strip(), found)
+        found = merge_table(arguments.write, f"{arguments.family} {arguments.label}".strip(), found)
     if arguments.picture:
-        arguments.picture.write_bytes(as_svg(pairs_figure(drawn(found))))
+        arguments.picture.write_bytes(as_svg(pairs_figure(read_pair_scores(found))))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("family", choices=COMPARED)
+    parser.add_argument("family", choices=COMPARED_FAMILIES)
     parser.add_argument("--root", default="", help="the data set's folder")
     parser.add_argument("--out", type=Path, required=True, help="where versions and measurements go")
     parser.add_argument("--seeds", type=int, default=3)

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from index.evaluation.metrics import p_com
-from training.comparison import COMPARED, METRICS, independent_of
-from training.comparison_table import put_into
+from training.comparison import COMPARED_FAMILIES, METRICS, independent_part
+from training.comparison_table import replace_table
 from training.papers import PROTOCOLS, ordering, ranked
 from training.recipes.family import STANDALONE_PARTS
 
@@ -39,7 +39,7 @@ def main() -> None:
     table = "\n".join([f"| {' | '.join(row)} |" for row in [HEADER, ("---",) * len(HEADER), *rows]])
     print(table)
     if arguments.write:
-        put_into(arguments.write, "orders", table)
+        replace_table(arguments.write, "orders", table)
 
 
 def of_papers() -> Iterator[Row]:
@@ -53,7 +53,7 @@ def of_papers() -> Iterator[Row]:
 def of_tables(text: str) -> Iterator[Row]:
     """Which family and how many seeds, and the orders of the methods that have them all, then of all methods."""
     for family, label, table in MARKED.findall(text):
-        if family not in COMPARED:
+        if family not in COMPARED_FAMILIES:
             continue
         header, _, *lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.strip().splitlines()]
         rows = [dict(zip(header, line, strict=True)) for line in lines]
@@ -62,7 +62,7 @@ def of_tables(text: str) -> Iterator[Row]:
         for least in sorted({counts[0], counts[-1]}, reverse=True):
             seeds = f"{counts[-1]}" if least == counts[-1] else f"{least} to {counts[-1]}"
             held = {name: row for name, row in every.items() if int(row["seeds"]) >= least}
-            methods = [name for name in held if name not in STANDALONE_PARTS and independent_of(name) in every]
+            methods = [name for name in held if name not in STANDALONE_PARTS and independent_part(name) in every]
             yield (
                 f"ours, {family}{label} ({seeds} seed{'' if seeds == '1' else 's'})",
                 ranked({name: float(held[name]["P_com"] or reckoned(every, name, *CMC)) for name in methods}),
@@ -73,7 +73,7 @@ def of_tables(text: str) -> Iterator[Row]:
 def reckoned(rows: Mapping[str, Mapping[str, str]], method: str, gains: str, score: re.Pattern[str]) -> float:
     """P_com of a method's gain, the only difference that the table has before it is rounded."""
     gain = float(rows[method][gains].split()[0])
-    ends = ((method, "old/old"), (independent_of(method), "new/new"))
+    ends = ((method, "old/old"), (independent_part(method), "new/new"))
     old_old, new_new = (float(score.findall(rows[name][pair])[0]) for name, pair in ends)
     return p_com(old_old, old_old + gain, new_new)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from index.folder import load_version
 from index.version import Card
-from training.comparison import COMPARED
-from training.comparison_table import put_into
+from training.comparison import COMPARED_FAMILIES
+from training.comparison_table import replace_table
 
 COLUMNS = ("method", "weights of the recipe", "new/old", "new/new", "best weights", "new/old", "new/new", "old/old")
 OWN = "trial-0"
@@ -23,14 +23,14 @@ OWN = "trial-0"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("family", choices=COMPARED, help="whose recipes were swept")
+    parser.add_argument("family", choices=COMPARED_FAMILIES, help="whose recipes were swept")
     parser.add_argument("sweeps", nargs="+", type=Path, help="folders that `regraft sweep --out` wrote")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into a document")
     given = parser.parse_args()
     lines = [f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}", *map(line, given.sweeps)]
     print("\n".join(lines))
     if given.write:
-        put_into(given.write, f"sweeps {given.family}", "\n".join(lines))
+        replace_table(given.write, f"sweeps {given.family}", "\n".join(lines))
 
 
 def line(sweep: Path) -> str:

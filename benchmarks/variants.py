@@ -28,8 +28,8 @@ import numpy as np
 
 from index.evaluation.metrics import MEAN_AP, mean_interval, p_up, paired_bootstrap
 from index.version import CARD, Score
-from training.comparison import COMPARED, MetricValues, per_query
-from training.comparison_table import deviation, put_into
+from training.comparison import COMPARED_FAMILIES, MetricValues, per_query
+from training.comparison_table import deviation, replace_table
 from training.data import Data
 from training.evaluate import measure
 from training.methods.compatible import adacos_scale
@@ -290,7 +290,7 @@ TABLES: dict[str, Callable[[Bench], Iterator[Sequence[str]]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--family", choices=COMPARED, default="digits")
+    parser.add_argument("--family", choices=COMPARED_FAMILIES, default="digits")
     parser.add_argument("--root", default="", help="the data set's folder")
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="change every recipe")
     parser.add_argument("--seeds", type=int, default=3)
@@ -301,13 +301,13 @@ def main() -> None:
     given = parser.parse_args()
     settings = [*([f"root={given.root}"] if given.root else []), *given.set]
     out = given.out or Path("runs") / f"variants-{given.family}"
-    bench = Bench(COMPARED[given.family], out, given.seeds, settings, given.held_out, given.methods)
+    bench = Bench(COMPARED_FAMILIES[given.family], out, given.seeds, settings, given.held_out, given.methods)
     lines: list[str] = []
     for row in TABLES[given.table](bench):
         lines += [f"| {' | '.join(row)} |", *([] if lines else [f"|{' --- |' * len(row)}"])]
         print("\n".join(lines) if len(lines) == 2 else lines[-1], flush=True)
     if given.write:
-        put_into(given.write, f"{given.table} {given.family}", "\n".join(lines))
+        replace_table(given.write, f"{given.table} {given.family}", "\n".join(lines))
 
 
 if __name__ == "__main__":

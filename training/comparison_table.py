@@ -1,8 +1,8 @@
-"""What `training.comparison` has measured, as a markdown table, and that table kept inside a document.
+"""The results of `training.comparison` as a markdown table, and such a table inside a document.
 
 A value is the mean over seeds; its interval is the 95 % percentile bootstrap over queries, each query's value being its
-mean over seeds; "sd" is the standard deviation over training seeds of CMC-1. That of the gain says how sure an order of
-methods is: a seed's old version is the same for all of them.
+mean over seeds; "sd" is the standard deviation of CMC-1 over training seeds. That of the gain tells how certain the
+order of methods is, since all methods of a seed have the same old version.
 """
 
 from __future__ import annotations
@@ -17,38 +17,39 @@ import numpy as np
 from index.errors import InvalidArgument
 from index.evaluation.metrics import MEAN_AP, mean_interval, p_com, p_up, paired_bootstrap
 from index.version import Score
-from training.comparison import METRICS, PAIRS, MetricValues, Run, independent_of
+from training.comparison import METRICS, PAIRS, MetricValues, Run, independent_part
 from training.recipes.family import METHOD_PARTS, STANDALONE_PARTS
 
 GAINS = ("new/old - old/old, CMC-1", "the same, mAP")
 DEVIATIONS = {"sd new/old": ("new/old",), "sd gain": ("new/old", "old/old"), "sd new/new": ("new/new",)}
-"""column -> whose deviation over seeds it shows, see `deviation`."""
+"""Column -> the pairs of `deviation`."""
 INTERVAL = re.compile(r"(\S+) \((\S+) to (\S+)\)")
-"""What `interval` writes."""
+"""The format of `interval`."""
 COLUMNS = ("method", *PAIRS, *GAINS, "P_com", "P_up", "flips", "seeds", *DEVIATIONS, "training, s")
 
 
 def table(runs: Sequence[Run], parts: Sequence[str]) -> str:
-    """A line for each part that is measured."""
+    """The table, with a row for each part that is measured."""
     lines = [f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}"]
     return "\n".join([*lines, *(line for part in parts if not part.endswith("v1") for line in row(part, runs))])
 
 
 def row(part: str, runs: Sequence[Run]) -> Iterator[str]:
-    """One line of the table; none before the first seed is measured.
+    """A row of the table; nothing before the first seed is measured.
 
-    No P_com and P_up before the independent version is measured with each seed.
+    P_com and P_up are empty until the independent version is measured with each seed.
     """
-    seeds = [(run, found) for run in runs if (found := run.results(part)) is not None]
+    seeds = [(run, results) for run in runs if (results := run.results(part)) is not None]
     if not seeds:
         return
-    mean = {name: np.mean([found[name] for _, found in seeds], axis=0) for name in seeds[0][1]}
-    alone = [found for run, _ in seeds if (found := run.results(independent_of(part))) is not None]
-    independent = float(np.mean([found["new/new cmc@1"] for found in alone])) if len(alone) == len(seeds) else nan
+    mean = {name: np.mean([results[name] for _, results in seeds], axis=0) for name in seeds[0][1]}
+    references = [results for run, _ in seeds if (results := run.results(independent_part(part))) is not None]
+    is_complete = len(references) == len(seeds)
+    independent = float(np.mean([results["new/new cmc@1"] for results in references])) if is_complete else nan
     cells = [part, *(cell(mean, pair) for pair in PAIRS)]
     if "new/old cmc@1" in mean:
         old_old, new_old, new_new = (float(mean[f"{pair} cmc@1"].mean()) for pair in PAIRS)
-        flips = np.mean([(found["old/old cmc@1"] > found["new/old cmc@1"]).mean() for _, found in seeds])
+        flips = np.mean([(results["old/old cmc@1"] > results["new/old cmc@1"]).mean() for _, results in seeds])
         cells += [
             *(interval(paired_bootstrap(mean[f"new/old {m}"], mean[f"old/old {m}"])) for m in METRICS),
             "" if isnan(independent) else f"{p_com(old_old, new_old, independent):z.3f}",
@@ -57,28 +58,28 @@ def row(part: str, runs: Sequence[Run]) -> Iterator[str]:
         ]
     else:
         cells += [""] * 5
-    measured = [found for _, found in seeds]
-    cells += [str(len(seeds)), *(deviation(measured, *pairs) for pairs in DEVIATIONS.values())]
+    by_seed = [results for _, results in seeds]
+    cells += [str(len(seeds)), *(deviation(by_seed, *pairs) for pairs in DEVIATIONS.values())]
     took = [seconds for run, _ in seeds if (seconds := run.seconds(part)) is not None]
     yield f"| {' | '.join([*cells, f'{np.mean(took):.0f}' if took else ''])} |"
 
 
-def drawn(text: str) -> list[tuple[str, list[Score]]]:
-    """CMC-1 of PAIRS by a table's text, for each method whose row has all three."""
+def read_pair_scores(text: str) -> list[tuple[str, list[Score]]]:
+    """CMC-1 of PAIRS read from a table, for each method whose row has all three."""
     rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:])
-    found = ((method, [score for cell in cells[: len(PAIRS)] for score in _scores(cell)]) for method, *cells in rows)
-    return [(method, scores) for method, scores in found if method in METHOD_PARTS and len(scores) == len(PAIRS)]
+    scored = ((method, [score for cell in cells[: len(PAIRS)] for score in _scores(cell)]) for method, *cells in rows)
+    return [(method, scores) for method, scores in scored if method in METHOD_PARTS and len(scores) == len(PAIRS)]
 
 
-def deviation(seeds: Sequence[MetricValues], pair: str, above: str | None = None) -> str:
-    """Standard deviation over training seeds of CMC-1, or of its gain `above` another pair, in points.
+def deviation(seeds: Sequence[MetricValues], pair: str, base: str | None = None) -> str:
+    """Standard deviation over training seeds of CMC-1 of a pair, or of its gain over another, `base`, in points.
 
-    Nothing with one seed.
+    "" with one seed.
     """
     values = [
-        100 * (found[f"{pair} cmc@1"].mean() - (found[f"{above} cmc@1"].mean() if above else 0.0))
-        for found in seeds
-        if f"{pair} cmc@1" in found
+        100 * (results[f"{pair} cmc@1"].mean() - (results[f"{base} cmc@1"].mean() if base else 0.0))
+        for results in seeds
+        if f"{pair} cmc@1" in results
     ]
     return f"{np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
 
@@ -95,38 +96,38 @@ def interval(score: Score) -> str:
     return f"{100 * score.value:.1f} ({100 * score.low:.1f} to {100 * score.high:.1f})"
 
 
-def amend(document: Path, name: str, text: str) -> str:
-    """`put_into` for a table of methods: rows of the document stay where the new table has none of their method.
+def merge_table(document: Path, name: str, text: str) -> str:
+    """Merge a table of methods into the one in a document, whose rows of other methods stay.
 
-    So a table grows over machines that do not have each other's versions. Returns the whole table.
+    So a table grows over machines that do not have each other's versions. Returns the merged table.
 
     Raises:
-        InvalidArgument: the document has no such place.
+        InvalidArgument: the document has no such table.
     """
-    held = _place(name).search(document.read_text())
+    existing = _marked(name).search(document.read_text())
     header, rule, *rows = text.splitlines()
-    if held is not None and header in (before := held[2].strip().splitlines()):
+    if existing is not None and header in (before := existing[2].strip().splitlines()):
         new = {_method(row) for row in rows}
         rows += [row for row in before[before.index(header) + 2 :] if _method(row) not in new]
     order = [*STANDALONE_PARTS, *METHOD_PARTS]
-    whole = "\n".join([header, rule, *sorted(rows, key=lambda row: order.index(_method(row)))])
-    put_into(document, name, whole)
-    return whole
+    merged = "\n".join([header, rule, *sorted(rows, key=lambda row: order.index(_method(row)))])
+    replace_table(document, name, merged)
+    return merged
 
 
-def put_into(document: Path, name: str, text: str) -> None:
-    """Replace what stands between `<!-- table NAME -->` and the next `<!-- end -->`.
+def replace_table(document: Path, name: str, text: str) -> None:
+    """Replace the table between `<!-- table NAME -->` and the next `<!-- end -->`.
 
     Raises:
-        InvalidArgument: the document has no such place.
+        InvalidArgument: the document has no such table.
     """
-    written, count = _place(name).subn(lambda found: f"{found[1]}\n{text}\n\n{found[3]}", document.read_text())
+    written, count = _marked(name).subn(lambda match: f"{match[1]}\n{text}\n\n{match[3]}", document.read_text())
     if not count:
         raise InvalidArgument(f"{document} has no place marked <!-- table {name} -->")
     document.write_text(written)
 
 
-def _place(name: str) -> re.Pattern[str]:
+def _marked(name: str) -> re.Pattern[str]:
     return re.compile(rf"(<!-- table {re.escape(name)} -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 

@@ -1,8 +1,9 @@
-"""The full compatibility matrix of several versions: M(new/old) for every pair, and what each upgrade gives and costs.
+"""Evaluation of several versions: the compatibility matrix M(new/old) of all pairs, and what each upgrade gains.
 
-Every number comes from what serving would do: exported encoders, declared edges, chains of them, forward transforms of
-stored items. Cells that no declared edge reaches stay empty. Metrics are docs/methods.md's; intervals are percentile
-bootstraps over queries, paired where two measurements are compared. Shape suffixes: Q queries, N items.
+Every number is measured as serving would answer: by exported encoders, declared edges, chains of them, and forward
+transforms of stored items. Cells that no declared edge reaches stay empty. Metrics are those of docs/methods.md;
+intervals are percentile bootstraps over queries, paired where two measurements are compared. Shape suffixes: Q queries,
+N items.
 """
 
 from __future__ import annotations
@@ -37,14 +38,16 @@ from training.evaluate import METRICS, gain
 from training.rates import verification_rates
 
 ORDERS = ("random", "uncertainty")
-REENCODE, TRANSFORM, REFINE = "reencode", "transform", "reencode after transform"
-DECIDES = "cmc@1"
-"""The metric that compatibility, flips and curves are about unless another is named, as in the gate."""
+REENCODE = "reencode"
+TRANSFORM = "transform"
+REFINE = "reencode after transform"
+DECIDING_METRIC = "cmc@1"
+"""The metric that decides on compatibility, as in the gate; flips are counted on it, curves measure it by default."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """M(new/old): the edges on the way, per-query results, and the verification rates where they were asked for."""
+    """M(new/old): the kinds of the route's edges, per-query results, and the verification rates if requested."""
 
     kinds: tuple[str, ...]
     retrieval: Retrieval
@@ -73,13 +76,13 @@ class Upgrade:
     @property
     def update_gain(self) -> dict[str, Score]:
         """`p_com` where compatibility holds, M(new/old) > M(old/old), as `index.evaluation.metrics.update_gain`."""
-        # Of a gain P_com is below 0 where M(ind/ind) is below M(old/old): there it is a share of nothing.
+        # P_com is below 0 in spite of a gain where M(ind/ind) is below M(old/old): then there is no update gain.
         return {m: score for m, score in self.p_com.items() if self.difference[m].value > 0 and score.value > 0}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything measured; pairs are (new, old).
+    """All measurements; pairs are (new, old).
 
     Attributes:
         cards: by name, oldest first.
@@ -89,8 +92,8 @@ class Evaluation:
         curves: (new, old, kind of backfill, order, "raw" or "calibrated") -> curve. Kinds: "reencode"; where forward
             edges lead also "transform" and "reencode after transform", which FastFill orders by uncertainty.
         metric: what the curves measure.
-        queries, items, skipped: how many; queries without a relevant item are skipped.
-        compared: what was compared in each cell.
+        queries, items, skipped: their numbers; queries without a relevant item are skipped.
+        compared: the queries and items compared in each cell.
     """
 
     cards: Mapping[str, Card]
@@ -110,7 +113,7 @@ class Evaluation:
         return list(self.cards)
 
     def matrix(self, metric: str) -> CompatibilityMatrix:
-        """The plain numbers of one metric."""
+        """The means of one metric; None where no edge leads."""
 
         def measure(new: str, old: str) -> float | None:
             return self.cells[new, old].retrieval.mean(metric) if (new, old) in self.cells else None
@@ -124,7 +127,7 @@ def evaluate(
     *,
     independents: Mapping[str, Version] | None = None,
     orders: Sequence[str] = ORDERS,
-    metric: str = DECIDES,
+    metric: str = DECIDING_METRIC,
     points: int = POINTS,
     verification: bool = False,
 ) -> Evaluation:
@@ -134,7 +137,7 @@ def evaluate(
         versions: any order; edges among them say who is older.
         data: its queries and items are used, not its training images.
         independents: name -> the version trained on the same data without regard to the old one.
-        orders: of the backfill curves; `uncertainty` is left out where nothing says how unsure an item is.
+        orders: of the backfill curves; `uncertainty` is left out where items have no uncertainty.
         metric: what the curves measure, one of `METRICS`.
         points: of each curve.
         verification: also measure TAR@FAR and TPIR@FPIR.
@@ -145,7 +148,7 @@ def evaluate(
         InvalidVersionFolder: an encoder or an edge is not what its card says.
     """
     named = _by_name(versions)
-    relevance = match(data)
+    relevance = relevance_of(data)
     if metric not in METRICS:
         raise InvalidArgument(f"metric must be one of {', '.join(METRICS)}, not {metric!r}", pointer="/metric")
     cross_versions = CrossVersions({name: embed_version(named[name], data) for name in oldest_first(named)})
@@ -155,9 +158,11 @@ def evaluate(
         if (cross_version := cross_versions.declared(*pair)) is not None
     }
     cells = {pair: _cell(cross_version, relevance, verification) for pair, cross_version in declared.items()}
-    alone = {name: _alone(version, data, relevance) for name, version in (independents or {}).items()}
+    independent = {
+        name: _independent_retrieval(version, data, relevance) for name, version in (independents or {}).items()
+    }
     upgrades = {
-        pair: _upgrade(*pair, cross_versions, declared, cells, relevance, alone.get(pair[0]))
+        pair: _upgrade(*pair, cross_versions, declared, cells, relevance, independent.get(pair[0]))
         for pair in cells
         if pair[0] != pair[1]
     }
@@ -170,7 +175,7 @@ def evaluate(
         cards={name: embeddings.version.card for name, embeddings in cross_versions.embeddings.items()},
         cells=cells,
         upgrades=upgrades,
-        p_up={name: _p_up(cells[name, name].retrieval, ind) for name, ind in alone.items()},
+        p_up={name: _p_up(cells[name, name].retrieval, retrieval) for name, retrieval in independent.items()},
         curves=curves,
         metric=metric,
         queries=len(data.query),
@@ -180,33 +185,33 @@ def evaluate(
     )
 
 
-def match(data: Data) -> LabelRelevance:
-    """What is right for each query of a data set.
+def relevance_of(data: Data) -> LabelRelevance:
+    """The relevant items of each query of a data set: those of its class, without itself.
 
     Raises:
         InvalidArgument: fewer than two queries have an item of their class besides themselves.
     """
     _, codes = np.unique(np.concatenate([data.query.labels, data.gallery.labels]), return_inverse=True)
     queries = len(data.query)
-    itself = np.arange(queries) if data.same else np.full(queries, -1)
-    relevance = LabelRelevance(codes[:queries], codes[queries:], itself)
+    self_Q = np.arange(queries) if data.same else np.full(queries, -1)
+    relevance = LabelRelevance(codes[:queries], codes[queries:], self_Q)
     if relevance.valid.sum() < 2:
         raise InvalidArgument("an evaluation needs at least two queries with an item of their class", pointer="/data")
     return relevance
 
 
-def ratio_interval(top_Q: ArrayLike, bottom_Q: ArrayLike, seed: int = 0, *, n: int = 1000) -> Score | None:
-    """mean(top) / mean(bottom) over the same queries with its 95 % percentile bootstrap interval.
+def ratio_interval(numerator_Q: ArrayLike, denominator_Q: ArrayLike, seed: int = 0, *, n: int = 1000) -> Score | None:
+    """mean(numerator) / mean(denominator) over the same queries with its 95 % percentile bootstrap interval.
 
-    None when mean(bottom) is 0; resamples in which it is are left out.
+    None when mean(denominator) is 0; resamples in which it is 0 are left out.
     """
-    top, bottom = np.asarray(top_Q, np.float64), np.asarray(bottom_Q, np.float64)
+    top, bottom = np.asarray(numerator_Q, np.float64), np.asarray(denominator_Q, np.float64)
     if not bottom.mean():
         return None
     generator = np.random.default_rng(seed)
-    drawn = (generator.integers(len(top), size=len(top)) for _ in range(n))
-    above, below = np.array([(top[rows].mean(), bottom[rows].mean()) for rows in drawn]).T
-    low, high = np.quantile(above[below != 0] / below[below != 0], [0.025, 0.975])
+    samples = (generator.integers(len(top), size=len(top)) for _ in range(n))
+    tops, bottoms = np.array([(top[rows].mean(), bottom[rows].mean()) for rows in samples]).T
+    low, high = np.quantile(tops[bottoms != 0] / bottoms[bottoms != 0], [0.025, 0.975])
     return Score(float(top.mean() / bottom.mean()), float(low), float(high))
 
 
@@ -233,7 +238,7 @@ def _cell(cross_version: CrossVersion, relevance: LabelRelevance, verification: 
     return Cell(cross_version.kinds, _retrieve(cross_version.compared, relevance), rates)
 
 
-def _alone(version: Version, data: Data, relevance: LabelRelevance) -> Retrieval:
+def _independent_retrieval(version: Version, data: Data, relevance: LabelRelevance) -> Retrieval:
     embeddings = embed_version(version, data)
     return _retrieve(Compared(embeddings.queries_QD, embeddings.items_ND, embeddings.space), relevance)
 
@@ -248,32 +253,31 @@ def _upgrade(
     independent: Retrieval | None,
 ) -> Upgrade:
     before, after = cells[old, old].retrieval, cells[new, old].retrieval
-    was, now = before.hits[1][before.valid], after.hits[1][after.valid]
+    hit_before, hit_after = before.hits[1][before.valid], after.hits[1][after.valid]
     return Upgrade(
         difference={metric: gain(after, before, metric) for metric in METRICS},
-        p_com={} if independent is None else _ratios(before, after, independent),
-        flips=negative_flips(was, now),
-        flip_share=mean_interval(was & ~now),
+        p_com={} if independent is None else _p_com(before, after, independent),
+        flips=negative_flips(hit_before, hit_after),
+        flip_share=mean_interval(hit_before & ~hit_after),
         cka=linear_cka(cross_versions.embeddings[new].items_ND, cross_versions.embeddings[old].items_ND),
         strict=strict_criterion(declared[old, old].compared, declared[new, old].compared, relevance),
     )
 
 
-def _ratios(before: Retrieval, after: Retrieval, independent: Retrieval) -> dict[str, Score]:
-    """P_com by metric."""
-    made = {}
+def _p_com(before: Retrieval, after: Retrieval, independent: Retrieval) -> dict[str, Score]:
+    ratios = {}
     for metric in METRICS:
         old_old, new_old, best = (r.per_query(metric)[r.valid] for r in (before, after, independent))
-        made[metric] = ratio_interval(new_old - old_old, best - old_old)
-    return {metric: score for metric, score in made.items() if score is not None}
+        ratios[metric] = ratio_interval(new_old - old_old, best - old_old)
+    return {metric: score for metric, score in ratios.items() if score is not None}
 
 
 def _p_up(own: Retrieval, independent: Retrieval) -> dict[str, Score]:
-    made = {}
+    ratios = {}
     for metric in METRICS:
         new_new, best = (r.per_query(metric)[r.valid] for r in (own, independent))
-        made[metric] = ratio_interval(new_new - best, best)
-    return {metric: score for metric, score in made.items() if score is not None}
+        ratios[metric] = ratio_interval(new_new - best, best)
+    return {metric: score for metric, score in ratios.items() if score is not None}
 
 
 def _curves(
@@ -285,28 +289,25 @@ def _curves(
     metric: str,
     points: int,
 ) -> Iterator[tuple[tuple[str, str, str], MeasuredCurve]]:
-    """(kind of backfill, order, "raw" or "calibrated") and its curve, as `Evaluation.curves` keeps them."""
+    """((kind of backfill, order, "raw" or "calibrated"), curve), see `Evaluation.curves`."""
     possible = _orders(cross_versions, new, old, orders)
-    for way, before, after in _ways(cross_versions, new, old):
+    for kind, before, after in _backfills(cross_versions, new, old):
         measured = measure_curves(before, after, relevance, possible, metric=metric, points=points)
-        yield from (((way, *key), curve) for key, curve in measured.items())
+        yield from (((kind, *key), curve) for key, curve in measured.items())
 
 
-def _ways(cross_versions: CrossVersions, new: str, old: str) -> list[tuple[str, Compared, Compared]]:
-    """How items can move, and how queries meet them before and after."""
-    unmoved, encoded, moved = (
-        cross_versions.unmoved(new, old).compared,
-        cross_versions.reencoded(new),
-        cross_versions.transformed(new, old),
-    )
-    if moved is None:
-        return [(REENCODE, unmoved, encoded)]
-    carried = moved.compared
-    return [(REENCODE, unmoved, encoded), (TRANSFORM, unmoved, carried), (REFINE, carried, encoded)]
+def _backfills(cross_versions: CrossVersions, new: str, old: str) -> list[tuple[str, Compared, Compared]]:
+    """The possible kinds of backfill, and queries with the items before and after each."""
+    unmoved = cross_versions.unmoved(new, old).compared
+    reencoded = cross_versions.reencoded(new)
+    backfills = [(REENCODE, unmoved, reencoded)]
+    if (moved := cross_versions.transformed(new, old)) is not None:
+        backfills += [(TRANSFORM, unmoved, moved.compared), (REFINE, moved.compared, reencoded)]
+    return backfills
 
 
 def _orders(cross_versions: CrossVersions, new: str, old: str, orders: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-    """The orders that can be had for a backfill. A data set's own order stands for the time of storing."""
+    """The possible orders of a backfill; a data set's own order stands for the order in which items were stored."""
     waiting = PendingItems(
         np.arange(len(cross_versions.embeddings[old].items_ND)), cross_versions.uncertainty(new, old)
     )

@@ -16,7 +16,7 @@ from index.evaluation.fitting import HELD_OUT, PairArrays, Pairs, check_pair_arr
 from index.version import Version
 from training.data import Data
 from training.embeddings import open_encoder
-from training.matrix import match
+from training.matrix import relevance_of
 
 MOST_FITTED = 10_000
 """So many training images of a data set are embedded at most: choosing slerp's weight compares each with each."""
@@ -52,7 +52,7 @@ def embed_pairs(data: Data, old: Version, new: Version, seed: int = 0) -> Pairs:
         NoEncoder: a version cannot embed images here.
         InvalidArgument: the data set has no usable query.
     """
-    relevance = match(data)
+    relevance = relevance_of(data)
     rows = np.random.default_rng(seed).permutation(len(data.train))[:MOST_FITTED]
     support = data.train.take(rows)
     (new_SM, new_QM, new_items_IM), (old_SN, old_QN, old_items_IN) = (

@@ -13,7 +13,7 @@ from math import isnan, nan
 import numpy as np
 
 from index.evaluation.metrics import p_com
-from training.comparison import METRICS, PAIRS, Run, independent_of
+from training.comparison import METRICS, PAIRS, Run, independent_part
 from training.recipes.family import STANDALONE_PARTS
 
 Triple = tuple[float, float, float]
@@ -38,7 +38,7 @@ class Protocol:
     """What `regraft reproduce` trains.
 
     Args:
-        family: of recipes, one of `training.comparison.COMPARED`.
+        family: of recipes, one of `training.comparison.COMPARED_FAMILIES`.
         title: what it is.
         published: part of the family -> rows of papers.
     """
@@ -147,7 +147,7 @@ def _measured(
     ours = _ours(measured, part)
     if ours is not None:
         seeds = f"{len(measured)} seed{'s' if len(measured) > 1 else ''}"
-        yield f"ours ({seeds})", ours, _ours(measured, independent_of(part))
+        yield f"ours ({seeds})", ours, _ours(measured, independent_part(part))
 
 
 def _ours(runs: Sequence[Run], part: str) -> tuple[Triple, Triple] | None:

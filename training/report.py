@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: a one-page HTML report of a version, pictures inline, or JSON and pictures."""
+"""Files of an evaluation: a one-page HTML report of a version with inline pictures, or JSON and pictures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.data import Data
 from training.evaluate import METRICS
 from training.loss_curves import LossCurves, read_loss_curves
 from training.matches import match_table
-from training.matrix import DECIDES, Evaluation, evaluate
+from training.matrix import DECIDING_METRIC, Evaluation, evaluate
 from training.plots import as_svg, bars_figure, curves_figure, learning_figure, matrix_figure
 from training.tables import as_json, interval, route
 
@@ -37,7 +37,7 @@ td code { word-break: break-all } figure { margin: 0.4rem 0 } img { max-width: 1
 
 
 def report_of(folder: Path) -> Path:
-    """Where a version's report lies: beside its folder, which holds nothing but the contract."""
+    """The path of a version's report: beside its folder, which holds only the files of the version."""
     return folder.with_name(f"{folder.name}-report.html")
 
 
@@ -86,11 +86,11 @@ def write_evaluation(measured: Evaluation, folder: Path) -> list[Path]:
 def write_report(
     measured: Evaluation, name: str, path: Path, data: Data | None = None, logged: LossCurves | None = None
 ) -> Path:
-    """Write the report of one of the versions in an evaluation; see `page`."""
-    return _write(path, page(measured, name, data, logged).encode())
+    """Write the report of one of the versions in an evaluation; see `render_report`."""
+    return _write(path, render_report(measured, name, data, logged).encode())
 
 
-def page(measured: Evaluation, name: str, data: Data | None = None, logged: LossCurves | None = None) -> str:
+def render_report(measured: Evaluation, name: str, data: Data | None = None, logged: LossCurves | None = None) -> str:
     """The report as HTML that needs no other file.
 
     Args:
@@ -101,21 +101,21 @@ def page(measured: Evaluation, name: str, data: Data | None = None, logged: Loss
     """
     card = measured.cards[name]
     olds = [old for new, old in measured.upgrades if new == name]
-    about = (
+    summary = (
         f"Method {card.method}, {card.dim} numbers, space {card.space['kind']}; measured on {measured.queries} queries "
         f"({measured.skipped} without a relevant item) and {measured.items} items, with 95 % bootstrap intervals."
     )
     parts = [
         f"<h1>{escape(name)}</h1>",
         *(_verdict(measured, name, old) for old in olds),
-        f"<p>{escape(about)}</p>",
+        f"<p>{escape(summary)}</p>",
         *_measurements(measured, name, olds),
         *([] if data is None else [line for old in olds for line in match_table(measured, name, old, data)]),
-        *_learning(logged or {}),
+        *_loss_curves(logged or {}),
         "<h2>Recipe</h2>",
-        _table(["field", "value"], [[key, _shown(value)] for key, value in card.recipe.items()]),
+        _table(["field", "value"], [[key, _text_of(value)] for key, value in card.recipe.items()]),
         "<h2>Data and files</h2>",
-        _table(["what", "value"], [[key, _shown(value)] for key, value in _provenance(card)]),
+        _table(["what", "value"], [[key, _text_of(value)] for key, value in _provenance(card)]),
     ]
     title = f"<title>{escape(name)}: report</title>"
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">{title}<style>{STYLE}</style>'
@@ -123,26 +123,26 @@ def page(measured: Evaluation, name: str, data: Data | None = None, logged: Loss
 
 
 def _verdict(measured: Evaluation, new: str, old: str) -> str:
-    """Whether queries of the new version find more among the old items than the old version's did, in words."""
-    gain = measured.upgrades[new, old].difference[DECIDES]
-    before, after = (measured.cells[pair].retrieval.mean(DECIDES) for pair in ((old, old), (new, old)))
-    sure, way = ("yes", "Compatible") if gain.low > 0 else ("", "Perhaps compatible")
+    """A paragraph that says whether the new version is compatible with the old one."""
+    gain = measured.upgrades[new, old].difference[DECIDING_METRIC]
+    before, after = (measured.cells[pair].retrieval.mean(DECIDING_METRIC) for pair in ((old, old), (new, old)))
+    css_class, verdict = ("yes", "Compatible") if gain.low > 0 else ("", "Perhaps compatible")
     if gain.high <= 0:
-        sure, way = "no", "Not compatible"
+        css_class, verdict = "no", "Not compatible"
     text = (
-        f"{way} with {old}: queries by {new} over items of {old} find a relevant item first in {after:.1%} of cases, "
-        f"{old} itself in {before:.1%}; a difference of {100 * gain.value:+.1f} points, 95 % interval "
+        f"{verdict} with {old}: queries by {new} over items of {old} find a relevant item first in {after:.1%} of "
+        f"cases, {old} itself in {before:.1%}; a difference of {100 * gain.value:+.1f} points, 95 % interval "
         f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f}."
     )
-    if not sure:
+    if not css_class:
         text += " The interval holds 0: more queries would tell."
-    return f'<p class="verdict {sure}">{escape(text)}</p>'
+    return f'<p class="verdict {css_class}">{escape(text)}</p>'
 
 
-def _learning(logged: LossCurves) -> Iterable[str]:
+def _loss_curves(logged: LossCurves) -> Iterable[str]:
     if logged:
         yield "<h2>Learning</h2>"
-        yield _picture(as_svg(learning_figure(logged)), "Loss by epoch")
+        yield _image(as_svg(learning_figure(logged)), "Loss by epoch")
 
 
 def _measurements(measured: Evaluation, name: str, olds: Sequence[str]) -> Iterable[str]:
@@ -155,9 +155,9 @@ def _measurements(measured: Evaluation, name: str, olds: Sequence[str]) -> Itera
         [["/".join(p), route(measured.cells[p].kinds), *map(interval, scores[p])] for p in pairs],
     )
     yield '<div class="pictures">'
-    yield _picture(as_svg(bars_figure([("/".join(p), scores[p]) for p in pairs])), "Retrieval by pair of versions")
+    yield _image(as_svg(bars_figure([("/".join(p), scores[p]) for p in pairs])), "Retrieval by pair of versions")
     if measured.curves:
-        yield _picture(as_svg(curves_figure(measured)), f"{measured.metric} while items are moved")
+        yield _image(as_svg(curves_figure(measured)), f"{measured.metric} while items are moved")
     yield "</div>"
     for old in olds:
         yield from _upgrade(measured, name, old)
@@ -175,10 +175,10 @@ def _upgrade(measured: Evaluation, new: str, old: str) -> Iterable[str]:
     yield _table(["measure", "value"], rows)
     keys = dict.fromkeys(key[2:4] for key in measured.curves if key[:2] == (new, old))
     curves = [
-        [f"{way}, {order}, {scale}", interval(curve.area), f"{curve.curve.largest_dip:.3f}"]
-        for way, order in keys
+        [f"{kind}, {order}, {scale}", interval(curve.area), f"{curve.curve.largest_dip:.3f}"]
+        for kind, order in keys
         for scale in (RAW, CALIBRATED)
-        for curve in [measured.curves[new, old, way, order, scale]]
+        for curve in [measured.curves[new, old, kind, order, scale]]
     ]
     yield _table(["backfill curve", f"area under {measured.metric}", "largest dip"], curves)
 
@@ -188,9 +188,9 @@ def _provenance(card: Card) -> Iterable[tuple[str, Any]]:
     yield from ((f"sha256 of {path}", sha) for path, sha in card.files.items())
 
 
-def _shown(value: Any) -> str:
+def _text_of(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={_shown(item)}" for key, item in value.items()) or "none"
+        return ", ".join(f"{key}={_text_of(item)}" for key, item in value.items()) or "none"
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(map(str, value)) if len(value) <= 20 else f"{len(value)}: {value[0]} to {value[-1]}"
     return "none" if value in (None, "") else str(value)
@@ -202,14 +202,14 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
 
 
-def _picture(svg: bytes, text: str) -> str:
-    """An image of its own, so that the names inside one picture cannot meet those of another."""
+def _image(svg: bytes, text: str) -> str:
+    """An <img> rather than inline SVG, so that ids of one picture cannot clash with those of another."""
     data = base64.b64encode(svg).decode()
     return f'<figure><img alt="{escape(text)}" src="data:image/svg+xml;base64,{data}"></figure>'
 
 
 def _write(path: Path, content: bytes) -> Path:
-    """Under a temporary name first, so that no half-written file keeps the right one. Raises Unwritable."""
+    """Write under a temporary name first, so that no file is ever half-written under its name. Raises Unwritable."""
     part = path.with_name(f".{path.name}.part")
     try:
         part.write_bytes(content)

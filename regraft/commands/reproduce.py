@@ -33,7 +33,7 @@ def reproduce(
     Example: regraft reproduce cifar100-b --root cifar-100-python --minutes 55
     """
     with needs("train"):
-        from training.comparison import COMPARED, METRICS, at_most, compare_methods, parts_of, runs_of
+        from training.comparison import COMPARED_FAMILIES, METRICS, compare_methods, parts_for, runs_of, time_limit
         from training.comparison_table import table
         from training.papers import PROTOCOLS, beside, ordering
         from training.recipes.family import METHOD_PARTS
@@ -42,11 +42,11 @@ def reproduce(
         _require("--method", methods or [], list(METHOD_PARTS))
         wanted = PROTOCOLS[protocol]
         folder = target or Path("runs") / protocol
-        runs = runs_of(COMPARED[wanted.family], folder, seeds, [f"root={root}", *(settings or [])])
-        parts = parts_of(methods)
+        runs = runs_of(COMPARED_FAMILIES[wanted.family], folder, seeds, [f"root={root}", *(settings or [])])
+        parts = parts_for(methods)
         ended = True
         try:
-            with at_most(minutes):
+            with time_limit(minutes):
                 compare_methods(runs, parts, lambda: _keep(folder / "table.md", table(runs, parts)), out.print)
         except KeyboardInterrupt:
             ended = False

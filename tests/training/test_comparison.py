@@ -11,24 +11,24 @@ import pytest
 
 from index.errors import InvalidArgument
 from staging.recipes import without_exporter
-from training.comparison import COMPARED, Run, at_most, compare_methods, parts_of, runs_of
-from training.comparison_table import COLUMNS, amend, drawn, put_into, table
+from training.comparison import COMPARED_FAMILIES, Run, compare_methods, parts_for, runs_of, time_limit
+from training.comparison_table import COLUMNS, merge_table, read_pair_scores, replace_table, table
 from training.papers import PROTOCOLS, beside, ordering
 from training.plots import as_svg, pairs_figure
 
 
-def measured(run: Run, part: str, *, seconds: float | None = 3.0, **values: list[float]) -> None:
+def write_results(run: Run, part: str, *, seconds: float | None = 3.0, **values: list[float]) -> None:
     run.folder.mkdir(parents=True, exist_ok=True)
     arrays = {pair.replace("_", "/"): np.array(x) for pair, x in values.items()}
-    np.savez(run.measured(part), **{f"{pair} {m}": x for pair, x in arrays.items() for m in ("cmc@1", "mAP@1.0")})
-    run.note(part).write_text(json.dumps({"seconds": seconds, "made_of": {}}))
+    np.savez(run.results_file(part), **{f"{pair} {m}": x for pair, x in arrays.items() for m in ("cmc@1", "mAP@1.0")})
+    run.note_file(part).write_text(json.dumps({"seconds": seconds, "made_of": {}}))
 
 
 def test_a_row_is_the_mean_over_seeds_with_the_deviation_over_them(tmp_path: Path) -> None:
-    runs = runs_of(COMPARED["digits"], tmp_path, 3, [])
+    runs = runs_of(COMPARED_FAMILIES["digits"], tmp_path, 3, [])
     for run, second in zip(runs[:2], (0.0, 1.0), strict=True):
-        measured(run, "independent", old_old=[1, 0, 0, 0], new_old=[0, 0, 0, 0], new_new=[1, 1, 1, 0])
-        measured(run, "oca", old_old=[1 - second, 0, 0, 0], new_old=[0, 1, second, 0], new_new=[1, 1, 1, 1])
+        write_results(run, "independent", old_old=[1, 0, 0, 0], new_old=[0, 0, 0, 0], new_new=[1, 1, 1, 0])
+        write_results(run, "oca", old_old=[1 - second, 0, 0, 0], new_old=[0, 1, second, 0], new_new=[1, 1, 1, 1])
     text = table(runs, ["v1", "independent", "oca"])
     lines = text.split("\n")
     header, _, independent, oca = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
@@ -41,25 +41,25 @@ def test_a_row_is_the_mean_over_seeds_with_the_deviation_over_them(tmp_path: Pat
     assert cells["seeds"] == "2"
     assert (cells["sd new/old"], cells["sd gain"], cells["sd new/new"]) == ("17.7", "35.4", "0.0")
     assert independent[0] == "independent"
-    ((method, found),) = drawn(text)
+    ((method, found),) = read_pair_scores(text)
     assert method == "oca"
     assert [score.value for score in found] == [0.125, 0.375, 1.0]
-    assert as_svg(pairs_figure(drawn(text))) == as_svg(pairs_figure(drawn(text)))
+    assert as_svg(pairs_figure(read_pair_scores(text))) == as_svg(pairs_figure(read_pair_scores(text)))
 
 
 def test_a_training_that_was_interrupted_has_no_seconds(tmp_path: Path) -> None:
-    runs = runs_of(COMPARED["digits"], tmp_path, 2, [])
+    runs = runs_of(COMPARED_FAMILIES["digits"], tmp_path, 2, [])
     for run, seconds in zip(runs, (None, 5.0), strict=True):
-        measured(run, "bct", seconds=seconds, new_new=[1])
-    measured(runs[0], "l2", seconds=None, new_new=[1])
+        write_results(run, "bct", seconds=seconds, new_new=[1])
+    write_results(runs[0], "l2", seconds=None, new_new=[1])
     _, _, bct, l2 = table(runs, ["bct", "l2"]).splitlines()
 
     assert [line.split("|")[-2].strip() for line in (bct, l2)] == ["5", ""]
 
 
 def test_a_row_has_no_share_of_the_independent_gain_before_that_is_measured(tmp_path: Path) -> None:
-    (run,) = runs_of(COMPARED["digits"], tmp_path, 1, [])
-    measured(run, "bct", old_old=[1, 0, 0, 0], new_old=[1, 1, 0, 0], new_new=[1, 1, 1, 0])
+    (run,) = runs_of(COMPARED_FAMILIES["digits"], tmp_path, 1, [])
+    write_results(run, "bct", old_old=[1, 0, 0, 0], new_old=[1, 1, 0, 0], new_new=[1, 1, 1, 0])
     *_, line = table([run], ["bct"]).splitlines()
     cells = dict(zip(COLUMNS, (cell.strip() for cell in line.split("|")[1:-1]), strict=True))
 
@@ -69,59 +69,59 @@ def test_a_row_has_no_share_of_the_independent_gain_before_that_is_measured(tmp_
 def test_a_table_is_put_between_its_marks_and_nowhere_else(tmp_path: Path) -> None:
     document = tmp_path / "results.md"
     document.write_text("a\n<!-- table x -->\nold\n<!-- end -->\nb\n")
-    put_into(document, "x", "| new \\1 |")
+    replace_table(document, "x", "| new \\1 |")
 
     assert document.read_text() == "a\n<!-- table x -->\n\n| new \\1 |\n\n<!-- end -->\nb\n"
     with pytest.raises(InvalidArgument, match="no place marked <!-- table y -->"):
-        put_into(document, "y", "")
+        replace_table(document, "y", "")
 
 
 def test_rows_of_methods_that_are_not_measured_here_stay_in_the_document(tmp_path: Path) -> None:
-    (run,) = runs_of(COMPARED["digits"], tmp_path, 1, [])
-    measured(run, "bct", old_old=[1, 0], new_old=[0, 0], new_new=[1, 1])
+    (run,) = runs_of(COMPARED_FAMILIES["digits"], tmp_path, 1, [])
+    write_results(run, "bct", old_old=[1, 0], new_old=[0, 0], new_new=[1, 1])
     mine = table([run], ["bct"])
     header, rule, bct = mine.splitlines()
     document = tmp_path / "results.md"
     document.write_text(
         f"<!-- table x -->\n\n{header}\n{rule}\n| hbct | 3 |\n| bct | 2 |\n| l2 | 1 |\n\n<!-- end -->\n"
     )
-    whole = amend(document, "x", mine)
+    whole = merge_table(document, "x", mine)
 
     lines = [header, rule, "| l2 | 1 |", bct, "| hbct | 3 |"]
     assert document.read_text() == "\n".join(["<!-- table x -->", "", *lines, "", "<!-- end -->", ""])
     assert whole == "\n".join(lines)
 
     document.write_text("<!-- table x -->\n<!-- end -->\n")
-    amend(document, "x", mine)
+    merge_table(document, "x", mine)
     assert document.read_text() == f"<!-- table x -->\n\n{mine}\n\n<!-- end -->\n"
 
 
 def test_methods_bring_the_references_they_need() -> None:
-    assert parts_of(["bct"]) == ["v1", "independent", "bct"]
-    assert parts_of(["hbct"]) == ["hyperbolic_v1", "hyperbolic_independent", "hbct"]
-    assert parts_of(["fct"])[:3] == ["v1", "side_v1", "independent"]
-    assert set(parts_of(None)) == set(COMPARED["digits"].parts())
+    assert parts_for(["bct"]) == ["v1", "independent", "bct"]
+    assert parts_for(["hbct"]) == ["hyperbolic_v1", "hyperbolic_independent", "hbct"]
+    assert parts_for(["fct"])[:3] == ["v1", "side_v1", "independent"]
+    assert set(parts_for(None)) == set(COMPARED_FAMILIES["digits"].parts())
 
 
 def test_a_setting_may_be_for_one_recipe_alone(tmp_path: Path) -> None:
-    (run,) = runs_of(COMPARED["digits"], tmp_path, 1, ["epochs=3", "fct.epochs=7", "preprocess.height=9"])
+    (run,) = runs_of(COMPARED_FAMILIES["digits"], tmp_path, 1, ["epochs=3", "fct.epochs=7", "preprocess.height=9"])
     assert [run.recipe(part).epochs for part in ("v1", "bct", "fct")] == [3, 3, 7]
     assert run.recipe("fct").preprocess.height == 9
 
 
 def test_a_time_limit_ends_as_ctrl_c_does_and_leaves_no_alarm_behind() -> None:
-    with pytest.raises(KeyboardInterrupt), at_most(0.001):
+    with pytest.raises(KeyboardInterrupt), time_limit(0.001):
         time.sleep(5)
-    with at_most(None):
+    with time_limit(None):
         time.sleep(0.07)
 
 
 def test_ours_stand_below_the_papers_rows_and_are_ordered_alike(tmp_path: Path) -> None:
     protocol = PROTOCOLS["cifar100-a"]
-    runs = runs_of(COMPARED[protocol.family], tmp_path, 1, [])
+    runs = runs_of(COMPARED_FAMILIES[protocol.family], tmp_path, 1, [])
     found = {"v1": [1, 1, 0, 0], "independent": [0, 0, 0, 0], "bct": [1, 1, 1, 0], "bt2": [1, 0, 0, 0]}
     for part, new_old in found.items():
-        measured(runs[0], part, old_old=[1, 1, 0, 0], new_old=new_old, new_new=[1, 1, 1, 1])
+        write_results(runs[0], part, old_old=[1, 1, 0, 0], new_old=new_old, new_new=[1, 1, 1, 1])
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in beside(protocol, runs, ["bct", "bt2"]).split("\n")
     ]
@@ -137,10 +137,10 @@ def test_ours_stand_below_the_papers_rows_and_are_ordered_alike(tmp_path: Path) 
 
 def test_a_share_of_the_independent_gain_is_of_the_seeds_that_the_method_has(tmp_path: Path) -> None:
     protocol = PROTOCOLS["cifar100-b"]
-    runs = runs_of(COMPARED[protocol.family], tmp_path, 2, [])
+    runs = runs_of(COMPARED_FAMILIES[protocol.family], tmp_path, 2, [])
     for run, new_new in zip(runs, ([1, 1, 1, 0], [1, 1, 1, 1]), strict=True):
-        measured(run, "independent", old_old=[1, 0, 0, 0], new_old=[0, 0, 0, 0], new_new=new_new)
-    measured(runs[0], "bct", old_old=[1, 0, 0, 0], new_old=[1, 1, 0, 0], new_new=[1, 1, 1, 0])
+        write_results(run, "independent", old_old=[1, 0, 0, 0], new_old=[0, 0, 0, 0], new_new=new_new)
+    write_results(runs[0], "bct", old_old=[1, 0, 0, 0], new_old=[1, 1, 0, 0], new_new=[1, 1, 1, 0])
     ours = beside(protocol, runs, ["bct"]).splitlines()[-1]
 
     assert ours.split("|")[2].strip() == "ours (1 seed)"
@@ -150,7 +150,7 @@ def test_a_share_of_the_independent_gain_is_of_the_seeds_that_the_method_has(tmp
 
 def test_every_paper_row_is_of_a_method_that_its_family_trains() -> None:
     for protocol in PROTOCOLS.values():
-        assert set(protocol.published) <= set(COMPARED[protocol.family].parts())
+        assert set(protocol.published) <= set(COMPARED_FAMILIES[protocol.family].parts())
 
 
 FEW = ["epochs=1", "warmup_epochs=0", "batch_size=256"]
@@ -159,12 +159,14 @@ FEW = ["epochs=1", "warmup_epochs=0", "batch_size=256"]
 def compared(folder: Path, parts: list[str], *settings: str) -> list[str]:
     said: list[str] = []
     with without_exporter():
-        compare_methods(runs_of(COMPARED["digits"], folder, 1, [*FEW, *settings]), parts, lambda: None, said.append)
+        compare_methods(
+            runs_of(COMPARED_FAMILIES["digits"], folder, 1, [*FEW, *settings]), parts, lambda: None, said.append
+        )
     return [text.partition(": ")[2] for text in said]
 
 
 def test_a_row_beside_an_old_version_that_was_trained_anew_is_measured_again(tmp_path: Path) -> None:
-    (run,) = runs_of(COMPARED["digits"], tmp_path, 1, FEW)
+    (run,) = runs_of(COMPARED_FAMILIES["digits"], tmp_path, 1, FEW)
     compared(tmp_path, ["v1", "independent"])
     assert run.results("independent") is not None
     compared(tmp_path, ["v1"], "v1.epochs=2")
@@ -177,8 +179,8 @@ def test_a_row_beside_an_old_version_that_was_trained_anew_is_measured_again(tmp
 
 @pytest.mark.parametrize("part", ["npz", "json"])
 def test_half_a_file_counts_as_none(part: str, tmp_path: Path) -> None:
-    (run,) = runs_of(COMPARED["digits"], tmp_path, 1, [])
-    measured(run, "bct", old_old=[1, 0], new_old=[0, 0], new_new=[1, 1])
+    (run,) = runs_of(COMPARED_FAMILIES["digits"], tmp_path, 1, [])
+    write_results(run, "bct", old_old=[1, 0], new_old=[0, 0], new_new=[1, 1])
     half = tmp_path / "seed0" / f"digits_bct.{part}"
     half.write_bytes(half.read_bytes()[:20])
 
@@ -188,7 +190,7 @@ def test_half_a_file_counts_as_none(part: str, tmp_path: Path) -> None:
 def test_what_depends_on_a_version_that_diverged_is_skipped_whatever_an_earlier_call_left(tmp_path: Path) -> None:
     compared(tmp_path, ["v1", "bct"])
     said = compared(tmp_path, ["v1", "bct"], "v1.rate=1e30", "v1.optimiser=sgd", "v1.epochs=2")
-    (run,) = runs_of(COMPARED["digits"], tmp_path, 1, [])
+    (run,) = runs_of(COMPARED_FAMILIES["digits"], tmp_path, 1, [])
 
     assert said[-1] == "digits_bct has no row: v1, which it needs, could not be trained"
     assert [run.results(part) for part in ("v1", "bct")] == [None, None]

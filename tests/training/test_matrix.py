@@ -24,7 +24,7 @@ from training.criterion import Strict, strict_criterion
 from training.data import Data
 from training.embeddings import embed_version
 from training.evaluate import METRICS
-from training.matrix import REENCODE, REFINE, TRANSFORM, Evaluation, Upgrade, evaluate, match, ratio_interval
+from training.matrix import REENCODE, REFINE, TRANSFORM, Evaluation, Upgrade, evaluate, ratio_interval, relevance_of
 from training.tables import as_json, lines
 
 ROOT = Path(__file__).parents[2]
@@ -251,7 +251,7 @@ def test_what_cannot_be_evaluated_is_named(data: Data, chain: list[Version]) -> 
         evaluate(chain[:2], data, orders=["loudest"])
     alone = Data(data.train, data.query.take(np.arange(1)), data.gallery)
     with pytest.raises(InvalidArgument, match="at least two queries"):
-        match(alone)
+        relevance_of(alone)
 
 
 @pytest.mark.slow

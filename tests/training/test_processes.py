@@ -16,7 +16,7 @@ import torch
 from index.encoder import verify_version
 from index.errors import InvalidArgument
 from training import train as path
-from training.comparison import COMPARED, compare_methods, runs_of
+from training.comparison import COMPARED_FAMILIES, compare_methods, runs_of
 from training.recipes import find_recipe
 from training.sweep import sweep
 from training.trained import WEIGHTS, Trained
@@ -119,7 +119,7 @@ def test_what_each_of_several_processes_would_write_is_refused(tmp_path: Path, m
     with pytest.raises(InvalidArgument, match="a sweep runs in one process"):
         sweep(find_recipe("digits_l2"), 2, tmp_path)
     with pytest.raises(InvalidArgument, match="a comparison of methods runs in one process"):
-        compare_methods(runs_of(COMPARED["digits"], tmp_path, 1, []), ["v1"], lambda: None)
+        compare_methods(runs_of(COMPARED_FAMILIES["digits"], tmp_path, 1, []), ["v1"], lambda: None)
 
     assert list(tmp_path.iterdir()) == []
 

@@ -24,7 +24,7 @@ from training.loss_curves import read_loss_curves
 from training.matches import choose_queries, first_items
 from training.matrix import Evaluation, evaluate
 from training.plots import as_svg, bars_figure, curves_figure, learning_figure, matrix_figure
-from training.report import page, report_of, report_version, write_evaluation, write_report
+from training.report import render_report, report_of, report_version, write_evaluation, write_report
 
 RECIPE = {"name": "a<b", "options": {"weight": 2.0}, "old": "", "classes": None, "steps": list(range(40))}
 
@@ -70,7 +70,7 @@ class Tags(HTMLParser):
 
 
 def test_the_page_is_one_file_with_its_pictures_inside(measured: Evaluation) -> None:
-    html = page(measured, "v2")
+    html = render_report(measured, "v2")
     tags = Tags()
     tags.feed(html)
     assert tags.open == []
@@ -83,7 +83,7 @@ def test_the_page_is_one_file_with_its_pictures_inside(measured: Evaluation) -> 
 
 
 def test_the_page_holds_every_measurement_the_recipe_and_the_fingerprint(measured: Evaluation) -> None:
-    html = page(measured, "v2")
+    html = render_report(measured, "v2")
     for pair in (("v1", "v1"), ("v2", "v1"), ("v2", "v2")):
         for metric in ("cmc@1", "cmc@5", "mAP@1.0"):
             score = measured.cells[pair].retrieval.interval(metric)
@@ -101,7 +101,7 @@ def test_the_page_holds_every_measurement_the_recipe_and_the_fingerprint(measure
 
 
 def test_the_page_of_a_first_version_has_no_upgrade(measured: Evaluation, versions: list[Version], data: Data) -> None:
-    html = page(evaluate(versions[:1], data), "v1")
+    html = render_report(evaluate(versions[:1], data), "v1")
     assert "new/old" not in html
     assert html.count("<img") == 1
 
@@ -169,7 +169,7 @@ def test_no_curves_are_no_figure(versions: list[Version], data: Data) -> None:
 
 def test_the_page_says_in_words_whether_the_version_is_compatible(measured: Evaluation) -> None:
     gain = measured.upgrades["v2", "v1"].difference["cmc@1"]
-    html = page(measured, "v2")
+    html = render_report(measured, "v2")
 
     verdict = re.search(r'<p class="verdict (yes|no|)">(.*?)</p>', html)
     assert verdict[1] == ("yes" if gain.low > 0 else "no" if gain.high <= 0 else "")
@@ -179,7 +179,7 @@ def test_the_page_says_in_words_whether_the_version_is_compatible(measured: Eval
 
 
 def test_the_page_shows_queries_with_their_first_matches(measured: Evaluation, data: Data) -> None:
-    html = page(measured, "v2", data)
+    html = render_report(measured, "v2", data)
     rows = re.findall(r'<tr><td>(<img class="query".*?)</tr>', html)
 
     assert len(rows) == 6
@@ -209,7 +209,7 @@ def test_the_learning_curve_is_the_mean_of_each_epoch_and_the_last_start_counts(
 
     assert logged == {"loss": {1: 3.0, 2: 1.0, 3: 0.5}, "influence": {1: 3.0, 2: 1.0, 3: 2.0}}
     assert list(logged) == ["loss", "influence"]
-    assert "Learning" in page(measured, "v2", logged=logged)
+    assert "Learning" in render_report(measured, "v2", logged=logged)
     assert read_loss_curves(tmp_path / "nowhere") == {}
     loss, parts = learning_figure(logged).axes
     assert loss.lines[0].get_ydata().tolist() == [3.0, 1.0, 0.5]
