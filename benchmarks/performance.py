@@ -4,9 +4,10 @@
 
 What each script printed is kept in runs/performance/ with the commit it measured, and a script whose output is there is
 not run again, so that a run that was stopped goes on; `--again` begins anew. `--only TEXT` measures sections whose
-title has TEXT in it. A script that fails is told of on the page, and run again the next time. `--large` takes a million
-items in the other tables too, millions and longer vectors in process, which takes hours. `--peers`: an interpreter
-whose environment has this package's dependencies and the other engines, see benchmarks/peers.py.
+title has TEXT in it. What was not measured here stays on the page as it is. A script that fails is run again the next
+time. `--large` takes a million items in the other tables too, millions and longer vectors in process, which takes
+hours. `--peers`: an interpreter whose environment has this package's dependencies and the other engines, see
+benchmarks/peers.py.
 """
 
 from __future__ import annotations
@@ -221,13 +222,16 @@ def main() -> None:
     KEPT.mkdir(parents=True, exist_ok=True)
     shown = [section for section in SECTIONS if options.large or not section.only_large]
     chosen = [section for section in shown if options.only in section.title]
+    if not chosen:
+        parser.error(f"--only: no section has {options.only!r} in its title")
     for section in chosen if options.again else ():
         place(section, options.large).unlink(missing_ok=True)
     for at, section in enumerate(chosen, 1):
         print(f"{at}/{len(chosen)} {section.title}", flush=True)
         measure(section, options.large, options.peers if section.script == "peers" else sys.executable)
         PAGE.write_text(page(shown, options.large))
-    plot("".join(output(section, options.large) or "" for section in shown if section.is_plotted()))
+    if table := "".join(output(section, options.large) or "" for section in shown if section.is_plotted()):
+        plot(table)
     print(f"written: {PAGE}")
 
 
@@ -241,7 +245,7 @@ def measure(section: Section, large: bool, python: str) -> None:
     ways: dict[str, Any] = {"cwd": HERE.parent, "env": env, "stdout": subprocess.PIPE, "text": True}
     try:
         ran = subprocess.run([python, *command], timeout=SLOW_SECONDS, check=True, **ways)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+    except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         print(f"not measured: {error}", flush=True)
         return
     took = time.monotonic() - started
@@ -269,14 +273,16 @@ def page(chosen: Sequence[Section], large: bool) -> str:
     parts = [
         f"# Performance\n\n{machine()} Written by `make bench`.\nAbsolute figures move from run to run: read ratios.\n"
     ]
-    for section in chosen:
-        text = output(section, large)
-        if text is None:
+    before = {part.partition("\n")[0][3:]: part for part in re.split(r"^(?=## )", PAGE.read_text(), flags=re.MULTILINE)}
+    for section in SECTIONS:
+        if section in chosen and (text := output(section, large)) is not None:
+            concluded = conclusions.of(section.conclusion, text)
+            said = [wrapped(section.about), wrapped(f"**{concluded}**") if concluded else "", tables_apart(text)]
+            parts.append(f"## {section.title}\n\n" + "\n\n".join(part for part in said if part))
+        elif section.title in before:
+            parts.append(before[section.title].rstrip() + "\n")
+        elif section in chosen:
             parts.append(f"## {section.title}\n\nNot measured yet: `python {shlex.join(section.command(large))}`\n")
-            continue
-        concluded = conclusions.of(section.conclusion, text)
-        said = [wrapped(section.about), wrapped(f"**{concluded}**") if concluded else "", tables_apart(text)]
-        parts.append(f"## {section.title}\n\n" + "\n\n".join(part for part in said if part))
     return "\n".join(parts)
 
 

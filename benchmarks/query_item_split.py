@@ -20,6 +20,10 @@ def main() -> None:
     parser.add_argument("--queries", type=int, required=True, help="of each class")
     parser.add_argument("--items", type=int, required=True, help="of each class")
     arguments = parser.parse_args()
+    if missing := [part for part in ("train", "test") if not (arguments.root / part).is_dir()]:
+        parser.error(f"root: {arguments.root} holds no folder {missing[0]}/")
+    if arguments.out.exists():
+        parser.error(f"out: {arguments.out} is there already")
     lay_out(arguments.root.resolve(), arguments.out, arguments.queries, arguments.items)
 
 
