@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, Float, String, Table, insert, or_, select, update
+from sqlalchemy import Column, ColumnElement, Connection, Float, String, Table, or_
 
+from service.store.sql_arrays import INSERT
 from service.store.sql_time import now
 from service.store.tables import metadata
 
@@ -42,12 +43,8 @@ def acquire_lease(
 
     A missing row is inserted, with `more` as its other columns.
     """
-    conditions = [table.c[name] == value for name, value in key.items()]
+    lease = {"owner": owner, "until": now() + seconds}
     free = or_(table.c.owner == owner, is_expired(table.c.until, seconds))
-    taken = connection.execute(update(table).where(*conditions, free).values(owner=owner, until=now() + seconds))
-    if taken.rowcount:
-        return True
-    if connection.execute(select(table.c.owner).where(*conditions)).first() is not None:
-        return False
-    connection.execute(insert(table).values(**key, **more, owner=owner, until=now() + seconds))
-    return True
+    row = INSERT[connection.dialect.name](table).values(**key, **more, **lease)
+    acquired = row.on_conflict_do_update(index_elements=list(key), set_=lease, where=free).returning(table.c.owner)
+    return connection.execute(acquired).first() is not None

@@ -19,6 +19,7 @@ from service.backfills.scores import NO_SCORES
 from service.backfills.sweeps import begin_next_sweep, continue_sweep, new_sweep_columns
 from service.settings import Settings
 from service.store.database import Database, upgrade
+from service.store.job_leases import acquire_job
 from service.store.repository import NewItem, changes, delete_items, store_items, take_seq
 from service.store.rows import BackfillRow
 from service.store.tables import backfill, backfill_chunk, embedding, gallery, item, version
@@ -242,3 +243,21 @@ def test_chunks_whose_backfill_is_cancelled_while_they_are_computed_change_nothi
     with database.lookup() as connection:
         assert connection.execute(select(embedding.c.item_id).where(embedding.c.version_id == V2)).all() == []
         assert set(connection.execute(select(backfill_chunk.c.state)).scalars()) == {"leased"}
+
+
+def test_who_asks_for_a_job_while_another_process_is_given_it_for_the_first_time_is_told_no(
+    database: Database,
+) -> None:
+    acquired = []
+
+    def acquire() -> None:
+        with database.write() as connection:
+            acquired.append(acquire_job(connection, "a job", "two", 10.0))
+
+    other = threading.Thread(target=acquire)
+    with database.write() as connection:
+        assert acquire_job(connection, "a job", "one", 10.0)
+        other.start()
+        other.join(0.3)
+    other.join()
+    assert acquired == [False]
