@@ -1,1 +1,1 @@
-"""What changes which version answers: edges, gates, deployments, rollouts, and the curves measured along the way."""
+"""Changes of the version that answers queries: edges, gates, deployments, rollouts, and the curves of backfills."""

@@ -1,6 +1,6 @@
-"""Free a deleted gallery: items and embeddings block by block, then its images, and its row at last.
+"""Free a deleted gallery: items and embeddings block by block, then its images, and its row last.
 
-A process that starts finds the row and goes on, wherever the one before it was killed.
+So after a kill another process finds the row and continues.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from service.store.deletion import forget_gallery, free_items
 BLOCK = 2_000
 """Items freed in one transaction."""
 PAUSE_SECONDS = 0.005
-"""Between two blocks, so that other writers get their turn."""
+"""Pause between two blocks, in which other writers get the lock."""
 
 
 def free_gallery(database: Database, blobs: Blobs, gallery_id: int, stop: threading.Event) -> None:
-    """Free a deleted gallery until nothing is left, or `stop` is set; harmless when it is done already.
+    """Free a deleted gallery until nothing is left or `stop` is set; idempotent.
 
     Raises:
         TimeoutError: partitions are still being read; try again.
@@ -49,8 +49,8 @@ def _free_block(database: Database, gallery_id: int, after: int) -> int | None:
 
 def _remove_rest(database: Database, blobs: Blobs, gallery_id: int) -> bool:
     if not partitions.drop_gallery(database, gallery_id):
-        return False  # without the gallery's row they would never be found again
-    # No row refers to them. An ingest that is writing one now finds the gallery gone and removes it again.
+        return False  # keep the gallery's row: without it, the partitions would never be found again
+    # No row refers to these blobs. An ingest that is writing one finds the gallery deleted and removes the blob again.
     blobs.remove_gallery(gallery_id)
     with database.write() as connection:
         forget_gallery(connection, gallery_id)

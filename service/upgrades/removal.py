@@ -1,7 +1,7 @@
-"""Deleting a version that nothing uses, together with the edges from it.
+"""Delete an unused version with the edges from it; see `remove`.
 
-The folder is put aside within the transaction, by a rename, and removed after it. A crash in between leaves the version
-registered without its folder, quarantined as any damaged one: it can be deleted again, or registered from its archive.
+The folder is renamed within the transaction and removed after it. A crash in between leaves a registered version
+without a folder, which is quarantined like a damaged one: delete it again, or register it again from its archive.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class VersionNeeded(RegraftError):
 
 
 def remove(versions: Path, database: Database, registry: Registry, name: str, context: ChangeContext) -> None:
-    """Delete a version and its folder below `versions`; a dry run only checks whether that can be done.
+    """Delete a version and its folder below `versions`; a dry run only checks whether that is possible.
 
     Raises:
-        UnknownVersion: there is none of this name.
-        VersionNeeded: names what depends on it.
+        UnknownVersion: no version has this name.
+        VersionNeeded: something depends on it; names what.
     """
     with registry.folders_lock, incoming_folder(versions) as place:
         registry.sync()
@@ -83,10 +83,10 @@ def remove(versions: Path, database: Database, registry: Registry, name: str, co
 
 @contextmanager
 def _aside(final: Path, aside: Path) -> Iterator[Callable[[], None]]:
-    """Yields a function that moves a folder aside; if anything fails later, the folder is moved back."""
+    """Yield a function that moves the folder `final` to `aside`; if anything fails later, it is moved back."""
 
     def put() -> None:
-        if final.exists():  # one that was lost before is deleted all the same
+        if final.exists():  # a version whose folder is lost can be deleted too
             final.rename(aside)
             sync_all([final.parent])
 

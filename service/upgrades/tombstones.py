@@ -1,9 +1,9 @@
-"""Removing the rows of deleted items, tombstones, once every process that follows the change feed has seen them.
+"""Remove tombstones, the rows of deleted items, once every process that follows the change feed has seen them.
 
-The position of a gallery's feed is noted; a day later the tombstones up to there are removed, and `gallery.purged_seq`
-says so. A process that reads on from before that position, as of an old snapshot, also compares its keys with those of
-the database. So the id of a deleted item is kept for a day or two, not for ever; longer while a backfill is active, as
-it may have planned the item, and until its curve, which follows the feed too, is measured.
+`purge` stores the position of a gallery's feed. A day later it removes the tombstones up to that position and sets
+`gallery.purged_seq` to it. A process that reads from an earlier position, such as that of an old snapshot, also
+compares its keys with the database. So a deleted item's id is kept for one to two days; longer while a backfill, which
+may have planned the item, is active or its curve, which follows the feed too, is being measured.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from service.upgrades.curves.points import CurveState
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 60.0
-"""Pause between two looks for galleries that are due."""
+"""Pause between two searches for galleries that are due."""
 SETTLE_SECONDS = 24 * 3600.0
-"""So long a tombstone is kept at least, and twice as long at most."""
+"""Least time that a tombstone is kept; without active backfills it is at most about twice this."""
 BLOCK = 5_000
 """Tombstones removed in one transaction."""
 
 
 class TombstonePurger(Background):
-    """A thread that removes tombstones; several processes that do so take turns by the lock of the gallery."""
+    """A thread that removes tombstones; several processes take turns by the gallery's lock."""
 
     def __init__(self, database: Database, settle_seconds: float = SETTLE_SECONDS) -> None:
         super().__init__("tombstones")
@@ -59,9 +59,9 @@ class TombstonePurger(Background):
 
 
 def purge(database: Database, gallery_id: int, settle_seconds: float, stop: threading.Event) -> None:
-    """Remove the tombstones up to the position that was noted so long ago, and note the present one; if that is due.
+    """If due, remove the tombstones up to the stored position and store the current one.
 
-    What a process that is killed leaves is removed the next time.
+    Tombstones that a killed process left are removed the next time.
 
     Raises:
         UnknownGallery: the gallery was deleted.
@@ -83,9 +83,9 @@ def purge(database: Database, gallery_id: int, settle_seconds: float, stop: thre
 
 
 def _is_due(settle_seconds: float) -> ColumnElement[bool]:
-    """Of a gallery: it has tombstones that no backfill needs, and its position was noted long ago, or never.
+    """Whether a gallery has tombstones that no backfill needs, and its stored position is old enough or missing.
 
-    A position noted in the future was noted before the clock was set back.
+    A position from the future was stored before the clock was set back and is due, too.
     """
     since = gallery.c.settling_since
     settled = or_(since.is_(None), since <= now() - settle_seconds, since > now() + settle_seconds)
@@ -98,10 +98,10 @@ def _is_due(settle_seconds: float) -> ColumnElement[bool]:
 
 
 def _purge_block(connection: Connection, gallery_id: int, purged_seq: int) -> bool:
-    """Whether there may be more."""
+    """Remove up to BLOCK tombstones; returns whether there may be more."""
     take_seq(connection, gallery_id, 0)
     conditions = (item.c.gallery_id == gallery_id, item.c.deleted == true(), item.c.seq <= purged_seq)
-    # Locked, so that nobody counts a match of one between the statements that follow.
+    # Locked, so that no process counts a match of one (`item_traffic`) between the statements that follow.
     found = select(item.c.id).where(*conditions).limit(BLOCK).with_for_update()
     keys = list(connection.execute(found).scalars())
     if keys:

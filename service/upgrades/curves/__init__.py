@@ -1,1 +1,1 @@
-"""The live curve of a backfill: who asks, what answers are worth, marks that are claimed and stored."""
+"""The live curve of a backfill: its queries, their scores, and its marks, which are claimed and stored."""

@@ -1,4 +1,4 @@
-"""MEASURING A BACKFILL: its curve, measured on the live gallery by the service itself, mark after mark.
+"""Measure the curve of a backfill on the live gallery, mark after mark; start at `Curves`.
 
 The point before the first item moves is measured in the request that starts the backfill. Every other point is measured
 by a thread of the service process that claims the mark: find the due mark, read the queries that still exist, follow
@@ -46,14 +46,14 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.25
 """How often a process checks whether a mark is due."""
 ATTEMPTS = 3
-"""A curve whose points fail so many times in a row is given up."""
+"""A curve is given up after this many failures in a row."""
 PAUSE_SECONDS = 2.0
-"""How long a mark is not retried after a failure; twice as long after the next one."""
+"""Pause before a retry after a failure; doubled by each further failure in a row."""
 
 
 @dataclass(frozen=True)
 class CurveSession:
-    """What a process keeps between two marks: the queries, embedded once they are needed, and the ground truth."""
+    """A process's state between two marks: the queries, embedded on first use (`probes`), and the ground truth."""
 
     request: CurveIn
     chosen: ChosenQueries
@@ -63,7 +63,7 @@ class CurveSession:
 
 @dataclass(frozen=True)
 class StartedCurve:
-    """A curve to a `version` whose first point is measured, with the gallery's feed followed to `seq`."""
+    """A new curve of a backfill to `version`, with its first point, measured at number `seq` of the gallery's feed."""
 
     version: str
     session: CurveSession
@@ -73,14 +73,14 @@ class StartedCurve:
 
 @dataclass
 class Backoff:
-    """How often in a row a curve's points failed, and until when none is tried (monotonic seconds)."""
+    """Failures in a row of a curve's points, and the time of the next attempt (monotonic seconds)."""
 
     failures: int = 0
     until: float = 0.0
 
 
 class Stopped(Exception):
-    """The process stops in the middle of a mark."""
+    """The process stops while a mark is being measured."""
 
 
 class Curves(Background):
@@ -103,7 +103,7 @@ class Curves(Background):
         self._errors = RecurringErrors(logger)
 
     def stop(self) -> None:
-        """End the thread; another process, or the next one, measures the mark it was at."""
+        """End the thread; another process, or this one after a restart, measures the unfinished mark."""
         super().stop()
         self._claims.close()
 
@@ -113,7 +113,7 @@ class Curves(Background):
         """Choose the queries and read the labels.
 
         Raises:
-            UnknownEvaluation, InvalidArgument, NoEncoder: as `begin`, as far as it can be told without embedding.
+            UnknownEvaluation, InvalidArgument, NoEncoder: as `begin`, if detectable without embedding.
         """
         with probes.errors_within("/curve"):
             chosen = probes.choose(connection, gallery_id, target, request)
@@ -130,10 +130,10 @@ class Curves(Background):
             return CurveSession(request, chosen, ground_truth)
 
     def begin(self, gallery_name: str, target: LoadedVersion, chosen: CurveSession) -> StartedCurve:
-        """Embed what `choose` chose, and measure before anything moves.
+        """Embed the chosen queries and measure the first point, before any item moves.
 
         Raises:
-            UnknownEvaluation, InvalidArgument, NoEncoder: as `probes` and `scoring` do, pointing into `/curve`.
+            UnknownEvaluation, InvalidArgument, NoEncoder: from `probes` and `scoring`, with pointers below `/curve`.
         """
         live = self._replica.find(gallery_name)
         with probes.errors_within("/curve"):
@@ -212,13 +212,13 @@ class Curves(Background):
             return points.store(connection, before, mark, self._owner, found, seq)
 
     def _read(self, job: CurveJob) -> CurveSession:
-        """The session of a curve that another process chose, or this one before a restart."""
+        """The session of a curve that another process, or this one before a restart, began."""
         request = CurveIn(**job.asked)
         with self._database.lookup() as connection:
             return CurveSession(request, points.chosen_of(connection, job.id), _ground_truth(job.gallery_id, request))
 
     def _ready(self, live: LoadedGallery, target: LoadedVersion, session: CurveSession) -> CurveSession:
-        """The queries embedded by every version that is needed to reach the items as they are now."""
+        """The session with queries embedded by every version that is needed to reach the current items."""
         self._replica.refresh(live.id)
         live.declare()
         needed = probes.needed_versions(self._registry, target, live.gallery.items_by_version())
@@ -232,7 +232,7 @@ class Curves(Background):
         return replace(session, probes=embedded_probes)
 
     def _query(self, live: LoadedGallery, target: LoadedVersion, session: CurveSession) -> tuple[int, Measurement]:
-        """The feed number that was followed to, and the metric by the queries that still exist."""
+        """The feed number of the measurement, and the metric over the queries that still exist."""
         assert session.probes is not None
         with self._database.read() as connection:
             entries = probes.read(connection, live.id, session.request, session.chosen)
@@ -273,7 +273,7 @@ class Curves(Background):
 
 
 def _ground_truth(gallery_id: int, request: CurveIn) -> GroundTruth | None:
-    """Labels, or the items that an evaluation set names; None: the target's own ranking is the ground truth."""
+    """By labels or by the items that an evaluation set names; None: the target's own ranking is the ground truth."""
     if not request.labelled:
         return None
     if request.label is not None:

@@ -1,8 +1,8 @@
 """The curve of a backfill in SQL, and its public description: claim a mark, store its point, give up.
 
 A mark is claimed by inserting its row, so that one process measures it; the row becomes a point when it is stored.
-Every function runs in its caller's transaction. Rows are locked in one order - gallery, then what belongs to it - so
-processes never wait for each other in a circle.
+Every function runs in its caller's transaction. The gallery's row is locked before rows that belong to it, so that
+processes do not deadlock.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from service.upgrades.curves.probes import ChosenQueries, CurveIn
 from service.upgrades.curves.scoring import Measurement
 
 CLAIM_SECONDS = 60.0
-"""A claim not renewed for so long is dead; one that lies further ahead: the clock was set back."""
+"""A claim not renewed for this long is dead; so is one this far in the future, as the clock was set back."""
 ERROR_LENGTH = 1024
 
 
 class CurveState(StrEnum):
-    """The life of a curve."""
+    """The states of a curve."""
 
     MEASURING = "measuring"
     COMPLETE = "complete"
@@ -73,7 +73,7 @@ def open_curve(
     started: Measurement,
     seq: int,
 ) -> None:
-    """Store the curve of a new backfill, with the point from before its first item moved."""
+    """Store the curve of a new backfill, with the point measured before the first item moves."""
     values = {"asked": request.model_dump(), "chosen": chosen, "state": CurveState.MEASURING}
     connection.execute(insert(backfill_curve).values(backfill_id=backfill_id, **values))
     row = {"backfill_id": backfill_id, "mark": 0, "owner": owner, "claimed": now()}
@@ -93,9 +93,9 @@ def measuring_jobs(connection: Connection) -> list[CurveJob]:
 
 
 def due_mark(job: CurveJob) -> int | None:
-    """The mark that a backfill has reached and that is to be measured now, if any; skipped marks get no point.
+    """The newest mark that the backfill has reached, if it is not measured yet; earlier ones are skipped.
 
-    The last one is reached when the backfill is done: until then items that came meanwhile may be planned.
+    The last mark is reached only when the backfill is done: until then, items written meanwhile may be planned.
     """
     marks = int(job.asked["marks"])
     if job.state == BackfillState.DONE:
@@ -124,13 +124,13 @@ def claim(connection: Connection, backfill_id: int, mark: int, owner: str) -> bo
 
 
 def renew(connection: Connection, backfill_id: int, mark: int, owner: str) -> None:
-    """A heartbeat, so that no other process takes the mark over; does nothing if one has, or the point is stored."""
+    """Renew a claim, so that no other process takes the mark over; no effect if one has, or if the point is stored."""
     statement = _claimed(backfill_id, mark).where(backfill_point.c.owner == owner)
     connection.execute(statement.values(claimed=now()))
 
 
 def release(connection: Connection, backfill_id: int, mark: int, owner: str) -> None:
-    """Let the mark be claimed again."""
+    """Give up a claim, so that the mark can be claimed again."""
     conditions = (
         backfill_point.c.backfill_id == backfill_id,
         backfill_point.c.mark == mark,
@@ -140,11 +140,10 @@ def release(connection: Connection, backfill_id: int, mark: int, owner: str) -> 
 
 
 def store(connection: Connection, before: CurveJob, mark: int, owner: str, measurement: Measurement, seq: int) -> bool:
-    """Store the point of a claimed mark; `before` is the backfill of `measuring_jobs` when measuring began.
+    """Store the point of a claimed mark; `before` is the backfill when measuring began, from `measuring_jobs`.
 
     Returns:
-        False, and nothing is written: another process took the mark over, or the gallery is no longer on its way to
-        the backfill's version.
+        False if nothing is written, because another process took the mark over, or the backfill was abandoned.
     """
     take_seq(connection, before.gallery_id, 0)
     event = _next_event(connection, before.id)
@@ -219,7 +218,7 @@ def _measured(measurement: Measurement, seq: int) -> dict[str, Any]:
 
 
 def _next_event(connection: Connection, backfill_id: int) -> int:
-    """The id of a point's event; the next id is that of the backfill's progress with the point."""
+    """Reserve two event ids and return the first, that of a point; the second is that of the backfill's progress."""
     grown = update(backfill).where(backfill.c.id == backfill_id).values(revision=backfill.c.revision + 2)
     return int(connection.execute(grown.returning(backfill.c.revision)).scalar_one()) - 1
 

@@ -1,6 +1,6 @@
-"""The queries that a backfill's curve is measured with: chosen once, the same at every mark, embedded once a process.
+"""The queries of a backfill's curve: chosen once, the same at every mark, embedded once per process.
 
-They are chosen as a gate chooses its sample. Shapes: Q queries, D dimension.
+They are drawn like the sample of a gate. Shapes: Q queries, D dimension.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from service.upgrades.gates.samples import (
 FULL_RANKINGS = (MEAN_AP, RECALL)
 """Metrics that need every item of every query's ranking."""
 MAX_PLACES = 50_000_000
-"""Queries times items that one mark may rank in full; where they are more, fewer queries are drawn."""
+"""Queries times items that one mark may rank in full; if they are more, fewer queries are drawn."""
 
 ChosenQueries = list[tuple[int, str | None]]
 """Number and blob of each query: of its item, or of its entry in the evaluation set."""
@@ -69,7 +69,7 @@ class CurveIn(Body):
 
     @property
     def measured(self) -> str:
-        """The metric: the one that was named, else by whether there are labels or an evaluation set."""
+        """The requested metric; by default cmc@1, or recall@k without labels and evaluation set."""
         return self.metric or (RECALL if self.label is None and self.evaluation is None else "cmc@1")
 
     @property
@@ -97,7 +97,7 @@ class Probes:
 
     @cached_property
     def keys(self) -> NDArray[np.int64]:
-        """(Q,) the key of the item that each query is, -1: none."""
+        """(Q,) each query's own item key; -1 if it is no item."""
         return np.array([entry.number if self.stored else -1 for entry in self.entries], np.int64)
 
     @property
@@ -126,7 +126,7 @@ def check(request: CurveIn, *, relevant: bool) -> None:
 
 
 def choose(connection: Connection, gallery_id: int, target: LoadedVersion, request: CurveIn) -> ChosenQueries:
-    """Draw the queries: of the gallery, images and texts that the target embeds.
+    """Draw the queries from the evaluation set, or from the gallery's images and texts that the target embeds.
 
     Raises:
         UnknownEvaluation: the gallery has no such evaluation set.
@@ -151,7 +151,7 @@ def choose(connection: Connection, gallery_id: int, target: LoadedVersion, reque
 
 
 def read(connection: Connection, gallery_id: int, request: CurveIn, chosen: ChosenQueries) -> list[Entry]:
-    """The chosen queries that still exist: without items that were deleted, replaced or lost their label.
+    """The chosen queries that still exist: not those whose item was deleted, replaced or lost its label.
 
     Raises:
         UnknownEvaluation: the evaluation set was deleted.
@@ -194,9 +194,9 @@ def uploaded(
 def embed_queries(
     blobs: Blobs, decoder: Decoder, request: CurveIn, entries: Sequence[Entry], versions: Sequence[LoadedVersion]
 ) -> Probes:
-    """Embed the queries that can be read, by every version that is needed.
+    """Embed the readable queries by every version that is needed.
 
-    Texts are left out while items are reached through a version that embeds images only, and the other way round.
+    Queries that one of these versions does not embed, such as texts by an encoder of images, are left out.
 
     Raises:
         InvalidArgument: fewer than two can be read.
@@ -218,7 +218,7 @@ def needed_versions(registry: Registry, target: LoadedVersion, live: Collection[
 
 @contextmanager
 def errors_within(field: str) -> Iterator[None]:
-    """Make errors about a field of the object at `field` point into that object."""
+    """Prefix the JSON pointers of errors with `field`, the pointer of the object that they are about."""
     try:
         yield
     except RegraftError as error:
@@ -228,7 +228,7 @@ def errors_within(field: str) -> Iterator[None]:
 
 
 def _affordable(connection: Connection, gallery_id: int, request: CurveIn) -> int:
-    """How many queries to draw: fewer than requested where full rankings of a large gallery are needed."""
+    """How many queries to draw: fewer than requested if full rankings of a large gallery are needed."""
     if request.measured not in FULL_RANKINGS:
         return request.sample
     live = select(func.count()).where(item.c.gallery_id == gallery_id, item.c.deleted == false())

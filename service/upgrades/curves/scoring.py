@@ -1,4 +1,4 @@
-"""Searches the live gallery with the probes, a few at a time, as queries do, and computes the metric.
+"""Search the live gallery with the probes, block by block, and compute the metric; start at `measure`.
 
 Shapes: Q queries, B one block of them, K places of a ranking.
 """
@@ -32,18 +32,18 @@ from service.upgrades.gates.samples import read_entries
 
 BLOCK_QUERIES = 64
 BLOCK_SCORES = 1 << 19
-"""Queries of a block, and its scores: changes of the gallery wait for a block, and new queries for changes."""
+"""Most queries and scores of a block; small, since changes of the gallery wait for a block, and queries for them."""
 
 UNKNOWN = -2
-"""The code of a label that no item has; -1 is an item without label, or no item."""
+"""The code of a label that no item has; -1 stands for an item without label, or no item."""
 
 NOTHING_RELEVANT = "no item of the gallery has the label of any query, or is named as relevant to one"
 
 Codes = NDArray[np.int64]
 Rankings = Iterator[tuple[slice, Keys]]
-"""Blocks of queries with the keys they find, (B, K)."""
+"""Blocks of queries: their rows, and the keys that they found (B, K)."""
 Pause = Callable[[float], None]
-"""Called between two blocks with the seconds the last one took: measuring pauses half of the time."""
+"""Called after each block with the seconds it took, and waits as long: measuring pauses half of the time."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Relevance:
-    """For a block of queries: how many other items are relevant to each, and which of the items that it found are."""
+    """For a block of queries, how many other items are relevant to each, and which of the found items are."""
 
     others: Callable[[slice], Codes]
     relevant: Callable[[slice, Keys], NDArray[np.bool_]]
@@ -66,10 +66,10 @@ class GroundTruth(Protocol):
     """Which items are relevant to queries, kept up to date with the gallery."""
 
     def follow(self, connection: Connection) -> None:
-        """Read what was written since the last time."""
+        """Read the changes since the last call, before a mark is measured."""
 
     def catch_up(self, connection: Connection) -> None:
-        """Read what was written between two blocks, for the `Relevance` in use: a block finds it already."""
+        """Update the `Relevance` in use by the changes that a block may have found already."""
 
     def relevance(self, probes: Probes) -> Relevance:
         """The items that are relevant to these queries now."""
@@ -88,7 +88,7 @@ class RelevantItems:
         self._keys = live_keys(connection, self._gallery_id, read_entries(connection, self._evaluation_id, None))
 
     def catch_up(self, connection: Connection) -> None:
-        """Do nothing: an item that did not exist cannot be relevant, or changes little."""
+        """Do nothing: a named item that is added while a mark is measured changes little."""
 
     def relevance(self, probes: Probes) -> Relevance:
         """The items that are relevant to these queries now."""
@@ -113,16 +113,16 @@ class ItemLabels:
         self._code_of: dict[int, int] = {}
         self._counts: Counter[int] = Counter()
         self._table = _sorted({})
-        # Items that got another label since the table was made; deleted ones keep their label in the table.
+        # Items whose label changed since the table was built; deleted items keep their label in the table.
         self._since: dict[int, int] = {}
 
     def follow(self, connection: Connection) -> None:
-        """Read what was written since the last time."""
+        """Read the changes since the last call and rebuild the table."""
         self.catch_up(connection)
         self._table, self._since = _sorted(self._code_of), {}
 
     def catch_up(self, connection: Connection) -> None:
-        """Read what was written since the last time, without rebuilding the table."""
+        """Read the changes since the last call, without rebuilding the table."""
         columns = (item.c.id, item.c.seq, item.c.deleted, item.c.metadata)
         changed = select(*columns).where(item.c.gallery_id == self._gallery_id, item.c.seq > self._seq)
         for row in connection.execute(changed.order_by(item.c.seq), execution_options=STREAMED):
@@ -135,7 +135,7 @@ class ItemLabels:
                 code = self._vocabulary.setdefault(value_text(value), len(self._vocabulary))
                 self._code_of[row.id] = code
                 self._counts[code] += 1
-            # Most were only moved. One without a label may have been deleted and come back.
+            # Most were only moved, with the same label. One without a label may have been deleted and added again.
             if not row.deleted and (code is None or code != before):
                 self._since[row.id] = -1 if code is None else code
 
@@ -185,7 +185,7 @@ def measure(
 ) -> Measurement:
     """Measure the metric on the live gallery; `ground_truth` None: against the target's own ranking.
 
-    `caught_up`: has `ground_truth` catch up; called after each block is searched, before its relevance is computed.
+    `caught_up` calls `ground_truth.catch_up`, after each block is searched and before its relevance is computed.
 
     Raises:
         InvalidArgument: no query has anything relevant to find.
@@ -210,7 +210,7 @@ def _by_relevance(
     for rows, keys in rankings:
         caught_up()
         relevant = relevance.relevant(rows, keys)
-        # An item that was found and then deleted is relevant, but not counted among those that exist.
+        # An item that was deleted after it was found is relevant, but not counted in `others`.
         others = np.maximum(relevance.others(rows), relevant.sum(axis=1))
         judged = retrieval_from_rankings(relevant, np.ones(len(keys), bool), others)
         values.append(judged.per_query(request.measured))

@@ -1,1 +1,1 @@
-"""Deployments: the table of steps, what a refused gate stops, retiring and freeing."""
+"""Deployments: their steps, the effect of a refused gate, retiring versions and freeing their embeddings."""

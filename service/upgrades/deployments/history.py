@@ -1,4 +1,4 @@
-"""Read deployments: their states, the chain that a rollback goes back along, and the ETag of them all.
+"""Read a gallery's deployments: their states, the chain that rollbacks return along, and their common ETag.
 
 Every function runs in its caller's transaction; `service.upgrades.deployments.lifecycle` changes deployments.
 """
@@ -81,9 +81,9 @@ def transitions(connection: Connection, deployment_id: int) -> list[TransitionRo
 
 
 def rollback_chain(rows: Sequence[DeploymentRow]) -> list[DeploymentRow]:
-    """The deployments that rollbacks go back along, the current one last; without those that never were current.
+    """The deployments that rollbacks return along, the current one last; without those that never became current.
 
-    A rollback takes the place of the deployment it returned to.
+    A rollback takes the place of the deployment that it returned to and removes the one that it undid.
     """
     chain: list[DeploymentRow] = []
     for row in rows:
@@ -106,6 +106,6 @@ def etag(connection: Connection, gallery_id: int) -> str:
 
 
 def check_unchanged(connection: Connection, gallery_id: int, if_match: str | None) -> None:
-    """Raise ChangedMeanwhile where `if_match` is given and is not the gallery's ETag."""
+    """Raise ChangedMeanwhile if `if_match` is given and is not the gallery's ETag."""
     if if_match is not None and {"*", etag(connection, gallery_id)}.isdisjoint(map(str.strip, if_match.split(","))):
         raise ChangedMeanwhile

@@ -1,12 +1,12 @@
-"""The life of a deployment: begin it, take its steps, roll it back; `steps` has what each step does.
+"""The life cycle of a deployment: `begin` it, `move` it to the next state, `roll_back`; `steps` does each step's work.
 
     registered -> verified -> gated -> shadow -> canary -> current -> superseded -> retired
 
-States before `current` can be skipped, all but the first two, and each can end in `rolled_back`, as `current` can. A
-rollback of the current version is a deployment of its own, which is born `current` and names what it undid.
+`gated`, `shadow` and `canary` can be skipped, and each state up to `current` can end in `rolled_back`. A rollback of
+the current version is a separate deployment, which begins as `current` and names the deployment that it undid.
 
-A step is one transaction under the lock of its gallery's row: it is there with everything it changes, its record
-included, or not at all, whoever is killed when. At most one deployment of a gallery is on its way at a time.
+A step is one transaction, with its record, under the lock of its gallery's row: after a kill it is done completely or
+not at all. At most one deployment of a gallery is on its way, that is not yet current, at a time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class NothingToRollBack(RegraftError):
 
 
 def lock(connection: Connection, gallery_id: int, if_match: str | None = None) -> GalleryRow:
-    """Lock a gallery's row until the commit. The feed number that this takes tells every replica of a change.
+    """Lock a gallery's row until the commit, and take a feed number, by which every replica notices the change.
 
     Raises:
         UnknownGallery: it was deleted.
@@ -78,7 +78,7 @@ def lock(connection: Connection, gallery_id: int, if_match: str | None = None) -
 def begin(
     connection: Connection, registry: Registry, gallery_id: int, version: LoadedVersion, request: TransitionRequest
 ) -> TransitionContext:
-    """A new deployment of a version, `registered`.
+    """Begin a deployment of a version, in state `registered`.
 
     Raises:
         AlreadyCurrent: the version is current.
@@ -98,8 +98,8 @@ def move(transition: TransitionContext, after: DeploymentState) -> None:
     """Take one step and record it.
 
     Raises:
-        IllegalTransition: there is no such step from where the deployment is.
-        RegraftError: what the step itself refuses.
+        IllegalTransition: there is no such step from the deployment's state.
+        RegraftError: the step's own checks failed.
     """
     before = DeploymentState(transition.row.state)
     legal = TRANSITIONS[before]
@@ -114,14 +114,14 @@ def move(transition: TransitionContext, after: DeploymentState) -> None:
 def roll_back(connection: Connection, registry: Registry, gallery_id: int, request: TransitionRequest) -> DeploymentRow:
     """Undo the newest decision: end the deployment on its way, or make the version before the current one current.
 
-    Items that only newer versions have embedded may be out of reach then: that needs the request's `force`.
+    If items become unreachable, because only newer versions have embedded them, the request needs `force`.
 
     Returns:
-        The deployment that was ended, or the new one that made the version before current again.
+        The deployment that was ended, or the new one that made the previous version current again.
 
     Raises:
         NothingToRollBack: no version was current before, or its embeddings were freed.
-        ReachLost: says how many items, by version.
+        ReachLost: items would become unreachable; says how many, by version.
         ChangedMeanwhile: see `lock`.
     """
     locked = lock(connection, gallery_id, request.if_match)
@@ -137,7 +137,7 @@ def roll_back(connection: Connection, registry: Registry, gallery_id: int, reque
     target = registry.by_id(rows[-2].version_id)
     if rows[-2].state == DeploymentState.RETIRED:
         raise NothingToRollBack(f"version {target.name!r} was retired: deploy it again, and backfill what it needs")
-    # With its gate come back the calibrations that rest on it: answers are those from before.
+    # The gate of the earlier deployment brings back its calibrations, so that answers are as before.
     back = {"undoes_id": rows[-1].id, "gate_id": rows[-2].gate_id}
     return _begin(connection, registry, locked, target, DeploymentState.CURRENT, request, **back).row
 
@@ -145,7 +145,7 @@ def roll_back(connection: Connection, registry: Registry, gallery_id: int, reque
 def begin_retired(
     connection: Connection, registry: Registry, locked: GalleryRow, version: LoadedVersion, request: TransitionRequest
 ) -> TransitionContext:
-    """The record of freeing embeddings that no deployment left behind: items brought them along."""
+    """Record the freeing of embeddings that came with items, not from a deployment of the version."""
     return _begin(connection, registry, locked, version, DeploymentState.RETIRED, request)
 
 

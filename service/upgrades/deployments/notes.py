@@ -1,4 +1,4 @@
-"""Notes for the user who deploys a version, which refuse nothing: items it reaches by old encoders, verdicts, trials.
+"""Notes on the risks of a deployment, which never stop it: items behind old encoders, verdicts, short canaries.
 
 Every function runs in its caller's transaction.
 """
@@ -34,14 +34,14 @@ def notes(connection: Connection, registry: Registry, item_counts: ItemCounts, r
 def _by_old_encoders(
     connection: Connection, registry: Registry, item_counts: ItemCounts, gallery_id: int, version: LoadedVersion
 ) -> Iterator[str]:
-    """Items behind `dual`: the version's own encoder has no part in what is found there."""
+    """Items that queries reach only by `dual`, that is by the old encoder, or not at all."""
     stored = {registry.by_id(version_id).name for version_id in versions_with_embeddings(connection, gallery_id)}
     routes = {name: registry.route(version.name, name) for name in stored}
     waiting = {name for name, route in routes.items() if route is None or route.dual}
     gallery = gallery_row(connection, gallery_id)
-    if not waiting or gallery is None:  # as a rule, and it saves a look at every item
+    if not waiting or gallery is None:  # the usual case, in which no item has to be counted
         return
-    # In memory: writers wait for this transaction.
+    # Counted in memory, because writers wait for this transaction.
     order = [registry.by_id(version_id).name for version_id in places_in(registry, gallery).order]
     counted = item_counts.items_by_version(gallery_id, order)
     for old in sorted(waiting & counted.keys()):
@@ -68,7 +68,7 @@ def _third_versions(
     version: LoadedVersion,
     current: LoadedVersion,
 ) -> Iterator[str]:
-    """Items that a third version serves: a gate compares as if the current one had embedded all."""
+    """Items that a third version serves: a gate measures as if the current version had embedded all items."""
     if versions_with_embeddings(connection, report.gallery_id) <= {version.id, current.id}:
         return
     order = [registry.by_id(version_id).name for version_id in places_of(registry, version).order]
@@ -81,7 +81,7 @@ def _third_versions(
 
 
 def _short_canary(step: TransitionRow, settings: Mapping[str, Any]) -> Iterator[str]:
-    """A canary that ends before its limits were looked at."""
+    """A canary that became current before it had answered enough queries to be checked against its limits."""
     if (step.before, step.after) != (DeploymentState.CANARY, DeploymentState.CURRENT):
         return
     answered, least = step.evidence.get("canary", {}).get("queries", {}).get("new", 0), settings["min_queries"]

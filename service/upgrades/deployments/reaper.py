@@ -1,8 +1,7 @@
-"""Free the embeddings of retired versions, and deleted galleries: block by block, so that no writer waits long.
+"""Free the embeddings of retired versions, and deleted galleries, block by block, so that no writer waits long.
 
-A request frees what it retired, and a small gallery, before it answers. The rest, and what a killed process left, is
-found by a deployment's `to_free` or the row of a deleted gallery and freed on a thread, so that a process that starts
-answers queries at once.
+A request frees what it retired, and a small gallery, before it answers. The thread of `Reaper` frees the rest, and what
+a killed process left, which it finds by a deployment's `to_free` or the row of a deleted gallery.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ logger = logging.getLogger(__name__)
 BLOCK = 5_000
 """Embeddings freed in one transaction."""
 SETTLE_SECONDS = 30.0
-"""Between searches for embeddings that lie in no partition of their own."""
+"""Pause between two attempts to move rows out of PostgreSQL's default partition."""
 RETRY_SECONDS = 10.0
 """Pause before a retry."""
 
 
 class Reaper(Background):
-    """Frees embeddings and galleries in one process: at once for its requests, on a thread what remains."""
+    """Frees embeddings and galleries: within the requests of its process, and the rest on a thread."""
 
     def __init__(self, database: Database, registry: Registry, blobs: Blobs) -> None:
         super().__init__("freeing")
@@ -55,10 +54,10 @@ class Reaper(Background):
         self._blobs = blobs
         self._errors = RecurringErrors(logger)
         self._work_left = threading.Event()
-        self._work_left.set()  # perhaps by a process that was killed
+        self._work_left.set()  # a killed process may have left work
 
     def free(self, gallery_id: int, version_id: int) -> None:
-        """Free a retired version's embeddings; harmless when they are gone already. A failure is retried later."""
+        """Free a retired version's embeddings; idempotent. A failure is raised, and retried on the thread."""
         try:
             free(self._database, self._registry, gallery_id, version_id)
         except Exception:
@@ -69,7 +68,7 @@ class Reaper(Background):
         """Free a deleted gallery: a small one now, a large one on the thread. A failure is retried there."""
         try:
             done = free_small_gallery(self._database, self._blobs, gallery_id)
-        except Exception:  # it is deleted all the same
+        except Exception:  # the gallery is deleted nevertheless
             logger.exception(Event("freeing_failed"))
             done = False
         if not done:
@@ -89,7 +88,7 @@ class Reaper(Background):
         self._work_left.set()
 
     def _free_rest(self) -> bool:
-        """Free everything unfinished, each independently of the others. Returns whether nothing failed."""
+        """Free all unfinished retirements and galleries, each independently. Returns whether nothing failed."""
         try:
             settled = partitions.settle(self._database, self._stop)
             drop_empty_partitions(self._database)
@@ -151,7 +150,7 @@ def _emptied(database: Database, gallery_id: int, version_id: int) -> bool:
 
 
 def _announce(database: Database, gallery_id: int, version_id: int, stop: threading.Event | None) -> bool:
-    """Give all items new feed numbers, block by block: which of them held an embedding is not known any more."""
+    """Give all items new feed numbers, block by block, as it is no longer known which of them held an embedding."""
     after: int | None = 0
     while after is not None:
         if stop is not None and stop.is_set():
@@ -162,7 +161,7 @@ def _announce(database: Database, gallery_id: int, version_id: int, stop: thread
 
 
 def _announce_block(connection: Connection, gallery_id: int, version_id: int, after: int) -> int | None:
-    """Returns the last key; None: there was none after `after`."""
+    """Announce up to BLOCK items after key `after`; returns the last key, or None if there were none."""
     take_seq(connection, gallery_id, 0)
     conditions = (item.c.gallery_id == gallery_id, item.c.id > after, item.c.deleted == false())
     keys = list(connection.execute(select(item.c.id).where(*conditions).order_by(item.c.id).limit(BLOCK)).scalars())
@@ -201,7 +200,7 @@ def _next_keys(database: Database, gallery_id: int, version_id: int, after: int 
 def _free_block(
     connection: Connection, registry: Registry, gallery_id: int, version_id: int, keys: Sequence[int], *, last: bool
 ) -> bool:
-    """Returns False: another process ended the retirement, or the version was deployed again and keeps the rest."""
+    """Free the items `keys`. False: another process ended the retirement, or the version was deployed again."""
     seq = take_seq(connection, gallery_id, len(keys))
     if not _is_under_way(connection, gallery_id, version_id):
         connection.execute(update(deployment).where(*_retired(gallery_id, version_id)).values(to_free=None))
@@ -209,7 +208,7 @@ def _free_block(
     gallery = gallery_row(connection, gallery_id)
     assert gallery is not None
     registry.sync_edges()
-    # An item that the version serves by now, because another was deployed, keeps its embedding.
+    # An item that the version serves again, because another version was deployed since, keeps its embedding.
     served = first_held(places_in(registry, gallery).order)
     in_block = item.c.id.in_(key_table(connection, keys).keys)
     idle = list(connection.execute(select(item.c.id).where(in_block, served.is_distinct_from(version_id))).scalars())
@@ -223,7 +222,7 @@ def _free_block(
 
 
 def _is_under_way(connection: Connection, gallery_id: int, version_id: int) -> bool:
-    """Whether the retirement goes on; it took all ended deployments, so one that is not retired began later."""
+    """Whether the retirement goes on: it retired all ended deployments, so one in another state began later."""
     conditions = (deployment.c.gallery_id == gallery_id, deployment.c.version_id == version_id)
     rows = connection.execute(select(deployment.c.state, deployment.c.to_free).where(*conditions)).all()
     return all(row.state == DeploymentState.RETIRED for row in rows) and any(row.to_free is not None for row in rows)

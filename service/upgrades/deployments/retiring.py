@@ -1,8 +1,8 @@
 """Retire a version: free its embeddings and shards in one gallery, once no item depends on it.
 
-All items are checked without a lock; the transaction that decides checks only those written since, for every change of
-what serves an item gives it a new feed number. The embeddings are then freed block by block, see
-`upgrades.deployments.reaper`.
+`precheck` checks all items without a lock. The transaction of `retire` checks only items written since, or all of them
+if the current version, the edges or the transform backfills changed meanwhile. `upgrades.deployments.reaper` then frees
+the embeddings block by block.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Precheck:
 
     Attributes:
         seq: the next number of the gallery's feed then.
-        basis: what decides, besides the items, which of them depend on a version.
+        basis: the other state that decides which items depend on a version.
         embeddings: how many embeddings of the version there were.
     """
 
@@ -90,7 +90,7 @@ def retire(
     deployment that begins as retired. While embeddings are still being freed, a repeated call is the same retirement.
 
     Raises:
-        VersionInUse: it is current, on its way, or items depend on it; says how many and what would free them.
+        VersionInUse: it is current, on its way, or items depend on it; says how many, and what would move them.
         NothingToRetire: no deployment of it has ended here, and no item holds an embedding of it.
         ChangedMeanwhile: see `lifecycle.lock`.
     """
@@ -126,7 +126,7 @@ def retire(
 def _check_unused(
     connection: Connection, registry: Registry, gallery: GalleryRow, version: LoadedVersion, since: int
 ) -> None:
-    """`since`: check items with this feed number and above."""
+    """Raise VersionInUse if the version is needed; items are checked from feed number `since` on."""
     if gallery.current_id == version.id:
         raise VersionInUse(f"version {version.name!r} is current: deploy another one first", pointer="/version")
     if (row := on_its_way(connection, gallery.id)) and row.version_id == version.id:
@@ -143,7 +143,7 @@ def _check_unused(
 def _check_unread(
     connection: Connection, registry: Registry, gallery: GalleryRow, version: LoadedVersion, since: int
 ) -> None:
-    """Embeddings that a running transform backfill has still to read must stay."""
+    """Raise VersionInUse if an active transform backfill has yet to read embeddings of the version."""
     for job, order in _transforming(connection, registry, gallery):
         waiting = waiting_items(gallery.id, Kind.TRANSFORM, job.version_id, order)
         reads = read_version(Kind.TRANSFORM, job.version_id, order) == version.id
@@ -167,7 +167,7 @@ def _transforming(
 
 
 def _way_out(connection: Connection, registry: Registry, gallery: GalleryRow, depending: ColumnElement[bool]) -> str:
-    """Says what would move the items to another version, and how many of them."""
+    """Describe what would move the items to the current version, and how many of them."""
     current = registry.current_of(gallery)
     ways: list[str] = []
     movable: ColumnElement[bool] = false()
@@ -185,7 +185,7 @@ def _way_out(connection: Connection, registry: Registry, gallery: GalleryRow, de
 
 
 def _given_up(kind: Kind, version_id: int) -> ColumnElement[bool]:
-    """Items that such a backfill gave up and that were not written since, which would be worth another attempt."""
+    """Items that such a backfill gave up and that were not written since; a write makes a retry worthwhile."""
     jobs = select(backfill.c.id).where(backfill.c.kind == kind, backfill.c.version_id == version_id)
     return exists().where(
         backfill_failure.c.item_id == item.c.id,

@@ -1,6 +1,7 @@
-"""The steps of deployments: every legal transition, and the function that makes its changes.
+"""The steps of deployments: the table of legal transitions (TRANSITIONS), and a function for each.
 
-Each runs in the transaction of its `TransitionContext`; `service.upgrades.deployments.lifecycle` runs and records it.
+Each function makes its changes in the transaction of its `TransitionContext` and returns the evidence to record;
+`service.upgrades.deployments.lifecycle` calls it.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from service.upgrades.deployments.verdicts import REFUSE, deciding_report, named
 
 
 def register(transition: TransitionContext) -> Evidence:
-    """Nothing changes yet."""
+    """Record the hash of the card; nothing else changes."""
     return {"card_sha256": registered_sha256(transition.connection, transition.version.name)}
 
 
 def verify(transition: TransitionContext) -> Evidence:
-    """The folder is the registered one, and queries of the version will reach every live item."""
+    """Check that queries of the version will reach every live item; the caller has checked the version's folder."""
     gallery_id, request = transition.gallery.id, transition.request
     check_reachable(transition.connection, transition.registry, gallery_id, transition.version, request.item_counts)
     return request.checked
 
 
 def pass_gate(transition: TransitionContext) -> Evidence:
-    """A gate compared this version with the current one and does not refuse it, or `override` says why to go on."""
+    """Require a gate report on this version and the current one that does not refuse, or a reason in `override`."""
     number = transition.request.gate
     if number is None:
         raise InvalidArgument("gate: this step needs the number of a gate report", pointer="/gate")
@@ -46,12 +47,12 @@ def pass_gate(transition: TransitionContext) -> Evidence:
 
 
 def shadow(transition: TransitionContext) -> Evidence:
-    """Queries are answered by the version as well from now on; no answer changes, so a refused version may be tried."""
+    """Begin a shadow: the version also answers queries, but no response changes, so a refused version is allowed."""
     return _try_out(transition, DeploymentState.SHADOW, ShadowIn(**transition.request.settings))
 
 
 def canary(transition: TransitionContext) -> Evidence:
-    """A share of queries is answered by the version from now on; a canary that is changed keeps settings not named."""
+    """Begin or change a canary: the version answers a share of queries. A change keeps the settings not given."""
     kept = transition.row.settings or {} if transition.row.state == DeploymentState.CANARY else {}
     verdict = _verdict(transition)
     return {
@@ -61,7 +62,7 @@ def canary(transition: TransitionContext) -> Evidence:
 
 
 def become_current(transition: TransitionContext) -> Evidence:
-    """Queries go through the version at once, and an embedding it prefers serves each item: no item is written."""
+    """Make the version current: queries use it at once, and placement follows from it, so no item is written."""
     connection, registry, now = transition.connection, transition.registry, time.time()
     transition.version.check()
     # A rollback returns to what was current before: it needs no verdict.
@@ -84,17 +85,17 @@ def become_current(transition: TransitionContext) -> Evidence:
 
 
 def end_current(transition: TransitionContext) -> Evidence:
-    """Another version takes its place, in the same transaction."""
+    """Evidence of the current deployment's end: another version takes its place in the same transaction."""
     return {"since": transition.row.since}
 
 
 def abandon(transition: TransitionContext) -> Evidence:
-    """The gallery stays as it is; what the trial has shown is kept."""
+    """End a deployment on its way; the gallery does not change, and what a trial measured is kept."""
     return _measured(transition)
 
 
 def retire(transition: TransitionContext) -> Evidence:
-    """Its embeddings are freed after this transaction, block by block; see `service.upgrades.deployments.reaper`."""
+    """Record the check; the embeddings are freed after this transaction, see `service.upgrades.deployments.reaper`."""
     return transition.request.checked
 
 
@@ -109,14 +110,14 @@ def _end_current(transition: TransitionContext) -> None:
 
 
 def _rest_on(transition: TransitionContext, report: GateRow) -> Evidence:
-    """Weigh a report and name it in the deployment's row, with the reason to go on if it refuses."""
+    """Weigh a report and store its number in the deployment's row, with the reason for overriding a refusal."""
     verdict = weigh(transition.connection, transition.row.id, transition.version, report, transition.request.override)
     transition.change(gate_id=report.id, reason=verdict["override"] or transition.row.reason)
     return verdict
 
 
 def _verdict(transition: TransitionContext) -> Evidence:
-    """The verdict of gates on a version that is about to answer queries; empty where no gate measured it."""
+    """The verdict of gates on a version that is about to answer queries; empty if no gate measured it."""
     report = deciding_report(transition.connection, transition.gallery.id, transition.version, transition.current)
     if report is None:
         return {}
@@ -126,13 +127,13 @@ def _verdict(transition: TransitionContext) -> Evidence:
 
 
 def _try_out(transition: TransitionContext, phase: DeploymentState, settings: ShadowIn | CanaryIn) -> Evidence:
-    """Begin a trial, counting from zero; what the one before it counted is kept with this step."""
+    """Begin a trial with counts of zero; the counts of the trial before it become evidence of this step."""
     if transition.gallery.current_id is None:
         raise NoCurrentVersion("there is no current version to compare with: deploy without shadow and canary")
     if not (transition.version.card.encoder or transition.version.card.text):
         raise NoEncoder(f"version {transition.version.name!r} has no encoder: no query can be tried out on it")
     transition.version.check()
-    # The deployment's row first, the order in which `rollout_records.add_counters` locks, too.
+    # Locks the deployment's row first, as `rollout_records.add_counters` does.
     transition.change(settings=settings.model_dump())
     measured = _measured(transition)
     condition = (trial_report.c.deployment_id == transition.row.id, trial_report.c.phase == phase.value)
@@ -141,21 +142,21 @@ def _try_out(transition: TransitionContext, phase: DeploymentState, settings: Sh
 
 
 def _measured(transition: TransitionContext) -> Evidence:
-    """What the trial that ends has measured, by its phase."""
+    """The measurements of the trial that ends, by its phase."""
     condition = (trial_report.c.deployment_id == transition.row.id, trial_report.c.phase == transition.row.state)
     reports = transition.connection.execute(select(trial_report).where(*condition))
     return {row.phase: summary(row.report) for row in reports}
 
 
 Transition = Callable[[TransitionContext], Evidence]
-"""A step: it makes the changes of its transition, and returns the evidence that it rests on."""
+"""A step: makes the changes of its transition and returns its evidence."""
 
 BEGINNINGS: dict[DeploymentState, Transition] = {
     DeploymentState.REGISTERED: register,
     DeploymentState.CURRENT: become_current,
     DeploymentState.RETIRED: retire,
 }
-"""A deployment begins as registered; a rollback as current; a record of freeing what items brought as retired."""
+"""The first step: a deployment begins as registered, a rollback as current, a `begin_retired` record as retired."""
 
 _ENDS: dict[DeploymentState, Transition] = {
     DeploymentState.CURRENT: become_current,
@@ -168,7 +169,7 @@ TRANSITIONS: dict[DeploymentState, dict[DeploymentState, Transition]] = {
     DeploymentState.VERIFIED: {DeploymentState.GATED: pass_gate, **_TRIALS, **_ENDS},
     DeploymentState.GATED: {**_TRIALS, **_ENDS},
     DeploymentState.SHADOW: {DeploymentState.CANARY: canary, **_ENDS},
-    # To itself: with another share, or other limits.
+    # To itself: to change the share or the limits.
     DeploymentState.CANARY: {DeploymentState.CANARY: canary, **_ENDS},
     DeploymentState.CURRENT: {DeploymentState.SUPERSEDED: end_current, DeploymentState.ROLLED_BACK: end_current},
     DeploymentState.SUPERSEDED: {DeploymentState.RETIRED: retire},

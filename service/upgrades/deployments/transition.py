@@ -1,4 +1,4 @@
-"""One step of a deployment: the request for it, and the transaction that it runs in."""
+"""One step of a deployment: its request (`TransitionRequest`) and its transaction (`TransitionContext`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.store.tables import deployment, deployment_transition
 from service.upgrades.deployments.history import DeploymentState
 
 Evidence = Mapping[str, Any]
-"""What a step rests on, as its record keeps it."""
+"""What a step rests on; stored in its record."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class TransitionRequest:
         if_match: the ETag of the gallery's deployments that the request rests on; None: any.
         gate: the number of the gate report that the step rests on.
         override: why to go on although the gate refused.
-        settings: of a shadow or canary, those that were given.
-        checked: what the check of the version's folder found.
-        force: roll back even where items get out of reach.
+        settings: the given settings of a shadow or canary.
+        checked: evidence that the caller collected before the transaction.
+        force: roll back even if items become unreachable.
     """
 
     who: str

@@ -1,9 +1,9 @@
 """The verdicts of gates on a deployment's version, and whether it may serve queries despite a refusal.
 
-The reports that compared the version with the current one count, whether or not the deployment names one: leaving out
-its number does not lead past it, nor does measuring less. A refusal stands until a report of at least its strength
-passes: the same metric on the same labels or evaluation set, with at least as many queries over at least as many items,
-or with all there are. Every function runs in its caller's transaction.
+Every report that compared the version with the current one counts, whether or not the deployment names it: leaving out
+the number of a refusal, or measuring less, does not avoid it. A refusal stands until a report of at least its strength
+passes: the same metric on the same labels or evaluation set, with at least as many queries and items, or with all that
+exist. Every function runs in its caller's transaction.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def named_report(
 def deciding_report(
     connection: Connection, gallery_id: int, version: LoadedVersion, current: str | None
 ) -> GateRow | None:
-    """The newest refusal that stands between this version and the current one, else the newest report, if any."""
+    """The newest standing refusal of this version over the current one, else the newest report, if any."""
     conditions = (gate_report.c.gallery_id == gallery_id, gate_report.c.version_id == version.id)
     rows = all_of(GateRow, connection.execute(select(gate_report).where(*conditions).order_by(gate_report.c.id)))
-    # Not by SQL: SQLite refuses to look into reports of earlier releases that hold NaN.
+    # Not filtered in SQL: reports of earlier releases may hold NaN, which SQLite cannot parse.
     reports = [row for row in rows if row.report["current"] == current]
     refusals: list[GateRow] = []
     for row in reports:
@@ -69,7 +69,7 @@ def _at_least(report: Mapping[str, Any], refused: Mapping[str, Any]) -> bool:
     """Whether a report is of at least the strength of one that refused."""
     alike = all(report.get(field) == refused.get(field) for field in ("metric", "label", "evaluation"))
     more = all(report[field] >= refused[field] for field in ("queries", "items"))
-    # What has been deleted since cannot be measured again: all there is, is enough.
+    # Items deleted since cannot be measured again, so a report on all that exist is enough.
     return alike and (more or bool(report.get("exhaustive")))
 
 

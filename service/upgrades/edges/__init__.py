@@ -1,1 +1,1 @@
-"""Edges that come and go: accepted, fitted on stored items, claimed and verified, removed."""
+"""Edges: accept, fit on stored items, verify an identity claim, remove."""

@@ -1,8 +1,8 @@
 """Accept and remove edges: one transaction each, of a few rows, however many items there are.
 
-Which embedding serves an item follows from the current version, the edges and what the item holds
-(`service.registry.placement`). So when an edge comes or goes, items that hold embeddings of several versions may be
-served by another; embeddings that a transform backfill made stay, also when their edge is removed.
+Which embedding serves an item follows from the current version, the edges and the embeddings that the item holds
+(`service.registry.placement`). So adding or removing an edge may change which embedding serves items that hold several.
+The embeddings that a transform backfill made stay when its edge is removed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class EdgeInUse(RegraftError):
 
 @dataclass(frozen=True)
 class Removal:
-    """What a removal did, or would do; `blocked_by`: the active transform backfills that apply the edge."""
+    """The effect of a removal, or of its dry run; `blocked_by`: the active transform backfills that apply the edge."""
 
     edge: EdgeRecord
     dependents: tuple[Dependent, ...]
@@ -82,7 +82,7 @@ class Removal:
 
 
 def check_no_edge(registry: Registry, key: EdgeKey, replacing: bool) -> None:
-    """Raise EdgeExists when there is an edge of this key and it is not to be replaced."""
+    """Raise EdgeExists if there is an edge of this key and `replacing` is false."""
     if not replacing and registry.edge(key) is not None:
         new, old, kind = key
         raise EdgeExists(
@@ -102,11 +102,11 @@ def accept(
 ) -> EdgeRecord:
     """Store a checked edge; its folder, if it has one, is moved to the service's folder of edges.
 
-    A dry run returns the edge as it came.
+    A dry run returns `edge_record` itself.
 
     Raises:
-        EdgeExists: there is one of its key, and it is not to be replaced.
-        EdgeInUse: a running or paused backfill applies the one it would replace: half its items would be moved by each.
+        EdgeExists: there is an edge of this key, and `replacing` is false.
+        EdgeInUse: an active backfill applies the edge to be replaced: each would move a part of its items.
     """
     edge = edge_record.edge
     incoming = edge.folder
@@ -127,14 +127,14 @@ def accept(
             new, old = (registry.named(name) for name in (edge.new, edge.old))
             try:
                 added = insert_edge(connection, new.id, old.id, replace(edge_record, files=files), folder_key)
-            except IntegrityError:  # another replica's, at the same moment
+            except IntegrityError:  # another process accepted one at the same moment
                 raise EdgeExists("there is an edge of this kind since this moment", pointer="/kind") from None
             replaced = None if previous is None else previous.id
             subject = "/".join(edge.key)
             record(connection, context.who, f"edge_{edge_record.origin}", subject, edge=added.id, replaced=replaced)
             _take_numbers(connection, registry, galleries, Graph((*registry.graph().edges, edge)))
             if incoming is not None and folder_key is not None and not context.dry_run:
-                # Not committed yet: at worst a crash leaves a folder here that no row names.
+                # Before the commit: at worst, a crash leaves a folder here that no row names.
                 final = registry.edges_folder / folder_key
                 final.parent.mkdir(parents=True, exist_ok=True)
                 sync_all([incoming, *incoming.iterdir()])
@@ -144,7 +144,7 @@ def accept(
             return edge_record
         forget_files(registry, previous)
     _refresh(registry, replica)
-    # The registry may lack it: it may have been removed since.
+    # The registry lacks it if another process has removed it since.
     return next((record for record in registry.edges() if record.id == added.id), added)
 
 
@@ -158,13 +158,13 @@ def remove(
     force: bool,
     reason: str,
 ) -> Removal:
-    """Remove an edge; a dry run only finds out what that would do.
+    """Remove an edge; a dry run only determines the effect.
 
     Raises:
-        UnknownEdge: there is none of this key.
-        EdgeInUse: a running or paused backfill applies it.
-        EdgeNeeded: items of some gallery could not be reached any more, and it is not forced.
-        InvalidArgument: forced without a reason.
+        UnknownEdge: there is no edge of this key.
+        EdgeInUse: an active backfill applies it.
+        EdgeNeeded: items of a gallery would become unreachable, and `force` is false.
+        InvalidArgument: `force` without a reason.
     """
     if force and not reason.strip():
         raise InvalidArgument("force needs a reason: say why these items may become unreachable", pointer="/reason")
@@ -194,7 +194,7 @@ def _remove(
     force: bool,
     reason: str,
 ) -> Removal:
-    """The transaction of a removal. Raises Uncounted: galleries have to be counted first, without locks."""
+    """The transaction of a removal. Raises Uncounted: galleries must first be counted without locks."""
     with database.write(dry_run=context.dry_run) as connection:
         galleries = _lock_galleries(connection)
         registry.sync()
@@ -233,7 +233,7 @@ def _lock_galleries(connection: Connection) -> list[GalleryRow]:
 
 
 def _take_numbers(connection: Connection, registry: Registry, galleries: Sequence[GalleryRow], graph: Graph) -> None:
-    """Take a feed number of each gallery where another embedding may serve items with the edges of `graph`."""
+    """Take a feed number of each gallery in which the edges of `graph` may change the embedding that serves an item."""
     for gallery in galleries:
         current = registry.current_of(gallery)
         if preference(registry, current) != preference(registry, current, graph):
@@ -266,14 +266,14 @@ def _check_unused(backfills: Sequence[int]) -> None:
 
 
 def forget_files(registry: Registry, edge_record: EdgeRecord | None) -> None:
-    """Remove the own folder of an edge that was removed, if it has one."""
+    """Remove the folder of a removed edge, unless that folder is a part of a version's."""
     if edge_record is not None and edge_record.files and (folder := edge_record.edge.folder) is not None:
         shutil.rmtree(folder, ignore_errors=True)
         registry.folders.remove(edge_key(folder.relative_to(registry.edges_folder).as_posix()))
 
 
 def _refresh(registry: Registry, replica: Replica) -> None:
-    """Show the change in this process at once; others follow the feeds."""
+    """Apply the change in this process at once; other processes follow the feeds."""
     registry.sync()
     for live in replica.all():
         replica.refresh(live.id)

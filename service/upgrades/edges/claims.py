@@ -1,7 +1,7 @@
-"""Provider swaps: verifies the claim that a version is another's model, before an `identity` edge is accepted.
+"""Verify that two versions are the same model (a provider swap), before an `identity` edge is accepted; see `verify`.
 
-Both versions' embeddings of the same images are compared, image by image. The worst one decides: an average would hide
-the images on which two models differ. Arrays of vectors are (images, dimension).
+The embeddings of the same images or texts by both versions are compared one by one. The largest distance decides: an
+average would hide the inputs on which two models differ. Arrays of vectors are (images, dimension).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class VerifyIn(Body):
 
 @dataclass(frozen=True)
 class ComparedImages:
-    """Embeddings of the same images by both versions; `source`: where the images come from."""
+    """Embeddings of the same images or texts by both versions; `source`: PROBES or ITEMS."""
 
     source: str
     names: Sequence[str]
@@ -73,12 +73,12 @@ def verify(
     """Compare two versions of one dimension and space.
 
     Returns:
-        By source the number of images and the largest disagreement; and, of items, how well embeddings by the new
-        version retrieve the same item among those by the old one.
+        For each source, the number of images and the largest distance; and, for items, scores of how well an
+        embedding by the new version retrieves the same item among embeddings by the old one.
 
     Raises:
-        NotIdentical: gives the measured disagreement, and the image on which it is greatest.
-        NothingToVerifyOn: says what is missing.
+        NotIdentical: gives the largest distance, and the image on which it was measured.
+        NothingToVerifyOn: there are too few images to compare; says how to provide them.
     """
     compared = [
         comparison
@@ -119,7 +119,7 @@ def _scores(comparison: ComparedImages, space: Space) -> dict[str, Score]:
 
 
 def _probes(new: LoadedVersion, old: LoadedVersion) -> ComparedImages | None:
-    """Both versions' stored probes, embedded by both encoders; None where one has none, or their inputs differ."""
+    """Both versions' stored probes, embedded by both encoders; None if a version has no encoder or inputs differ."""
     if not new.card.encoder or not old.card.encoder or new.card.preprocess != old.card.preprocess:
         return None
     spec = new.encoder().spec

@@ -1,7 +1,7 @@
-"""What removing an edge does to galleries, counted in memory, one gallery after the other.
+"""The effect of an edge's removal on galleries, counted in memory, one gallery after the other; see `Counts`.
 
-Galleries that do not use the edge, which are most, are skipped. One that does may have to be loaded, which takes
-seconds and memory: that is done before the transaction that removes the edge, in which all writers wait.
+Galleries that do not use the edge, usually most of them, are skipped. The others may have to be loaded, which takes
+seconds and memory, so they are counted before the transaction that removes the edge, for which all writers wait.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from service.store.rows import GalleryRow
 
 @dataclass(frozen=True)
 class Rerouted:
-    """Items of one version that queries reach along the edge; `after` is the route without it, None: there is none."""
+    """Items of one version that queries reach along the edge: edge kinds of the routes with and without it, if any."""
 
     version: str
     items: int
@@ -38,14 +38,14 @@ class Rerouted:
 
 @dataclass(frozen=True)
 class Dependent:
-    """What removing an edge does to a gallery.
+    """The effect of an edge's removal on a gallery.
 
     Attributes:
         gallery: its name.
-        version: the version of the queries that lose: its current one, or one in shadow or canary there.
-        routes: the items that are reached along the edge now.
-        moved: items that another of their embeddings would serve.
-        lost: items that no route would reach any more.
+        version: the version of the affected queries: the current one, or one in shadow or canary.
+        routes: the items that are now reached along the edge.
+        moved: how many items another of their embeddings would serve.
+        lost: how many items no route would reach any more.
     """
 
     gallery: str
@@ -56,7 +56,7 @@ class Dependent:
 
 
 class Uncounted(Exception):
-    """These galleries were not counted as they are now."""
+    """These galleries, or the edges, changed after they were counted, or they were not counted."""
 
     def __init__(self, galleries: Sequence[GalleryRow]) -> None:
         super().__init__()
@@ -64,20 +64,20 @@ class Uncounted(Exception):
 
 
 class Counts:
-    """Counts what removing one edge does to galleries."""
+    """Counts the effect of one edge's removal on galleries."""
 
     def __init__(self, database: Database, registry: Registry, replica: Replica, key: EdgeKey) -> None:
         self._database, self._registry, self._replica, self._key = database, registry, replica, key
         # By gallery: its row and the edges when it was counted, and the result.
         self._results: dict[int, tuple[GalleryRow, tuple[EdgeRecord, ...], tuple[Dependent, ...]]] = {}
-        # Galleries that were written since they were counted: kept in memory, to be counted under their locks.
+        # Galleries that changed after they were counted: kept in memory, to be counted under their locks.
         self._written_since: dict[int, LoadedGallery] = {}
 
     def of(self, connection: Connection, galleries: Sequence[GalleryRow]) -> tuple[Dependent, ...]:
         """The dependents of the edge among galleries whose locks are held.
 
         Raises:
-            Uncounted: some have to be counted first, see `count`.
+            Uncounted: some must be counted first, see `count`.
         """
         affected = [gallery for gallery in galleries if self._is_affected(connection, gallery)]
         uncounted = [

@@ -1,4 +1,4 @@
-"""How far queries are from the pairs that a stored edge was fitted on, by `index.evaluation.domain`."""
+"""Measure how far queries are from the pairs that a stored edge was fitted on; see `check`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check(
     Raises:
         UnknownVersion, UnknownEdge, UnknownGallery: there is no such version, edge or gallery.
         NoDomain: the edge was not fitted, or not by this service.
-        InvalidArgument: there is nothing to compare.
+        InvalidArgument: there are no queries.
         InvalidVector: a query is not valid for the version; names the row.
     """
     registry.sync_edges()

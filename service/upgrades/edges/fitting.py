@@ -1,4 +1,4 @@
-"""Fit an edge on pairs of embeddings: draw or read them, fit on most, measure the edge on the rest."""
+"""Fit an edge on pairs of embeddings, drawn or sent: fit on four fifths, measure on the rest; start at `fit`."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ from service.upgrades.edges.changes import accept, check_no_edge
 from service.upgrades.edges.sampling import make_pairs
 
 MIN_PAIRS = 20
-"""Fewer pairs are refused; from here to `index.evaluation.adapters.FEW_PAIRS` it comes with a warning."""
+"""Fewer pairs are refused; fewer than `index.evaluation.adapters.FEW_PAIRS` cause a warning."""
 
 MAX_EMBEDDED = 10_000
-"""Items that a fit may embed: it runs within its request."""
+"""Items that a fit may embed; limited because a fit runs within its request."""
 
 MAX_PAIRS = 100_000
 """Pairs that may be drawn from stored items, or sent."""
@@ -84,9 +84,9 @@ class FitIn(Body):
     kind: Literal["auto", "procrustes", "ridge", "low_rank", "slerp"]
     gallery: Name | None = None
     options: dict[str, float] = Field(default_factory=dict)
-    # A fifth is held out: of 5,000 the 4,000 are left that Drift-Adapter finds enough.
+    # A fifth is held out: of 5,000 this leaves 4,000, which Drift-Adapter found enough.
     sample: Annotated[int, Field(ge=MIN_PAIRS, le=MAX_PAIRS)] = 5_000
-    # Where fewer hold both: so many more images and texts are embedded on the spot, of which nothing is stored.
+    # If fewer items hold both embeddings, up to so many more are embedded for the fit, without being stored.
     embed: Annotated[int, Field(ge=0, le=MAX_EMBEDDED)] = 0
     label: FieldPath | None = None
     seed: Seed = 0
@@ -104,12 +104,12 @@ def fit(
 ) -> EdgeRecord:
     """Fit an edge, measure it as it will be served, and accept it unless it is a dry run.
 
-    A fifth of the pairs measures the edge, and is neither fitted on nor chosen by (`index.evaluation.adapter_choice`).
-    `sent`: the pairs; None: stored items that hold both embeddings, or whose missing ones are computed here.
+    A fifth of the pairs is held out to measure the edge: neither the fit nor the choice of a kind uses it.
+    `sent`: the pairs; None: pairs of stored items, of which up to `embed` are computed here.
 
     Raises:
         UnknownVersion, UnknownGallery: there is no such version or gallery.
-        EdgeExists: there is one of this kind, and it is not to be replaced.
+        EdgeExists: there is an edge of this kind, and `replace` is false.
         TooFewPairs: says how many there are, and how to get more.
         InvalidArgument, InvalidVector: an option, the kind or the sent pairs cannot be used.
     """
@@ -168,20 +168,20 @@ def fit(
 
 
 def write(edge: Edge, folder: Path) -> None:
-    """Write edge.json beside the edge's other files, so that the folder can travel like any edge."""
+    """Write edge.json beside the edge's other files, so that the folder is a complete edge folder."""
     (folder / EDGE).write_text(json.dumps(edge.as_json(), indent=2) + "\n")
 
 
 @dataclass(frozen=True)
 class _Fitter:
-    """Fits kinds between two versions, by options of the kind that was named."""
+    """Fits any kind of adapter between two versions, with the request's options."""
 
     new: Card
     old: Card
     options: Mapping[str, int | float]
 
     def adapter(self, kind: str, pairs: Pairs) -> Affine | SlerpAdapter:
-        """Raises InvalidArgument where an option, or the kind, cannot be used."""
+        """Raises InvalidArgument if an option or the kind cannot be used."""
         try:
             return fit_adapter(kind, pairs, self.new, self.old, self.options)
         except InvalidArgument as error:
@@ -196,7 +196,7 @@ class _Fitter:
 def _evidence(
     fitter: _Fitter, kind: str, choice: ChosenKind | None, pairs: Pairs, measured: Retrieval
 ) -> dict[str, Any]:
-    """The part of an edge's evidence beside its own scores: baselines, the learning curve, and advice in words."""
+    """The evidence besides the edge's own scores: baselines, the learning curve, and advice in words."""
     old_old = measure(pairs.old_QN, pairs, fitter.old) if pairs.labelled else None
     curve = learning_curve(kind, fitter.search, pairs, fitter.old, measured)
     chosen = [choice.in_words()] if choice else []

@@ -37,12 +37,12 @@ def make_pairs(
     count: int,
     seed: int,
 ) -> PairedEmbeddings:
-    """Up to `count` items, drawn by `seed`, that lack an embedding by one of the versions, which is computed.
+    """Draw up to `count` items by `seed` that lack an embedding by one or both versions, and compute it.
 
-    Nothing is stored. Items whose image or text cannot be read are left out, with `label` those without that field.
+    Nothing is stored. Items whose image or text cannot be read are left out, and with `label` those without that field.
 
     Raises:
-        StoreUnreachable: images and texts are out of reach.
+        StoreUnreachable: the store of images and texts does not answer.
     """
     new, old = versions
     names: list[str] = []
@@ -67,7 +67,7 @@ def make_pairs(
 
 
 Row = tuple[int, str, str | None, str | None]
-"""Key, id, where its image or text lies, and its label as text."""
+"""Key, id, blob key of the image or text, and label as text."""
 
 
 def _drawn(
@@ -81,7 +81,7 @@ def _drawn(
     while True:
         with database.read() as connection:
             drawn = RandomItems(connection, eligible, seed).first(len(seen) + count)
-        new_keys = [key for key in drawn if key not in seen]  # drawn again, the first are the same
+        new_keys = [key for key in drawn if key not in seen]  # the first keys are those drawn before
         if not new_keys:
             return
         yield from blocks(new_keys, BATCH)
@@ -99,7 +99,7 @@ def _rows(connection: Connection, block: Sequence[int], label: str | None) -> It
 def _stored(
     connection: Connection, gallery_id: int | None, version: LoadedVersion, block: Sequence[int]
 ) -> dict[int, Vectors]:
-    """Embeddings of items that a version itself made, by key."""
+    """Embeddings of items that a version itself made (origins OWN), by key."""
     conditions = (embedding.c.version_id == version.id, embedding.c.origin.in_(OWN), item.c.id.in_(block))
     where = conditions if gallery_id is None else (*conditions, item.c.gallery_id == gallery_id)
     statement = select(embedding.c.item_id, embedding.c.vector).join(item, of_item())
@@ -116,7 +116,7 @@ def _completed(
     rows: Sequence[Row],
     stored: dict[str, dict[int, Vectors]],
 ) -> dict[str, dict[int, Vectors]]:
-    """The stored embeddings, completed by those that the versions compute from images and texts."""
+    """Add to `stored` what the versions compute from images and texts, and return it."""
     missing = {key: [v for v in versions if key not in stored[v.name]] for key, *_ in rows}
     requests = {key: InputRequest(blob, missing[key]) for key, _, blob, _ in rows if blob and missing[key]}
     inputs = dict(zip(requests, read_inputs(blobs, decoder, list(requests.values())), strict=True))

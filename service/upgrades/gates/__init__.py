@@ -1,1 +1,1 @@
-"""Gates: what is measured on which items, the verdict, the score maps it leaves."""
+"""Gates: their samples, the measurement and its report, and the score maps that they store."""

@@ -1,8 +1,8 @@
-"""Calibrations that a gate fits on its sample, one for each route that queries of the new version would take.
+"""Fit the calibrations of a gate on its sample, one for each route of the new version's queries; see `fit`.
 
-All maps of a gate are fitted together on the same queries and items, since only maps of one sort rank together: with
-labels by which pairs are relevant, without by what chance gives (`evalue_calibration`). Which merge mode serves the
-gallery best while its items move is measured on the same sample.
+All maps of a gate are fitted together, on the same queries and items and in one way, so that mapped scores can be
+merged: with labels by which pairs are relevant, without by chance scores (`evalue_calibration`). `choose_mode` measures
+on the same sample which merge mode serves the gallery best during a backfill.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from service.upgrades.gates.measuring import moved_by_edge, reach
 from service.upgrades.gates.samples import Sample
 
 NEAREST = 10
-"""Without labels, so many first items of the new version's own ranking count as relevant."""
+"""Without labels, this many first items of the new version's own ranking count as relevant."""
 
 MAX_ITEMS = 2_000
 """Items of the sample that maps are fitted on, and modes compared on."""
@@ -57,7 +57,7 @@ def live_places(connection: Connection, registry: Registry, gallery: GalleryRow)
 def fit(
     registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample, places: Mapping[Place, int], seed: int
 ) -> dict[MapKey, Calibration]:
-    """A map for queries of `new` over each place that exists, or will once `new` is current."""
+    """Fit a map for queries of `new` over each place that has items, or can have once `new` is current."""
     expected = [(old, Origin.ENCODED.value), (new, Origin.ENCODED.value), (new, Origin.TRANSFORMED.value)]
     sides: dict[MapKey, Compared] = {}
     for version, origin in dict.fromkeys([*places, *expected]):
@@ -84,7 +84,7 @@ def choose_mode(
 ) -> tuple[MapKey, ChosenMode] | None:
     """The merge mode that serves a backfill from `old` to `new` best, and the route it was measured along.
 
-    None where no route would reach the items of `old`, or no query has anything relevant to find.
+    None if no route reaches the items of `old`, or no query has anything relevant to find.
     """
     route = registry.route(new.name, old.name)
     by_new = sample.embedded[new.name].vectors[:MAX_ITEMS]

@@ -1,8 +1,8 @@
-"""Measures a gate on a sample: M(old/old), M(new/old) along the route that serving takes, and M(new/new).
+"""Measure a gate on a sample: M(old/old), M(new/old) along the route of serving, and M(new/new); start at `measure`.
 
-Q queries meet N items, of which the first Q are the queries, each left out of its own ranking; or none are. The new
-version may have embedded fewer items: then M(new/new) is over those, where they are enough, and the share of the gap
-that is closed stays unknown.
+Q queries are compared with N items. Either the first Q items are the queries, each left out of its own ranking, or no
+item is a query. If the new version has embedded fewer items, M(new/new) is measured over those, if they are enough, and
+the closed share of the gap is unknown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_LABEL = 200
 def measure(
     registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The report of a gate, as it is stored; `options` holds metric, far, k and seed.
+    """The report of a gate, in its stored form; `options` holds metric, far, k and seed.
 
     Raises:
         InvalidArgument: the metric needs labels that are missing or that no two share, or the versions are the same.
@@ -49,7 +49,7 @@ def measure(
     before = measure_pair(old_old)
     if not before.valid.any():
         raise _nothing_relevant(sample)
-    # By `dual` the old encoder embeds the query: the same ranking, never worse and never better.
+    # With `dual` the old encoder embeds the query, so the ranking is the same.
     after = before if kinds == (EdgeKind.DUAL.value,) else measure_pair(new_old)
     own = measure_pair(new_new) if sample.query_side is None or _can_rank(new_new, sample, options) else None
     if own is not None and not own.valid.any():
@@ -91,7 +91,7 @@ def comparisons(
     by_new, items = sample.embedded[new.name].vectors, sample.embedded[old.name].vectors
     queries = sample.query_vectors[new.name]
     old_old, new_new = _pair(sample.query_vectors[old.name], items, old), _pair(queries, by_new, new)
-    # A slerp edge to a version that has not embedded the sample would need its encoder: take the next best route.
+    # Only routes whose encoders have embedded the queries; others, such as by slerp, are replaced by the next best.
     route = registry.graph().route(new.name, old.name, frozenset(sample.query_vectors))
     if route is not None and not route.dual:
         return route.kinds, old_old, _pair(reach(registry, route, sample), items, old), new_new
@@ -101,12 +101,12 @@ def comparisons(
 
 
 def reach(registry: Registry, route: Route, sample: Sample) -> Vectors:
-    """The queries mapped along a route, whose encoders have embedded them."""
+    """The queries mapped along a route; all its encoders must have embedded them."""
     return follow(route, partial(_transform, registry), sample.query_vectors)
 
 
 def moved_by_edge(registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample) -> Vectors | None:
-    """The sample as items that a `transform` backfill moved from `old` to `new`; None without an item edge."""
+    """The sample's items as a `transform` backfill from `old` to `new` would move them; None without an item edge."""
     edge = registry.graph().forward(old.name, new.name)
     if edge is None:
         return None
@@ -122,7 +122,7 @@ def _transform(registry: Registry, edge: Edge) -> Transform:
 def _metric(
     sample: Sample, new_new: Compared, options: Mapping[str, Any]
 ) -> tuple[str, Callable[[Compared], Measured], Relevance]:
-    """The metric's full name, the function that measures it, and the relevant items by it."""
+    """The metric's full name, the function that measures it, and the items that it counts as relevant."""
     if sample.query_side is not None:
         return _by_relevance(sample, options)
     labels, self_numbers = sample.labels, np.arange(sample.queries)
@@ -146,7 +146,7 @@ def _metric(
 
 
 def _by_relevance(sample: Sample, options: Mapping[str, Any]) -> tuple[str, Callable[[Compared], Measured], Relevance]:
-    """As `_metric` where entries name relevant items: recall@k is the share of those among the first k."""
+    """As `_metric`, if entries name relevant items: recall@k is the share of these among the first k."""
     metric, relevance = options["metric"] or "cmc@1", sample.relevance(len(sample))
     if metric == TAR:
         why = f"metric {TAR} needs labels, and this evaluation set names relevant items; legal: cmc@1, cmc@5, mAP@1.0, "

@@ -1,7 +1,7 @@
-"""The sample of a gate whose evaluation set names relevant items: its entries are queries, the gallery's items answer.
+"""The sample of a gate whose evaluation set names relevant items: its entries are queries, the items are the gallery's.
 
 Named items come first on the gallery side, so that a sample of a large gallery holds them too. Shapes: Q queries, K
-relevant items of one query at most.
+the most relevant items of one query.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def live_keys(connection: Connection, gallery_id: int, entries: Sequence[Entry])
 
 
 def relevant_numbers(entries: Sequence[Entry], number_of: Mapping[str, int]) -> NDArray[np.int64]:
-    """(Q, K) the numbers of each entry's relevant items, -1 where there are fewer, or one does not exist."""
+    """(Q, K) the numbers of each entry's existing relevant items, padded with -1."""
     listed = [sorted({number_of[name] for name in entry.relevant if name in number_of}) for entry in entries]
     relevant = np.full((len(listed), max(map(len, listed), default=0)), -1)
     for row, numbers in enumerate(listed):
@@ -40,7 +40,7 @@ def relevant_numbers(entries: Sequence[Entry], number_of: Mapping[str, int]) -> 
 
 
 def with_queries(queries: Sample, items: Sample) -> Sample:
-    """The gallery side `items` with the entries of an evaluation set as queries, which `queries` holds embedded."""
+    """The gallery side `items` with the embedded entries of an evaluation set, `queries`, as its queries."""
     number_of = {entry.name: number for number, entry in enumerate(items.entries)}
     named = {name for entry in queries.entries for name in entry.relevant}
     vectors = {name: found.vectors for name, found in queries.embedded.items()}

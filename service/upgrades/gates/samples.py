@@ -1,7 +1,7 @@
-"""The embedded sample of a gate: items of the gallery (`service.upgrades.gates.sides`) or an evaluation set.
+"""The embedded sample of a gate (`Sample`): items of the gallery (`service.upgrades.gates.sides`) or an evaluation set.
 
-The first Q of the N entries are queries, all of them are items; a query is left out of its own ranking. In an
-evaluation set every entry is both, unless entries name the items of the gallery that are relevant to them
+All N entries are items, and the first Q of them are also queries; a query is left out of its own ranking. In an
+evaluation set every entry is both, unless entries name relevant items of the gallery
 (`service.upgrades.gates.relevance`): then they are only queries. Arrays are (N, dimension).
 """
 
@@ -46,10 +46,10 @@ class UnknownEvaluation(RegraftError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry: its image or text by blob key (None: there is none), its label and its slice as JSON texts.
+    """One entry: the blob key of its image or text (None: it has none), its label and its slice as JSON texts.
 
     `number` is the key of its item, or its position in the evaluation set; `name` is the item's id. `relevant`: ids of
-    the relevant items, where the evaluation set names them.
+    the relevant items, if the evaluation set names them.
     """
 
     number: int
@@ -62,7 +62,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class QuerySide:
-    """Q queries that are no items, and the items that are relevant to them.
+    """Q queries that are not items, and the items that are relevant to them.
 
     Attributes:
         entries: (Q,) their entries.
@@ -83,16 +83,16 @@ class Sample:
 
     Attributes:
         entries: (N,) the entries.
-        embedded: version name -> its embeddings of the first entries, at least of the queries; of all by the current
-            version.
-        labels: (N,), None where they are unknown.
+        embedded: version name -> its embeddings of the first entries: of all by the current version, by others at
+            least of the queries.
+        labels: (N,), None if they are unknown.
         slices: (Q,), None for a query in no slice.
-        latency_ms: version name -> p50 and p99 of encoding one image, where images were encoded.
-        unreadable: how many entries were left out, because their image is gone or cannot be read.
-        queries: Q, how many queries there are.
-        unlabelled: how many entries were left out, because they have no label and others do.
+        latency_ms: version name -> p50 and p99 of encoding one image or text, if any was timed.
+        unreadable: how many entries were left out because their image or text is missing or cannot be read.
+        queries: Q.
+        unlabelled: how many entries were left out because they have no label and others do.
         whole: whether every item that can be compared is among the entries.
-        exhaustive: whether moreover every item that can be a query is one: there is no stronger measurement.
+        exhaustive: whether also every item that can be a query is one, so that no stronger measurement exists.
         query_side: queries that are no entries; None: the first entries are the queries.
     """
 
@@ -129,14 +129,14 @@ class Sample:
         return {name: found.vectors[: self.queries] for name, found in self.embedded.items()}
 
     def self_numbers(self, items: int) -> NDArray[np.int64]:
-        """(Q,) each query's own number among the first `items` entries; -1: it is none of them."""
+        """(Q,) each query's own number among the first `items` entries; -1 if it is not among them."""
         if self.query_side is not None:
             return np.full(self.queries, -1)
         own = np.arange(self.queries)
         return np.where(own < items, own, -1)
 
     def relevance(self, items: int, queries: int | None = None) -> Relevance:
-        """The relevant items of the first queries among the first items; needs `has_ground_truth`."""
+        """Which of the first `items` are relevant to the first `queries` (None: to all); needs `has_ground_truth`."""
         self_numbers = self.self_numbers(items)[:queries]
         if self.query_side is not None:
             listed = self.query_side.relevant_numbers[:queries]
@@ -148,9 +148,9 @@ class Sample:
 def draw(
     connection: Connection, gallery_id: int, target: LoadedVersion, label: str | None, sample: int, seed: int
 ) -> list[Entry]:
-    """Up to `sample` live items in an order drawn by `seed`, that hold the metadata field `label`.
+    """Up to `sample` live items that have the metadata field `label`, in an order drawn by `seed`.
 
-    Each is an image, or a text, as the target embeds.
+    Each has an image or text that the target embeds.
 
     Raises:
         InvalidArgument: there are fewer than two.
@@ -187,7 +187,7 @@ def evaluation_rows(connection: Connection, gallery_id: int) -> list[EvaluationR
 def read_entries(
     connection: Connection, evaluation_id: int, slice_field: str | None, label: str | None = None
 ) -> list[Entry]:
-    """The entries of an evaluation set, with their own labels, or else what their metadata field `label` holds.
+    """The entries of an evaluation set, labelled by their metadata field `label`; None: by their own labels.
 
     Raises:
         InvalidArgument: no entry has that field.
@@ -205,7 +205,7 @@ def read_entries(
 
 
 def with_labels(entries: Sequence[Entry]) -> Sequence[Entry]:
-    """The entries that have a label; all of them where fewer than two have one."""
+    """The entries that have a label; all entries if fewer than two have one."""
     labelled = [entry for entry in entries if entry.label is not None]
     return labelled if len(labelled) >= 2 else entries
 
@@ -213,10 +213,10 @@ def with_labels(entries: Sequence[Entry]) -> Sequence[Entry]:
 def embed(
     blobs: Blobs, decoder: Decoder, entries: Sequence[Entry], versions: Sequence[LoadedVersion], timed: int = TIMED
 ) -> Sample:
-    """Encode the entries' images and texts by each version; those that cannot be read are left out.
+    """Encode the entries' images and texts by each version; unreadable entries are left out.
 
-    `timed` of them are also encoded one at a time, for the latencies. Texts of entries that name relevant items are
-    queries, and get the prompt of queries.
+    `timed` of them are also encoded one at a time, to measure latencies. Entries that name relevant items are queries,
+    so their texts get the prompt of queries.
 
     Raises:
         NoEncoder, NoTextEntrance: one of the versions does not embed images, or texts.
@@ -245,10 +245,10 @@ def read_embeddings(
     entries: Sequence[Entry],
     needed: Sequence[LoadedVersion],
 ) -> Sample:
-    """The embeddings of these entries of an evaluation set that came without images.
+    """The stored embeddings of these entries of an evaluation set without images.
 
     Raises:
-        InvalidArgument: it holds none of a version that is needed.
+        InvalidArgument: the set holds no embeddings of a needed version.
     """
     statement = select(evaluation_embedding).where(evaluation_embedding.c.evaluation_id == evaluation_id)
     versions = {row.version_id: row.vectors for row in connection.execute(statement)}
@@ -279,13 +279,13 @@ def _sample(
 
 
 def field_text(metadata: Mapping[str, Any], name: str | None) -> str | None:
-    """A metadata field as text, by `value_text`; None where there is none."""
+    """A metadata field as text, by `value_text`; None if there is none."""
     found = None if name is None else value_at(metadata, name)
     return None if found is None else value_text(found)
 
 
 def quantiles(seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
-    """Version name -> p50 and p99 in milliseconds, where anything was timed."""
+    """Version name -> p50 and p99 in milliseconds, for versions that were timed."""
     return {
         name: {"p50": 1000 * float(np.quantile(took, 0.5)), "p99": 1000 * float(np.quantile(took, 0.99))}
         for name, took in seconds.items()

@@ -1,9 +1,9 @@
-"""The two sides of a gate on a gallery's own items: sampled queries, and the whole gallery where that is affordable.
+"""The two sides of a gate on a gallery's own items: sampled queries, and the whole gallery if that is affordable.
 
-Stored embeddings are not computed again, so the gallery side costs little: only queries have to be embedded by the new
-version, and items that hold no embedding by the old one. Affordable means: at most MOST_PAIRS pairs of a query and an
-item are compared, and each version has to embed at most MOST_MADE images. Beyond that the gallery side is a sample too:
-the items that come first in an order drawn by the seed, at least as many as there may be queries, at any cost.
+`draw_sides` chooses the items, `embed_sides` computes the embeddings that are not stored: of queries by the new
+version, and of items that hold no embedding by the old one. Affordable means that at most MAX_PAIRS pairs of a query
+and an item are compared, and each version has to embed at most MAX_EMBEDDED items. Beyond that the gallery side is a
+sample, too: the first items in an order drawn by the seed, at least as many as queries are requested.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_PAIRS = 100_000_000
 """Pairs of a query and an item that are compared: 1,000 queries against 100,000 items."""
 
 MAX_EMBEDDED = 4_000
-"""Images of the gallery side that each version embeds, where nothing is stored."""
+"""Most items of the gallery side that each version embeds because their embeddings are not stored."""
 
 EmbeddedRow = tuple[Vectors, Vectors | None]
 """An embedding (D,) and its side-information (S,)."""
@@ -48,9 +48,9 @@ class DrawnSides:
 
     Attributes:
         queries: numbers of the entries that are queries.
-        both: numbers of those that are embedded by both versions, the queries among them.
+        both: numbers of the entries to be embedded by both versions, the queries among them.
         stored: version name -> number of an entry -> its stored embedding.
-        unlabelled: how many were left out because they have no label.
+        unlabelled: how many items were left out because they have no label.
         whole: whether every item that can be compared is among the entries.
         exhausted: whether every item that can be a query is one.
         paired: whether only items that the new version embeds too can be used.
@@ -68,10 +68,10 @@ class DrawnSides:
 
 @dataclass(frozen=True)
 class DrawOptions:
-    """What to draw: up to `sample` queries by `seed`, with the metadata fields that are the label and the slice.
+    """What to draw: up to `sample` queries by `seed`; `label` and `slice` are metadata fields.
 
-    `paired`: only items that the new version embeds too can be used. `outside_queries`: queries come from elsewhere, so
-    many, and no item is one; the items `first` are drawn before all others.
+    `paired`: only items that the new version embeds too can be used. `outside_queries`: the number of queries, if they
+    come from an evaluation set and no item is one; 0: items are. `first`: keys of items to draw before all others.
     """
 
     label: str | None
@@ -102,7 +102,7 @@ def draw_sides(
     for entry in _entries(connection, gallery_id, (old, new), options, drawn):
         has_old, has_new = (entry.number in drawn.stored[version.name] for version in (old, new))
         can_query = has_new or entry.blob is not None
-        if options.outside_queries:  # queries come from elsewhere: the new version need not embed the item
+        if options.outside_queries:  # the item is no query, so the new version need not embed it
             can_query = has_new or (entry.blob is not None and embeds(new.card, entry.blob))
         if (not has_old and entry.blob is None) or (options.paired and not can_query):
             continue
@@ -149,11 +149,11 @@ def embed_sides(
 ) -> Sample:
     """Compute the embeddings that are not stored: of queries by every version, of other items by those needed.
 
-    An image or text that cannot be read is left out as a query, and as an item too where no embedding of it is stored,
-    or only items of both versions can be used.
+    An entry whose image or text cannot be read is no query, and no item either if its embedding by the old version is
+    not stored or items of both versions are needed (`paired`).
 
     Raises:
-        NoEncoder, NoTextEntrance: a version is needed that does not embed what an item is.
+        NoEncoder, NoTextEntrance: a needed version does not embed images, or texts.
         InvalidArgument: fewer than two queries are left.
     """
     known: dict[str, dict[int, EmbeddedRow]] = {name: dict(rows) for name, rows in drawn.stored.items()}
@@ -219,7 +219,7 @@ def _entries(
 
 
 def _readable(blob: str | None, new: LoadedVersion) -> str | None:
-    """The blob of an item; None where the new version embeds the other kind of content only."""
+    """The blob of an item; None if the new version has an encoder, but not for this kind of content."""
     other = new.card.encoder or new.card.text
     return blob if blob is None or not other or embeds(new.card, blob) else None
 
@@ -227,7 +227,7 @@ def _readable(blob: str | None, new: LoadedVersion) -> str | None:
 def _stored(
     connection: Connection, gallery_id: int, version: LoadedVersion, ids: Sequence[int], with_image: set[int]
 ) -> dict[int, EmbeddedRow]:
-    """Stored embeddings by a version; one that an edge made counts only where there is no image to embed."""
+    """Stored embeddings by a version; one made by an edge is used only if the item has no image or text to embed."""
     conditions = (in_gallery(embedding, gallery_id), embedding.c.version_id == version.id, embedding.c.item_id.in_(ids))
     rows = [
         row
@@ -238,7 +238,7 @@ def _stored(
     ]
     side_dim = version.card.side_dim
     if side_dim:
-        # An item edge needs the side-information: an item without it is embedded again.
+        # An item edge needs the side-information: without it, an item is embedded again if possible.
         rows = [row for row in rows if row.side is not None or row.item_id not in with_image]
     stored = zip(rows, read_vectors(connection, [row.vector for row in rows]), strict=True)
     held = [(row, vector) for row, vector in stored if is_usable(vector, version.card.dim)]
@@ -265,7 +265,7 @@ def _missing(
 def _encoders_of(
     needed: Sequence[LoadedVersion], timed: Sequence[LoadedVersion], blob: str | None
 ) -> list[LoadedVersion]:
-    """The needed versions, and those to be timed that can embed the blob, each once."""
+    """The needed versions and those of `timed` that can embed the blob, each once."""
     can_embed = [version for version in timed if blob is not None and embeds(version.card, blob)]
     return list({version.name: version for version in [*needed, *can_embed]}.values())
 
@@ -278,7 +278,7 @@ def _encode(version: LoadedVersion, inputs: Mapping[int, Input], known: dict[str
 
 
 def _is_timed(version: LoadedVersion, seconds: Sequence[float]) -> bool:
-    """Whether a version's encoder is to be timed on more images; also where all its embeddings are stored."""
+    """Whether a version's encoder has to be timed on more inputs, even if all its embeddings are stored."""
     can_open = (version.card.encoder and version.can_open("images")) or (
         version.card.text and version.can_open("texts")
     )
@@ -292,7 +292,7 @@ def _time_images(version: LoadedVersion, images: Iterable[Inputs | None], limit:
 def _comparable(
     drawn: DrawnSides, known: Mapping[str, Mapping[int, EmbeddedRow]], unreadable: set[int], old: LoadedVersion
 ) -> tuple[list[Entry], int, int]:
-    """The entries that can be compared - queries first, then those of both versions - and the counts of these two."""
+    """The comparable entries: Q queries, then others of both versions, then the rest; Q, and the number of both."""
     both, queries = drawn.both - unreadable, drawn.queries - unreadable
     usable = both if drawn.paired else known[old.name].keys()
     comparable = [entry for entry in drawn.entries if entry.number in known[old.name] and entry.number in usable]

@@ -1,4 +1,4 @@
-"""The images or texts of a request, so that a trial can hash its queries and embed them by another version."""
+"""The images or texts of a request, so that a trial can hash them and embed them by another version."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TextContent:
         return _digest([text.encode() for text in self._texts])
 
     def size(self) -> int:
-        """Bytes of all texts, about."""
+        """Approximate bytes of all texts."""
         return sum(map(len, self._texts))
 
     def keep(self) -> Encode:

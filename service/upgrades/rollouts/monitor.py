@@ -43,10 +43,10 @@ MAX_WAITING = 64
 MAX_WAITING_BYTES = 64 << 20
 """Bytes of queries that may wait for their shadow."""
 FLUSH_SECONDS = 0.25
-"""How long counts wait to be written to the database, while nothing holds up the thread."""
+"""How often counts are written to the database, if no comparison delays the thread."""
 
 WHO = "canary"
-"""The name of who rolls back, in the record, when a limit is passed."""
+"""The actor in the record of a rollback over a limit."""
 
 
 class Content(Protocol):
@@ -60,7 +60,7 @@ class Content(Protocol):
         """A hash of them."""
 
     def size(self) -> int:
-        """Bytes it takes to keep them."""
+        """Bytes that `keep` needs."""
 
     def keep(self) -> Encode:
         """An encoder that outlives the request."""
@@ -70,11 +70,11 @@ class TrialQuery(NamedTuple):
     """Queries of a request, as a trial needs them.
 
     Attributes:
-        version: the version that the request names; such queries take no part in a trial.
+        version: the version that the request names, if any; then the queries take no part in a trial.
         ask: the query of the gallery.
-        content: the images or texts; None: only their own version can embed them.
-        key: keeps a client on one version during a canary; None: the hash of the content does.
-        k: matches that are compared.
+        content: the images or texts; None: the request has embeddings, which no other version can compute.
+        key: decides the version during a canary, so that a client stays on one; None: the hash of the content decides.
+        k: how many matches are compared.
     """
 
     version: str | None
@@ -86,7 +86,7 @@ class TrialQuery(NamedTuple):
 
 @dataclass(frozen=True)
 class _ShadowJob:
-    """Queries of a shadow that the new version has still to answer."""
+    """Queries of a shadow that the new version has yet to answer."""
 
     live: LoadedGallery
     rollout: Rollout
@@ -118,11 +118,11 @@ class RolloutMonitor(Background):
     def answer(self, live: LoadedGallery, requests: Sequence[TrialQuery]) -> list[SearchResult]:
         """Answer queries by the versions that the gallery's trial chooses.
 
-        The old version answers what the new one of a canary cannot; an error of both is the request's.
+        If the new version of a canary fails, the old one answers; an error of both is raised.
 
         Raises:
             NoCurrentVersion: no version is deployed, and a query names none.
-            GalleryChanged, and what else `Gallery.answer` raises.
+            GalleryChanged and others: as `Gallery.answer`.
         """
         if any(request.version is None for request in requests):
             live.check_current()
@@ -195,7 +195,7 @@ class RolloutMonitor(Background):
                 due = time.monotonic() + FLUSH_SECONDS
 
     def _compare(self, job: _ShadowJob) -> None:
-        """Answer queries by the new version too, and count how far it agrees with the old one on the same items."""
+        """Answer queries by the new version too, and count how far it agrees with the old one."""
         now = job.live.rollout  # read once: the trial may end meanwhile
         if now is None or now.deployment != job.rollout.deployment:
             return
@@ -217,14 +217,14 @@ class RolloutMonitor(Background):
         pair = (old.keys_QK[:, : job.k], new.keys_QK[:, : job.k])
         shares, rhos = overlap(*pair), rank_correlation(*pair)
         with self._counters_of(job.live, job.rollout) as counters:
-            # Queries without matches, by a filter say, neither agree nor disagree.
+            # Queries without matches, for example because of a filter, neither agree nor disagree.
             counters.add(new=queries, compared=int(np.isfinite(shares).sum()), overlap=float(np.nansum(shares)))
             counters.add(correlated=int(np.isfinite(rhos).sum()), rank_correlation=float(np.nansum(rhos)))
             counters.add(flips=first_match_flips(*pair))
             counters.add_latency("new", seconds, queries)
 
     def _flush(self) -> None:
-        """Add the counts up in the database; those that cannot be written wait for the next time."""
+        """Add the counts to those in the database; those that cannot be written are retried by the next flush."""
         with self._lock:
             waiting, self._counters = self._counters, defaultdict(Counters)
         for (gallery_id, number, phase), counters in waiting.items():
@@ -254,7 +254,7 @@ class RolloutMonitor(Background):
 
 
 def _is_drawn(rollout: Rollout, request: TrialQuery) -> bool | None:
-    """Whether the queries belong to the share that the new version answers; None: they take no part."""
+    """Whether the queries belong to the share of the new version; None: they take no part in the trial."""
     content = request.content
     if content is None or request.version is not None or rollout.version.name not in content.encoders:
         return None
