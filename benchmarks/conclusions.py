@@ -1,6 +1,6 @@
-"""One sentence about the table of each section of docs/performance.md, from its own figures.
+"""One sentence about each section of docs/performance.md, from the figures of its tables.
 
-Each function takes what a script printed. Where a table is not as expected there is no sentence.
+Each function takes the output of a script. If the table is not as expected, there is no sentence.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Cells = list[str]
 
 
 def of(conclude: Callable[[str], str], text: str) -> str:
-    """The sentence, empty where the figures are not there."""
+    """The sentence; empty if the figures are missing."""
     try:
         return conclude(text)
     except (ValueError, IndexError, KeyError):
@@ -20,7 +20,7 @@ def of(conclude: Callable[[str], str], text: str) -> str:
 
 
 def rows(text: str) -> Iterator[Cells]:
-    """The cells of every line of every table, heads among them."""
+    """The cells of every line of every table, including heads."""
     for line in text.splitlines():
         if line.startswith("|") and " --- " not in line:
             yield [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -35,18 +35,18 @@ def number(cell: str) -> float:
 
 
 def in_process(text: str) -> str:
-    """The largest size: Regraft beside the fastest index of FAISS and the fastest of the other engines."""
+    """The largest size: Regraft, the fastest index of FAISS and the fastest of the other engines."""
     measured = [row for row in rows(text) if row[0].isdigit()]
     largest = max(int(row[0]) for row in measured)
     good = [row for row in measured if int(row[0]) == largest and number(row[3]) >= 0.985]
     median = {row[1]: number(row[4]) for row in sorted(good, key=lambda row: -number(row[4]))}
-    text = f"{largest:,} items, recall 0.99: {median['Regraft, aim 0.99']:.3f} ms a query"
+    text = f"{largest:,} items at recall 0.99: a query takes {median['Regraft, aim 0.99']:.3f} ms"
     indexes = {name: ms for name, ms in median.items() if name.startswith("FAISS")}
     others = {name: ms for name, ms in median.items() if name not in indexes and "Regraft" not in name}
-    for whose, found in (("FAISS's indexes alone", indexes), ("the others", others)):
+    for what, found in (("FAISS index alone", indexes), ("other engine", others)):
         if found:
             best = min(found, key=found.__getitem__)
-            text += f", the fastest of {whose} ({best}) {found[best]:.3f} ms"
+            text += f", the fastest {what} ({best}) {found[best]:.3f} ms"
     return f"{text}."
 
 
@@ -56,8 +56,8 @@ def over_http(text: str) -> str:
     ours, floor = last["regraft"], last["floor"]
     share = number(ours[5]) / number(floor[5])
     told = (
-        f"{ours[1]} connections: {number(ours[5]):,.0f} requests/s, {share:.2f} of what the floor answers, for"
-        f" {number(ours[6]) / number(floor[6]):.1f} times its processor time"
+        f"{ours[1]} connections: {number(ours[5]):,.0f} requests/s, {share:.2f} of the floor's rate, with"
+        f" {number(ours[6]) / number(floor[6]):.1f} times its processor time a request"
     )
     others = {name: row for name, row in last.items() if name not in {"regraft", "floor"}}
     return told + "".join(f"; {name}: {number(row[5]):,.0f} at recall {row[2]}" for name, row in others.items()) + "."
@@ -70,10 +70,10 @@ def versions(text: str) -> str:
 
 
 def filtered(text: str) -> str:
-    """The dearest filter of one query."""
+    """The most expensive filter of one query."""
     ratios = {f"{row[0]}, {row[1]}": number(row[3]) for row in rows(text) if len(row) > 3 and row[2] == "1"}
-    dearest = max(ratios, key=ratios.__getitem__)
-    return f"The dearest filter ({dearest}) makes a query take {ratios[dearest]:.1f} times as long."
+    worst = max(ratios, key=ratios.__getitem__)
+    return f"The most expensive filter ({worst}) multiplies the processor time of a query by {ratios[worst]:.1f}."
 
 
 def stored(text: str) -> str:
@@ -81,7 +81,7 @@ def stored(text: str) -> str:
     median = {row[0]: number(row[1]) for row in rows(text) if row[0] in {"floor", "json", "npy", "arrow"}}
     share = {name: rate / median["floor"] for name, rate in median.items()}
     return (
-        f"Arrays are stored at {share['npy']:.2f} of the floor's rate, Arrow's tables at {share['arrow']:.2f}, JSON at"
+        f"Arrays are stored at {share['npy']:.2f} of the floor's rate, Arrow tables at {share['arrow']:.2f}, JSON at"
         f" {share['json']:.2f}."
     )
 
@@ -90,7 +90,7 @@ def imported(text: str) -> str:
     """The slowest and the fastest form."""
     rates = {row[0]: number(row[4]) for row in rows(text) if row[0].startswith(".")}
     slow, fast = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
-    return f"Stored are {rates[slow]:,.0f} ({slow}) to {rates[fast]:,.0f} ({fast}) rows a second."
+    return f"Imports store {rates[slow]:,.0f} ({slow}) to {rates[fast]:,.0f} ({fast}) rows a second."
 
 
 def beside(text: str) -> str:
@@ -130,8 +130,8 @@ def life(text: str) -> str:
     found = {row[0]: row[1] for row in rows(text)}
     start = next(value for name, value in found.items() if name.startswith("killed"))
     return (
-        f"Killed, it answers {start} after its next start; a deployment takes {found['deployment']}, a roll-back"
-        f" {found['roll-back']}; queries meanwhile: {found['queries meanwhile']}."
+        f"After a kill, the first answer comes {start} after the restart; a deployment takes {found['deployment']}, a"
+        f" rollback {found['rollback']}; queries meanwhile: {found['queries meanwhile']}."
     )
 
 

@@ -74,7 +74,7 @@ def main(items: int = 1_000_000, index: Literal["auto", "hnsw", "ivf"] = "auto",
                     body = {"version": version, "override": "measured here"}
                     go = f"/galleries/g/{'deployments' if version == 'v2' else 'rollback'}"
                     took = timed(lambda: http.post(go, json=body if version == "v2" else {}).raise_for_status())  # noqa: B023
-                    report("deployment" if version == "v2" else "roll-back", took, f"a tenth of the items to {version}")
+                    report("deployment" if version == "v2" else "rollback", took, f"a tenth of the items to {version}")
                     time.sleep(2)
             p50, p99 = np.percentile(waits, (50, 99)) * 1e3
             print(

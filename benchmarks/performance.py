@@ -1,12 +1,12 @@
-"""`make bench`: every measurement of speed in turn, on a quiet machine, written into docs/performance.md with a plot.
+"""`make bench`: run every speed benchmark in turn, on a quiet machine, and write docs/performance.md with a plot.
 
     python benchmarks/performance.py [--again] [--only TEXT] [--large] [--peers PYTHON]
 
-What each script printed is kept in runs/performance/ with the commit it measured, and a script whose output is there is
-not run again, so that a run that was stopped goes on; `--again` begins anew. `--only TEXT` measures sections whose
-title has TEXT in it. What was not measured here stays on the page as it is. A script that fails is run again the next
-time. `--large` takes a million items in the other tables too, millions and longer vectors in process, which takes
-hours. `--peers`: an interpreter whose environment has this package's dependencies and the other engines, see
+The output of each script is kept in runs/performance/ with the commit that it measured. A script whose output is there
+is not run again, so a stopped run continues; `--again` starts over. `--only TEXT` measures the sections with TEXT in
+their title. Sections that were not measured here stay unchanged on the page. A script that failed runs again the next
+time. `--large` takes hours: a million items in the other tables too, and millions and longer vectors in process.
+`--peers`: an interpreter whose environment has this package's dependencies and the other engines, see
 benchmarks/peers.py.
 """
 
@@ -39,11 +39,11 @@ WIDTH, RULE = 120, "---"
 
 @dataclass(frozen=True)
 class Section:
-    """One script, and what a reader should know of its table.
+    """One script and the description of its table.
 
     Attributes:
         large: arguments with `--large`; None: the same.
-        conclusion: from what it printed, one sentence.
+        conclusion: makes one sentence from the script's output.
     """
 
     title: str
@@ -59,25 +59,25 @@ class Section:
         return [f"benchmarks/{self.script}.py", *arguments]
 
     def is_plotted(self) -> bool:
-        """Whether its table is of engines in process, by vectors of the same length."""
+        """Whether its table compares engines in process on vectors of the same length."""
         return self.script == "peers" and "512" not in self.arguments
 
 
 CHOSEN = "Regraft, aim 0.99+FAISS flat+FAISS IVF"
-"""Engines of which several fit into memory and are built within minutes: a graph takes half an hour."""
+"""Engines that fit into memory together and are built within minutes; a graph takes half an hour."""
 
 SECTIONS = (
     Section(
         "In process",
-        "One query at a time, one thread, k = 10; each engine with the least effort that reaches the recall. Regraft is"
-        " the whole gallery: plan, search, exact scores, one list. ![Median time by size](performance.svg)",
+        "One query at a time, one thread, k = 10. Each engine runs with the least effort that reaches the recall."
+        " Regraft is measured as a whole gallery: plan, search, exact scores, one list. ![Median time by size](performance.svg)",
         "peers",
         ("10000,100000", "200"),
         conclusions.in_process,
     ),
     Section(
         "In process, a million",
-        "The same, without engines that take minutes for 100,000.",
+        "The same, without the engines that take minutes for 100,000 items.",
         "peers",
         ("1000000", "200"),
         conclusions.in_process,
@@ -101,8 +101,8 @@ SECTIONS = (
     ),
     Section(
         "Over HTTP, 10,000 items",
-        "A query of one embedding in JSON, beside a floor, one Starlette route with orjson over the same index, and"
-        " Chroma's server. CPU is the server's, a request.",
+        "A query of one embedding in JSON, compared with Chroma's server and a floor: one Starlette route with orjson"
+        " over the same index. CPU is the server's processor time per request.",
         "http_speed",
         ("10000", "4", "auto"),
         conclusions.over_http,
@@ -116,14 +116,14 @@ SECTIONS = (
     ),
     Section(
         "Over HTTP, 100,000 items, two processes",
-        "The same with `regraft serve --processes 2`; the floor has one, and the client is one process more.",
+        "The same with `regraft serve --processes 2`. The floor has one process; the client is one more.",
         "http_speed",
         ("100000", "4", "auto", "json", "2"),
         conclusions.over_http,
     ),
     Section(
         "Several versions in one list",
-        "The same items in galleries of 1, 2, 4 and 8 versions, scanned; then what each kind of edge does to a query.",
+        "The same items in galleries of 1, 2, 4 and 8 versions, scanned; then the time of each kind of edge.",
         "mixed_versions",
         ("100000", "200"),
         conclusions.versions,
@@ -131,42 +131,42 @@ SECTIONS = (
     ),
     Section(
         "Several versions in one list, indexed",
-        "The same with the index that `auto` takes.",
+        "The same with the index that `auto` chooses.",
         "mixed_versions",
         ("80000", "300", "auto"),
         conclusions.versions,
     ),
     Section(
         "Filters",
-        "A scan with a filter beside the same without: the ratio is of processor time.",
+        "A scan with a filter compared with the same scan without one; the ratio is of processor time.",
         "filters",
         ("--items", "100000"),
         conclusions.filtered,
     ),
     Section(
         "Ingest",
-        "Vectors a second, committed to the disk; the floor is rows into SQLite by its driver.",
+        "Vectors per second, committed to disk; the floor inserts rows into SQLite through its driver.",
         "http_ingest",
         ("6", "10000"),
         conclusions.stored,
     ),
     Section(
         "Imports of files",
-        "Rows a second of `regraft import`, beside reading the same file alone with the library of its format.",
+        "Rows per second of `regraft import`, compared with only reading the same file by the library of its format.",
         "imports",
         ("50000",),
         conclusions.imported,
     ),
     Section(
         "Queries beside large ingests",
-        "Of another gallery, while JSON bodies of 10,000 embeddings come without a pause.",
+        "Queries of another gallery while JSON bodies of 10,000 embeddings arrive without a pause.",
         "ingest",
         ("10000", "128", "15"),
         conclusions.beside,
     ),
     Section(
         "Queries beside building",
-        "Of the gallery itself, while it is written, sealed, built anew and written down, as fast as that goes.",
+        "Queries of the same gallery while it is written, sealed, compacted and saved as a snapshot at full speed.",
         "background",
         ("100000",),
         conclusions.beside,
@@ -174,14 +174,15 @@ SECTIONS = (
     ),
     Section(
         "Queries beside a backfill",
-        "A `transform` of every item, at a rate and at full speed.",
+        "Queries while a `transform` backfill moves every item, at a limited rate and at full speed.",
         "backfill",
         ("queries", "--vectors", "50000", "--seconds", "8"),
         conclusions.beside_backfill,
     ),
     Section(
-        "Deployment and roll-back in memory",
-        "A fifth of the items is served by another version; beside it, vectors are moved, as it once was done.",
+        "Deployment and rollback in memory",
+        "A deployment serves a fifth of the items by another version, compared with moving their vectors, as it once was"
+        " done.",
         "deploy_time",
         ("100000",),
         conclusions.deployed,
@@ -189,22 +190,22 @@ SECTIONS = (
     ),
     Section(
         "What grows with a gallery",
-        "The exponent is the slope in log-log: 1 grows as the gallery does.",
+        "The exponent is the slope in log-log: 1 means growth in proportion to the gallery.",
         "gallery_size",
         ("10000,100000",),
         conclusions.growth,
         large=("10000,100000,1000000",),
     ),
     Section(
-        "A gallery from its first item to a roll-back",
-        "Over HTTP, killed with SIGKILL in between; memory and disk an item.",
+        "A gallery from its first item to a rollback",
+        "Over HTTP, with a SIGKILL in between; memory and disk per item.",
         "million",
         ("1000000",),
         conclusions.life,
     ),
     Section(
         "An index on disk",
-        "In process beside FAISS on the very same index, filters, and a start.",
+        "In process, compared with FAISS on the same index; then filters and a start.",
         "index_speed",
         ("100000", "300"),
         conclusions.on_disk,
@@ -214,7 +215,7 @@ SECTIONS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--again", action="store_true", help="measure anew")
+    parser.add_argument("--again", action="store_true", help="measure again")
     parser.add_argument("--only", default="", metavar="TEXT", help="measure sections with this in their title")
     parser.add_argument("--large", action="store_true", help="with a million items and more")
     parser.add_argument("--peers", default=sys.executable, help="the interpreter that has the other engines")
@@ -236,7 +237,7 @@ def main() -> None:
 
 
 def measure(section: Section, large: bool, python: str) -> None:
-    """Run the script, unless what it printed is there already."""
+    """Run the script unless its output is kept already."""
     kept = place(section, large)
     if kept.is_file():
         return
@@ -254,7 +255,7 @@ def measure(section: Section, large: bool, python: str) -> None:
 
 
 def commit() -> str:
-    """What is measured."""
+    """The commit that is measured."""
     return subprocess.check_output(["git", "describe", "--always", "--dirty"], cwd=HERE, text=True).strip()
 
 
@@ -264,14 +265,14 @@ def place(section: Section, large: bool) -> Path:
 
 
 def output(section: Section, large: bool) -> str | None:
-    """What a section's script printed, None: it has not run to its end."""
+    """The output of a section's script; None if it has not finished."""
     kept = place(section, large)
     return kept.read_text() if kept.is_file() else None
 
 
 def page(chosen: Sequence[Section], large: bool) -> str:
     parts = [
-        f"# Performance\n\n{machine()} Written by `make bench`.\nAbsolute figures move from run to run: read ratios.\n"
+        f"# Performance\n\n{machine()} Written by `make bench`.\nAbsolute figures vary between runs: compare ratios.\n"
     ]
     before = {part.partition("\n")[0][3:]: part for part in re.split(r"^(?=## )", PAGE.read_text(), flags=re.MULTILINE)}
     for section in SECTIONS:
@@ -291,7 +292,7 @@ def wrapped(text: str) -> str:
 
 
 def tables_apart(text: str) -> str:
-    """Markdown tables need an empty line before them and a head, and lines of prose one between them."""
+    """Add what Markdown needs: an empty line before each table and between lines of prose, and a head to each table."""
     lines: list[str] = []
     given = text.splitlines()
     for line, following in zip(given, [*given[1:], ""], strict=True):
@@ -330,7 +331,7 @@ def plot(table: str) -> None:
 
 
 def by_engine(table: str) -> dict[str, list[tuple[int, float]]]:
-    """Engine -> (items, median in ms) where its recall is 0.99, or what nothing can be chosen of."""
+    """Engine -> (items, median in ms), for rows with a recall of at least 0.985."""
     found: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for items, engine, recall, median in rows(table):
         if recall >= 0.985:
