@@ -70,7 +70,8 @@ SECTIONS = (
     Section(
         "In process",
         "One query at a time, one thread, k = 10. Each engine runs with the least effort that reaches the recall."
-        " Regraft is measured as a whole gallery: plan, search, exact scores, one list. ![Median time by size](performance.svg)",
+        " Regraft is measured as a whole gallery: plan, search, exact scores, one list."
+        " ![Median time by size](performance.svg)",
         "peers",
         ("10000,100000", "200"),
         conclusions.in_process,
@@ -181,8 +182,8 @@ SECTIONS = (
     ),
     Section(
         "Deployment and rollback in memory",
-        "A deployment serves a fifth of the items by another version, compared with moving their vectors, as it once was"
-        " done.",
+        "A deployment serves a fifth of the items by another version, compared with moving their vectors, as was done"
+        " earlier.",
         "deploy_time",
         ("100000",),
         conclusions.deployed,
