@@ -1,6 +1,6 @@
-"""QUERY PATH before and after the shards: plan, transform, filter; then the items of the matches.
+"""QUERY PATH before and after the shards: embed, plan, transform, filter; then look up the items of the matches.
 
-All steps read one view of a gallery; `Gallery.answer` holds its lock meanwhile.
+`Gallery.answer` calls the functions in the order of this file, and holds its read lock from `prepare_search` on.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def embed_queries(view: View, query_version: str, ask: GalleryQuery) -> Embedded
 def prepare_search(
     view: View, metadata: Metadata, query_version: str, ask: GalleryQuery, embedded: EmbeddedQueries
 ) -> ShardQuery:
-    """Plan, transform and filter: what `scatter` needs. The filter must be `filterable`.
+    """Plan, transform and filter; returns the input of `scatter`. The filter must be `filterable`.
 
     Raises:
-        GalleryChanged: another version should have embedded the queries.
-        NoRoute: strict, and a shard cannot be reached; or none can.
+        GalleryChanged: the plan needs the queries embedded by a version that is not in `embedded`.
+        NoRoute: no shard can be reached; or, if strict, some shard cannot.
         ModeUnavailable: the shards cannot be merged in this mode.
     """
     params = ask.params
@@ -70,7 +70,7 @@ def build_result(
     query: ShardQuery,
     gathered: Gathered,
 ) -> SearchResult:
-    """The matches of a search, with their items."""
+    """The result of a search: the merged matches with their items."""
     plan, (merged, shards, merge_seconds, degraded) = query.plan, gathered
     scores_QK, raw_QK, slots_QK, shards_QK, full = merged
     keys_QK, items = metadata.look_up(slots_QK, full=full)
@@ -95,7 +95,7 @@ def build_result(
 def _transform_queries(
     plan: Plan, view: View, vectors: dict[str, Vectors]
 ) -> tuple[dict[str, Vectors], dict[str, float]]:
-    """Version -> the queries at the end of their route to it, and the seconds each transform took."""
+    """By version: the queries transformed along the route to it, and the seconds that took."""
     moved, seconds = dict(vectors), {}
     for version, route in plan.transformed_routes.items():
         started = perf_counter()

@@ -1,7 +1,7 @@
-"""Packing a folder as a .zip, and unpacking one without trusting it.
+"""Pack a version folder as a .zip, and unpack an untrusted one.
 
-The unpacked size is checked in the archive's directory before anything is read; what is read is counted, so that a
-directory that understates it gains nothing.
+The unpacked size that the archive's central directory states is checked first. The bytes are counted again while they
+are unpacked, in case the directory understates them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from index.version import CARD, EDGE
 MAX_FOLDER_BYTES = 4 << 30
 MAX_FILES = 1000
 MAX_DIRECTORY_BYTES = 1 << 20
-"""Size of the archive's own list of files, which is read at once."""
+"""Largest central directory of an archive, which is read at once."""
 MAX_RATIO = 100
-"""How many times its size an archive may unpack to; weights hardly shrink at all."""
+"""Largest ratio of unpacked to packed size; weights hardly compress."""
 SMALL_BYTES = 64 << 20
-"""What may be unpacked at any ratio."""
+"""Unpacked size up to which any ratio is legal."""
 MAX_PATH = 200
 BLOCK = 1 << 20
 
@@ -33,7 +33,7 @@ UNREADABLE = (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, Run
 
 def pack_version(folder: Path, archive: Path) -> None:
     """Write a version folder as a .zip, card.json at its root."""
-    # Reproducible builds date their files to 1970, and a .zip knows no year before 1980.
+    # Files of reproducible builds are dated 1970; a .zip cannot store a year before 1980.
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as out:
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
             out.write(path, path.relative_to(folder).as_posix())
@@ -43,8 +43,8 @@ def unpack_version(archive: Path, into: Path, needed: str = CARD) -> None:
     """Extract a .zip into the empty folder `into`; the file `needed` must lie at its root.
 
     Raises:
-        InvalidVersionFolder: not such a .zip, a path that would escape, a link, too many files, or too much in them.
-        OSError: the disk does not take the files.
+        InvalidVersionFolder: not such a .zip, a path outside the folder, a link, too many files or too many bytes.
+        OSError: the files cannot be written.
     """
     with archive.open("rb", buffering=0) as stream, _Bounded(stream) as bounded:
         try:
@@ -57,7 +57,7 @@ def unpack_version(archive: Path, into: Path, needed: str = CARD) -> None:
 
 
 def check_path(path: str) -> None:
-    """Raise InvalidVersionFolder unless a path stays inside its folder, and is one on every system."""
+    """Raise InvalidVersionFolder unless a path stays inside its folder and is legal on every system."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or "\\" in path or ":" in path or ".." in parts:
         raise InvalidVersionFolder(f"{path!r} would lie outside the version folder", pointer=f"/files/{path}")
@@ -67,7 +67,7 @@ def check_path(path: str) -> None:
 
 
 class _Bounded(io.BufferedReader):
-    """An archive, with a limit on its directory, the one part that `zipfile` reads whole, whatever its stated size."""
+    """An archive with a limit on its central directory, which `zipfile` reads at once, whatever size it states."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or size < 0:
@@ -86,7 +86,7 @@ def _checked(listed: list[zipfile.ZipInfo], needed: str, packed_bytes: int) -> l
     """The files of an archive, checked by its directory. Raises InvalidVersionFolder."""
     if len(listed) > MAX_FILES:
         raise InvalidVersionFolder(f"the archive lists {len(listed)} files; at most {MAX_FILES} are legal")
-    # Not `is_dir`, which fails on an empty name: it asks for the last character.
+    # Not `is_dir`, which fails on an empty name.
     members = [member for member in listed if not member.filename.endswith("/")]
     for member in members:
         _check_member(member)

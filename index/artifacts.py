@@ -1,6 +1,6 @@
-"""The binary files of a version folder, opened without trusting them: ONNX models and .npz arrays.
+"""Open the untrusted binary files of a version folder: ONNX models (`open_model`) and .npz arrays (`read_arrays`).
 
-onnx and onnxruntime are imported where a model is opened: edges without one also work without them installed.
+onnx and onnxruntime are imported only to open a model, so edges without a model work where they are not installed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 FIRST_OPSET = 11
 Shape = tuple[int | None, ...]
 MAX_ARRAY = 1 << 28
-"""Numbers in one array of an .npz file, 1 GiB: a few bytes can announce any."""
+"""Largest number of elements of one array of an .npz file, 1 GiB as float32: its header may state any number."""
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Legal compression methods in an archive: others may take any amount of memory by a few bytes of their header."""
+"""Legal compression methods in an archive: others can allocate any amount of memory by a short header."""
 
 
 def legal_opsets() -> range:
@@ -44,13 +44,13 @@ def open_model(
 
     Args:
         path: the file.
-        name: how messages call it, its path inside the version folder.
-        execution: how it is run.
-        expected: the sha256 it must have, None: any.
+        name: its path inside the version folder, for messages.
+        execution: threads and device.
+        expected: the sha256 it must have; None: any.
 
     Raises:
-        ChangedOnDisk: it has another.
-        DeviceUnavailable: it cannot run there.
+        ChangedOnDisk: it has another sha256, or cannot be read although one is expected.
+        DeviceUnavailable: it cannot run on the device.
         InvalidVersionFolder: not an ONNX model, an opset outside `legal_opsets()`, external data, or an operator
             unknown to onnxruntime.
     """
@@ -86,13 +86,13 @@ def read_arrays(
 
     Args:
         path: the file.
-        name: how messages call it, its path inside the version folder.
-        shapes: the arrays to read and the shape each must have; None in it: any length.
+        name: its path inside the version folder, for messages.
+        shapes: the arrays to read and the shape each must have; None in a shape: any length.
         optional: those of them that may be missing.
-        expected: the sha256 it must have, None: any.
+        expected: the sha256 it must have; None: any.
 
     Raises:
-        ChangedOnDisk: it has another.
+        ChangedOnDisk: it has another sha256, or cannot be read although one is expected.
         InvalidVersionFolder: not an .npz file, an array missing, of another shape or type, or not finite.
     """
     content = io.BytesIO(read_expected(path, name, expected))
@@ -105,7 +105,7 @@ def read_arrays(
             }
     except InvalidVersionFolder:
         raise
-    except Exception as error:  # zip, zlib, tokenize and numpy raise whatever the broken bytes lead them to
+    except Exception as error:  # on corrupt bytes zipfile, zlib, tokenize and NumPy raise many types of exceptions
         raise _refused(name, f"is not a readable .npz of arrays ({error})") from error
     if missing := sorted(set(shapes) - set(found) - optional):
         raise _refused(name, f"lacks the array {missing[0]!r}")
@@ -113,13 +113,13 @@ def read_arrays(
 
 
 def _read_array(stored: zipfile.ZipFile, name: str, array: str, shape: Shape) -> NDArray[np.float32]:
-    """One array, its header held to the shape before what it announces is read."""
+    """Read one array; its header is checked against the shape before its data are read."""
     if math.prod(wanted for wanted in shape if wanted is not None) > MAX_ARRAY:
         raise _refused(name, f"{array} would hold more than {MAX_ARRAY} numbers")
     if stored.getinfo(f"{array}.npy").compress_type not in METHODS:
         raise _refused(name, f"{array} must be stored or deflated, no other compression")
     with stored.open(f"{array}.npy") as stream:
-        if (version := np.lib.format.read_magic(stream)) != (1, 0):  # the header of others may be of any length
+        if (version := np.lib.format.read_magic(stream)) != (1, 0):  # others have headers of any length
             raise _refused(name, f"{array} is an .npy of version {version}, not (1, 0)")
         given, _, dtype = np.lib.format.read_array_header_1_0(stream)
         is_legal = len(given) == len(shape) and all(
@@ -137,10 +137,11 @@ def _read_array(stored: zipfile.ZipFile, name: str, array: str, shape: Shape) ->
 
 
 def read_expected(path: Path, name: str, expected: str | None) -> bytes:
-    """Read a file and check its hash: files are opened long after their folder was verified.
+    """Read a file and check its sha256 again: it may be opened long after its folder was verified.
 
     Raises:
-        ChangedOnDisk: its sha256 is not the `expected` one, or it is gone.
+        ChangedOnDisk: its sha256 is not the `expected` one, or it cannot be read.
+        OSError: it cannot be read, and no sha256 is expected.
     """
     try:
         content = path.read_bytes()
@@ -154,7 +155,7 @@ def read_expected(path: Path, name: str, expected: str | None) -> bytes:
 
 
 def _tensors(message: Any) -> Iterator[Any]:
-    """Every tensor anywhere in a protobuf message: initializers, constants, subgraphs, functions."""
+    """All tensors in a protobuf message: initializers, constants, those of subgraphs and functions."""
     import onnx
 
     if isinstance(message, onnx.TensorProto):

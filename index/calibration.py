@@ -1,22 +1,22 @@
-"""Per-edge monotone score map: from the score of a match to the probability that the match is relevant.
+"""Score calibration: a monotone map from the score of a match to the probability that the match is relevant.
 
-Scores of two versions, or of two edges to one version, do not mean the same: 0.7 may be a sure match here and a poor
-one there. Mapped to probabilities they rank together. The map is fitted by isotonic regression on pairs of a query and
-an item whose classes are known (pool adjacent violators: Ayer 1955; as a calibration: Zadrozny and Elkan 2002). It
-never changes the order inside one shard: between and beyond its knots it rises strictly, in log-odds.
+Scores of two versions, or of two edges to one version, are not comparable: 0.7 may be a sure match in one and a poor
+match in the other. Probabilities are. The map is fitted by isotonic regression on pairs of a query and an item with
+known relevance (pool adjacent violators: Ayer 1955; for calibration: Zadrozny and Elkan 2002). It is strictly monotone
+in log-odds, also between and beyond its knots, so it never changes the order inside one shard.
 
-As JSON, the form of one map inside the `calibration` field of an edge.json:
+The JSON of one map inside the `calibration` field of an edge.json:
 
     {"kind": "isotonic", "scores": [...], "probabilities": [...], "slope": 9.5}
 
-`scores` are the K >= 1 knots in rising order, as a user reads them (`Space.score`); `probabilities`, in (0, 1), rise
-with them where higher is better and fall where lower is; `slope`, positive or negative likewise, is the change of
+`scores` are the K >= 1 knots in rising order, as users see scores (`Space.score`). `probabilities`, in (0, 1), rise
+with them if higher scores are better, else they fall. `slope` (positive or negative, likewise) is the change of
 log-odds per unit of score before the first and after the last knot. Between knots log-odds are linear.
 
-The field itself holds two such maps, because a gallery ranks what the edge reached beside the new version's own items:
+The field holds two such maps, because a gallery ranks items reached by the edge together with the new version's items:
 
     "calibration": {"edge": <queries of the new version, items of the old>, "own": <both of the new version>,
-                    "mode": <optional: the merge mode that serves both best, see `index.evaluation.modes`>}
+                    "mode": <optional: the best merge mode for both, see `index.evaluation.modes`>}
 
 Shape suffixes: P pairs, K knots.
 """
@@ -37,17 +37,17 @@ Floats = NDArray[np.float64]
 
 KIND = "isotonic"
 PRIOR = 0.5
-"""Pairs added to each step of the map, half of them relevant (Jeffreys): a step of few pairs is never certain."""
+"""Relevant pairs, and as many irrelevant ones, added to each step (Jeffreys prior): few pairs are never certain."""
 
 MAX_LOG_ODDS = 20.0
-"""Knots lie within these log-odds: beyond them probabilities are hardly distinguishable."""
+"""Largest absolute log-odds of a knot: beyond it probabilities round to nearly the same number."""
 MAX_REMAINING = 0.9
-"""Values are pooled all at once as long as each pass leaves at most this share of them."""
+"""Pooling is vectorised as long as each pass leaves at most this share of the values."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A strictly monotone map from scores to probabilities; see the module for what the fields mean."""
+    """A strictly monotone map from scores to probabilities; the module docstring defines the fields."""
 
     scores_K: Floats
     probabilities_K: Floats
@@ -58,14 +58,14 @@ class Calibration:
         return np.asarray(probability(self.log_odds(scores)))
 
     def log_odds(self, scores: ArrayLike) -> Floats:
-        """Scores of any shape -> log(p / (1 - p)), to rank by: it separates scores whose probability rounds to 1."""
+        """Scores of any shape -> log(p / (1 - p)); ranking by it separates scores whose probabilities round to 1."""
         scores, (lowest, highest, odds_K) = np.asarray(scores, np.float64), self._knots
         beyond = scores - np.minimum(np.maximum(scores, lowest), highest)
         return np.asarray(np.interp(scores, self.scores_K, odds_K) + self.slope * beyond)
 
     @cached_property
     def _knots(self) -> tuple[float, float, Floats]:
-        """The lowest and the highest score, and the log-odds of all; once, as queries go through them one by one."""
+        """The lowest and highest score of a knot, and the log-odds of all knots (K,); cached for all queries."""
         return float(self.scores_K[0]), float(self.scores_K[-1]), _log_odds(self.probabilities_K)
 
     def as_json(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Calibration:
 
 def probability(log_odds: NDArray[np.floating[Any]]) -> Floats:
     """Log-odds of any shape -> probabilities in [0, 1]."""
-    likely: Floats = np.exp(-np.logaddexp(0.0, -log_odds))  # without an overflow that is to be ignored
+    likely: Floats = np.exp(-np.logaddexp(0.0, -log_odds))  # does not overflow
     return likely
 
 
@@ -90,10 +90,10 @@ def fit_calibration(
     """Fit the map on pairs of a query and an item.
 
     Args:
-        scores: (P,) what a user reads, finite.
+        scores: (P,) as users see them, finite.
         relevant: (P,) whether the item is relevant to the query.
         higher_is_better: the order of the scores.
-        weights: (P,) how many pairs each stands for, above 0; 1 by default.
+        weights: (P,) number of pairs that each represents, above 0; 1 by default.
 
     Raises:
         InvalidArgument: no pairs, shapes that do not fit, numbers that are not finite, or weights not above 0.
@@ -108,7 +108,7 @@ def fit_calibration(
     goodness, row_P = np.unique(sign * scores_P, return_inverse=True)
     weight: Floats = np.bincount(row_P, weights_P).astype(np.float64)
     rate, step = pool_adjacent_violators(np.bincount(row_P, weights_P * relevant_P) / weight, weight)
-    # Drawing small steps towards one half can put them out of order again: pool once more.
+    # The prior moves small steps towards one half, which can break the order: pool again.
     size = np.bincount(step, weight) + 2 * PRIOR
     rate, joined = pool_adjacent_violators((rate * (size - 2 * PRIOR) + PRIOR) / size, size)
     mean = np.bincount(joined[step], weight * goodness) / np.bincount(joined[step], weight)
@@ -117,17 +117,17 @@ def fit_calibration(
 
 
 def blend(own: Calibration, common: Calibration, share: float) -> Calibration:
-    """A map between two that run the same way: log-odds are `share` of `common`'s and the rest of `own`'s.
+    """Interpolate two maps: log-odds (1 - share) own + share common.
 
     Args:
         own: a map.
-        common: another, of scores with the same order.
+        common: a map for scores of the same order.
         share: in [0, 1].
     """
     knots_K = np.union1d(own.scores_K, common.scores_K)
     odds_K = (1 - share) * own.log_odds(knots_K) + share * common.log_odds(knots_K)
     slope = (1 - share) * own.slope + share * common.slope
-    # Far from a map's own knots its probability rounds to 0 or 1: what is beyond follows the slope.
+    # Far from a map's own knots its probability rounds to 0 or 1: drop these knots, the slope extrapolates.
     kept_K = np.abs(odds_K) < MAX_LOG_ODDS
     if not kept_K.any():
         kept_K[np.abs(odds_K).argmin()] = True
@@ -159,18 +159,18 @@ def calibration_from_json(value: object) -> Calibration:
 
 
 def pool_adjacent_violators(values: ArrayLike, weights: ArrayLike) -> tuple[Floats, NDArray[np.int64]]:
-    """Isotonic regression: the non-decreasing numbers nearest to `values` in weighted squares (Ayer 1955).
+    """Isotonic regression: the non-decreasing sequence with the least weighted squared error (Ayer 1955).
 
     Args:
-        values: (P,) in the order in which they should rise.
+        values: (P,) in the order of the predictor.
         weights: (P,) above 0.
 
     Returns:
-        The S <= P strictly rising steps, and (P,) the step of each value.
+        The values of the S <= P steps, strictly rising, and the step of each input value (P,).
     """
     weight = np.asarray(weights, np.float64)
     total, step = np.asarray(values, np.float64) * weight, np.arange(len(weight))
-    # Falling runs become one step: labels of 0 and 1 shrink to few runs in NumPy, before the loop in Python.
+    # Merge falling runs in NumPy first: labels of 0 and 1 shrink to few runs before the Python loop.
     while len(total) > 1:
         run = np.r_[0, np.cumsum(np.diff(total / weight) > 0)]
         if run[-1] + 1 > MAX_REMAINING * len(run):
@@ -182,7 +182,7 @@ def pool_adjacent_violators(values: ArrayLike, weights: ArrayLike) -> tuple[Floa
 
 
 def _pool_one_by_one(total_R: Floats, weight_R: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """`pool_adjacent_violators` of R runs, given as their weighted sums: in linear time, whatever the order."""
+    """`pool_adjacent_violators` of R runs, given as weighted sums and weights, in linear time."""
     total: list[float] = []
     weight: list[float] = []
     count: list[int] = []
@@ -197,7 +197,7 @@ def _pool_one_by_one(total_R: Floats, weight_R: Floats) -> tuple[Floats, NDArray
 
 
 def _slope(mean_K: Floats, rate_K: Floats, goodness: Floats, weight: Floats) -> float:
-    """Log-odds per unit of goodness over all knots; for a single one, one per standard deviation of the scores."""
+    """Log-odds per unit of goodness from the first to the last knot; for one knot, 1 per standard deviation."""
     if len(mean_K) > 1:
         return float(np.diff(_log_odds(rate_K[[0, -1]]))[0] / (mean_K[-1] - mean_K[0]))
     spread = float(np.sqrt(np.average((goodness - mean_K[0]) ** 2, weights=weight)))
@@ -212,7 +212,7 @@ def _numbers(value: object, field: str) -> Floats:
     plain = isinstance(value, list) and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value)
     try:
         numbers = np.asarray(value if plain else [], np.float64)
-    except OverflowError:  # a whole number beyond every float64
+    except OverflowError:  # an integer beyond float64
         numbers = np.array([np.inf])
     if not len(numbers) or not np.isfinite(numbers).all():
         raise _wrong(field, "must be finite numbers")

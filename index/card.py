@@ -1,6 +1,6 @@
-"""Parsing card.json and edge.json: every field is checked; a wrong one is refused by its name and its legal values.
+"""Parse card.json (`parse_card`) and edge.json (`parse_edge`) and check every field.
 
-See `index.version` for what the fields mean.
+An error names the field and its legal values. `index.version` defines the fields.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from index.version import (
 )
 
 MAX_PROMPT = 1000
-"""Characters of a prompt."""
+"""Longest prompt, in characters."""
 MAX_API_BATCH = 10_000
-"""Texts in one call of a provider's API."""
+"""Largest number of texts in one call of a provider's API."""
 URL = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d+)?(/[\w.~%-]+)*", re.ASCII)
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 MAX_PIXEL = 1e6
-"""The largest mean, and one over the smallest standard deviation, of a pixel in [0, 1]."""
+"""Largest absolute mean, and largest reciprocal of a standard deviation, of pixels in [0, 1]."""
 
 
 def parse_card(value: object) -> Card:
@@ -81,7 +81,7 @@ def parse_card(value: object) -> Card:
 
 
 def parse_preprocess(value: object, file: str = CARD, prefix: str = "preprocess/") -> Preprocess:
-    """Read the `preprocess` field of a card, or a file that holds nothing else.
+    """Read the `preprocess` field of a card, or a file with only this object.
 
     Raises:
         InvalidVersionFolder: names the field and its legal values.
@@ -142,11 +142,11 @@ def parse_edge(value: object, new: str, old: str, folder: Path | None, files: Co
 
     Args:
         value: the JSON.
-        new: the name of the newer version.
-        old: the name of the older one.
-        folder: where the edge's files lie, None when it has none.
-        files: their names, or the sha256 of each by name, which the edge then is held to.
-        place: what to put before file names in messages.
+        new: name of the newer version.
+        old: name of the older version.
+        folder: the folder of the edge's files; None: it has none.
+        files: their names; or name -> sha256, which is then checked whenever a file is opened.
+        place: prefix of file names in messages.
 
     Raises:
         InvalidVersionFolder: names the field and its legal values, or the file that is missing.
@@ -204,7 +204,7 @@ def _take_resize(fields: _Fields) -> int | tuple[int, int] | None:
 def _is_base_url(url: str) -> bool:
     try:
         return URL.fullmatch(url) is not None and urlsplit(url).port != 0
-    except ValueError:  # what stands in brackets is no address, or the port is beyond those there are
+    except ValueError:  # no IPv6 address in brackets, or a port above 65535
         return False
 
 
@@ -217,7 +217,7 @@ def _parse_score(fields: _Fields, name: str, value: object) -> Score:
 
 
 class _Fields:
-    """Takes fields out of a JSON object one by one, so that what is left over is unknown."""
+    """Takes the known fields out of a JSON object one by one; the remaining ones are unknown."""
 
     def __init__(self, value: object, file: str, prefix: str = "") -> None:
         if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The JSON of a version folder, read with limits, so that any JSON library can store and return it."""
+"""Read the JSON of a version folder with limits within which every JSON library can store and return it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from index.errors import InvalidVersionFolder
 
 MAX_JSON_BYTES = 1 << 20
-"""Of a card.json, and of an edge.json."""
+"""Largest size of a card.json or an edge.json."""
 MAX_DEPTH = 32
 MAX_DIGITS = 400
-"""Integers of more digits are beyond float64 anyway, and slow to read."""
+"""Integers of more digits are beyond float64 and slow to parse."""
 
 
 def read_bounded(path: Path, name: str) -> bytes:
-    """The content of a file of at most `MAX_JSON_BYTES`. Raises InvalidVersionFolder when it is larger, OSError."""
+    """Read a file of at most `MAX_JSON_BYTES`. Raises InvalidVersionFolder if it is larger, or OSError."""
     with path.open("rb") as stream:
         content = stream.read(MAX_JSON_BYTES + 1)
     if len(content) > MAX_JSON_BYTES:
@@ -26,7 +26,7 @@ def read_bounded(path: Path, name: str) -> bytes:
 
 
 def parse_checked(raw: bytes, name: str) -> Any:
-    """Read JSON.
+    """Parse and check JSON.
 
     Raises:
         InvalidVersionFolder: not JSON, more than `MAX_DEPTH` deep, a number that float64 cannot hold, or half of a
@@ -41,7 +41,7 @@ def parse_checked(raw: bytes, name: str) -> Any:
 
 
 def fits_float64(number: float) -> bool:
-    """Whether a number is finite in float64; an int may be larger than any."""
+    """Whether a number is finite as float64, which large ints are not."""
     try:
         return math.isfinite(number)
     except OverflowError:

@@ -1,8 +1,8 @@
-"""Columns: the values of one metadata field over all items, laid out so that NumPy tests them at once.
+"""Columns: the values of one metadata field over all items, in arrays that NumPy tests at once.
 
-An entry is a value and the slot of its item. An item with an array has one entry for each element, an item without the
-field has none. Strings are numbered by a vocabulary (dictionary encoding), so a test compares each different string
-once. Entries are only ever added, until `keep` drops those of freed slots.
+An entry is a value and the slot of its item. An item with an array has one entry per element, an item without the field
+has none. Strings are dictionary-encoded, so a test compares each distinct string once. Entries are append-only until
+`keep` drops those of freed slots.
 
 Shape suffixes: S slots, E entries, V words of a vocabulary.
 """
@@ -25,19 +25,19 @@ Number = int | float
 
 NULL, FALSE, TRUE, CONTAINER = range(4)
 FIRST_WORD = 4
-"""The first code of a word of the vocabulary; lower ones are constants."""
+"""The first code of a word of the vocabulary; lower codes are constants."""
 
 MAX_EXACT_INT = 2.0**53
 """Integers up to this one are exact in float64; the next one is rounded to it."""
 MAX_COMPARED_SINGLY = 8
-"""Up to so many numbers are compared one after the other."""
+"""Up to this many numbers are compared one after the other, more by a hash table."""
 BUCKETS = 1 << 16
 SORT_BATCH = 8_192
-"""Words sorted in one step, of some milliseconds; fewer new ones stay unsorted."""
+"""Words sorted in one step, which takes some milliseconds; fewer new words stay unsorted."""
 
 
 class GrowingArray:
-    """A NumPy array that grows. What was appended can be read after `flush`."""
+    """A NumPy array that grows. Appended values can be read after `flush`."""
 
     __slots__ = ("_added", "_array", "_count")
 
@@ -60,7 +60,7 @@ class GrowingArray:
 
     @property
     def values(self) -> NDArray[Any]:
-        """Everything flushed, without a copy."""
+        """All flushed values, without a copy."""
         return self._array[: self._count]
 
     @values.setter
@@ -76,12 +76,12 @@ class Column:
     def __init__(self, dtype: Any) -> None:
         self._slots = GrowingArray(np.int32)
         self._values = GrowingArray(dtype)
-        # Whether entry n is of slot n, as if every item has one value here and never changed.
+        # Whether entry n belongs to slot n: then a test needs no indirection.
         self._aligned = True
         self._appended = 0
 
     def extend(self, slots: Sequence[int], values: Sequence[object]) -> None:
-        """Add entries, to be found after `flush`."""
+        """Add entries; tests see them after `flush`."""
         before, self._appended = self._appended, self._appended + len(slots)
         self._aligned = self._aligned and list(range(before, self._appended)) == slots
         self._slots.extend(slots)
@@ -97,7 +97,7 @@ class Column:
         return len(self._slots.values)
 
     def keep(self, kept_S: Mask) -> None:
-        """Drop the entries of other slots."""
+        """Drop the entries of slots that are not in `kept_S`."""
         kept_E = kept_S[self._slots.values]
         self._slots.values = self._slots.values[kept_E]
         self._values.values = self._values.values[kept_E]
@@ -117,19 +117,19 @@ class Column:
 
 
 class SortedWords:
-    """Some consecutive words of a vocabulary, with their ranks: a range of strings is a range of ranks."""
+    """Consecutive words of a vocabulary with their ranks, so that a range of strings is a range of ranks."""
 
     __slots__ = ("_rank_V", "_sorted")
 
     def __init__(self, words: Sequence[str]) -> None:
-        """`words`: all different, by code."""
+        """`words`: distinct, ordered by code."""
         order = sorted(range(len(words)), key=words.__getitem__)
         self._sorted = [words[at] for at in order]
         self._rank_V = np.empty(len(words), np.int32)
         self._rank_V[order] = np.arange(len(words))
 
     def inside(self, lower: Bound | None, upper: Bound | None) -> Mask:
-        """Which of them lie between two strings, by code (V,)."""
+        """Whether each word, by code (V,), lies between two bounds."""
         low = 0 if lower is None else _position(self._sorted, lower, before=lower.closed)
         high = len(self._sorted) if upper is None else _position(self._sorted, upper, before=not upper.closed)
         return (self._rank_V >= low) & (self._rank_V < high)
@@ -138,7 +138,7 @@ class SortedWords:
 class StringColumn(Column):
     """Strings, null, true, false, and a marker for containers.
 
-    Words are sorted in batches; the unsorted rest is compared as Python strings: NumPy's end at a NUL.
+    Words are sorted in batches. The unsorted rest is compared as Python strings, as NumPy's strings drop trailing NULs.
     """
 
     __slots__ = ("_code_of", "_sorted", "_unsorted")
@@ -146,7 +146,7 @@ class StringColumn(Column):
     def __init__(self) -> None:
         super().__init__(np.int32)
         self._code_of: dict[str, int] = {}
-        # By code: the words in order, SORT_BATCH each, and behind them the newest, which wait for it.
+        # All words by code: sorted batches of SORT_BATCH each, then the newest words, not yet sorted.
         self._sorted: list[SortedWords] = []
         self._unsorted: list[str] = []
 
@@ -189,7 +189,7 @@ class StringColumn(Column):
             self._mark(wanted_V.take(self._values.values), into_S)
 
     def keep(self, kept_S: Mask) -> None:
-        """Drop entries, and the vocabulary's unused words once they are most of it."""
+        """Drop entries, and the unused words of the vocabulary if they are more than half of it."""
         super().keep(kept_S)
         codes_E = self._values.values
         kept_C = np.zeros(FIRST_WORD + len(self._code_of), np.bool_)
@@ -205,7 +205,7 @@ class StringColumn(Column):
 
 
 class NumberColumn(Column):
-    """Numbers that are float64 exactly."""
+    """Numbers that float64 represents exactly."""
 
     __slots__ = ()
 
@@ -225,7 +225,7 @@ class NumberColumn(Column):
 
 
 class BigIntColumn(Column):
-    """Integers that float64 cannot represent, as Python ints; slower, and exact."""
+    """Integers that float64 cannot represent, as Python ints; slower."""
 
     __slots__ = ()
 
@@ -244,12 +244,12 @@ class BigIntColumn(Column):
 
 
 def constant(value: bool | None) -> int:
-    """The code of a constant."""
+    """The code of null, true or false."""
     return NULL if value is None else TRUE if value else FALSE
 
 
 def all_exact(values: Sequence[Number]) -> bool:
-    """Whether all are surely exact in float64, checked at once; if not, `is_inexact` decides one by one."""
+    """Whether all numbers are surely exact in float64; if False, check each by `is_inexact`."""
     try:
         return bool((np.abs(np.array(values, np.float64)) < MAX_EXACT_INT).all())
     except OverflowError:
@@ -265,23 +265,23 @@ def is_inexact(value: Number) -> bool:
 
 
 def _inside(values: NDArray[Any], lower: Bound | None, upper: Bound | None) -> Mask:
-    """Which values lie between bounds of their kind."""
+    """Whether each value lies between two bounds of the same type."""
     hit = np.ones(len(values), np.bool_)
     for bound, inner, end in ((lower, np.greater, np.greater_equal), (upper, np.less, np.less_equal)):
         if bound is not None:
-            # Of the same dtype: NumPy would take a string for one of fixed width, and cut off trailing NULs.
+            # Same dtype: NumPy would convert a string to one of fixed width and cut off trailing NULs.
             compare = end if bound.closed else inner
             hit &= compare(values, np.array(bound.value, values.dtype)).astype(np.bool_)
     return hit
 
 
 def _position(ordered: Sequence[str], bound: Bound, *, before: bool) -> int:
-    """The position of a bound among sorted words, before or behind an equal word."""
+    """The position of a bound among sorted words, before or after an equal word."""
     return (bisect_left if before else bisect_right)(ordered, str(bound.value))
 
 
 def _float_bound(bound: Bound, inwards: float) -> Bound:
-    """The same bound as an exact float64: NumPy would round it to the nearest."""
+    """An equivalent bound that is exact in float64; NumPy would round it to the nearest number."""
     value = bound.value
     assert not isinstance(value, str)
     if not is_inexact(value):
@@ -295,7 +295,7 @@ def _float_bound(bound: Bound, inwards: float) -> Bound:
 
 
 def equal_any(values_E: NDArray[np.float64], wanted: Sequence[float]) -> Mask:
-    """Which values equal one of `wanted`, by hash tables with one number a bucket; several if buckets collide."""
+    """Whether each value equals one of `wanted`, by hash tables with one number per bucket (one more per collision)."""
     hit_E = np.zeros(len(values_E), np.bool_)
     if len(wanted) <= MAX_COMPARED_SINGLY:
         for one in wanted:
@@ -313,16 +313,16 @@ def equal_any(values_E: NDArray[np.float64], wanted: Sequence[float]) -> Mask:
 
 
 def _bucket(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Fibonacci hashing of float64 bits, equal for 0.0 and -0.0: 0 to BUCKETS - 1."""
+    """Fibonacci hash of float64 bits, 0 to BUCKETS - 1; equal for 0.0 and -0.0."""
     bits = (values + 0.0).view(np.uint64)
     return ((bits * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(48)).view(np.int64)
 
 
 def successor(text: str) -> str | None:
-    """The first string behind all that begin with `text`, by code points; None: there is none."""
+    """The first string, by code points, after all that begin with `text`; None: there is none."""
     head = text.rstrip(chr(0x10FFFF))
     if not head:
         return None
     following = ord(head[-1]) + 1
-    # Surrogates are no characters.
+    # Surrogates are not characters.
     return head[:-1] + chr(0xE000 if following == 0xD800 else following)

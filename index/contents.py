@@ -1,8 +1,8 @@
-"""`Contents`: the items of a gallery and their embeddings without vectors, as columns that a start reads.
+"""`Contents`: the items of a gallery and their embeddings without vectors, as columns that are read at a start.
 
-They come from SQL or a snapshot: a folder of the columns of a whole gallery at one number of its change feed, and a
-manifest, written last, with that number and the sha256 of each file. Its name is the sha256 of the manifest: a process
-that finds the name in the database knows that every byte is what this gallery held then.
+They come from SQL or from a snapshot (`write`, `read`): a folder with the columns of a whole gallery at one number of
+its change feed, and a manifest, written last, with that number and the sha256 of each file. The folder is named by the
+sha256 of its manifest. So if that name is in the database, every byte is what the gallery held then.
 
 Shape suffixes: N items, M embeddings of one shard.
 """
@@ -31,12 +31,12 @@ from index.version import ShardKey
 Keys = NDArray[np.int64]
 
 SlotsAndDigests = tuple[Keys, Callable[[], Keys]]
-"""Embeddings of a shard (M,): the slots of their items, and a function that returns their digests."""
+"""Embeddings of a shard: the slots of their items (M,), and a function that returns their digests (M,)."""
 MANIFEST = "manifest.json"
 
 
 class ShardColumns(NamedTuple):
-    """The embeddings of one shard: positions of their items (M,), and digests (M,), see `index.engines.digest`."""
+    """The embeddings of one shard: positions of their items (M,) and digests (M,), see `index.engines.digest`."""
 
     items_M: Keys
     digests_M: Keys
@@ -47,10 +47,10 @@ class Contents:
     """Some items (N,) of a gallery, with their embeddings.
 
     Attributes:
-        keys_N: of the items, all different.
-        seqs_N: the change feed number of each one's last write.
-        texts: UTF-8 of JSON and ids, in any order.
-        text_offsets_N3: offsets in `texts` of an item's JSON, its id, and the end of that.
+        keys_N: keys of the items, distinct.
+        seqs_N: change feed number of the last write of each item.
+        texts: metadata (JSON) and ids in UTF-8, in any order.
+        text_offsets_N3: offsets in `texts` of an item's metadata, of its id, and of the end of its id.
         embeddings: by version and origin.
     """
 
@@ -73,7 +73,7 @@ class Contents:
 
 
 def from_slots(slots: Contents, held: Mapping[ShardKey, Sequence[SlotsAndDigests]]) -> Contents:
-    """The contents of a gallery, from all its slots, some of which are free, and its embeddings by slot."""
+    """The contents of a gallery, from all its slots (free ones are dropped) and its embeddings by slot."""
     columns = {}
     for place, parts in held.items():
         slots_P, digests_P = zip(*((slots_M, digests()) for slots_M, digests in parts), strict=True)
@@ -93,7 +93,7 @@ class ContentsManifest(BaseModel):
 
 
 def write(contents: Contents, seq: int, folder: Path) -> str:
-    """Write a snapshot at a number of the feed into a folder of them; returns its name. OSError: the disk is full."""
+    """Write a snapshot at the feed number `seq` below the folder of snapshots; returns its name. Raises OSError."""
     with incoming_folder(folder) as incoming:
         for name, column in _columns(contents).items():
             np.save(incoming / f"{name}.npy", column)
@@ -111,10 +111,10 @@ def write(contents: Contents, seq: int, folder: Path) -> str:
 
 
 def read(folder: Path) -> tuple[Contents, int]:
-    """A snapshot, mapped from its files, and its number of the feed. OSError or ValueError: it is not whole."""
+    """Read a snapshot, memory-mapped, and its feed number. Raises OSError or ValueError if it is incomplete."""
     manifest = manifest_of(folder)
     names = list(manifest.sha256)
-    with ThreadPoolExecutor(min(len(names), os.cpu_count() or 1)) as threads:  # hashing takes no interpreter
+    with ThreadPoolExecutor(min(len(names), os.cpu_count() or 1)) as threads:  # hashing releases the GIL
         hashes = threads.map(lambda name: sha256(folder / name), names)
         if changed := [name for name, found in zip(names, hashes, strict=True) if found != manifest.sha256[name]]:
             raise ValueError(f"{changed[0]} changed")
@@ -129,7 +129,7 @@ def read(folder: Path) -> tuple[Contents, int]:
 
 
 def manifest_of(folder: Path) -> ContentsManifest:
-    """The manifest of a snapshot. OSError or ValueError: it was changed."""
+    """Read the manifest of a snapshot. Raises OSError or ValueError if it was changed."""
     text = (folder / MANIFEST).read_bytes()
     if hashlib.sha256(text).hexdigest() != folder.name:
         raise ValueError(f"{MANIFEST} changed")

@@ -1,4 +1,4 @@
-"""A bound on the memory of decoded images, shared by all threads that decode."""
+"""`Decoder`: decodes images, with one limit on the memory of decoded images for all threads."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from index.version import Preprocess
 
 MAX_DECODED_BYTES = 1 << 30
 PIXEL_BYTES = 8
-"""Memory a pixel takes: four bytes where it lies, and as many while it is turned upright or its colours converted."""
+"""Memory per pixel: four bytes, and four for the copy while it is turned upright or its colours are converted."""
 
 
 def decoded_bytes(width: int, height: int) -> int:
-    """Memory that an image of this size counts for, known before it is decoded."""
+    """Memory counted for an image of this size."""
     return width * height * PIXEL_BYTES
 
 
 class Decoder:
-    """Decodes images of at most `max_pixels`, with `max_bytes` for those of all threads.
+    """Decodes images of at most `max_pixels`; those decoded at one time take at most `max_bytes`.
 
-    A larger image is decoded alone. Threads are served in the order in which they asked, so that small images do not
-    delay a large one for ever. A thread must not ask for an image while it holds another: both could wait for each
-    other.
+    An image above `max_bytes` is decoded alone. Threads are served first come, first served, so that small images do
+    not delay a large one for ever. A thread that holds an image must not ask for another: threads could deadlock.
     """
 
     def __init__(self, max_pixels: int = MAX_PIXELS, max_bytes: int = MAX_DECODED_BYTES) -> None:
@@ -39,14 +38,14 @@ class Decoder:
 
     @contextmanager
     def decoded(self, data: bytes) -> Iterator[Image.Image]:
-        """One image as `decode_image` gives it, until the block ends. Raises InvalidImage as that does."""
+        """Decode an image as `decode_image` does, and count its memory until the block ends. Raises InvalidImage."""
         image = open_image(data, max_pixels=self._max_pixels)
         with self._room(decoded_bytes(*image.size)):
-            image = load_image(image)  # what was read of the file is not held beside it
+            image = load_image(image)  # frees the opened file
             yield image
 
     def pixels(self, data: bytes, spec: Preprocess) -> Pixels:
-        """One image as an encoder's input. Raises InvalidImage."""
+        """Decode and preprocess an image, (C, H, W). Raises InvalidImage."""
         with self.decoded(data) as image:
             return preprocess(image, spec)
 
@@ -69,7 +68,7 @@ class Decoder:
                 self._taken += size
             finally:
                 self._waiting.remove(turn)
-                self._changed.notify_all()  # what comes next may fit beside it
+                self._changed.notify_all()  # the next image may fit too
 
     def _fits(self, size: int) -> bool:
         return not self._taken or self._taken + size <= self._max_bytes

@@ -1,4 +1,4 @@
-"""Files that survive a power cut."""
+"""Make files survive a power cut."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SYNCS = 16
-"""Files handed to the disk side by side."""
+"""Files synchronised in parallel."""
 
 
 def sync_all(paths: Sequence[Path]) -> None:
-    """Make the content of files, or the names in folders, survive a power cut."""
-    # Side by side: the file system then answers many of them by one write of its journal, 8 times as fast.
+    """Call fsync on files (their content) and folders (the names in them)."""
+    # In parallel the file system serves many calls by one write of its journal: 8 times as fast.
     with ThreadPoolExecutor(SYNCS) as threads:
         for done in [threads.submit(_sync, path) for path in paths]:
             done.result()

@@ -1,15 +1,15 @@
-"""Which calibration belongs to which route: keys, and the maps that travel with edges.
+"""Which calibration map belongs to which route: the keys of maps (`map_key`), and the maps stored in edges.
 
-A map was fitted for queries of one version, items of another, their origin, and the very edges between them. It is used
-for nothing else: a replaced edge leaves no stale map behind.
+A map is used only for the query version, item version, origin and edges that it was fitted for, so a replaced edge
+leaves no stale map.
 
-The `calibration` field of an edge holds two maps (see `index.calibration`). `edge` is for the items the edge leads to:
-those of the old version, or, for a `forward` edge, those it transformed. `own` is for items that the new version
-encoded; `dual` uses the `own` map of the version that embeds the query, since old queries then meet old items. Beside
-them `mode` may name the merge mode that was best in a simulated backfill along the edge.
+The `calibration` field of an edge holds two maps (see `index.calibration`). `edge` is for the items that the edge
+reaches: those of the old version, or those that a `forward` edge transformed. `own` is for items that the new version
+encoded. `dual` uses the `own` map of the version that embeds the query, because both sides are then of one version.
+`mode` is optional: the merge mode that was best in a simulated backfill along the edge.
 
-Without it a rule decides: raw along edges into the old space, whose scores mean nearly the same, where maps would only
-add their noise; calibrated along all others.
+Without a `mode`, edges into the old space are merged raw, because their scores are nearly comparable and maps would
+only add noise; all others are merged calibrated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Maps = Mapping[MapKey, Calibration]
 OWN, EDGE, MODE = "own", "edge", "mode"
 
 INTO_OLD = frozenset({EdgeKind.IDENTITY.value, EdgeKind.TRUNCATE.value, EdgeKind.ZERO_PAD.value})
-"""Kinds of edges whose queries are in the old version's space as they are."""
+"""Kinds of edges that compare queries in the old version's space without a fitted or learned map."""
 
 
 def map_key(route: Route, origin: str) -> MapKey:
@@ -40,13 +40,13 @@ def map_key(route: Route, origin: str) -> MapKey:
 
 
 def edge_maps(edges: Iterable[Edge], versions: Iterable[str]) -> dict[MapKey, Calibration]:
-    """The maps of calibrated edges, for galleries without their own.
+    """The maps stored in edges, for galleries without maps of their own.
 
-    A chain of edges has none: its scores are those of no single edge. Of several `own` maps of a version that of its
-    best measured edge is used.
+    A chain of edges has no map, because its scores are not those of a single edge. If a version has several `own` maps,
+    the one of its best measured edge is used.
 
     Args:
-        edges: all edges, their calibrations valid (`check_calibration`).
+        edges: all edges, with valid calibrations (`check_calibration`).
         versions: all query versions, for `dual`.
     """
     maps: dict[MapKey, Calibration] = {}
@@ -67,7 +67,7 @@ def edge_maps(edges: Iterable[Edge], versions: Iterable[str]) -> dict[MapKey, Ca
 
 
 def preferred_mode(route: Route, origin: str) -> Mode | None:
-    """The merge mode for items of this origin on this route, by its edges; None: no preference."""
+    """The merge mode that the edges of a route prefer for items of this origin; None: no preference."""
     if not route.edges:
         return Mode.CALIBRATED if origin == Origin.TRANSFORMED else None
     modes = {(edge.calibration or {}).get(MODE) for edge in route.edges}
@@ -77,12 +77,12 @@ def preferred_mode(route: Route, origin: str) -> Mode | None:
 
 
 def default_mode(kinds: Collection[str]) -> Mode:
-    """The merge mode along edges of these kinds, without evidence."""
+    """The merge mode along edges of these kinds if none was measured."""
     return Mode.RAW if kinds and INTO_OLD.issuperset(kinds) else Mode.CALIBRATED
 
 
 def common_mode(modes: Iterable[Mode | None]) -> Mode | None:
-    """One mode for a list over several routes: the one they share, else calibrated; None without preference."""
+    """One mode for several routes: the preferred one if all agree, else calibrated; None: no preference."""
     preferred = {mode for mode in modes if mode is not None}
     return preferred.pop() if len(preferred) == 1 else Mode.CALIBRATED if preferred else None
 
@@ -91,7 +91,7 @@ def check_calibration(edge: Edge, new: Card, old: Card) -> None:
     """Check the `calibration` field of an edge, which may be None.
 
     Raises:
-        InvalidVersionFolder: a map is missing or broken, or runs against the order of its space.
+        InvalidVersionFolder: a map is missing or invalid, or has the opposite order of its space.
     """
     if edge.calibration is None:
         return

@@ -1,5 +1,6 @@
-"""Encoder: images or pixel arrays -> embeddings, by the ONNX models of a version folder.
+"""`Encoder`: images or pixel arrays -> embeddings, by the ONNX models of a version folder.
 
+`verify_version` runs all checks of a registration. `index.text` is the same for texts.
 Shape suffixes: N images, C channels, H height, W width, D dimension, S side-information.
 """
 
@@ -30,7 +31,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Embedded:
-    """Vectors (N, D), valid for the version's space, and side-information (N, S) where the version has it."""
+    """Vectors (N, D), valid for the version's space, and side-information (N, S) if the version has it."""
 
     vectors: Vectors
     side: Vectors | None
@@ -44,7 +45,8 @@ class Encoder:
 
         Raises:
             NoEncoder: the version takes embeddings only.
-            InvalidVersionFolder: a model or the probe is not what the card says.
+            InvalidVersionFolder: a model or the probe does not match the card.
+            DeviceUnavailable: a model cannot run on the device.
         """
         self.card: Card = version.card
         if not self.card.encoder or self.card.preprocess is None:
@@ -61,7 +63,7 @@ class Encoder:
         """Embed decoded images.
 
         Raises:
-            InvalidVersionFolder: the encoder gave something that is not what its card says.
+            InvalidVersionFolder: the output does not match the card.
         """
         parts = [
             self.encode_arrays(preprocess_batch(images[start : start + BATCH], self.spec))
@@ -71,11 +73,16 @@ class Encoder:
         return Embedded(np.concatenate([p.vectors for p in parts]), side)
 
     def encode_arrays(self, batch_NCHW: Pixels) -> Embedded:
-        """Embed preprocessed pixels, float32 (N, C, H, W), in one run. Raises as `encode` does."""
+        """Embed preprocessed pixels, float32 (N, C, H, W), in one run.
+
+        Raises:
+            InvalidArgument: another shape.
+            InvalidVersionFolder: as `encode`.
+        """
         return Embedded(self.vectors(batch_NCHW), _run(self._side, batch_NCHW) if self._side else None)
 
     def vectors(self, batch_NCHW: Pixels) -> Vectors:
-        """What `encode_arrays` gives without side-information, which a query does not need."""
+        """The vectors of `encode_arrays` without side-information, which queries do not need."""
         expected = (self.spec.channels, self.spec.height, self.spec.width)
         if batch_NCHW.ndim != 4 or batch_NCHW.shape[1:] != expected:
             raise InvalidArgument(
@@ -84,14 +91,14 @@ class Encoder:
         return ready_to_compare(_run(self._encoder, batch_NCHW), self._space, ENCODER, "image")
 
     def run_batches(self, folder: Path) -> None:
-        """Run the probe's image in the smallest and the largest batch that a service makes. Raises as `encode` does."""
+        """Embed the probe's image in the smallest and the largest batch of a service. Raises as `encode`."""
         image_1CHW = _read_probe(folder, self.card)["image"]
         for count in (1, BATCH):
             self.encode_arrays(np.repeat(image_1CHW, count, axis=0))
 
     def _run_probe(self, folder: Path) -> None:
         probe = _read_probe(folder, self.card)
-        # Three copies: a model with a frozen batch size, or one that mixes its batch, does not repeat the answer.
+        # Three copies: a model with a fixed batch size, or one that mixes its batch, fails here.
         given = self.encode_arrays(np.repeat(probe["image"], 3, axis=0))
         for name, array in (("embedding", given.vectors), ("side", given.side)):
             if array is not None:
@@ -99,12 +106,12 @@ class Encoder:
 
 
 def verify_version(folder: Path, known: Mapping[str, Card] | None = None, *, batches: bool = False) -> Version:
-    """Everything a registration checks: structure, hashes, space, models, probe, and each edge.
+    """Run all checks of a registration: structure, hashes, space, models, probe, and each edge.
 
     Args:
         folder: a version folder.
-        known: the registered versions by name. None: no registry at hand, edges are only checked by their structure.
-        batches: also run its models in the smallest and the largest batch that a service makes.
+        known: the registered versions by name; None: unknown, so only the structure of edges is checked.
+        batches: also run the models in the smallest and the largest batch of a service.
 
     Raises:
         InvalidVersionFolder: names the file and, inside JSON, the field at fault.
@@ -132,7 +139,7 @@ def verify_version(folder: Path, known: Mapping[str, Card] | None = None, *, bat
 
 
 def _image_model(version: Version, name: str, shape: tuple[int, int, int], width: int, execution: Execution) -> Model:
-    """A model of one input (N, C, H, W)."""
+    """Open a model with one input (N, C, H, W)."""
 
     def check(inputs: Sequence[ort.NodeArg]) -> None:
         check_shape(name, "input", single_node(name, "input", inputs, FLOAT).shape, shape)

@@ -1,7 +1,7 @@
-"""Every error a caller can cause, as one family.
+"""All errors that a caller can cause, as subclasses of `RegraftError`.
 
-The class says which HTTP status and machine code it answers with; its docstring is the default message
-(procrastinate's rule). `pointer` is the JSON pointer (RFC 6901) of the field at fault.
+Each class has its HTTP status and machine-readable code; its docstring is the default message. `pointer` is the JSON
+pointer (RFC 6901) of the field at fault.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable
 
 OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory")
-"""What libraries in C++ say when there is no memory left."""
+"""Messages of C++ libraries that mean out of memory."""
 
 
 class RegraftError(Exception):
@@ -26,20 +26,20 @@ class RegraftError(Exception):
 
 
 def raise_if_out_of_memory(error: Exception) -> None:
-    """Raise MemoryError in the place of an error that only says so in words, as onnxruntime's does."""
+    """Raise MemoryError if only the message of an error says so, as in onnxruntime."""
     if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
         raise MemoryError(str(error)) from error
 
 
 class InvalidVersionFolder(RegraftError):
-    """The version folder does not hold what its card promises."""
+    """The version folder does not match its card."""
 
     status = 422
     code = "invalid_version_folder"
 
 
 class ChangedOnDisk(InvalidVersionFolder):
-    """A file of a version or an edge is no longer the one that was accepted."""
+    """A file of a version or an edge changed after it was accepted."""
 
     status = 500
     code = "changed_on_disk"
@@ -74,7 +74,7 @@ class InvalidArgument(RegraftError):
 
 
 class InvalidFilter(RegraftError):
-    """The metadata filter is not what docs/filters.md describes."""
+    """The metadata filter is invalid: see docs/filters.md."""
 
     status = 422
     code = "invalid_filter"
@@ -88,21 +88,21 @@ class NoRoute(RegraftError):
 
 
 class NoEncoder(RegraftError):
-    """The version has no encoder, so it takes embeddings and not images."""
+    """The version has no encoder, so it accepts embeddings but no images."""
 
     status = 409
     code = "no_encoder"
 
 
 class DeviceUnavailable(RegraftError):
-    """Models cannot run on the device that was chosen for them."""
+    """Models cannot run on the configured device."""
 
     status = 503
     code = "device_unavailable"
 
 
 class ModeUnavailable(RegraftError):
-    """The items cannot be ranked together in the mode asked for."""
+    """The items cannot be ranked together in the requested mode."""
 
     status = 409
     code = "mode_unavailable"
@@ -116,6 +116,6 @@ class NoTextEntrance(RegraftError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the known names most like it, "" if there are none."""
+    """The end of a message about an unknown name: the most similar known names; "" if there are none."""
     near = difflib.get_close_matches(name, list(known), n=4, cutoff=0.5)
     return f"; near it: {', '.join(near)}" if near else ""

@@ -1,7 +1,7 @@
-"""Structured log events: a name and fields, for people and machines.
+"""Structured log events: a name and fields.
 
 `logger.info(Event("indexed", gallery="g", items=5))` is `action=indexed gallery=g items=5` as text; a formatter reads
-name and fields (`service.logs`). Fields that all lines of a request share are in `CONTEXT`.
+name and fields (`service.logs`). `CONTEXT` has the fields that all lines of a request share.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
 CONTEXT: ContextVar[Mapping[str, object]] = ContextVar("CONTEXT", default=NOTHING)
-"""Fields of every line that this thread or task logs, such as the number of the request it works for."""
+"""Fields of every line that this thread or task logs, such as the request id."""
 
 
 class Event:
@@ -29,7 +29,7 @@ class Event:
 
 
 def fields_as_text(fields: Mapping[str, object]) -> str:
-    """Fields as text on one line: ` name=value` each, quoted where a reader could not tell where a value ends."""
+    """Fields as ` name=value` on one line; values are quoted where their end would be ambiguous."""
     return "".join(f" {name}={_plain(value)}" for name, value in fields.items())
 
 

@@ -1,6 +1,6 @@
 """How onnxruntime runs an encoder: threads and device.
 
-onnxruntime silently falls back to the CPU if CUDA was asked for and is not available; here that is an error.
+onnxruntime silently falls back to the CPU if CUDA is not available; here that is an error.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Execution:
     """How the models of a version are run.
 
     Attributes:
-        threads: of the CPU, for one run.
-        device: where it runs.
+        threads: CPU threads for one run.
+        device: the device of all models of the version.
     """
 
     threads: int = 1
@@ -41,8 +41,8 @@ class Execution:
         """Open a session of an ONNX model.
 
         Raises:
-            DeviceUnavailable: it would not run on the device.
-            Exception: onnxruntime's own, if the model is at fault.
+            DeviceUnavailable: the model cannot run on the device.
+            Exception: of onnxruntime, if the model is invalid.
         """
         import onnxruntime as ort
 
@@ -57,7 +57,7 @@ class Execution:
         return session
 
     def check(self) -> None:
-        """Raise DeviceUnavailable where onnxruntime was built without the device."""
+        """Raise DeviceUnavailable if onnxruntime was built without support for the device."""
         import onnxruntime as ort
 
         if self.device is Device.CUDA and CUDA_PROVIDER not in (there := ort.get_available_providers()):

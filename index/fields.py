@@ -1,4 +1,4 @@
-"""Fields: the values of JSON documents by path of object keys, in columns that filters test.
+"""`Field`: the values of JSON documents at one path of object keys, in columns that filters test.
 
 Not thread-safe. Shape suffixes: S slots, N items.
 """
@@ -30,19 +30,19 @@ NESTED = frozenset((dict, list))
 
 
 class Field:
-    """The values at one path of object keys; `children` are the fields one key further."""
+    """The values at one path of object keys; `children` are the fields whose path is one key longer."""
 
     __slots__ = ("big_ints", "children", "numbers", "strings")
 
     def __init__(self) -> None:
         self.children: dict[str, Field] = {}
-        # Created with the first value of their type: a gallery may have many fields.
+        # Created on the first value of their type: a gallery may have many fields.
         self.strings: StringColumn | None = None
         self.numbers: NumberColumn | None = None
         self.big_ints: BigIntColumn | None = None
 
     def add(self, slots: Sequence[int], values: Sequence[Scalar]) -> None:
-        """Add the values (N,) that the items at `slots` (N,) have here."""
+        """Add the values (N,) of this field for the items at `slots` (N,)."""
         kinds = set(map(type, values))
         if kinds <= NUMBERS:
             self._add_numbers(slots, cast("Sequence[Number]", values))
@@ -54,7 +54,7 @@ class Field:
                 self.add(*map(list, zip(*mine, strict=True)))
 
     def add_containers(self, slots: Sequence[int]) -> None:
-        """Add that the items at `slots` have an object or an empty list here."""
+        """Record that the items at `slots` have an object or an empty list in this field."""
         self._strings().extend(slots, [CONTAINER] * len(slots))
 
     def _strings(self) -> StringColumn:
@@ -76,14 +76,14 @@ class Field:
         self.numbers.extend(slots, values)
 
     def child(self, key: str) -> Field:
-        """The field one key further, created if needed."""
+        """The child field of a key, created if needed."""
         found = self.children.get(key)
         if found is None:
             found = self.children[key] = Field()
         return found
 
     def keep(self, kept_S: Mask) -> None:
-        """Drop all slots but these, and children without values."""
+        """Drop the slots that are not in `kept_S`, and children without values."""
         for table in self.columns():
             table.keep(kept_S)
         self.children = {key: child for key, child in self.children.items() if not child.empty()}
@@ -97,7 +97,7 @@ class Field:
         return (table for table in (self.strings, self.numbers, self.big_ints) if table is not None)
 
     def select(self, test: Test, into_S: Mask) -> None:
-        """Set the slots of the items that pass."""
+        """Set the slots of the items that pass a test."""
         match test:
             case OneOf(values):
                 self._one_of(values, into_S)
@@ -129,11 +129,11 @@ class Field:
 ABSENT = object()
 
 Values = dict[Field, tuple[list[int], list[Scalar]]]
-"""By field: slots, and the value at each."""
+"""Field -> slots, and the value of each."""
 
 
 def add_documents(root: Field, slots: Sequence[int], documents: Sequence[dict[str, Any]], keys: Iterable[str]) -> None:
-    """Add the values under some keys of the documents (N,) of the items at `slots` (N,), field by field."""
+    """Add the values under some keys of the documents (N,) for the items at `slots` (N,)."""
     values: Values = defaultdict(lambda: ([], []))
     nested: list[tuple[int, Field, Any]] = []
     for key in keys:
@@ -160,7 +160,7 @@ def add_documents(root: Field, slots: Sequence[int], documents: Sequence[dict[st
 
 
 def deepest_first(root: Field) -> list[Field]:
-    """A field and all below it, the deepest first."""
+    """A field and all fields below it, deepest first."""
     found, remaining = [], [root]
     while remaining:
         field = remaining.pop()
@@ -178,10 +178,10 @@ def _sort_by_slot(slots: list[int], values: list[Scalar]) -> tuple[list[int], li
 
 
 def _collect_nested(nested: list[tuple[int, Field, Any]], values: Values) -> dict[Field, list[int]]:
-    """Collect the values within objects and lists. A loop: JSON may be nested deeper than Python may recurse.
+    """Collect the values within objects and lists, without recursion: JSON may be nested beyond Python's limit.
 
     Returns:
-        By field, the slots of items with an object or an empty list.
+        Field -> the slots of items with an object or an empty list.
     """
     containers: dict[Field, list[int]] = defaultdict(list)
     while nested:

@@ -1,7 +1,7 @@
-"""Metadata filters: JSON -> a checked expression. The language is described in docs/filters.md.
+"""Metadata filters: parse JSON (`parse_filter`) into a checked expression. docs/filters.md describes the language.
 
-A filter is one condition, `{"field": "shop.city", "eq": "Bern"}`, or filters joined by `and`, `or` and `not`. What a
-condition means for an item is said once, at the class of its test; `index.metadata` evaluates it.
+A filter is one condition, `{"field": "shop.city", "eq": "Bern"}`, or filters joined by `and`, `or` and `not`. The class
+of each test defines what it means for an item; `index.metadata` evaluates it.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from index.errors import InvalidFilter
 Scalar = str | int | float | bool | None
 
 MAX_DEPTH = 16
-"""How deep `and`, `or` and `not` may be nested."""
+"""Maximum nesting of `and`, `or` and `not`."""
 MAX_CONDITIONS = 100
 MAX_VALUES = 10_000
-"""Values one `in`, or all of a filter, may list."""
+"""Maximum number of values in one `in`, and in all lists of a filter."""
 MAX_KEYS = 100
-"""Keys one path may lead through."""
+"""Maximum number of keys of a path."""
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """A value of the field equals one of these. Numbers compare by value (1 is 1.0); true and false are no numbers."""
+    """A value of the field equals one of these. Numbers compare by value (1 == 1.0); true and false are not numbers."""
 
     values: tuple[Scalar, ...]
 
 
 @dataclass(frozen=True)
 class Bound:
-    """One end of a range, a number or a string; `closed`: the end itself is inside."""
+    """One end of a range, a number or a string; `closed`: the end itself is included."""
 
     value: float | str
     closed: bool
@@ -42,7 +42,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Range:
-    """A value of the field lies between both ends: numbers by value, strings by code points; never one to the other."""
+    """A value of the field lies between both ends: numbers by value, strings by code points; types never mix."""
 
     lower: Bound | None
     upper: Bound | None
@@ -57,7 +57,7 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Exists:
-    """The field is there, whatever it holds, null, {} and [] too; `wanted` False: it is not there."""
+    """The field exists, with any value (also null, {} or []); `wanted` False: it does not exist."""
 
     wanted: bool
 
@@ -67,7 +67,7 @@ Test = OneOf | Range | Prefix | Exists
 
 @dataclass(frozen=True)
 class Condition:
-    """A test of the field at the end of a path of object keys. Arrays on the way are looked into: any element does."""
+    """A test of the field at a path of object keys. An array on the path passes if any of its elements does."""
 
     path: tuple[str, ...]
     test: Test
@@ -98,21 +98,20 @@ Filter = Condition | And | Or | Not
 
 
 def parse_filter(value: object, pointer: str = "/filter") -> Filter:
-    """Check a filter that came as JSON.
+    """Parse and check a filter.
 
     Args:
         value: the parsed JSON.
-        pointer: where it was in the request.
+        pointer: JSON pointer of the filter in the request.
 
     Raises:
-        InvalidFilter: it breaks a rule of docs/filters.md; the pointer names the place and the message what is
-            legal there.
+        InvalidFilter: not legal by docs/filters.md; its pointer is the place, its message says what is legal there.
     """
     return _parse(value, pointer, 1, _Size(pointer))
 
 
 def keys_of(where: Filter) -> frozenset[str]:
-    """The keys of an item's metadata that a filter looks at."""
+    """The top-level keys of metadata that a filter tests."""
     match where:
         case Condition(path, _):
             return frozenset(path[:1])
@@ -123,7 +122,7 @@ def keys_of(where: Filter) -> frozenset[str]:
 
 
 def value_at(metadata: Mapping[str, Any], field: str) -> Any:
-    """What metadata hold at a field: a key of theirs, or a path of object keys as "outer.inner"; None: nothing."""
+    """The value of metadata at a field, which is a key or a path of object keys ("outer.inner"); None: no value."""
     if field in metadata:
         return metadata[field]
     found: Any = metadata
@@ -135,7 +134,7 @@ def value_at(metadata: Mapping[str, Any], field: str) -> Any:
 
 
 def value_text(value: Any) -> str:
-    """A JSON value as text, the same for equal ones: as in filters 1 is 1.0, and "1" is neither."""
+    """A JSON value as canonical text, equal for equal values: as in filters 1 equals 1.0, but not "1"."""
     return json.dumps(_with_whole_numbers(value), sort_keys=True)
 
 
@@ -152,7 +151,7 @@ def _with_whole_numbers(value: Any) -> Any:
 
 
 class _Size:
-    """How large a filter is, told while it is read: what is too large is read no further."""
+    """Counts the conditions and values of a filter while it is parsed, to refuse a large one early."""
 
     def __init__(self, pointer: str) -> None:
         self._pointer = pointer
@@ -273,7 +272,7 @@ def _scalar(value: object, at: str) -> Scalar:
 
 
 def _whole(text: str, at: str) -> str:
-    """The text itself, which could not be compared if it held half of a surrogate pair."""
+    """Return a text; raise InvalidFilter if it has half of a surrogate pair, which cannot be compared."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -288,13 +287,13 @@ def _listed(value: object, at: str) -> list[object]:
 
 
 def _named(value: object) -> str:
-    """What JSON calls it."""
+    """The JSON name of a value's type."""
     names: dict[type, str] = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
     return "null" if value is None else names.get(type(value), "a number")
 
 
 def _escaped(name: str) -> str:
-    """A key as a step of a JSON pointer (RFC 6901)."""
+    """Escape a key for a JSON pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")
 
 

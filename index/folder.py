@@ -1,4 +1,4 @@
-"""The version folder on disk: read and verify, write. See `index.version` for its files, `index.card` for its JSON."""
+"""Read, verify and write version folders. `index.version` lists their files, `index.card` parses their JSON."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from index.version import (
 
 
 def load_version(folder: Path, *, expect_card: str | None = None) -> Version:
-    """Read a version folder and verify its structure: card, sha256 of every file, edges, no stray or escaping file.
+    """Read a version folder and verify its structure: card, sha256 of every file, edges, no links or unlisted files.
 
     Args:
-        folder: the directory that holds card.json.
-        expect_card: sha256 the card itself must have, when it is known from an earlier registration.
+        folder: the directory with card.json.
+        expect_card: the sha256 that card.json must have, if it was registered before.
 
     Raises:
         InvalidVersionFolder: names the file and, inside JSON, the field at fault.
@@ -50,11 +50,11 @@ def load_version(folder: Path, *, expect_card: str | None = None) -> Version:
 
 
 def load_edge(folder: Path, new: str, old: str) -> Edge:
-    """Read the folder of a single edge, as it lies in a version folder below edges/<old>/.
+    """Read the folder of a single edge, laid out as edges/<old>/ of a version folder.
 
     Raises:
-        InvalidVersionFolder: names the file and, inside JSON, the field at fault; also a file that the kind has no use
-            for.
+        InvalidVersionFolder: names the file and, inside JSON, the field at fault; also if a file is not used by the
+            edge's kind.
     """
     found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
     edge = parse_edge(parse_checked(_read(folder, EDGE), EDGE), new, old, folder, found)
@@ -76,7 +76,7 @@ def write_card(folder: Path, card: Card) -> Card:
 
 
 def write_edge(folder: Path, edge: Edge) -> None:
-    """Write edges/<old>/edge.json below a version folder; the caller rewrites the card afterwards."""
+    """Write edges/<old>/edge.json below a version folder; the caller must then call `write_card`."""
     place = folder / "edges" / edge.old
     place.mkdir(parents=True, exist_ok=True)
     (place / EDGE).write_text(json.dumps(edge.as_json(), indent=2) + "\n")
@@ -89,12 +89,12 @@ def sha256(path: Path) -> str:
 
 
 def card_sha256(folder: Path) -> str:
-    """What identifies a version's content: its card lists the hash of every other file."""
+    """sha256 of card.json. It identifies all content of a version, as the card lists the sha256 of every other file."""
     return hashlib.sha256((folder / CARD).read_bytes()).hexdigest()
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Name -> sha256 of the files of an edge's folder."""
+    """Name -> sha256 of the files in an edge's folder."""
     return {path.name: sha256(path) for path in sorted(folder.iterdir())}
 
 
@@ -108,7 +108,7 @@ def _check_file(folder: Path, path: str, expected: str | None) -> None:
     check_path(path)
     if expected is None:
         raise InvalidVersionFolder(f"{path} is not listed in {CARD}", pointer=f"/{path}")
-    # resolve() catches a link anywhere on the way, also one to a folder.
+    # resolve() also detects a link in a parent folder.
     if (folder / path).resolve() != folder.resolve().joinpath(*PurePosixPath(path).parts):
         raise InvalidVersionFolder(f"{path} is a link; only plain files may travel", pointer=f"/{path}")
     if not (folder / path).is_file():
@@ -132,7 +132,7 @@ def _check_parts(card: Card) -> None:
 
 
 def _check_text(card: Card) -> None:
-    """A text entrance is there as a whole, or not at all; a provider's API is one without files but a probe."""
+    """Check that a text entrance has all of its files or none; that of a provider's API may only have a probe."""
     given = {path for path in card.files if PurePosixPath(path).parts[0] == "text"}
     if card.api is not None:
         if model := sorted(given - {TEXT_PROBE} | {ENCODER} & set(card.files)):

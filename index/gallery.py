@@ -1,12 +1,12 @@
-"""QUERY PATH: plan, transform, scan, calibrate, merge - over every live shard of one gallery.
+"""QUERY PATH: plan, transform, scan, calibrate, merge, over every serving shard of one gallery. Read `Gallery.answer`.
 
-A gallery holds versions, edges, shards and the metadata of items; it knows no images and no SQL. `answer` reads one
+A gallery holds versions, edges, shards and the metadata of items; it has no images and no SQL. `answer` reads one
 consistent view: an item that moves between shards (a backfill, a rollback) is found exactly once, with the metadata it
 had when its vector was compared.
 
-There is one shard for each version and origin, because scores of items transformed by a forward edge are not
-comparable with scores of encoded ones; `index/shards.py` decides which embedding serves an item. Shape suffixes:
-Q queries, K results wanted, D dimension.
+There is one shard per version and origin, because scores of items transformed by a forward edge are not comparable with
+scores of encoded ones; `index/shards.py` decides which embedding serves an item. Shape suffixes: N items, Q queries,
+K results wanted, D dimension.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NO_ITEMS: Mapping[int, Item] = MappingProxyType({})
 NONE_MISSING: Mapping[int, Missing] = MappingProxyType({})
 AUTO = IndexConfig()
 ADOPT_BATCH = 16_384
-"""Rows adopted in one step, which takes some milliseconds."""
+"""Rows that `adopt_segments` moves in one step, which takes some milliseconds."""
 
 
 class Gallery:
@@ -60,15 +60,15 @@ class Gallery:
     def __init__(
         self, config: IndexConfig = AUTO, folder: Path | None = None, open_collection: OpenCollection = no_engine
     ) -> None:
-        """`folder`: where sealed segments are kept for another start; None: in memory only."""
+        """`folder`: keeps the files of sealed segments for the next start; None: in memory only."""
         self._topology = Topology()
         self._shards = Shards(config, folder, open_collection)
         self._metadata = Metadata()
-        # Items that are in no shard, because they have no vector that can be searched.
+        # Items without a searchable vector, which are in no shard.
         self._missing: dict[int, Missing] = {}
         self._seq = 0
         self._current = ""
-        # What is served now: every change replaces it.
+        # The state that queries read; every change replaces it.
         self._view = self._make_view()
         self._lock = ReadWriteLock()
         # One writer at a time, from computing a change until it is swapped in under the lock above.
@@ -83,7 +83,7 @@ class Gallery:
         encoders: frozenset[str] = frozenset(),
         **options: Any,
     ) -> SearchResult:
-        """`answer` one `GalleryQuery`, with retries; `options` are fields of `SearchParams`, not checked."""
+        """`answer` one `GalleryQuery`, with retries; `options` are fields of `SearchParams`, not validated."""
         params = DEFAULTS.model_copy(update=options) if options else DEFAULTS
         ask = GalleryQuery(encode, k, params, encoders)
         found: list[SearchResult] = []
@@ -93,15 +93,14 @@ class Gallery:
         return found[0]
 
     def answer(self, asks: Sequence[tuple[str | None, GalleryQuery]]) -> list[SearchResult]:
-        """Rank all items that queries of a version reach, for each (version, `GalleryQuery`); all from one view.
-
-        Version None is the current one, which must exist.
+        """Answer each (query version, `GalleryQuery`), all from one view. Version None: the current one.
 
         Raises:
-            GalleryChanged: the gallery changed meanwhile, see `index.retry`.
-            InvalidArgument: the depth is below 1, or there is no such mode.
-            NoRoute: strict, and a shard cannot be reached; or none can.
+            GalleryChanged: the gallery changed during the call, see `index.retry`.
+            InvalidArgument: the depth is below 1, or an unknown mode.
+            NoRoute: no shard can be reached; or, if strict, some shard cannot.
             ModeUnavailable: the shards cannot be merged in this mode.
+            EngineUnavailable: a remote engine gives no answer; see `index.scatter.scatter`.
         """
         # Encoding is slow and must not block writers: encode for the current routes, then check that they still hold.
         embedded = []
@@ -132,15 +131,15 @@ class Gallery:
                 return found
 
     def _make_filterable(self, where: Filter) -> None:
-        """Build the columns a filter tests, in steps between which others query and write."""
+        """Build the columns that a filter tests, in short steps: other queries and writes run in between."""
         while not self._metadata.filterable(where):
             with self._exclusive():
                 self._metadata.build_columns(where)
 
     def declare(self, version: Version) -> None:
-        """Add a version; the edges it came with replace all that led from it before.
+        """Add a version; the edges in its folder replace all edges from this version.
 
-        The versions its edges point to must have been added already.
+        The older versions of its edges must have been added before.
 
         Raises:
             InvalidVersionFolder: an edge does not fit the two cards.
@@ -150,17 +149,17 @@ class Gallery:
             self._topology = self._topology.declared(version, transforms)
 
     def add_edge(self, edge: Edge) -> None:
-        """Add an edge between two versions of the gallery; it replaces one with its key.
+        """Add an edge between two versions of the gallery, or replace the one with its key.
 
         Raises:
-            InvalidVersionFolder: it does not fit the two cards.
+            InvalidVersionFolder: the edge does not fit the two cards.
         """
         transform = self._topology.opened(edge, self._topology.versions[edge.new])
         with self._change():
             self._topology = self._topology.connected((*self._topology.graph.edges, edge), {edge.key: transform})
 
     def remove_edge(self, key: EdgeKey) -> None:
-        """Remove the edge (new, old, kind) and the gallery's own maps of routes along it; an unknown one is ignored."""
+        """Remove the edge (new, old, kind) and the gallery's own maps of routes with it; unknown keys are ignored."""
         with self._change():
             kept = [edge for edge in self._topology.graph.edges if edge.key != key]
             self._topology = self._topology.connected(kept)
@@ -176,23 +175,23 @@ class Gallery:
         calibrations: tuple[Maps, Mapping[str, Mode]] | None = None,
         order: Sequence[str] | None = None,
     ) -> None:
-        """Apply one change, which no query sees half done; applying it twice is harmless.
+        """Apply one change atomically; idempotent.
 
         Args:
-            placed: (version, origin) -> (keys, vectors (N, D)): all embeddings of these items, at most one a version.
+            placed: (version, origin) -> (keys, vectors (N, D)): all embeddings of these items, at most one per version.
             removed: keys of items to remove from every shard.
-            items: metadata of items in `placed`; an item left out keeps its own, at first empty.
-            missing: those of `removed` that exist, but cannot be searched.
-            seq: the change feed number of the gallery afterwards; None: as before.
-            current: the version of queries that name none; None: as before.
-            calibrations: the maps fitted on this gallery's own data, and by query version the merge mode measured to
-                be best here; both replace the earlier ones. Calibrated ranking uses one complete set: these if they
-                cover all shards searched, else those of the edges. None: as before.
-            order: the argument of `set_version_order`; None: as before.
+            items: metadata of items in `placed`; an item that is not in it keeps its metadata, or has none if new.
+            missing: those of `removed` that exist but cannot be searched.
+            seq: the change feed number of the gallery afterwards; None: unchanged.
+            current: the version of queries that name none; None: unchanged.
+            calibrations: the maps fitted on data of this gallery, and query version -> the merge mode measured to be
+                best here; both replace the earlier ones. Calibrated ranking uses one complete set: these if they
+                cover all shards searched, else those of the edges. None: unchanged.
+            order: the argument of `set_version_order`; None: unchanged.
         """
         placed_keys = list(dict.fromkeys(chain.from_iterable(keys for keys, _ in placed.values())))
         with self._writers:
-            # The slow part runs beside queries.
+            # The slow part does not block queries.
             described = self._metadata.diff(placed_keys, items)
             self._shards.create_missing(placed, self._topology.versions, self._topology.spaces)
             self._shards.reserve(placed)
@@ -215,12 +214,12 @@ class Gallery:
                     self._topology = self._topology.calibrated(*calibrations)
 
     def load(self, items: Contents) -> Keys:
-        """Add new items, with the vectors of those that sealed segments have.
+        """Add new items, with their vectors if sealed segments have them.
 
-        Returns the keys of the others (N,): `apply` must bring their vectors, nothing else of them.
+        Returns the keys (N,) of the other items, whose vectors `apply` must add.
         """
         with self._change(), ThreadPoolExecutor(1, "segments") as thread:
-            # Segments are hashed meanwhile, which needs no interpreter lock; loading metadata needs nothing else.
+            # Segments are hashed in parallel, which releases the GIL; loading metadata needs it.
             shards = self._shards
             opened = thread.submit(
                 shards.create_missing, items.embeddings, self._topology.versions, self._topology.spaces
@@ -232,28 +231,28 @@ class Gallery:
         return items.keys_N[~sealed_N]
 
     def in_memory(self, place: ShardKey, keys_N: Keys) -> tuple[Mask, Vectors]:
-        """Which of these items' vectors of one shard this process has (N,), and those vectors (M, D), in order."""
+        """Which vectors of one shard this process has for these items (N,), and these vectors (M, D), in order."""
         with self._lock.read():
             return self._shards.in_memory(place, keys_N)
 
     def contents(self) -> tuple[Contents, int] | None:
-        """All items, as `load` takes them, and the feed number; None while items are missing."""
+        """All items, as the argument of `load`, and the feed number; None if any item is missing."""
         with self._lock.read():
             taken = None if self._missing else (self._metadata.contents(), self._shards.copied(), self._seq)
         return taken and (from_slots(*taken[:2]), taken[2])
 
     def keys(self) -> list[int]:
-        """The keys of all items, in no order, those that cannot be searched among them."""
+        """The keys of all items, unordered, including items that cannot be searched."""
         with self._lock.read():
             return [*self._metadata.keys(), *self._missing]
 
     def unsealed_count(self) -> int:
-        """Number of embeddings in no segment yet: a snapshot does not hold their vectors."""
+        """Number of embeddings in no sealed segment; snapshots lack their vectors."""
         with self._lock.read():
             return self._shards.unsealed_count()
 
     def filterable(self, where: Filter) -> bool:
-        """Whether the columns that a filter tests hold every item already; the first filter by a key builds them."""
+        """Whether the columns that a filter tests hold every item; the first filter by a key builds its columns."""
         return self._metadata.filterable(where)
 
     def bytes(self) -> int:
@@ -262,7 +261,7 @@ class Gallery:
             return self._shards.bytes() + self._metadata.bytes()
 
     def set_version_order(self, order: Sequence[str]) -> None:
-        """Serve each item by the first of these versions that it has an embedding of; one step, at any size."""
+        """Serve each item by the first of these versions that it has an embedding of; atomic."""
         with self._writers:
             self._shards.prepare(order, self._metadata.slot_count())
             with self._swap():
@@ -279,20 +278,20 @@ class Gallery:
         return self._shards.config
 
     def configure(self, config: IndexConfig) -> None:
-        """Index shards by this configuration from now on; `build_index` carries it out."""
+        """Set the index configuration; `build_index` carries it out."""
         if config != self.config:
             with self._change():
                 self._shards.configure(config)
 
     @property
     def remote(self) -> RemotePart:
-        """The shards whose rows are in a remote engine, or move there."""
+        """The shards whose rows are in a remote engine or are being moved there."""
         return RemotePart(self._shards, self._lock.read, self._change, self._metadata.seqs)
 
     def build_index(self, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Run the next sealing, indexing or merging job beside queries and writes; False: there was none.
+        """Run the next sealing, indexing or merging job, which may take minutes, without blocking queries and writes.
 
-        It may take minutes; once `stopped` it gives up. One caller at a time.
+        Returns False if there was no job or it ended early, such as by `stopped`. One caller at a time.
         """
         with self._exclusive():
             next_job = self._shards.next_job()
@@ -301,7 +300,7 @@ class Gallery:
         shard, job = next_job
         with self._writers:
             shard.finish(job)
-            with self._swap():  # waits until no query reads the replaced segments any more
+            with self._swap():  # waits for queries that still read the replaced segments
                 pass
         job.remove_replaced()
         return True
@@ -312,9 +311,9 @@ class Gallery:
             return any(shard.is_large() for shard in self._shards.all())
 
     def adopt_segments(self) -> None:
-        """Replace rows here by segments that another process built of the same items; beside queries.
+        """Replace rows of this process by segments that another process built from the same items.
 
-        Only for the caller of `build_index`. Each step is short, and leaves every item in one place.
+        Only for the caller of `build_index`. Queries run between its short steps; each leaves every item in one place.
         """
         with self._lock.read():
             shards = self._shards.all()
@@ -330,7 +329,7 @@ class Gallery:
                     shard.drop_abandoned()
 
     def sweep_files(self) -> None:
-        """Remove the files of shards that do not exist any more; only for the caller of `build_index`."""
+        """Remove the files of removed shards; only for the caller of `build_index`."""
         with self._lock.read():
             unused = self._shards.unused_folders()
         for place in unused:
@@ -347,11 +346,11 @@ class Gallery:
         return self._seq
 
     def rows_scanned(self, query_version: str) -> float:
-        """Items a query of this version is compared with; infinite if it needs a route, or during a write."""
+        """`View.rows_scanned`; infinite during a write."""
         return math.inf if self._lock.contended else self._view.rows_scanned(query_version)
 
     def items_by_version(self, order: Sequence[str] | None = None) -> dict[str, int]:
-        """Number of items each version serves, versions without any left out; `order`: as if it were set."""
+        """Version -> number of items it serves, above 0; `order`: as if it were set."""
         with self._lock.read():
             if order is None:
                 return dict(self._view.items_by_version)
@@ -367,29 +366,29 @@ class Gallery:
         return len(self._missing)
 
     def _seq_of(self, key: int) -> int | None:
-        """The feed number of an item's last write, None where there is no such item."""
+        """The feed number of an item's last write; None: no such item."""
         return (known := self._metadata.get(key) or self._missing.get(key)) and known.seq
 
     def _count_missing(self) -> Iterable[Degraded]:
         counted = Counter((one.version, one.reason) for one in self._missing.values())
-        # An item without any embedding is missing from the current version.
+        # An item without any embedding is counted for the current version.
         return (Degraded(version or self._current, items, why) for (version, why), items in counted.items())
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Hold off all readers and writers."""
+        """Block all readers and writers."""
         with self._writers, self._lock.write():
             yield
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """Change what is served, with readers and writers held off."""
+        """Block all readers and writers, then replace the view."""
         with self._writers, self._swap():
             yield
 
     @contextmanager
     def _swap(self) -> Iterator[None]:
-        """As `_change`, for a caller that holds the writers' lock already."""
+        """`_change` for a caller that already holds the writers' lock."""
         with self._lock.write():
             try:
                 yield

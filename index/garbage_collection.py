@@ -1,4 +1,4 @@
-"""Pausing Python's cyclic garbage collector while many objects are allocated: each run scans all of them again."""
+"""Pause Python's cyclic garbage collector while many objects are allocated: each run would scan them all."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Pause collection; it took two thirds of loading a gallery and of its first filter, a fifth of a start.
+    """Pause collection, which took two thirds of loading a gallery and of its first filter, and a fifth of a start.
 
-    Of two overlapping pauses the first to end resumes it.
+    Of two overlapping pauses the first to end resumes collection.
     """
     paused = gc.isenabled()
     gc.disable()

@@ -1,8 +1,8 @@
-"""Routes along edges: how a query of one version reaches the items of another.
+"""Routes along edges: how a query of one version reaches the items of another. Read `Graph.route`, then `follow`.
 
-Query edges compose (v3 -> v2 -> v1). A `slerp` edge also needs the old encoder, so it serves only queries which that
-encoder can embed; `dual` uses the old encoder alone and is the last resort. Item edges (`forward`) are not part of a
-query's route, a `transform` backfill applies them.
+Query edges compose (v3 -> v2 -> v1). A `slerp` edge also needs the old encoder, so it only serves queries that this
+encoder can embed. `dual` uses the old encoder alone and is the last resort. Item edges (`forward`) are never part of a
+route; a `transform` backfill applies them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from index.transform import Transform
 from index.version import Edge, EdgeKey, EdgeKind
 
 MAX_CACHED = 4096
-"""Cached routes: planning a query again is a look-up."""
+"""Number of cached routes."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """How queries of `query_version` reach items of `item_version`: embed them, then apply `edges` in order.
+    """How queries of `query_version` reach items of `item_version`: embed the query, then apply `edges` in order.
 
-    No edges where query and items share their version; the only edge of a `dual` route.
+    `edges` is empty if the two versions are the same; a `dual` route has exactly one edge.
     """
 
     query_version: str
@@ -33,39 +33,39 @@ class Route:
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """The edge kinds on the way."""
+        """The kinds of its edges, in order."""
         return tuple(e.kind.value for e in self.edges)
 
     @cached_property
     def dual(self) -> bool:
-        """Whether the item version's encoder embeds the query instead."""
+        """Whether the encoder of the item version embeds the query."""
         return EdgeKind.DUAL in self.kinds
 
     @cached_property
     def encoders(self) -> tuple[str, ...]:
-        """The versions that must embed the query, the one the route starts with first."""
+        """The versions that must embed the query, first the one where the route starts."""
         if self.dual:
             return (self.item_version,)
         return (self.query_version, *(e.old for e in self.edges if e.kind is EdgeKind.SLERP))
 
     @cached_property
     def signature(self) -> tuple[EdgeKey, ...]:
-        """What tells this route from any other between the two versions; a calibration belongs to one signature."""
+        """The keys of its edges, which identify it among the routes between two versions; used as key of score maps."""
         return tuple(e.key for e in self.edges)
 
     @property
     def measured(self) -> float:
-        """The score of the weakest edge; `dual` edges have none."""
+        """The score of the weakest edge; 1 without edges."""
         return min((e.measured for e in self.edges), default=1.0)
 
 
 def follow(route: Route, opened: Callable[[Edge], Transform], queries: Mapping[str, Vectors]) -> Vectors:
-    """The queries at the end of a route, ready to scan the shard.
+    """Transform queries along a route -> (Q, dimension of the item version), ready to scan the shard.
 
     Args:
-        route: to the shard.
-        opened: returns the transform of an edge.
-        queries: version -> the queries as embedded by it, (Q, its dimension), for each of the route's encoders.
+        route: the route to the shard.
+        opened: edge -> its transform.
+        queries: version -> the queries embedded by it (Q, its dimension), for each of `route.encoders`.
     """
     moved_QD = queries[route.encoders[0]]
     for edge in () if route.dual else route.edges:
@@ -74,7 +74,7 @@ def follow(route: Route, opened: Callable[[Edge], Transform], queries: Mapping[s
 
 
 class Graph:
-    """All declared edges between versions; of several with one key, the last. Immutable."""
+    """All declared edges between versions; of several with the same key, the last. Immutable."""
 
     def __init__(self, edges: Iterable[Edge] = ()) -> None:
         self.edges = tuple({edge.key: edge for edge in edges}.values())
@@ -88,18 +88,18 @@ class Graph:
         """The best route from queries of one version to items of another.
 
         Args:
-            query_version: what the query is embedded by.
-            item_version: the shard to reach.
-            encoders: versions that can embed this very query (empty for one that arrives as an embedding).
+            query_version: the version that embedded the query.
+            item_version: the version of the items.
+            encoders: other versions that can embed this query (empty if the query is an embedding).
 
         Returns:
-            The route whose weakest edge measured best, then the one with fewer hops; `dual` when there is no other
-            and the item version can embed the query; None when the shard cannot be reached.
+            The route with the best weakest edge, then the fewest hops; `dual` if there is no other and the item version
+            can embed the query; None if there is no route.
         """
         return self._remembered(query_version, item_version, encoders)
 
     def unreachable(self, query_version: str, item_version: str, encoders: frozenset[str]) -> str:
-        """Why there is no route to a shard: what is missing, and what would help."""
+        """The message why there is no route: what is missing, and what would help."""
         way = f"from version {query_version!r} to {item_version!r}"
         everyone = frozenset(self.versions())
         path = self._best_path(query_version, item_version, everyone)
@@ -119,7 +119,7 @@ class Graph:
         return next((e for e in self.edges if (e.old, e.new) == (old, new) and e.kind is EdgeKind.FORWARD), None)
 
     def versions(self) -> set[str]:
-        """Every version that an edge touches."""
+        """All versions that have an edge."""
         return {name for edge in self.edges for name in (edge.new, edge.old)}
 
     def _plan(self, query_version: str, item_version: str, encoders: frozenset[str]) -> Route | None:
@@ -137,7 +137,7 @@ class Graph:
             return None
         paths: dict[str, tuple[Edge, ...]] = {new: ()}
         waiting = [new]
-        for at in waiting:  # grows while it is walked: breadth first
+        for at in waiting:  # grows in the loop: breadth-first search
             for edge in self._steps(at, encoders):
                 if edge.measured >= worth[old] and edge.old not in paths:
                     paths[edge.old] = (*paths[at], edge)
@@ -145,7 +145,7 @@ class Graph:
         return paths[old]
 
     def _widest(self, new: str, encoders: frozenset[str]) -> dict[str, float]:
-        """For each version within reach, the weakest edge of the way there whose weakest edge is best (Dijkstra)."""
+        """Reachable version -> score of the weakest edge of the path where it is best (widest path, by Dijkstra)."""
         worth: dict[str, float] = {}
         waiting = [(-float("inf"), new)]
         while waiting:
@@ -158,11 +158,11 @@ class Graph:
         return worth
 
     def _steps(self, at: str, encoders: frozenset[str]) -> Iterator[Edge]:
-        """Query edges from a version that serve this query, best first."""
+        """The query edges from a version that this query can use, best first."""
         return (e for e in self._leading.get(at, ()) if e.kind is not EdgeKind.SLERP or e.old in encoders)
 
     def _carried(self, old: str) -> list[str]:
-        """The versions that item edges lead to from `old`, nearest first."""
+        """The versions that item edges reach from `old`, nearest first."""
         reached = [old]
         for at in reached:  # grows while it is walked
             reached += [

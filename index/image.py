@@ -1,6 +1,6 @@
-"""Images: from untrusted bytes to pixels, and from pixels to the encoder's input.
+"""Images: decode untrusted bytes (`decode_image`), and preprocess pixels into the encoder's input (`preprocess`).
 
-`preprocess` is the serving twin of torchvision's evaluation transform on PIL images (Resize, CenterCrop, ToTensor,
+`preprocess` computes the same as torchvision's evaluation transform on PIL images (Resize, CenterCrop, ToTensor,
 Normalize); tests/congruence compares the two. Shape suffixes: N images, C channels, H height, W width.
 """
 
@@ -24,17 +24,17 @@ Pixels = NDArray[np.float32]
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 50_000_000
 PILLOWS_PIXELS = 178_956_970
-"""Pillow opens no image of more, whatever it is asked for."""
+"""Pillow refuses images with more pixels, whatever its settings."""
 MIN_SIDE = 4
-"""Shorter sides hold nothing to recognise and are almost always tracking pixels or broken exports."""
+"""Shortest legal side: smaller images are almost always tracking pixels or broken exports."""
 LEAST_SEEN = 0.25
-"""Share of a picture's area that a version should see at least: the centre of a 3:1 panorama is a third of it."""
+"""Smallest share of an image's area that a version should see; of a 3:1 panorama a square crop keeps a third."""
 MOST_REDUCED = 16.0
-"""How much smaller a version should make a picture's sides at most: 3,584 pixels become 224."""
+"""Largest factor by which a version should reduce an image's sides: 3,584 pixels become 224."""
 MAX_RESIZED = 32_000_000
-"""Pixels of a resized image of which more is kept than the part that is cropped from it."""
+"""Largest resized image, in pixels, that is computed as a whole; of a larger one only the crop is."""
 UNBOUNDED = {"I": "32-bit integers", "F": "floating point"}
-"""Pillow's modes of grey that nothing says what is white of."""
+"""Pillow's greyscale modes without a defined white."""
 ORIENTATION = 0x0112
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -45,13 +45,13 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What makes a picture of each EXIF orientation upright; 1 is."""
+"""EXIF orientation -> the transpose that makes the image upright; 1 is upright."""
 ONLY_TO = {"LAB": "RGB", "La": "LA"}
-"""Modes that Pillow converts to a single other one: CIELAB, and grey that is multiplied by its transparency."""
+"""Modes that Pillow converts to one other mode only: CIELAB, and grey with premultiplied alpha."""
 WHITE_IS_ZERO = 0
-"""The photometric interpretation of TIFF that Pillow heeds up to 8 bits only."""
+"""The TIFF photometric interpretation that Pillow ignores above 8 bits."""
 FILTER_SUPPORT = 3
-"""How many pixels away Pillow's widest filter, Lanczos, looks."""
+"""Radius in pixels of Pillow's widest filter, Lanczos."""
 
 
 class Loss(StrEnum):
@@ -62,14 +62,14 @@ class Loss(StrEnum):
 
 
 def decode_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode one image completely, the first frame of several, turned upright as its EXIF orientation says.
+    """Decode the first frame of an image completely, turned upright by its EXIF orientation.
 
     Args:
-        data: the file as it was sent.
-        max_pixels: refuse more than this, judged by the header before anything is decoded.
+        data: the content of the file.
+        max_pixels: images with more pixels are refused, by their header, before anything is decoded.
 
     Returns:
-        The image in mode L, LA, RGB, RGBA or another of Pillow's 8-bit modes, one that converts to RGB and to L.
+        The image in mode L, LA, RGB, RGBA or another 8-bit mode that Pillow converts to both RGB and L.
 
     Raises:
         InvalidImage: empty, not one of `FORMATS`, corrupt or truncated, too many pixels, a side below `MIN_SIDE`, or
@@ -79,7 +79,7 @@ def decode_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def open_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The first half of `decode_image`: what the header says, with no pixel decoded yet."""
+    """The first half of `decode_image`: read the header, decode no pixels."""
     if not data:
         raise InvalidImage("the image is empty (0 bytes)")
     image = _open(data, max_pixels)
@@ -94,11 +94,11 @@ def open_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def load_image(image: Image.Image) -> Image.Image:
-    """The second half: the pixels, upright and of 8 bits."""
+    """The second half of `decode_image`: decode the pixels, upright, 8 bits per channel."""
     try:
         image.load()
         return _upright(_eight_bit(image))
-    except Exception as error:  # decoders raise whatever the broken bytes lead them to
+    except Exception as error:  # on corrupt bytes decoders raise many types of exceptions
         raise_if_out_of_memory(error)
         raise InvalidImage(f"the image is corrupt or truncated ({error})") from error
 
@@ -127,13 +127,13 @@ def preprocess_batch(images: Sequence[Image.Image], spec: Preprocess) -> Pixels:
 
 
 def losses(size: tuple[int, int], spec: Preprocess) -> list[Loss]:
-    """What a picture of this (width, height) loses in `preprocess`: see `LEAST_SEEN` and `MOST_REDUCED`."""
+    """The losses of an image of this (width, height) in `preprocess`, by `LEAST_SEEN` and `MOST_REDUCED`."""
     unseen, reduced = seen_share(size, spec) < LEAST_SEEN, reduction(size, spec) > MOST_REDUCED
     return [loss for loss, holds in ((Loss.UNSEEN, unseen), (Loss.REDUCED, reduced)) if holds]
 
 
 def seen_share(size: tuple[int, int], spec: Preprocess) -> float:
-    """Share of a picture's area that reaches the encoder, above 0 to 1: the rest is cropped."""
+    """Share of an image's area that is not cropped, in (0, 1]."""
     if spec.stretch:
         return 1.0
     width, height = _resized(size, spec)
@@ -141,7 +141,7 @@ def seen_share(size: tuple[int, int], spec: Preprocess) -> float:
 
 
 def reduction(size: tuple[int, int], spec: Preprocess) -> float:
-    """How many of a picture's pixels, along the side that shrinks most, become one; below 1 where it is enlarged."""
+    """Factor by which the side that shrinks most is reduced; below 1 if it is enlarged."""
     if spec.stretch:
         return max(size[0] / spec.width, size[1] / spec.height)
     if isinstance(spec.resize, tuple):
@@ -154,16 +154,13 @@ def _open(data: bytes, max_pixels: int) -> Image.Image:
         return Image.open(io.BytesIO(data), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidImage(f"the image has too many pixels; at most {max_pixels} are decoded") from error
-    except Exception as error:  # parsers of headers raise whatever the broken bytes lead them to
+    except Exception as error:  # on corrupt bytes parsers raise many types of exceptions
         raise_if_out_of_memory(error)
         raise InvalidImage(f"the bytes are not a readable image; legal formats: {', '.join(FORMATS)}") from error
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
-    """Bring grey of 12 and 16 bits to 8 (Pillow's own conversion would clip it) and palettes to their colours.
-
-    What Pillow converts to a single other mode becomes that.
-    """
+    """Convert grey of 12 and 16 bits to 8 bits (Pillow would clip it), palettes to colours, and modes of `ONLY_TO`."""
     if image.mode.startswith("I;16"):
         tiff = getattr(image, "tag_v2", {})
         bits = tiff.get(BITSPERSAMPLE, (16,))[0]
@@ -177,20 +174,20 @@ def _eight_bit(image: Image.Image) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turn an image as its EXIF orientation says. One that cannot be read turns nothing: the picture is whole.
+    """Turn an image upright by its EXIF orientation; unreadable EXIF data are ignored.
 
-    Not Pillow's `exif_transpose`, which writes the other fields anew and fails where one of them is broken.
+    Pillow's `exif_transpose` also rewrites the other fields, and fails if one of them is corrupt.
     """
     try:
         turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
-    except Exception as error:  # whatever broken bytes lead its parser to
+    except Exception as error:  # on corrupt bytes the parser raises many types
         raise_if_out_of_memory(error)
         return image
     return image if turn is None else image.transpose(turn)
 
 
 def _scaled(size: tuple[int, int], shorter: int) -> tuple[int, int]:
-    """(width, height) with the shorter side brought to `shorter`, rounded as torchvision does."""
+    """(width, height) after resizing the shorter side to `shorter`, rounded as torchvision does."""
     width, height = size
     longer = int(shorter * max(size) / min(size))
     return (shorter, longer) if width <= height else (longer, shorter)
@@ -204,12 +201,12 @@ def _resized(size: tuple[int, int], spec: Preprocess) -> tuple[int, int]:
 
 
 def _resize(image: Image.Image, spec: Preprocess, resampling: Image.Resampling) -> Image.Image:
-    """The image resized; of a very long one only what `centre` keeps of it."""
+    """Resize an image; of a result above `MAX_RESIZED` compute only the part that `centre` keeps."""
     size = _resized(image.size, spec)
     if size[0] * size[1] <= MAX_RESIZED:
         return image.resize(size, resampling)
-    # The very pixels that a resize of all of it would have there, up to rounding. First across and then down, as Pillow
-    # resizes: it rounds in between.
+    # Same pixels as in a resize of the whole image, up to rounding. Horizontal first, then vertical, as Pillow does,
+    # because it rounds in between.
     starts = _margin(size[0] - spec.width, spec), _margin(size[1] - spec.height, spec)
     across = _kept(image.width, size[0], spec.width, starts[0])
     down = _kept(image.height, size[1], spec.height, starts[1])
@@ -220,10 +217,10 @@ def _resize(image: Image.Image, spec: Preprocess, resampling: Image.Resampling) 
 
 @dataclass(frozen=True)
 class _Part:
-    """What is kept of one side: the original's pixels from `first` to before `last`, and what they become.
+    """The part of one side that is kept: pixels [`first`, `last`) of the original are resized to `pixels` pixels.
 
-    They become `pixels` pixels, made of what lies from `left` to `right`, counted from `first`: Pillow keeps these in
-    float32, which is not exact far away.
+    The source of the resize is [`left`, `right`), relative to `first`, because Pillow computes it in float32, which is
+    inexact for large numbers.
     """
 
     first: int
@@ -234,12 +231,12 @@ class _Part:
 
 
 def _margin(beyond: int, spec: Preprocess) -> int:
-    """How many of the pixels that are too many lie before the crop."""
+    """Number of surplus pixels before the crop, out of `beyond` on both sides of it."""
     return beyond // 2 if spec.crop == "floor" else round(beyond / 2)
 
 
 def _kept(given: int, resized: int, wanted: int, start: int) -> _Part:
-    """The middle of a side that is resized: `wanted` pixels of it from `start` on, or all of them."""
+    """The part of a side from `given` to `resized` pixels that is kept: `wanted` pixels from `start` on, or all."""
     if resized <= wanted:
         return _Part(0, given, resized, 0.0, float(given))
     scale = given / resized
@@ -250,7 +247,7 @@ def _kept(given: int, resized: int, wanted: int, start: int) -> _Part:
 
 
 def centre(image: Image.Image, spec: Preprocess) -> Image.Image:
-    """Crop the centre; an image that is too small is first padded with black, rounded as torchvision does."""
+    """Crop the centre; a smaller image is first padded with black. Rounded as in torchvision (or `spec.crop`)."""
     width, height = spec.width, spec.height
     across, down = max(width - image.width, 0), max(height - image.height, 0)
     if across or down:

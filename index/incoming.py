@@ -1,7 +1,7 @@
-"""Incoming folders: filled beside the accepted ones and renamed at the end; abandoned ones are removed.
+"""Incoming folders: temporary folders that are filled next to the accepted ones and then renamed.
 
-The process that fills a folder holds a lock on it (flock), which the system releases when that process ends in any way.
-So several services may share the accepted folders: one that is being filled is never taken for abandoned.
+The process that fills a folder holds a lock on it (flock), which the system releases when the process ends. So several
+services can share the accepted folders, and `sweep` removes only incoming folders whose process is gone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from index.paths import paths_in
 
 INCOMING = ".incoming-"
-"""Prefix of their names; no version and no edge may be named so."""
+"""Prefix of their names; illegal in names of versions and edges."""
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def incoming_folder(accepted: Path) -> Iterator[Path]:
 
 @contextmanager
 def exclusive_access(accepted: Path) -> Iterator[None]:
-    """Hold the lock on `accepted` alone, waiting for it; on a file system without locks nobody waits."""
+    """Wait for an exclusive lock on `accepted` and hold it; without effect on a file system without locks."""
     accepted.mkdir(parents=True, exist_ok=True)
     lock = os.open(accepted, os.O_RDONLY)
     try:
@@ -44,14 +44,14 @@ def exclusive_access(accepted: Path) -> Iterator[None]:
 
 
 def abandoned_folders(accepted: Path) -> Iterator[Path]:
-    """The incoming folders whose process was killed, each locked while it is looked at."""
+    """The incoming folders whose process was killed; each is locked while the caller uses it."""
     for left in paths_in(accepted, f"{INCOMING}*"):
         try:
             lock = os.open(left, os.O_RDONLY)
         except OSError:  # it was renamed, or another process removed it
             continue
         try:
-            # Without locks nothing is known of the folders: they stay.
+            # On a file system without locks the folders are kept, as their state is unknown.
             with suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield left
@@ -66,11 +66,11 @@ def sweep(accepted: Path) -> None:
 
 
 def _make(accepted: Path) -> tuple[Path, int]:
-    """A new folder, and the file descriptor that holds its lock."""
+    """Make a new folder; returns it and the file descriptor of its lock."""
     while True:
         place = accepted / f"{INCOMING}{uuid.uuid4().hex}"
         place.mkdir(parents=True)
-        # Between creation and lock it looks abandoned: one that was removed then is created again.
+        # Before it is locked it looks abandoned: if another process removed it, try again.
         with suppress(FileNotFoundError):
             lock = os.open(place, os.O_RDONLY)
             with suppress(OSError):

@@ -1,8 +1,8 @@
-"""Verification in a process of its own: a model that never ends, or takes all memory, only takes down that process.
+"""Verify versions and edges in a child process: a model that never ends or takes all memory only ends the child.
 
-Run as `python -m index.isolated` it is that process: the request is one line of JSON on its standard input, the outcome
-one on its standard output. It ends when its input closes, because its parent is gone. Modules that open models are
-imported where they are used, so that the limits hold for that too.
+Run as `python -m index.isolated` this module is the child: it reads the request as a line of JSON from standard input
+and writes the outcome as a line of JSON. It ends when its input closes, because its parent is gone. Modules that open
+models are imported where they are used, so that the limits are set before.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from index.folder import load_version
 from index.version import EDGE_ARRAYS, EDGE_MODEL, Card, Edge, Version
 
 MAX_MESSAGE = 2000
-"""Characters of an error that are passed on: they must fit a pipe nobody reads until the end."""
+"""Characters of an error that are passed on: they must fit a pipe that is read only after the process ended."""
 GRACE_SECONDS = 5
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of verifying one folder: seconds of wall clock, and bytes of memory."""
+    """Limits for verifying one folder: wall-clock seconds, and bytes of memory."""
 
     seconds: float = 300.0
     memory_bytes: int = 4 << 30
 
 
 def verify_isolated(folder: Path, known: Mapping[str, Card] | None, limits: Limits) -> Version:
-    """What `index.encoder.verify_version` does, its models and arrays opened in another process.
+    """`index.encoder.verify_version` with `batches`; models and arrays are opened in a child process.
 
     Raises:
-        InvalidVersionFolder: as there; or it is not verified within the limits.
+        InvalidVersionFolder: as there, or the limits are exceeded.
     """
     version = load_version(folder)
     if not any(path.endswith((".onnx", ".npz")) for path in version.card.files):
@@ -54,10 +54,10 @@ def verify_isolated(folder: Path, known: Mapping[str, Card] | None, limits: Limi
 
 
 def check_edge_isolated(edge: Edge, new: Card, old: Card, limits: Limits) -> None:
-    """Check an edge against the cards of its two versions, its files opened in another process.
+    """Check an edge against the cards of its two versions; its files are opened in a child process.
 
     Raises:
-        InvalidVersionFolder: it does not fit them; or that is not known within the limits.
+        InvalidVersionFolder: it does not fit the cards, or the limits are exceeded.
     """
     if edge.kind not in {*EDGE_MODEL, *EDGE_ARRAYS}:
         _check_edge(edge, new, old)
@@ -121,7 +121,7 @@ def _main() -> None:
         outcome = {"kind": InvalidVersionFolder.__name__, "message": message, "pointer": ""}
     sys.stdout.write(json.dumps(outcome))
     sys.stdout.flush()
-    os._exit(0)  # whatever a model left running is not waited for
+    os._exit(0)  # do not wait for threads that a model left running
 
 
 def _verify(asked: Mapping[str, Any]) -> None:
@@ -148,20 +148,20 @@ def _check_edge(edge: Edge, new: Card, old: Card) -> None:
 
 
 def _limit(limits: Limits) -> None:
-    """Limit this process itself, for when its parent does not watch it any more."""
+    """Set the limits for this process itself, in case its parent is gone."""
     try:
         import resource
         import signal
-    except ImportError:  # not a POSIX system: only the clock of who started it counts
+    except ImportError:  # not POSIX: only the timeout of the parent limits it
         return
-    # Data, not address space: what onnxruntime maps without using it takes no memory.
+    # Data, not address space: onnxruntime maps memory that it does not use.
     resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.setitimer(signal.ITIMER_REAL, limits.seconds + GRACE_SECONDS)
 
 
 def _end_with_input() -> None:
-    # Not through `sys.stdin`, whose buffer the main thread has used.
+    # Not through `sys.stdin`, which the main thread reads with a buffer.
     while os.read(0, 1):
         pass
     os._exit(1)

@@ -1,8 +1,8 @@
-r"""The id of an item: which strings are legal, defined once for the service, the client and the docs.
+r"""Legal item ids (`is_item_id`), defined once for the service, the client and the docs.
 
-An id becomes a part of a path. Clients and proxies decode and shorten paths before a service sees them: `..` takes the
-part before it away (RFC 3986, section 5.2.4), and the URL standard also takes `\` for `/` and `%2e` for `.`. An id with
-such a part would make the address of an item that of its gallery, so none is legal, however it is written.
+An id becomes a part of a URL path. Clients and proxies decode and normalise paths before a service sees them: `..`
+removes the segment before it (RFC 3986, section 5.2.4), and the URL standard also reads `\` as `/` and `%2e` as `.`.
+With such a segment the URL of an item could become that of its gallery, so these are illegal in any encoding.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ LEGAL_ID = (
     "(U+0000 to U+001F, U+007F to U+009F, U+2028, U+2029, U+D800 to U+DFFF), and with no part that is . or .. between "
     "slashes, also when they are percent-encoded"
 )
-"""What an id is, for errors."""
+"""The definition of an id, for errors."""
 
 _UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-# What ends a part of a path, or the path itself.
+# Ends of a path segment, or of the path.
 _ENDS = re.compile(r"[/\\?#;]")
 _DOT_SEGMENT = re.compile(r"(?:^|[/\\?#;])\s*\.\.?\s*(?:$|[/\\?#;])")
 
 
 def is_item_id(value: object) -> TypeGuard[str]:
-    """Whether an item may be stored under this id."""
+    """Whether a value is a legal id."""
     return isinstance(value, str) and 1 <= len(value) <= MAX_ID and is_writable(value) and not has_dot_segments(value)
 
 
 def are_plain_ids(values: Sequence[object]) -> bool:
-    """Whether all are legal ids, checked together; False: check each by `is_item_id`."""
+    """Whether all values are surely legal ids, a fast check; if False, check each by `is_item_id`."""
     if set(map(type, values)) != {str}:
         return False
     texts = cast("Sequence[str]", values)
@@ -44,12 +44,12 @@ def are_plain_ids(values: Sequence[object]) -> bool:
 
 
 def is_writable(text: str) -> bool:
-    """Whether it holds no control characters or surrogates; no other id was ever stored."""
+    """Whether a text has no control characters or surrogates; ids in a database always satisfy this."""
     return _UNWRITABLE.search(text) is None
 
 
 def has_dot_segments(text: str) -> bool:
-    """Whether a part is `.` or `..` (RFC 3986), plain or percent-encoded however often: it would change a path."""
+    """Whether a path segment is `.` or `..` (RFC 3986), plain or percent-encoded any number of times."""
     while (decoded := unquote(text)) != text:
         text = decoded
     return any(part.strip() in {".", ".."} for part in _ENDS.split(text))

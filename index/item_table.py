@@ -1,7 +1,7 @@
-"""`ItemTable`: the items of a gallery by slot: a row of numbers each, and two texts in one buffer.
+"""`ItemTable`: the items of a gallery by slot: a row of five integers each, and two texts each in one buffer.
 
-A Python string takes 50 bytes more each, and a cache miss; and reading an item costs one miss, since the numbers of its
-row are adjacent. Not thread-safe. Shape suffixes: S slots, N of them, 5 columns.
+Compared with Python objects, this saves 50 bytes and a cache miss per string; the integers of an item are adjacent and
+cost one miss. Not thread-safe. Shape suffixes: S slots, N of them, 5 columns.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Ints = NDArray[np.int64]
 NO_ITEM = -1
 """The key of a free slot, and the slot of no item."""
 KEY, SEQ, FIRST, SECOND, END = range(5)
-"""The columns: an item's key, the feed number of its last write, the offsets of its two texts, and of their end."""
+"""The columns: an item's key, the feed number of its last write, the offsets of its two texts and of their end."""
 COLUMNS = 5
 MIN_FREED_BYTES = 1 << 20
-"""The buffer is packed if more bytes than this are freed, and more than half of it."""
+"""The buffer is compacted if more bytes than this, and more than half of the buffer, are freed."""
 
 
 class ItemTable:
@@ -29,9 +29,9 @@ class ItemTable:
 
     def __init__(self) -> None:
         self.memory = bytearray()
-        """The texts; their offsets never change in it: they are appended, or packed into another buffer."""
+        """The texts; append-only, so offsets stay valid. `_pack` compacts them into another buffer."""
         self._array = array("q")
-        # A NumPy view of the array, which cannot grow while there is one; None after slots were added.
+        # A NumPy view of the array, which cannot grow while the view exists; None after slots were added.
         self._view: Ints | None = None
         self._freed = 0
 
@@ -44,7 +44,7 @@ class ItemTable:
         return len(self.memory) - self._freed
 
     def add(self, keys: Sequence[int], seqs: Sequence[int], texts: JoinedTexts, again: Sequence[int] = ()) -> None:
-        """Add items: the first in the free slots `again`, the others in new ones."""
+        """Add items: the first into the free slots `again`, the others into new slots."""
         rows_N5 = np.column_stack([keys, seqs, texts.text_offsets_N3 + len(self.memory)])
         if again:
             self._table()[again] = rows_N5[: len(again)]
@@ -52,7 +52,7 @@ class ItemTable:
         self.memory += texts.texts
 
     def load(self, keys_N: Ints, seqs_N: Ints, texts: NDArray[np.uint8], text_offsets_N3: Ints) -> None:
-        """Add N new slots, whose texts are at these offsets of `texts`."""
+        """Add N new slots; `text_offsets_N3` are offsets in `texts`."""
         self._append(np.column_stack([keys_N, seqs_N, text_offsets_N3 + len(self.memory)]))
         self.memory += texts.data
         self._freed += len(texts) - int((text_offsets_N3[:, 2] - text_offsets_N3[:, 0]).sum())
@@ -60,7 +60,7 @@ class ItemTable:
     def copy_columns(self) -> tuple[Ints, Ints, NDArray[np.uint8], Ints]:
         """The arguments of `load` for all slots."""
         rows_S5 = self._table()
-        # NumPy copies without holding up other threads; a view of the memory would keep it from growing.
+        # NumPy releases the GIL while it copies; a view would keep the memory from growing.
         texts = np.frombuffer(self.memory, np.uint8).copy()
         return rows_S5[:, KEY].copy(), rows_S5[:, SEQ].copy(), texts, rows_S5[:, FIRST:].copy()
 
@@ -80,7 +80,7 @@ class ItemTable:
         return self._array[COLUMNS * slot + SEQ]
 
     def seqs(self, slots_N: Ints) -> Ints:
-        """The same of some slots (N,)."""
+        """The feed numbers of the last writes of some slots (N,)."""
         return self._table().take(slots_N, axis=0)[:, SEQ]
 
     def texts(self, slot: int) -> tuple[str, str]:
@@ -89,14 +89,14 @@ class ItemTable:
         return self.memory[start:middle].decode(), self.memory[middle:end].decode()
 
     def first_texts(self, slots: Sequence[int]) -> tuple[list[int], bytes]:
-        """Those of the slots that have texts, and their first texts joined by commas."""
+        """The given slots that have a first text, and these texts joined by commas."""
         slots_N = np.array(slots, np.int64)
         start_N, middle_N = self._table()[slots_N, FIRST], self._table()[slots_N, SECOND]
         held_N = middle_N > start_N
         start_N, middle_N = start_N[held_N], middle_N[held_N]
         if not len(start_N):
             return [], b""
-        # Gathered byte by byte, each text with the next byte, which becomes the comma: slices take four times as long.
+        # Gather bytes, each text with its next byte, which becomes the comma: slicing takes four times as long.
         lengths_N = middle_N - start_N + 1
         ends_N = np.cumsum(lengths_N)
         at = np.arange(ends_N[-1]) + np.repeat(start_N - (ends_N - lengths_N), lengths_N)
@@ -105,7 +105,7 @@ class ItemTable:
         return slots_N[held_N].tolist(), joined[:-1].tobytes()
 
     def rows(self, slots_N: Ints) -> Ints:
-        """The rows of some slots (N, 5); with this `memory` they stay readable, whatever is written later."""
+        """The rows of some slots (N, 5); with the present `memory` they stay readable after later writes."""
         return self._table().take(slots_N, axis=0)
 
     def _table(self) -> Ints:
@@ -119,7 +119,7 @@ class ItemTable:
         self._array.frombytes(rows_N5.tobytes())
 
     def _pack(self) -> None:
-        """Compact the texts, in their order, if many bytes are freed."""
+        """Compact the texts, in order, if many bytes are freed."""
         if self._freed <= max(MIN_FREED_BYTES, len(self.memory) // 2):
             return
         start_S, end_S = self._table()[:, FIRST], self._table()[:, END]
@@ -139,7 +139,7 @@ def texts_of(rows_N5: Ints, memory: bytearray) -> list[tuple[str, str]]:
 
 
 class JoinedTexts(NamedTuple):
-    """Concatenated pairs of texts, and the offsets of each pair: first, second, end (N, 3)."""
+    """Concatenated pairs of texts, and the offsets (N, 3) of each pair: first, second, end."""
 
     texts: bytes
     text_offsets_N3: Ints

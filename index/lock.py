@@ -1,4 +1,4 @@
-"""A lock for many readers or one writer: queries share the gallery, a change to it is seen whole or not at all."""
+"""A readers-writer lock that prefers writers: queries share a gallery, changes to it are atomic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class ReadWriteLock:
-    """Many readers or one writer; a waiting writer goes before new readers."""
+    """Many readers or one writer; a waiting writer precedes new readers."""
 
     def __init__(self) -> None:
         self._alone = threading.Lock()
@@ -18,19 +18,19 @@ class ReadWriteLock:
 
     @property
     def contended(self) -> bool:
-        """Whether a writer holds it, or waits."""
+        """Whether a writer holds the lock or waits for it."""
         return self._writers_waiting > 0
 
     def read(self) -> ReadWriteLock:
-        """Share the lock with other readers. Not reentrant: a waiting writer would block the inner entry."""
+        """A context manager that shares the lock with other readers. Not reentrant: a waiting writer would block it."""
         return self
 
     @contextmanager
     def write(self) -> Iterator[None]:
-        """Hold the lock alone."""
+        """Hold the lock exclusively."""
         with self._changed:
             self._writers_waiting += 1
-            # Readers stay out until the count falls, other writers because the condition stays held.
+            # Readers are kept out by the count, other writers by the condition, which stays held.
             try:
                 self._changed.wait_for(lambda: self._readers == 0)
                 yield
@@ -39,8 +39,8 @@ class ReadWriteLock:
                 self._changed.notify_all()
 
     def __enter__(self) -> None:
-        """What `read` gives is the lock itself: a query enters twice, and a generator costs as much as all of this."""
-        with self._alone:  # the condition's own, without its methods
+        """Enter as a reader. `read` returns the lock itself, as a generator would double the cost of entering."""
+        with self._alone:  # the lock of the condition, entered without its overhead
             while self._writers_waiting:
                 self._changed.wait()
             self._readers += 1

@@ -1,14 +1,14 @@
-"""Many shard results -> one ranked list. Pure functions over arrays.
+"""Merge the results of several shards into one ranked list. Pure functions over arrays.
 
-Three ways to rank matches of several shards together:
+Three modes:
 
-- `raw`: by the score a user reads; right only where the scores of all shards mean the same.
-- `calibrated`: by the log-odds of each shard's own map, so that unlike scores become comparable.
-- `rank`: by the rank in the item's own shard, in proportion to its size (after reciprocal rank fusion: Cormack 2009),
-  which needs nothing but says least.
+- `raw`: by the scores that users see; correct only if the scores of all shards are comparable.
+- `calibrated`: by the log-odds of each shard's own map, which makes scores comparable.
+- `rank`: by the rank in the item's own shard, weighted by its size (after reciprocal rank fusion: Cormack 2009); always
+  possible, but the least precise.
 
-Each keeps the order inside every shard, so a single shard ranks the same in all three. Ties keep the order of the
-shards, then of their own results. Shape suffixes: Q queries, K results wanted, S results of all shards side by side.
+Each mode keeps the order inside every shard, so a single shard ranks the same in all three. Ties keep the order of the
+shards, then of their results. Shape suffixes: Q queries, K results wanted, S results of all shards concatenated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from index.errors import InvalidArgument, ModeUnavailable
 from index.space import Space
 
 K0 = 60
-"""Reciprocal rank fusion's constant, as in its paper."""
+"""The constant of reciprocal rank fusion, as in its paper."""
 
 
 class Mode(StrEnum):
@@ -41,13 +41,13 @@ def choose_mode(asked: str | None, spaces: Sequence[Space], calibrated: bool, pr
 
     Args:
         asked: a mode, or None.
-        spaces: of the shards to be merged.
+        spaces: the spaces of the shards to be merged.
         calibrated: whether all of them have a map.
-        preferred: the mode measured to be best for these shards, or that of a rule.
+        preferred: the mode measured to be best for these shards, or a default.
 
     Raises:
-        InvalidArgument: there is no such mode.
-        ModeUnavailable: the shards cannot be merged in the mode asked for; says why, and which modes are legal.
+        InvalidArgument: an unknown mode.
+        ModeUnavailable: the shards cannot be merged in the mode asked for; gives the reason and the legal modes.
     """
     if asked is not None and asked not in list(Mode):
         raise InvalidArgument(f"mode must be one of {', '.join(Mode)}, not {asked!r}", pointer="/mode")
@@ -68,13 +68,13 @@ def choose_mode(asked: str | None, spaces: Sequence[Space], calibrated: bool, pr
 
 
 def no_matches(queries: int) -> Merged:
-    """The result of Q queries where there are no shards: (Q, 0)."""
+    """The result of Q queries without shards: (Q, 0)."""
     nothing = np.empty((queries, 0), np.int64)
     return Merged(nothing.astype(np.float64), nothing.astype(np.float32), nothing, nothing, full=True)
 
 
 def merge_raw(found: Sequence[Hits], higher_is_better: Sequence[bool], k: int) -> Merged:
-    """Rank by raw scores; `higher_is_better` is the order of each shard's space. The score is the raw score."""
+    """Rank by raw scores; `higher_is_better`: of the space of each shard."""
     if len(found) == 1:
         return merge_single(found[0], found[0].scores_QK)
     goodness = [
@@ -85,7 +85,7 @@ def merge_raw(found: Sequence[Hits], higher_is_better: Sequence[bool], k: int) -
 
 
 def merge_calibrated(found: Sequence[Hits], maps: Sequence[Calibration], k: int) -> Merged:
-    """Rank by the log-odds that each shard's map gives. The score is the probability that the match is relevant."""
+    """Rank by the log-odds of each shard's map. The score is the probability that the match is relevant."""
     odds = [calibrate.log_odds(hits.scores_QK) for calibrate, hits in zip(maps, found, strict=True)]
     # Rounding at a knot must not swap two results of one shard.
     merged = merge(found, [np.minimum.accumulate(odds_QK, axis=1) for odds_QK in odds], k)
@@ -95,8 +95,8 @@ def merge_calibrated(found: Sequence[Hits], maps: Sequence[Calibration], k: int)
 def merge_rank(found: Sequence[Hits], sizes: Sequence[int], k: int) -> Merged:
     """Rank by 1 / (60 + weighted rank), which is the score.
 
-    The weighted rank is the rank in the item's own shard, from 1, times the items of all shards, divided by those of
-    its own. Else the few items of a small shard would take as many places as all others.
+    The weighted rank is the rank in the item's own shard, from 1, times the number of items of all shards divided by
+    that of its own. Without the weight a small shard would take as many places as a large one.
     """
     total, goodness = sum(sizes), []
     for hits, size in zip(found, sizes, strict=True):

@@ -1,13 +1,13 @@
-"""Metadata of the items of one gallery, in memory: shown with a match, and filtered by.
+"""`Metadata`: the metadata of the items of one gallery, in memory, for matches and filters.
 
-Every item has a slot, a small number; `filter_mask` answers a filter for all slots at once, for less than a scan costs.
-An item whose metadata or id changes gets another slot, so that columns only grow; retired slots are dropped from the
-columns and reused once there are many. Unchanged metadata are recognised by their JSON text, without parsing it.
+Every item has a slot, a small number; `filter_mask` evaluates a filter for all slots at once, faster than a scan. An
+item whose metadata or id changes gets another slot, so that columns are append-only; once many slots are retired, they
+are dropped from the columns and reused. Unchanged metadata are recognised by their JSON text, without parsing it.
 
-The column of a key is built when the first filter needs it: many galleries are never filtered, and few by all keys; a
-start parses no JSON. From then on every write adds its values.
+The columns of a key are built by the first filter that needs them, and every later write adds its values: many
+galleries are never filtered, and few by all keys. So a start parses no JSON.
 
-Not thread-safe: the gallery locks around it (`filter_mask` may run beside itself). Shape suffixes: S slots, N items.
+Not thread-safe: the gallery locks (`filter_mask` may run concurrently). Shape suffixes: S slots, N items.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ Slots = NDArray[np.int64]
 EMPTY_JSON = "{}"
 """The metadata of an item without any."""
 SLOT_BYTES = 198
-"""Bytes of an item beside its texts: its entry by key with two Python ints, and five numbers by slot."""
+"""Bytes of an item without its texts: its entry in `_slot_of` with two Python ints, and its row in the table."""
 LOAD_BATCH = 65_536
-"""Keys loaded in one step of some milliseconds, in which no other thread computes."""
+"""Keys loaded in one step, which holds the GIL for some milliseconds."""
 COLUMN_BATCH = 4_096
-"""Items added to columns in one step of some ten milliseconds."""
+"""Items added to columns in one step, which takes some ten milliseconds."""
 AS_ZEROS, LONG_NUMBER = bytes.maketrans(b"123456789", b"000000000"), b"0" * 19
-"""With all digits replaced by zeros, integers that may exceed 64 bits are found at once."""
+"""With all digits replaced by zeros, one search finds integers that may exceed 64 bits."""
 MIN_RETIRED = 1024
-"""Retired slots are reused from so many on, or half as many as those in use."""
+"""Retired slots are reused once there are this many, and half as many as items."""
 
 
 class Item(NamedTuple):
@@ -50,7 +50,7 @@ class Item(NamedTuple):
 
     Attributes:
         metadata: a JSON object as text.
-        id: the user's.
+        id: the id that the user gave it.
         seq: the change feed number of its last write.
     """
 
@@ -63,7 +63,7 @@ EMPTY_ITEM = Item()
 
 
 class FoundItems(Mapping[int, Item]):
-    """Some items by key, as they were when they were found; each is read from the table on access."""
+    """Items by key, as they were when they were found; each is decoded on access."""
 
     def __init__(self, rows_N5: Slots, memory: bytearray) -> None:
         """See `ItemTable.rows`."""
@@ -84,7 +84,7 @@ class FoundItems(Mapping[int, Item]):
 
     @cached_property
     def _rows(self) -> dict[int, list[int]]:
-        # A deep page looks at few of the items that were ranked for it.
+        # Built on first access: a deep page reads few of the items that were ranked for it.
         return {row[KEY]: row for row in self._rows_N5.tolist()}
 
 
@@ -92,8 +92,8 @@ class ItemChanges(NamedTuple):
     """Changes of some items, computed by `Metadata.diff`.
 
     Attributes:
-        keys: of the items that get another slot, because they are new, or their metadata or id changed (N,).
-        texts: the metadata and ids of those.
+        keys: the items that get a new slot, because they are new, or their metadata or id changed (N,).
+        texts: their metadata and ids.
         seqs: the feed numbers of their last writes.
         same: slots of unchanged items, and the feed numbers of their last writes.
     """
@@ -110,29 +110,29 @@ class Metadata:
     def __init__(self) -> None:
         self._root = Field()
         self._slot_of: dict[int, int] = {}
-        # Its two texts of an item are its JSON and its id.
+        # The two texts of an item are its metadata (JSON) and its id.
         self._table = ItemTable()
         # Keys whose columns hold every item; and the keys of all items, known once all were parsed for a filter.
         self._built_keys: frozenset[str] = frozenset()
         self._keys: set[str] = set()
         self._keys_known = False
-        # Keys whose columns are being built, and the number of slots that are in them.
+        # Keys whose columns are being built, and the number of slots that were added to them.
         self._building_keys: frozenset[str] = frozenset()
         self._built_slots = 0
         self._free: list[int] = []
         self._retired: list[int] = []
 
     def put(self, keys: Sequence[int], items: Mapping[int, Item]) -> Slots:
-        """Store items, replacing earlier ones, and return their slots (N,); see `diff`."""
+        """Store items, replacing earlier ones; returns their slots (N,). See `diff`."""
         self.apply(self.diff(keys, items))
         return self.slots_of(keys)
 
     def diff(self, keys: Sequence[int], items: Mapping[int, Item]) -> ItemChanges:
-        """Compute what `apply` must do, which is most of the work; beside readers, while nobody else writes.
+        """Compute the changes for `apply`, which is most of the work. Readers may run concurrently, writers not.
 
         Args:
-            keys: all different.
-            items: by key. One that is left out keeps what it has, at first nothing.
+            keys: distinct.
+            items: by key. An item that is not in it keeps its metadata, or has none if new.
         """
         slots, new = list(map(self._slot_of.get, keys)), []
         same: tuple[list[int], list[int]] = [], []
@@ -155,7 +155,7 @@ class Metadata:
         return ItemChanges([key for key, _ in new], texts, [item.seq for _, item in new], same)
 
     def apply(self, changes: ItemChanges) -> None:
-        """Store the changes."""
+        """Store the changes that `diff` computed."""
         slots, seqs = changes.same
         if slots:
             self._table.stamp(slots, seqs)
@@ -163,7 +163,7 @@ class Metadata:
             self._store(changes.keys, changes.texts, changes.seqs)
 
     def keys(self) -> list[int]:
-        """The keys of all items, in no order."""
+        """The keys of all items, unordered."""
         return list(self._slot_of)
 
     def slots_of(self, keys: Sequence[int]) -> Slots:
@@ -171,7 +171,7 @@ class Metadata:
         return np.fromiter(map(self._slot_of.__getitem__, keys), np.int64, len(keys))
 
     def load(self, items: Contents) -> Slots:
-        """Store new items, and return their slots (N,)."""
+        """Store new items; returns their slots (N,)."""
         before, keys = self._table.slot_count(), items.keys_N
         self._table.load(keys, items.seqs_N, items.texts, items.text_offsets_N3)
         for start in range(0, len(keys), LOAD_BATCH):
@@ -192,18 +192,18 @@ class Metadata:
         return self._table.seqs(slots_N)
 
     def bytes(self) -> int:
-        """Approximate memory in bytes: texts, and the values that filters test, which are about as much again."""
+        """Approximate memory in bytes: rows, texts, and columns, which take about as much as the texts."""
         return (1 + bool(self._built_keys)) * self._table.text_bytes() + self._table.slot_count() * SLOT_BYTES
 
     def get(self, key: int) -> Item | None:
-        """An item, None if there is no such item."""
+        """An item; None: no such item."""
         slot = self._slot_of.get(key)
         return None if slot is None else Item(*self._table.texts(slot), self._table.seq(slot))
 
     def look_up(self, slots_QK: Slots, *, full: bool) -> tuple[Slots, FoundItems]:
-        """The keys (Q, K) of the items in these slots, and the items, whatever is written later.
+        """The keys (Q, K) of the items in these slots, and the items, which later writes do not change.
 
-        `full`: no slot is NO_ITEM; those that are get NO_ITEM as keys.
+        Slots may be NO_ITEM, whose key is NO_ITEM too, unless `full` (the faster way).
         """
         if full:
             rows_N5 = self._table.rows(slots_QK.ravel())
@@ -221,13 +221,13 @@ class Metadata:
         self._reuse_retired()
 
     def select(self, where: Filter) -> Mask:
-        """`filter_mask` for a caller that has it alone: builds missing columns first."""
+        """`filter_mask` for a caller with exclusive access: builds missing columns first."""
         while not self.filterable(where):
             self.build_columns(where)
         return self.filter_mask(where)
 
     def filter_mask(self, where: Filter) -> Mask:
-        """Which items pass a `filterable` filter, by slot (S,); undefined for free slots."""
+        """Whether the item of each slot (S,) passes a `filterable` filter; undefined for free slots."""
         match where:
             case Condition(path, test):
                 return self._test(path, test)
@@ -239,11 +239,11 @@ class Metadata:
                 return reduce(np.logical_or, map(self.filter_mask, parts))
 
     def filterable(self, where: Filter) -> bool:
-        """Whether the columns a filter tests hold every item; once they do, they stay complete."""
+        """Whether the columns that a filter tests hold every item; stays True until a write adds a new key."""
         return self._keys_known and keys_of(where) & self._keys <= self._built_keys
 
     def build_columns(self, where: Filter) -> None:
-        """Add some more items to the columns that a filter tests, or to those being built for an earlier one."""
+        """Add the next items to the columns that a filter tests, or to those being built for an earlier filter."""
         if self.filterable(where):
             return
         if not self._building_keys:
@@ -292,13 +292,13 @@ class Metadata:
         """Add the items at these slots, some of which may be retired, to the columns of some keys."""
         held, texts = self._table.first_texts(slots)
         if held:
-            # Parsed as one text: many small ones cost several times as much.
+            # Parse them as one text: parsing each would take several times as long.
             documents = _parsed(b"[%s]" % texts)
             self._keys.update(*documents)
             add_documents(self._root, held, documents, keys)
 
     def _reuse_retired(self) -> None:
-        """Drop retired slots from the columns once there are many, and reuse them."""
+        """Once many slots are retired, drop them from the columns and make them free."""
         if len(self._retired) < max(MIN_RETIRED, len(self._slot_of) // 2):
             return
         kept_S = np.ones(self._table.slot_count(), np.bool_)
@@ -310,7 +310,7 @@ class Metadata:
 
 
 def _parsed(text: bytes) -> list[dict[str, Any]]:
-    """Parse JSON documents; orjson is faster, but rounds integers beyond 64 bits, and refuses lone surrogates."""
+    """Parse JSON documents, by orjson (faster) unless it would round integers beyond 64 bits or refuse surrogates."""
     documents: list[dict[str, Any]]
     if LONG_NUMBER not in text.translate(AS_ZEROS):
         with suppress(orjson.JSONDecodeError):

@@ -1,4 +1,4 @@
-"""The base of a version's encoders: an ONNX model with one output (N, width), checked against its card.
+"""`Model`, the base of encoders: an ONNX model with one output (N, width), checked against its version's card.
 
 Shape suffixes: N inputs, D dimension.
 """
@@ -19,8 +19,8 @@ from index.space import UNIT_TOLERANCE, Cosine, Space, Vectors, space_from_json
 from index.version import Card, Version
 
 PROBE_TOLERANCE = 1e-3
-"""Largest difference from the stored probe, as a share of its largest number if that is above 1; CPUs and onnxruntime
-releases differ by about 1e-5."""
+"""Largest difference from the stored probe, relative to its largest absolute number if that is above 1; CPUs and
+releases of onnxruntime differ by about 1e-5."""
 
 FLOAT, INT64 = "tensor(float)", "tensor(int64)"
 
@@ -33,12 +33,12 @@ class Model:
     def __init__(
         self, version: Version, name: str, width: int, check_inputs: CheckInputs, execution: Execution
     ) -> None:
-        """Open `name` below the version's folder; `check_inputs` gets what it declares as inputs.
+        """Open the file `name` of the version's folder; `check_inputs` checks its declared inputs.
 
         Raises:
             InvalidVersionFolder: not such a model.
-            DeviceUnavailable: it cannot run as asked for.
-            ChangedOnDisk: not the file that the card lists any more.
+            DeviceUnavailable: it cannot run on the device.
+            ChangedOnDisk: the file does not have the sha256 that the card lists.
         """
         self.name, self.width = name, width
         expected = version.card.files.get(name)
@@ -49,10 +49,11 @@ class Model:
         check_shape(name, "output", output.shape, (width,))
 
     def run(self, inputs: Mapping[str, NDArray[Any]], what: str) -> Vectors:
-        """Run it on arrays of one length N; `what` names an input in messages ("image").
+        """Run the model on arrays of equal length N; `what` names one input in messages ("image").
 
         Raises:
-            InvalidVersionFolder: it fails, or gives another shape or numbers that are not finite.
+            InvalidVersionFolder: it fails, or its output has another shape or is not finite.
+            MemoryError: out of memory.
         """
         count = len(next(iter(inputs.values())))
         try:
@@ -69,7 +70,7 @@ class Model:
 
 
 def ready_to_compare(vectors_ND: Vectors, space: Space, name: str, what: str) -> Vectors:
-    """The output of a model, valid for its space. Raises InvalidVersionFolder unless cosine vectors have length 1."""
+    """Normalise a model's output for its space. Raises InvalidVersionFolder unless cosine vectors have length 1."""
     if isinstance(space, Cosine):
         length_N = np.linalg.norm(vectors_ND, axis=1)
         if (off_N := np.abs(length_N - 1) > UNIT_TOLERANCE).any():
@@ -79,14 +80,14 @@ def ready_to_compare(vectors_ND: Vectors, space: Space, name: str, what: str) ->
 
 
 def check_probe(name: str, part: str, given: Vectors, expected: Vectors) -> None:
-    """Raise InvalidVersionFolder unless what was computed is what the probe `name` stores under `part`."""
+    """Raise InvalidVersionFolder unless `given` is close to `expected`, the array `part` of the probe file `name`."""
     off, legal = float(np.abs(given - expected).max()), legal_difference(expected)
     if not off <= legal:
         raise wrong(name, f"expects another {part}: it differs by {off:.2g}, at most {legal:.2g} is legal")
 
 
 def legal_difference(expected: Vectors) -> float:
-    """The largest legal difference from expected vectors."""
+    """The largest legal absolute difference from expected vectors."""
     return PROBE_TOLERANCE * max(1.0, float(np.abs(expected).max()))
 
 
@@ -99,7 +100,7 @@ def space_of(card: Card) -> Space:
 
 
 def single_node(name: str, side: str, found: Sequence[ort.NodeArg], kind: str) -> ort.NodeArg:
-    """The one input or output of a model. Raises InvalidVersionFolder when there are others, or another type."""
+    """The only input or output of a model. Raises InvalidVersionFolder if there are several, or of another type."""
     if len(found) != 1 or found[0].type != kind:
         given = ", ".join(f"{n.name}: {n.type}" for n in found)
         raise wrong(name, f"needs exactly one {side} of type {kind}, not {given}")
@@ -107,7 +108,7 @@ def single_node(name: str, side: str, found: Sequence[ort.NodeArg], kind: str) -
 
 
 def check_shape(name: str, side: str, given: Sequence[int | str | None], rest: Sequence[int | str]) -> None:
-    """Compare a declared shape with (N, *rest); names and None are sizes only known at run time."""
+    """Raise InvalidVersionFolder unless a declared shape fits (N, *rest); names and None are dynamic sizes."""
     fits = len(given) == len(rest) + 1 and not isinstance(given[0], int)
     pairs = zip(given[1:], rest, strict=True) if fits else ()
     if not fits or any(isinstance(g, int) and isinstance(r, int) and g != r for g, r in pairs):
@@ -116,5 +117,5 @@ def check_shape(name: str, side: str, given: Sequence[int | str | None], rest: S
 
 
 def wrong(name: str, why: str) -> InvalidVersionFolder:
-    """The error of a file."""
+    """The error about a file."""
     return InvalidVersionFolder(f"{name} {why}", pointer=f"/{name}")

@@ -1,4 +1,4 @@
-"""Writing a version folder atomically: beside its place, and renamed at the end."""
+"""Write a version folder atomically: into a temporary folder next to it, which is renamed at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from index.paths import paths_in
 from index.version import CARD, NAME, Version
 
 NEW, REPLACED = "new", "replaced"
-"""The content of the temporary folder: the new version, and the one it replaces."""
+"""The content of the temporary folder: the new version, and the version that it replaces."""
 
 
 class Unwritable(RegraftError):
@@ -24,10 +24,10 @@ class Unwritable(RegraftError):
 
 
 def check_target(out: Path, old: Version | None = None) -> None:
-    """Refuse a target that is no legal version name, the old version's, inside a version, or holds something else.
+    """Check that a new version may be written to `out`, or replace the version there.
 
     Raises:
-        InvalidArgument: names the folder.
+        InvalidArgument: its name is illegal or that of `old`, it is inside a version, or it is not a version folder.
     """
     if not NAME.fullmatch(out.name):
         raise InvalidArgument(
@@ -43,10 +43,10 @@ def check_target(out: Path, old: Version | None = None) -> None:
 
 
 def check_new(folder: Path) -> None:
-    """Refuse an existing version folder; not called to replace one.
+    """Check that a version folder does not exist yet.
 
     Raises:
-        InvalidArgument: names the folder.
+        InvalidArgument: it exists.
     """
     if (folder / CARD).exists():
         raise InvalidArgument(f"{folder} is there already; --overwrite (overwrite=True) replaces it", pointer="/folder")
@@ -54,10 +54,10 @@ def check_new(folder: Path) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A temporary folder that replaces `out` when the block ends well, and is removed when it does not.
+    """Yield a temporary folder; it replaces `out` if the block succeeds, else it is removed.
 
     Raises:
-        Unwritable: it could not be written; `out` is as it was.
+        Unwritable: it could not be written; `out` is unchanged.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -72,9 +72,9 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def clear_leftovers(out: Path) -> None:
-    """Remove leftovers of processes that were killed while they wrote `out`; nobody may be writing it now.
+    """Remove what processes left that were killed while they wrote `out`, which no process may be writing now.
 
-    A folder that was to be replaced stays if nothing replaced it.
+    A temporary folder with the version that was to be replaced is kept if nothing replaced it.
     """
     scratch = re.compile(re.escape(f".{out.name}.") + r"\w{8}")
     for folder in filter(lambda path: scratch.fullmatch(path.name), out.parent.iterdir()):
@@ -84,7 +84,7 @@ def clear_leftovers(out: Path) -> None:
 
 
 def _take_place(made: Path, out: Path, aside: Path) -> None:
-    """Rename `made` to `out`; what is there goes aside, and comes back if that fails or is interrupted."""
+    """Rename `out` to `aside`, if it exists, and `made` to `out`; undo the first on failure or interruption."""
     if out.exists():
         out.rename(aside)
     try:

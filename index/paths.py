@@ -1,4 +1,4 @@
-"""Listing folders that others may change meanwhile, or that hold what a user stores or trains on."""
+"""List folders that other processes may change at the same time, and folders of users' files."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from index.errors import InvalidArgument
 
 READABLE = frozenset({".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 IMAGE_SUFFIXES = READABLE | {".avif", ".heic", ".heif"}
-"""How files of images end: those of `index.image.FORMATS`, and others, which are refused by name and not left out."""
+"""Suffixes of image files: of `index.image.FORMATS`, and of other formats, so that these are refused, not skipped."""
 
 
 def paths_in(folder: Path, pattern: str) -> list[Path]:
     """The paths in a folder that match a pattern; names with a leading dot only if the pattern has one.
 
-    Files that are removed meanwhile are left out: `Path.glob` raises FileNotFoundError then, up to Python 3.12.
+    Files removed during the call are left out; `Path.glob` raises FileNotFoundError for them up to Python 3.12.
     """
     return [folder / name for name in glob(pattern, root_dir=folder)]  # noqa: PTH207
 
 
 def files_below(folder: Path, suffixes: Collection[str], *, pointer: str = "") -> Iterator[Path]:
-    """Files with these suffixes, at any depth, through links, without hidden files and leftovers of other programs.
+    """Files with these suffixes at any depth, following links, without hidden files and files of other programs.
 
     Args:
-        folder: to search.
+        folder: the folder to search.
         suffixes: in lower case, with their dot.
-        pointer: of the error.
+        pointer: JSON pointer of the error.
 
     Raises:
         InvalidArgument: a folder cannot be listed; names it.
@@ -37,7 +37,7 @@ def files_below(folder: Path, suffixes: Collection[str], *, pointer: str = "") -
 
 
 def _files_below(folder: Path, suffixes: Collection[str], pointer: str, above: frozenset[Path]) -> Iterator[Path]:
-    """`above`: the real parent folders: a link to one of them would never end."""
+    """`above`: the real paths of the parent folders, to which links are not followed."""
     real = folder.resolve()
     if real in above:
         return
@@ -50,11 +50,11 @@ def _files_below(folder: Path, suffixes: Collection[str], pointer: str, above: f
         path = Path(entry.path)
         if entry.is_dir():
             yield from _files_below(path, suffixes, pointer, above | {real})
-        # Whoever reads a link to nothing says so; reading a pipe would never end.
+        # A broken link is listed, so that reading it is reported; reading a pipe would never end.
         elif path.suffix.lower() in suffixes and (entry.is_file() or entry.is_symlink()):
             yield path
 
 
 def _left_behind(name: str) -> bool:
-    """Thumbnails, checkpoints of notebooks, what macOS packs beside files."""
+    """Whether a name is hidden, such as .thumbnails and .ipynb_checkpoints, or added to archives by macOS."""
     return name.startswith(".") or name == "__MACOSX"

@@ -1,4 +1,4 @@
-"""Projection: which metadata an answer shows, a list of fields named as filters name them (docs/filters.md)."""
+"""`Projection`: the metadata fields that an answer shows, named as in filters (docs/filters.md)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from index.errors import InvalidArgument
 
 MAX_FIELDS = 100
 MAX_LENGTH = 1024
-"""Characters of one field."""
+"""Longest field, in characters."""
 NOTHING: dict[str, Any] = {}
 
 
 class Projection:
-    """Some fields of JSON objects; where an array is on the way, of each object in it.
+    """Selects fields of JSON objects; an array on a path stands for each object in it.
 
     Raises:
-        InvalidArgument: `fields` is no list of at most `MAX_FIELDS` paths like "name" or "outer.inner".
+        InvalidArgument: `fields` is not a list of at most `MAX_FIELDS` paths like "name" or "outer.inner".
     """
 
     def __init__(self, fields: object) -> None:
@@ -32,10 +32,10 @@ class Projection:
             for key in outer:
                 node = None if node is None else node.setdefault(key, {})
             if node is not None:
-                node[last] = None  # all of it, whatever else is named below
+                node[last] = None  # the whole field, even if parts of it are named too
 
     def of(self, metadata: str) -> dict[str, Any]:
-        """What it leaves of a JSON object given as text."""
+        """The selected fields of a JSON object given as text."""
         if not self._tree:
             return NOTHING
         shown: dict[str, Any] = _picked(json.loads(metadata), self._tree)

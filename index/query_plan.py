@@ -1,4 +1,4 @@
-"""A query to a gallery, and its plan: which shards are scanned, along which routes, and how they are merged.
+"""A query to a gallery (`GalleryQuery`) and its `Plan`: which shards are scanned, along which routes, how merged.
 
 Shape suffixes: Q queries, K results, D dimension.
 """
@@ -21,19 +21,19 @@ from index.search_result import Degraded
 from index.space import Space, Vectors
 
 Encode = Callable[[str], Vectors]
-"""Version name -> this request's queries embedded by that version, (Q, D)."""
+"""Version name -> the queries of this request embedded by that version (Q, D)."""
 
 
 class GalleryQuery(NamedTuple):
     """A batch of queries with common options.
 
     Attributes:
-        encode: embeds them by a version.
-        depth: results for each query, at least 1: `params.k`, and what pages before and after need.
-        params: the options; `mode` None: the one measured to be best, else that of `edge_maps`. With a filter there
-            may be fewer results.
-        encoders: versions that can embed them besides the query version (for `slerp` and `dual` routes).
-        stored: for queries that are items of the gallery, key -> the feed number of the write they were read from.
+        encode: embeds the queries by a version.
+        depth: results per query, at least 1: `params.k` plus what pages before and after need. With a filter there may
+            be fewer results.
+        params: the options; `mode` None: the mode measured to be best, else that of `edge_maps`.
+        encoders: versions that can embed the queries besides the query version (for `slerp` and `dual` routes).
+        stored: of queries that are items of the gallery, key -> the feed number of the write that was read.
     """
 
     encode: Encode
@@ -44,21 +44,22 @@ class GalleryQuery(NamedTuple):
 
 
 class EmbeddedQueries(NamedTuple):
-    """The queries of one `GalleryQuery`: version -> their embeddings (Q, D), and the seconds that took."""
+    """The queries of one `GalleryQuery`: version -> their embeddings (Q, D); version -> the seconds to embed them."""
 
     vectors: dict[str, Vectors]
     seconds: dict[str, float]
 
 
 class PlannedShard(NamedTuple):
-    """A shard that is scanned.
+    """A shard to scan.
 
     Attributes:
-        version, origin: of the shard.
-        items: how many it serves.
-        part: their share of all items that the plan scans.
+        version, origin: its key.
+        shard: the shard.
+        items: number of items it serves.
+        share: `items` as a share of all items that the plan scans.
         route: how queries reach it.
-        calibration: its score map; None unless shards are merged by them.
+        calibration: its score map; None unless the mode is `calibrated`.
     """
 
     version: str
@@ -72,14 +73,14 @@ class PlannedShard(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """How queries of one version are answered for as long as a gallery does not change.
+    """How queries of one version are answered until the gallery changes.
 
     Attributes:
         encoders: the versions that must embed the queries.
-        degraded: the items that no route leads to.
+        degraded: the items that cannot be searched.
         shards: the shards to scan.
-        spaces: of each shard.
-        mode: how their results are merged.
+        spaces: the space of each shard.
+        mode: how the results are merged.
     """
 
     encoders: frozenset[str]
@@ -89,7 +90,7 @@ class Plan:
     mode: Mode
 
     def merge(self, found: Sequence[Hits], k: int) -> Merged:
-        """Merge the results of the shards into one list of the k best."""
+        """Merge the results of the shards into the k best per query."""
         if self.mode is Mode.CALIBRATED:
             return merge_calibrated(found, self._maps, k)
         if self.mode is Mode.RAW:
@@ -98,13 +99,13 @@ class Plan:
 
     @cached_property
     def transformed_routes(self) -> Mapping[str, Route]:
-        """Version -> its route, where queries are transformed on the way."""
+        """Version -> its route, for routes that transform queries."""
         routes = {one.version: one.route for one in self.shards}
         return {version: route for version, route in routes.items() if route.edges and not route.dual}
 
     @cached_property
     def is_remote(self) -> bool:
-        """Whether a shard may have to ask a remote engine."""
+        """Whether a shard may query a remote engine."""
         return any(one.shard.is_remote for one in self.shards)
 
     @cached_property

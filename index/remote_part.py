@@ -1,4 +1,4 @@
-"""The shards of a gallery whose rows are in remote engines, or move there."""
+"""`RemotePart`: the shards of a gallery whose rows are in a remote engine or are being moved there."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from index.version import ShardKey
 
 
 class RemotePart:
-    """See the module; thread-safe by the gallery's own locks."""
+    """See the module. Thread-safe: it uses the gallery's locks."""
 
     def __init__(self, shards: Shards, read: Lock, change: Lock, seqs_of: SeqsOf) -> None:
-        """`read`, `change`: the gallery's locks for reading and changing the shards; for `seqs_of` see `settle`."""
+        """`read`, `change`: the gallery's locks for reading and changing shards; `seqs_of`: slots -> feed numbers."""
         self._shards, self._read, self._change, self._numbers_of = shards, read, change, seqs_of
 
     def shards(self) -> dict[ShardKey, RemoteShard]:
@@ -20,10 +20,10 @@ class RemotePart:
             return self._shards.remote_shards()
 
     def settle(self) -> bool:
-        """Move rows to where the configuration puts them, an engine or memory, beside queries and writes.
+        """Move rows to the engine or into memory, as configured, without blocking queries and writes.
 
-        False: an engine has lost rows, or was away when it was asked for them, so the shards must be loaded again. One
-        caller at a time.
+        Returns False if an engine lost rows, or was unavailable when they were read: the shards must be loaded again.
+        One caller at a time.
         """
         shards = self.shards().values()
         if not all(shard.settle(self._read, self._change, self._numbers_of) for shard in shards):

@@ -1,11 +1,11 @@
-"""THE RETRY RULE: a block runs again, from its start, as long as it raises one kind of error.
+"""The retry rule (`attempts`): a block is repeated from its start as long as it raises one type of error.
 
     for attempt in attempts():
         with attempt:
-            ...  # read what is asked, encode, search; GalleryChanged ends this attempt and makes another
+            ...  # read the query, encode, search; GalleryChanged ends this attempt and starts another
 
-A query runs again until the gallery did not change while it was answered; code that could raise for ever checks
-`may_retry_within` first. A call to a provider runs again after a pause, a few times.
+A query is repeated until the gallery does not change while it is answered; code that could raise for ever checks
+`may_retry_within` first. A call to a provider is repeated a few times, each after a pause.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar, Token
 
 PAUSE_STEP_SECONDS, MAX_PAUSE_SECONDS = 0.005, 0.05
-"""How much longer each pause is than the one before, and the longest: a retry waits for another process."""
+"""Increase of each pause over the one before, and the longest pause: a retry waits for another process."""
 
 NextPause = Callable[[BaseException, int], float | None]
-"""(error, number of the attempt from 1) -> seconds before the next attempt; None: there is none."""
+"""(error, number of the failed attempt, from 1) -> seconds before the next attempt; None: no further attempt."""
 
 
 class GalleryChanged(Exception):
     """The gallery changed since the queries were read or embedded.
 
-    The current version or the routes differ now, or a stored item that is a query was written since it was read, or
-    that write has not been applied in this process yet.
+    Causes: other routes or another current version; a stored item that is a query was written since it was read; or
+    the write that was read is not yet applied in this process.
     """
 
 
 def retry_forever(_error: BaseException, number: int) -> float | None:
-    """Retry without a limit; only the second attempt follows at once."""
+    """Retry without a limit; only the second attempt starts without a pause."""
     return min((number - 1) * PAUSE_STEP_SECONDS, MAX_PAUSE_SECONDS)
 
 
 _CURRENT: ContextVar[Attempt | None] = ContextVar("_MADE", default=None)
-"""The running attempt of this request: `may_retry_within` is called many calls below it."""
+"""The running attempt of this request, for `may_retry_within`, which is called far below it."""
 
 
 class Attempt:
-    """One block that runs until it has not failed.
+    """A block that is repeated.
 
     Attributes:
-        number: of the current run, from 1.
+        number: number of the current run, from 1.
         failed: whether to run again.
         pause: seconds before the next run.
         retrying_since: when `may_retry_within` was first called, in any run.
@@ -74,7 +74,7 @@ class Attempt:
 
 
 def attempts(on: type[BaseException] = GalleryChanged, pauses: NextPause = retry_forever) -> Iterator[Attempt]:
-    """Attempts until one does not raise `on`, or `pauses` returns None."""
+    """Yield attempts until one does not raise `on`, or `pauses` returns None."""
     attempt = Attempt(on, pauses)
     yield attempt
     while attempt.failed:
@@ -85,7 +85,7 @@ def attempts(on: type[BaseException] = GalleryChanged, pauses: NextPause = retry
 
 
 def may_retry_within(seconds: float) -> bool:
-    """Whether the running attempt may be retried: for so many seconds after the first call in it."""
+    """Whether the running attempt may be retried: for this many seconds after the first call, in any of its runs."""
     now, made = time.monotonic(), _CURRENT.get()
     if made is None:
         return seconds >= 0

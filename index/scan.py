@@ -1,9 +1,9 @@
-"""Exact search over all or some rows in memory, by FAISS's kernels. No state, no threads of its own.
+"""Exact search over all (`scan`) or some (`scan_allowed`) rows in memory, by FAISS kernels. Stateless, no threads.
 
-Restricting FAISS's own scan by an `IDSelector` costs up to 2.4 times the whole scan at middling selectivity, because
-it decides row by row; here whole blocks are compared, and rows that are not allowed are dropped afterwards.
+FAISS's scan with an `IDSelector` decides row by row and costs up to 2.4 times the whole scan at medium selectivity.
+Here whole blocks are compared, and rows that are not allowed are dropped afterwards.
 
-FAISS is imported where it is used: evaluation reads modules above this one on machines that have none.
+FAISS is imported where it is used, so that evaluation can import these modules on machines without it.
 
 Shape suffixes: Q queries, R rows, W their width, K results wanted, A allowed rows, B rows of one block.
 """
@@ -22,20 +22,20 @@ Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 MAX_EXACT_QUERIES = 16
-"""For more queries FAISS may compute squared L2 as |q|^2 - 2 <q, x> + |x|^2: several times as fast, but rounded."""
+"""For more queries FAISS may compute squared L2 as |q|^2 - 2 <q, x> + |x|^2: several times as fast, less accurate."""
 GATHERED_BLOCK = 4_096
-"""Rows copied together at once: 2 MB at 128 numbers, so that they are compared while still in the CPU cache."""
+"""Rows gathered per block: 2 MB at width 128, so that they are compared while still in the CPU cache."""
 MASKED_BLOCK = 65_536
 
 COPY_COST = 10
-"""Copying a row takes about as long as comparing so many consecutive rows with one query."""
+"""Copying a row takes about as long as comparing this many consecutive rows with one query."""
 
 
 def scan(queries_QW: Vectors, rows_RW: Vectors, k: int, *, inner_product: bool) -> tuple[Vectors, Rows]:
-    """The k best rows of each query, best first: scores (Q, k) and row numbers (Q, k). k is 1 to R.
+    """The k best rows of each query, best first: scores (Q, k) and row numbers (Q, k); 1 <= k <= R.
 
-    Scores are inner products, larger is better, or squared L2, smaller is better. Beyond MAX_EXACT_QUERIES queries,
-    squared L2 between long vectors near each other is lost to rounding, see `index.engines.exact`.
+    Scores are inner products (larger is better) or squared L2 (smaller is better). For more than MAX_EXACT_QUERIES
+    queries, squared L2 between long vectors close to each other is lost to rounding, see `index.engines.exact`.
     """
     import faiss
 
@@ -45,7 +45,7 @@ def scan(queries_QW: Vectors, rows_RW: Vectors, k: int, *, inner_product: bool) 
 
 
 def compare(query_W: Vectors, rows_RW: Vectors, *, inner_product: bool) -> Vectors:
-    """One query with every row (R,): inner products, or squared L2."""
+    """Inner product or squared L2 of one query and every row (R,)."""
     import faiss
 
     scores_R, query_W = np.empty(len(rows_RW), np.float32), np.ascontiguousarray(query_W)
@@ -55,7 +55,7 @@ def compare(query_W: Vectors, rows_RW: Vectors, *, inner_product: bool) -> Vecto
 
 
 def squared_distances(queries_QW: Vectors, rows_RW: Vectors, at_QC: Rows) -> Vectors:
-    """Squared L2 of each query and its own rows `at_QC` (Q, C), bit for bit as `scan` of few queries computes it."""
+    """Squared L2 of each query and its own rows `at_QC` (Q, C), bit-identical to `scan` of few queries."""
     import faiss
 
     compare = cast("Any", faiss).fvec_L2sqr_by_idx  # its stubs leave that out
@@ -68,7 +68,7 @@ def squared_distances(queries_QW: Vectors, rows_RW: Vectors, at_QC: Rows) -> Vec
 def scan_allowed(
     queries_QW: Vectors, rows_RW: Vectors, allowed_R: Mask, k: int, *, inner_product: bool
 ) -> tuple[Vectors, Rows]:
-    """`scan` over the rows that `allowed_R` marks; k is 1 to their number."""
+    """`scan` over the rows that `allowed_R` marks; k is at least 1 and at most their number."""
     at_A = np.flatnonzero(allowed_R)
     if len(at_A) == len(rows_RW):
         return scan(queries_QW, rows_RW, k, inner_product=inner_product)
@@ -81,7 +81,7 @@ def scan_allowed(
 def _scan_gathered(
     queries_QW: Vectors, rows_RW: Vectors, at_A: Rows, k: int, inner_product: bool
 ) -> tuple[Vectors, Rows]:
-    """Copy the allowed rows together, a block at a time: best for few rows, or many queries."""
+    """Gather the allowed rows block by block; best for few rows or many queries."""
     import faiss
 
     best = faiss.ResultHeap(len(queries_QW), k, keep_max=inner_product)
@@ -97,13 +97,13 @@ def _scan_gathered(
 def _scan_masked(
     query_W: Vectors, rows_RW: Vectors, allowed_R: Mask, k: int, inner_product: bool
 ) -> tuple[Vectors, Rows]:
-    """Compare one query with every row, and keep the best that are allowed: (1, k) each."""
+    """Compare one query with every row and keep the best allowed ones: scores and row numbers (1, k)."""
     import faiss
 
     best = faiss.ResultHeap(1, k, keep_max=inner_product)
     for start in range(0, len(rows_RW), MASKED_BLOCK):
         scores_B = compare(query_W, rows_RW[start : start + MASKED_BLOCK], inner_product=inner_product)
-        worst = best.D[0, 0]  # the root of the heap: the last of the k best so far
+        worst = best.D[0, 0]  # the root of the heap: the worst of the k best so far
         better_B = scores_B > worst if inner_product else scores_B < worst
         at_B = np.flatnonzero(better_B & allowed_R[start : start + len(scores_B)])
         best.add_result(scores_B[None, at_B], at_B[None] + start)

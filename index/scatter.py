@@ -1,7 +1,7 @@
-"""Ask every shard of a plan, and gather one ranked list.
+"""Search every shard of a plan and merge the results into one ranked list (`scatter`).
 
-Each of several shards is expected to give its share of the list, see `index.engines.merge_parts`. Shape suffixes:
-Q queries, K results wanted, D dimension, S slots.
+Each of several shards is first searched for its expected share of the list only, see `index.engines.merge_parts`. Shape
+suffixes: Q queries, K results wanted, D dimension, S slots.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from index.space import Vectors
 
 
 class ShardQuery(NamedTuple):
-    """Queries, and the options by which shards search the k best of each.
+    """Queries and options for searching the `k` best items of each in all shards.
 
     Attributes:
-        vectors: version -> the queries at the end of their route to it (Q, D).
+        vectors: version -> the queries transformed along the route to it (Q, D).
         allowed_S, exact, recall: as in `Shard.search`.
         strict: fail if any shard cannot be searched.
         transform_seconds: version -> seconds of the transforms on its route; absent without transforms.
-        filter_seconds: seconds the filter took.
+        filter_seconds: seconds of the filter.
     """
 
     plan: Plan
@@ -46,7 +46,7 @@ class ShardQuery(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """The merged list, a trace of each shard, the seconds of merging, and the shards that could not be searched."""
+    """The merged list, the trace of each shard, the seconds of merging, and the items that could not be searched."""
 
     merged: Merged
     shards: tuple[ShardTrace, ...]
@@ -55,11 +55,11 @@ class Gathered(NamedTuple):
 
 
 def scatter(query: ShardQuery, answers: Answers | None = None) -> Gathered:
-    """Search all shards for the k best; `answers`: what remote engines have answered to this request so far.
+    """Search all shards for the k best; `answers`: answers of remote engines to this request so far.
 
     Raises:
-        Unanswered: remote engines must be asked first.
-        EngineUnavailable: strict, and one engine gave no answer; or no shard did.
+        Unanswered: remote engines must be queried first.
+        EngineUnavailable: no shard could be searched; or, if strict, some shard could not.
     """
     plan, vectors, k = query.plan, query.vectors, query.k
     answers = answers or (Answers() if plan.is_remote else None)
@@ -70,7 +70,7 @@ def scatter(query: ShardQuery, answers: Answers | None = None) -> Gathered:
         started = perf_counter()
         try:
             hits = _search_function(query, shard, answers)(vectors[version], share=share)
-        except Unanswered:  # the other shards may have something to ask, too
+        except Unanswered:  # collect the requests of the other shards, too
             continue
         except EngineUnavailable as error:
             degraded.append(Degraded(version, items, error.message))
@@ -97,7 +97,7 @@ def scatter(query: ShardQuery, answers: Answers | None = None) -> Gathered:
 
 
 def _search_function(query: ShardQuery, shard: Shard, answers: Answers | None) -> Callable[..., Hits]:
-    """The search function of a shard; a remote one reads `answers`."""
+    """The search function of a shard; that of a remote shard reads `answers`."""
     search: Callable[..., Hits] = shard.search
     if answers is not None and isinstance(shard, RemoteShard):
         search = partial(shard.search, answers=answers)
@@ -105,14 +105,14 @@ def _search_function(query: ShardQuery, shard: Shard, answers: Answers | None) -
 
 
 def _engine_seconds(shard: Shard, answers: Answers) -> float:
-    """Seconds that a remote shard's engine took."""
+    """Seconds that the engine of a remote shard took."""
     return answers.seconds[shard.remote_rows] if isinstance(shard, RemoteShard) else 0.0
 
 
 def _search_whole_list(
     query: ShardQuery, number: int, rows: list[int], hits: Hits, trace: ShardTrace, answers: Answers | None
 ) -> tuple[Hits, ShardTrace]:
-    """Search one shard again for some of the queries, now for the whole list, and replace their hits."""
+    """Search one shard again for the queries `rows`, now for the whole list, and replace their hits."""
     started = perf_counter()
     whole = _search_function(query, query.plan.shards[number].shard, answers)(query.vectors[trace.version][rows])
     hits = replace_rows(hits, rows, whole)

@@ -1,7 +1,7 @@
-"""What may be asked of a search besides its queries: one model, validated once, where a request comes in.
+"""`SearchParams`: the options of a search, validated once where a request arrives.
 
-The API's description, the cursor and the gallery take it from here; the options of the client and the command are held
-against its fields by a test.
+The OpenAPI description, the cursor and the gallery use this model; a test compares the options of the client and the
+command with its fields.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from index.merge import Mode
 from index.projection import MAX_FIELDS, MAX_LENGTH, Projection
 
 MAX_K = (1 << 31) - 1
-"""The largest k; a service bounds queries x k besides."""
+"""The largest k; a service also limits queries x k."""
 ANY_PAGE = frozenset({"k", "cursor", "fields", "with_text", "strict", "explain"})
-"""Options that may differ from page to page: they change nothing about the ranking."""
+"""Options that may differ from page to page, because they do not change the ranking."""
 
 FIELDS = {
     "type": ["array", "null"],
@@ -32,7 +32,7 @@ def _read_filter(value: object) -> Filter | None:
 
 
 def _read_cursor(value: object) -> str | None:
-    # Nothing but what an answer gave is a cursor, of whatever type it is.
+    # A value of another type cannot be from an answer: same error as a foreign cursor.
     if value is None or isinstance(value, str):
         return value
     raise foreign_cursor()
@@ -43,7 +43,7 @@ def _read_fields(value: object) -> Projection | None:
 
 
 def foreign_cursor() -> InvalidArgument:
-    """The error of a cursor that is not of this request."""
+    """The error about a cursor of another request."""
     return InvalidArgument("cursor must be the `next` of an earlier answer to this request", pointer="/cursor")
 
 
@@ -87,7 +87,7 @@ class SearchParams(BaseModel):
     """tell how the answer came about"""
 
     def ranking(self) -> str:
-        """The options that must not change from page to page, as text."""
+        """The options that must be the same on every page, as text."""
         return repr({name: value for name, value in self if name not in ANY_PAGE})
 
 

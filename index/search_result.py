@@ -1,4 +1,4 @@
-"""The result of a search: the ranked list, and how it came about. Shape suffixes: Q queries, K results."""
+"""The result of a search: the ranked list, and its trace. Shape suffixes: Q queries, K results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from index.space import Vectors
 
 @dataclass(frozen=True)
 class Degraded:
-    """Items that could not be searched: their version, their number, and why."""
+    """Items that could not be searched: their version, their number, and the reason."""
 
     version: str
     items: int
@@ -28,7 +28,7 @@ class Degraded:
 
 
 class Missing(NamedTuple):
-    """An item without a vector that can be searched: its version, why, and the feed number of its last write."""
+    """An item without a searchable vector: its version, the reason, and the feed number of its last write."""
 
     version: str
     reason: str
@@ -36,10 +36,10 @@ class Missing(NamedTuple):
 
 
 class ShardTrace(NamedTuple):
-    """What a search did in one shard.
+    """Trace of a search in one shard.
 
-    `calibration` is the map its scores went through, None unless the mode is `calibrated`. Shards behind the same
-    route each name the seconds of its one transform.
+    `calibration` is the map of its scores, None unless the mode is `calibrated`. Shards with the same route share its
+    transform; each states the seconds of that.
     """
 
     version: str
@@ -56,18 +56,18 @@ class SearchResult(NamedTuple):
     """The answer to Q queries.
 
     Attributes:
-        version: of the queries.
+        version: the version of the queries.
         mode: how the shards were merged.
-        scores_QK: what the list is ranked by, best first: a probability, a raw score or a fused one, by the mode.
+        scores_QK: the scores of the ranking, best first: probabilities, raw or fused scores, by the mode.
         raw_QK: the scores in the spaces of the items' versions.
-        keys_QK: the items, -1 where there are no more.
-        shards_QK: the index in `shards` of each match, -1 likewise.
+        keys_QK: the keys of the items, -1 after the last match.
+        shards_QK: the index in `shards` of each match, -1 after the last one.
         shards: the shards that were searched.
         items: key -> item, of all matches.
-        seq: the change feed number that the answer belongs to.
+        seq: the change feed number of the view.
         items_by_version: number of items each version serves.
         degraded: the items that could not be searched.
-        encode_seconds: version -> seconds to embed the queries by it.
+        encode_seconds: version -> seconds of embedding the queries by it.
         filter_seconds: seconds of the filter.
         merge_seconds: seconds of calibrating and merging.
     """

@@ -1,9 +1,11 @@
 """`Shards`: all embeddings of one gallery, and which of them serves each item.
 
-A shard holds every embedding of its version and origin. An item is served by the first of its versions in an order, so
-another order moves no vector: it only sets the `served` bit of each row again. Not thread-safe: the gallery locks.
+A shard holds all embeddings of its version and origin. Each item is served by the first version in the version order
+that it has an embedding of. So a new order moves no vectors: it only sets the `served` bit of each row.
 
-Shape suffixes: N items, D dimension, S slots.
+Not thread-safe: the gallery locks. "Beside readers" means that only writers must be locked out.
+
+Shape suffixes: N items, M embeddings of one shard, D dimension, S slots.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from index.space import Space, Vectors
 from index.version import ShardKey, Version
 
 Placed = Mapping[ShardKey, tuple[Sequence[int], Vectors]]
-"""(version, origin) -> keys and vectors (N, D)."""
+"""(version, origin) -> keys of items, and their vectors (N, D)."""
 
 
 class Shards:
@@ -37,13 +39,13 @@ class Shards:
     def __init__(
         self, config: IndexConfig, folder: Path | None = None, open_collection: OpenCollection = no_engine
     ) -> None:
-        """`folder`: where sealed segments are kept for another start; None: in memory only."""
+        """`folder`: keeps the files of sealed segments for the next start; None: in memory only."""
         self.config, self._open_remote = config, open_collection
         self._folder = folder
         self._by_key: dict[ShardKey, SegmentedShard] = {}
-        # Version -> its position; versions that are not in it come last, by name.
+        # Version -> its position in the version order; other versions come last, by name.
         self._order: Mapping[str, int] = {}
-        # Results of `_serving_version` since the last write: a deployment needs them several times.
+        # Results of `_serving_version` since the last write; a deployment needs them several times.
         self._serving_cache: dict[tuple[str, ...], NDArray[np.unsignedinteger[Any]]] = {}
 
     def serving(self) -> dict[ShardKey, SegmentedShard]:
@@ -51,7 +53,7 @@ class Shards:
         return {place: shard for place, shard in self._by_key.items() if shard.count()}
 
     def in_memory(self, place: ShardKey, keys_N: Keys) -> tuple[Mask, Vectors]:
-        """Which of these items' vectors this process has (N,), and those (M, D), in order."""
+        """Which vectors this process has for these items (N,), and these vectors (M, D), in order."""
         if (shard := self._by_key.get(place)) is None:
             return np.zeros(len(keys_N), np.bool_), np.empty((0, 1), np.float32)
         return shard.in_memory(keys_N)
@@ -63,7 +65,7 @@ class Shards:
     def create_missing(
         self, places: Iterable[ShardKey], versions: Mapping[str, Version], spaces: Mapping[str, Space]
     ) -> None:
-        """Add the shards that do not exist yet, empty, beside readers; `spaces` of the `versions`."""
+        """Add the shards that do not exist yet, empty, beside readers; `spaces`: by version."""
         created = {}
         for place in places:
             if place not in self._by_key:
@@ -71,12 +73,12 @@ class Shards:
         self._by_key = {**self._by_key, **created}
 
     def reserve(self, placed: Placed) -> None:
-        """Allocate room for what `put` will store, beside readers, so that `put` is short."""
+        """Allocate memory for the rows that `put` will store, beside readers, so that `put` is short."""
         for place, (keys, _) in placed.items():
             self._by_key[place].reserve(len(keys))
 
     def sealed(self, items: Contents) -> Mask:
-        """Which items (N,) have embeddings, all of them in sealed segments; after `create_missing`."""
+        """Whether each item (N,) has embeddings, all in sealed segments; after `create_missing`."""
         held_N, sealed_N = np.zeros(len(items.keys_N), np.bool_), np.ones(len(items.keys_N), np.bool_)
         for place, (items_M, digests_M) in items.embeddings.items():
             held_N[items_M] = True
@@ -95,23 +97,23 @@ class Shards:
             taken_N[items_M] = True
 
     def copied(self) -> dict[ShardKey, list[SlotsAndDigests]]:
-        """All embeddings without their vectors, by shard and in parts."""
+        """All embeddings without their vectors: shard -> parts."""
         return {place: shard.slots_and_digests() for place, shard in self._by_key.items()}
 
     def unsealed_count(self) -> int:
-        """Number of embeddings in no segment yet."""
+        """Number of embeddings in no sealed segment."""
         return sum(shard.head.row_count() for shard in self._by_key.values())
 
     def bytes(self) -> int:
-        """Memory of rows and indexes."""
+        """Bytes of rows and indexes."""
         return sum(shard.bytes() for shard in self._by_key.values())
 
     def put(self, placed: Placed, slots: Mapping[ShardKey, Keys], removed: Sequence[int]) -> None:
-        """Replace all embeddings of some items; `removed` items have none from now on.
+        """Replace all embeddings of some items, and remove those of `removed` items.
 
         Args:
-            placed: at most one embedding an item and version.
-            slots: of the items of each shard (N,).
+            placed: at most one embedding per item and version.
+            slots: shard -> the slots of its items in `placed` (N,).
             removed: keys.
         """
         if not (placed or removed):
@@ -130,12 +132,12 @@ class Shards:
         self._by_key = {place: shard for place, shard in self._by_key.items() if place not in emptied}
 
     def prepare(self, order: Sequence[str], slots: int) -> None:
-        """Compute what `set_version_order` will need, beside readers."""
+        """Compute what `set_version_order` needs, beside readers."""
         if (ranked := self._version_order(_positions(order))) != self._version_order(self._order):
             self._serving_version(ranked, slots)
 
     def set_version_order(self, order: Sequence[str], slots: int) -> None:
-        """Serve each item by the first of these versions that it has an embedding of; `slots`: their number, S."""
+        """Serve each item by the first of these versions that it has an embedding of; `slots`: S."""
         before, self._order = self._version_order(self._order), _positions(order)
         ranked = self._version_order(self._order)
         if ranked != before:
@@ -153,14 +155,14 @@ class Shards:
         return slots - sum(int(np.count_nonzero((before_S == was) & (after_S == will))) for was, will in places)
 
     def items_by_version(self, order: Sequence[str], slots: int) -> dict[str, int]:
-        """Number of items each version would serve in this order, versions without any left out."""
+        """Version -> number of items it would serve in this order, above 0."""
         ranked = self._version_order(_positions(order))
         first_S = self._serving_version(ranked, slots)
         counted = {version: int(np.count_nonzero(first_S == place)) for place, version in enumerate(ranked)}
         return {version: items for version, items in counted.items() if items}
 
     def configure(self, config: IndexConfig) -> None:
-        """Index shards by this configuration from now on."""
+        """Set the index configuration; shards are replaced by remote ones if the new engine is remote."""
         self.config = config
         for place, shard in self._by_key.items():
             shard.config = config
@@ -169,13 +171,13 @@ class Shards:
         self.drop_emptied()
 
     def drop_emptied(self) -> None:
-        """Rebuild shards that leave a remote collection and have all rows in memory by now."""
+        """Rebuild the shards that are leaving a remote collection and have all rows in memory."""
         for place, shard in self._by_key.items():
             if isinstance(shard, RemoteShard) and shard.is_leaving and not shard.remote_rows.row_count():
                 self._by_key[place] = self._rebuild(place, shard)
 
     def remote_shards(self) -> dict[ShardKey, RemoteShard]:
-        """The shards whose rows are in remote collections, or move there."""
+        """The shards whose rows are in remote collections or are being moved there."""
         return {place: shard for place, shard in self._by_key.items() if isinstance(shard, RemoteShard)}
 
     def next_job(self) -> tuple[SegmentedShard, Job] | None:
@@ -184,7 +186,7 @@ class Shards:
         return next(((shard, job) for shard, job in jobs if job is not None), None)
 
     def unused_folders(self) -> set[Path]:
-        """The folders of shards that do not exist any more."""
+        """The folders of shards that no longer exist."""
         if self._folder is None:
             return set()
         used = {self._folder / version / origin for version, origin in self._by_key}
@@ -200,7 +202,7 @@ class Shards:
         return SegmentedShard(dim, space, self.config, self._folder and self._folder.joinpath(*place))
 
     def _rebuild(self, place: ShardKey, shard: SegmentedShard) -> SegmentedShard:
-        """A new shard for the current configuration, with all rows of `shard`, which is not used any more."""
+        """A new shard for the current configuration, which takes over all rows of `shard`."""
         if self.config.kind.is_remote:
             return RemoteShard.from_shard(shard, self._open_collection(place, shard.dim, shard.space))
         rebuilt = self._create(place, shard.dim, shard.space)
@@ -211,7 +213,7 @@ class Shards:
         return self._open_remote(self.config.kind, place, space.width(dim), metric_of(space))
 
     def _served(self, placed: Placed) -> dict[ShardKey, Mask]:
-        """Which of these embeddings are served; `placed` has all embeddings of its items."""
+        """Which of these embeddings serve (N,), by shard; `placed` has all embeddings of its items."""
         taken: set[int] = set()
         served: dict[ShardKey, Mask] = {}
         for place in sorted(placed, key=lambda place: _rank(self._order, place[0])):
@@ -221,11 +223,11 @@ class Shards:
         return served
 
     def _version_order(self, order: Mapping[str, int]) -> list[str]:
-        """The versions that items have embeddings of, the preferred one first."""
+        """The versions of all shards, in this order."""
         return sorted({version for version, _ in self._by_key}, key=partial(_rank, order))
 
     def _serving_version(self, ranked: Sequence[str], slots: int) -> NDArray[np.unsignedinteger[Any]]:
-        """By slot, the position in `ranked` of the version that serves its item (S,); `len(ranked)` for a free slot.
+        """By slot (S,), the position in `ranked` of the version that serves its item; `len(ranked)` for a free slot.
 
         Cached for the last two orders until the next write.
         """

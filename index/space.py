@@ -1,10 +1,10 @@
-"""Spaces: how the vectors of a version are laid out, ordered and scored.
+"""Spaces (`Space`): layout, order and score of the vectors of a version; `check_vectors` validates vectors.
 
-A shard stores `space.items(x)` and scans with `space.queries(q)` by plain inner product or squared L2; `space.score`
-turns what the scan returns into what a user reads. Each space states its order once, in `higher_is_better`.
+A shard stores `space.items(x)` and scans with `space.queries(q)` by inner product or squared L2; `space.score` converts
+scan results to the scores that users see. Each space defines its order once, in `higher_is_better`.
 
-Lorentz layout (curvature K > 0): the stored vector is the space part x, and the time part t = sqrt(1/K + |x|^2) is
-recomputed. Items become [x, t], queries [q, -t(q)], so the Lorentz inner product <q, x>_L is a plain inner product
+Lorentz layout (curvature K > 0): the stored vector is the space part x; the time part t = sqrt(1/K + |x|^2) is
+recomputed. Items become [x, t] and queries [q, -t(q)], so that the Lorentz inner product <q, x>_L is an ordinary one,
 and distance = acosh(-K <q, x>_L) / sqrt(K) falls as it rises. Far from the origin that product is a small difference of
 large numbers, so the scan only finds candidates, and `Lorentz.distances` scores them without the cancellation.
 
@@ -26,7 +26,7 @@ Vectors = NDArray[np.float32]
 
 
 class Space(Protocol):
-    """The operations of a space that shards, galleries and evaluation need."""
+    """A space: the operations that shards, galleries and evaluation need."""
 
     kind: str
     higher_is_better: bool
@@ -46,14 +46,14 @@ class Space(Protocol):
         """(N, D) raw vectors -> the nearest valid vectors of this space."""
 
     def score(self, scanned: Vectors) -> Vectors:
-        """What the scan returned, any shape -> the score a user reads, same shape."""
+        """Scan results of any shape -> the scores that users see, same shape."""
 
     def as_json(self) -> dict[str, Any]:
         """The `space` field of a card."""
 
 
 class _StoredAsTheyAre:
-    """The base of spaces whose vectors are stored and scanned unchanged."""
+    """Base of spaces whose vectors are stored and scanned unchanged."""
 
     kind: str
 
@@ -98,12 +98,12 @@ class Euclidean(_StoredAsTheyAre):
         return x_ND
 
     def score(self, scanned: Vectors) -> Vectors:
-        # The scan's |q|^2 - 2qx + |x|^2 can round below zero for near-identical vectors.
+        # |q|^2 - 2qx + |x|^2 can round below zero for nearly equal vectors.
         return np.sqrt(np.maximum(scanned, 0.0))
 
 
 MIN_CURVATURE, MAX_CURVATURE = 1e-12, 1e12
-"""Beyond these the time part of a point leaves float32, or rounds the space part away."""
+"""Beyond these the time part overflows float32, or the space part is lost in it by rounding."""
 
 
 @dataclass(frozen=True)
@@ -133,20 +133,20 @@ class Lorentz:
         return x_ND
 
     def score(self, scanned: Vectors) -> Vectors:
-        # acosh is defined from 1 on; two equal points can round to just below it.
+        # acosh is defined from 1 on; for two equal points the argument can round to just below.
         argument = np.maximum(-self.curvature * scanned.astype(np.float64), 1.0)
         distance: Vectors = (np.arccosh(argument) / np.sqrt(self.curvature)).astype(np.float32)
         return distance
 
     def distances(self, query_D: Vectors, rows_NW: Vectors) -> NDArray[np.float64]:
-        """The distance of one query to stored rows, (N,), in float64."""
+        """The distances of one query to stored rows (N,), in float64."""
         return self._distance(self._chords(query_D.astype(np.float64), rows_NW[:, :-1].astype(np.float64)))
 
     def pairwise(self, queries_BW: NDArray[np.float64], rows_NW: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The distances of queries to rows, both in this layout, (B, N): as `distances` up to float32.
+        """The distances (B, N) of queries to rows, both in this layout; equal to `distances` up to float32.
 
-        Squares are taken from inner products where their rounding, at most 4 u (D + 2) (|q|^2 + |x|^2) for unit
-        roundoff u (Higham 2002, 3.1), is below that of float32, and one by one for the pairs where it may not be.
+        Squared differences are computed from inner products if the rounding error, at most 4 u (D + 2) (|q|^2 + |x|^2)
+        for unit roundoff u (Higham 2002, 3.1), is below that of float32, else directly, pair by pair.
         """
         q_BD, x_ND = queries_BW[:, :-1], rows_NW[:, :-1]
         q_B1, x_N = np.square(q_BD).sum(axis=1, keepdims=True), np.square(x_ND).sum(axis=1)
@@ -158,7 +158,7 @@ class Lorentz:
         return self._distance(chord_BN)
 
     def _chords(self, q_D: NDArray[np.float64], x_ND: NDArray[np.float64]) -> NDArray[np.float64]:
-        """2 (-<q, x>_L - 1/K) = |q - x|^2 - (t(q) - t(x))^2, (N,), without subtracting what is large.
+        """2 (-<q, x>_L - 1/K) = |q - x|^2 - (t(q) - t(x))^2, (N,), without cancellation of large numbers.
 
         The difference of times is (|q|^2 - |x|^2) / (t(q) + t(x)).
         """
@@ -173,9 +173,9 @@ class Lorentz:
         return distance
 
     def nearest(self, query_D: Vectors, scanned: float) -> float:
-        """The least distance that a row can have which the scan gave the product `scanned`, or a smaller one.
+        """A lower bound of the distance of all rows whose product in the scan is at most `scanned`.
 
-        The scan errs by at most e = 2 u (W + 2) t(q) t(x) for W numbers of unit roundoff u (Higham 2002, 3.1), and
+        The error of the scan is at most 2 u (W + 2) t(q) t(x) for width W and unit roundoff u (Higham 2002, 3.1), and
         -<q, x>_L >= t(x) / (2 K t(q)): the true -K <q, x>_L is at least -K scanned / (1 + 4 u (W + 2) K t(q)^2).
         """
         time = float(self._exact_time(query_D[None].astype(np.float64))[0, 0])
@@ -202,11 +202,11 @@ SPACES: dict[str, type[Cosine | Euclidean | Lorentz]] = {
 }
 
 UNIT_TOLERANCE = 1e-3
-"""How far from length 1 a stored cosine vector may be; float16 transport rounds by about 5e-4."""
+"""Largest difference from length 1 of a cosine vector of a model; float16 transport rounds by about 5e-4."""
 
 MAX_NUMBER = float(np.finfo(np.float32).max)
 MIN_NORM = 1e-12
-"""A cosine vector that is shorter has no direction."""
+"""A shorter cosine vector has no direction."""
 MAX_NORM = 1e15
 """Squared distances and Lorentz inner products of longer vectors overflow float32."""
 
@@ -215,7 +215,7 @@ def space_from_json(value: object) -> Space:
     """Read a card's `space` field.
 
     Raises:
-        InvalidArgument: an unknown kind or field, or a curvature that is not above 0.
+        InvalidArgument: an unknown kind or field, or a curvature outside `MIN_CURVATURE` to `MAX_CURVATURE`.
     """
     if not isinstance(value, dict) or value.get("kind") not in list(SPACES):
         raise InvalidArgument(f"space.kind must be one of {', '.join(SPACES)}", pointer="/space/kind")
@@ -229,13 +229,13 @@ def space_from_json(value: object) -> Space:
 
 
 def check_vectors(value: object, dim: int, space: Space, *, pointer: str = "/embedding", version: str = "") -> Vectors:
-    """Validate vectors from outside and return them as (N, dim) float32, normalised when the space is cosine.
+    """Validate vectors from outside and return them as (N, dim) float32, normalised if the space is cosine.
 
-    `version` is who made them, for the message.
+    `version`: the version of the vectors, for messages.
 
     Raises:
-        InvalidVector: not numeric, a wrong dimension, NaN, infinite, or all zeros where a direction is needed. The
-            pointer names the first offending row when there are several.
+        InvalidVector: not numeric, a wrong dimension, NaN, infinite, too long, or of length 0 in the cosine space. The
+            pointer names the first invalid row if several vectors were given.
     """
     try:
         given = np.asarray(value)
@@ -250,18 +250,18 @@ def check_vectors(value: object, dim: int, space: Space, *, pointer: str = "/emb
         by = f" by {version!r}" if version else ""
         raise InvalidVector(f"an embedding{by} has {dim} numbers, this one has {found}", pointer=pointer)
     norm_N = _lengths(x_ND)
-    if len(norm_N) == 1:  # a query: these two cost as much as all of this
+    if len(norm_N) == 1:  # one query: `min` and `max` would double the time
         least = most = norm_N.item()
     else:
         least, most = norm_N.min(initial=np.inf), norm_N.max(initial=0.0)
-    if not most <= MAX_NORM:  # else no number is too large, and none is NaN
+    if not most <= MAX_NORM:  # else all numbers are finite as float32
         _check_finite(x_ND, x, pointer)
     if isinstance(space, Cosine):
         if least < MIN_NORM:
             zero = int(np.argmax(norm_N < MIN_NORM))
             raise InvalidVector("an all-zero embedding has no direction to compare", pointer=_at(pointer, x, zero))
         unit_ND = np.empty(x_ND.shape, np.float32)
-        np.divide(x_ND, norm_N[:, None], out=unit_ND, casting="same_kind")  # in float64, a few rows at a time
+        np.divide(x_ND, norm_N[:, None], out=unit_ND, casting="same_kind")  # NumPy computes in float64, by blocks
         return unit_ND
     if (long_N := norm_N > MAX_NORM).any():
         why = f"an embedding of space {space.kind} may be at most {MAX_NORM:g} long"
@@ -270,8 +270,8 @@ def check_vectors(value: object, dim: int, space: Space, *, pointer: str = "/emb
 
 
 def _lengths(x_ND: NDArray[Any]) -> NDArray[np.float64]:
-    """In float64; (N,)."""
-    if x_ND.dtype == np.float64:  # the same sums; of one row they cost half
+    """L2 norms (N,) in float64."""
+    if x_ND.dtype == np.float64:  # same sums; without `dtype` one row takes half the time
         square_N = np.einsum("nd,nd->n", x_ND, x_ND)
     else:
         square_N = np.einsum("nd,nd->n", x_ND, x_ND, dtype=np.float64)
@@ -280,8 +280,8 @@ def _lengths(x_ND: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _check_finite(x_ND: NDArray[Any], given: NDArray[Any], pointer: str) -> None:
-    # float32 is what is stored: a finite float64 that overflows it is refused too.
-    finite_N = np.abs(x_ND).max(axis=1) <= MAX_NUMBER  # so is no NaN, nor a row that holds one
+    # Vectors are stored as float32: a finite float64 that overflows it is refused too.
+    finite_N = np.abs(x_ND).max(axis=1) <= MAX_NUMBER  # False for a row with NaN
     if not finite_N.all():
         at = _at(pointer, given, int(np.argmin(finite_N)))
         raise InvalidVector("an embedding must be finite numbers (float32)", pointer=at)

@@ -1,7 +1,7 @@
-"""Text entrance: texts -> embeddings in the same space as the version's images, by text/ of a version folder.
+"""`TextEncoder`: texts -> embeddings in the same space as the version's images, by text/ of a version folder.
 
-The model takes int64 `input_ids` and `attention_mask`, both (N, L), and gives (N, D). Truncation and padding are what
-tokenizer.json says; texts of several requests are padded to one length, so padding must not change an embedding.
+The model takes int64 `input_ids` and `attention_mask`, both (N, L), and returns (N, D). tokenizer.json defines
+truncation and padding. Texts of several requests are padded to one length, so padding must not change an embedding.
 Shape suffixes: N texts, L tokens, D dimension.
 """
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MAX_CHARACTERS = 10_000
-"""Characters in one query. What a text has beyond the tokenizer's own limit does not reach the model."""
+"""Largest number of characters of a query. The tokenizer truncates a text further."""
 MAX_TOKENS = 512
-"""The largest limit a tokenizer may state: attention takes memory by its square."""
+"""Largest legal truncation of a tokenizer: the memory of attention grows with its square."""
 
 INPUTS = ("input_ids", "attention_mask")
 
@@ -38,7 +38,7 @@ Tokens = NDArray[np.int64]
 
 
 def check_text(text: object, most: int | None = MAX_CHARACTERS) -> str:
-    """A text that can be embedded.
+    """Return a text that can be embedded.
 
     Raises:
         InvalidText: not a string, empty, longer than `most` characters, or with half of a surrogate pair.
@@ -60,14 +60,14 @@ class TextEncoder:
     batch = 64
     """Texts in one run."""
     tokens = 0
-    """Nobody counts them."""
+    """Tokens used so far; 0, as only providers count them (`service.registry.encoders.embedding_api`)."""
 
     def __init__(self, version: Version, execution: Execution = ONE_THREAD) -> None:
         """Open tokenizer and model, and run the probe.
 
         Raises:
             NoTextEntrance: the version has none.
-            InvalidVersionFolder: the tokenizer, the model or the probe is not what the card says.
+            InvalidVersionFolder: the tokenizer, the model or the probe does not match the card.
         """
         if TEXT_ENCODER not in version.card.files:
             raise NoTextEntrance(f"version {version.name!r} has no text entrance")
@@ -77,20 +77,20 @@ class TextEncoder:
         self._run_probe(version)
 
     def prepare(self, text: str, side: str = "query") -> Tokens:
-        """The token ids of a text, with the version's prompt for its side before it, cut where tokenizer.json says.
+        """Tokenize a text after the version's prompt for its side, truncated as in tokenizer.json.
 
         Args:
-            text: of any length: a request bounds its own.
-            side: `query` or `item`, as the card's prompts are named.
+            text: of any length (requests limit theirs).
+            side: `query` or `item`, the key of the prompt in the card.
 
         Raises:
-            InvalidText: see `check_text`; or the tokenizer refuses it, or finds no token in it.
+            InvalidText: see `check_text`; or the tokenizer fails or finds no token.
         """
         check_text(text, None)
         try:
             with _panics_as_errors():
                 tokens_L = np.asarray(self._tokenizer.encode(self._prompts.get(side, "") + text).ids, np.int64)
-        except Exception as error:  # tokenizers raises plain exceptions of its own
+        except Exception as error:  # tokenizers raises plain `Exception`
             raise InvalidText(f"the tokenizer refuses the text ({error})") from error
         if not len(tokens_L):
             raise InvalidText("the text has no token that the tokenizer knows")
@@ -101,17 +101,17 @@ class TextEncoder:
 
         Raises:
             InvalidText: a text cannot be embedded.
-            InvalidVersionFolder: the model gave something that is not what its card says.
+            InvalidVersionFolder: the output of the model does not match the card.
         """
         return self.vectors([self.prepare(check_text(text)) for text in texts])
 
     def vectors(self, texts: Sequence[Tokens]) -> Vectors:
-        """Embed prepared texts, in one run. Raises InvalidVersionFolder as `encode` does."""
+        """Embed prepared texts in one run -> (N, D). Raises InvalidVersionFolder as `encode`."""
         vectors_ND = self._model.run(dict(zip(INPUTS, self._padding.pad(texts), strict=True)), "text")
         return ready_to_compare(vectors_ND, self._space, TEXT_ENCODER, "text")
 
     def run_batches(self, version: Version, largest: int) -> None:
-        """Run the probe's text, repeated to the longest there is, alone and in the `largest` batch a service makes.
+        """Embed the probe's text, repeated to the maximum length, alone and in the `largest` batch of a service.
 
         Raises:
             InvalidVersionFolder: as `encode`.
@@ -128,7 +128,7 @@ class TextEncoder:
             raise wrong(TEXT_PROBE, f"holds a text that cannot be embedded: {error.message}") from error
         alone = self.vectors([tokens_L])
         check_probe(TEXT_PROBE, "embedding", alone, embedding_1D)
-        # A model that does not mind its mask, or mixes its batch, gives another answer beside other texts.
+        # A model that ignores its mask or mixes its batch returns another embedding in a batch with other texts.
         longer_L = np.resize(tokens_L, min(2 * len(tokens_L), self._limit))
         off = float(np.abs(self.vectors([longer_L, tokens_L, tokens_L[:1]])[1] - alone[0]).max())
         if not off <= legal_difference(alone):
@@ -136,7 +136,7 @@ class TextEncoder:
 
 
 class _Padding:
-    """What tokenizer.json says about padding: to a fixed length, or to the longest text of a batch."""
+    """The padding defined by tokenizer.json: to a fixed length, or to the longest text of a batch."""
 
     def __init__(self, stated: Mapping[str, Any]) -> None:
         self._id = int(stated.get("pad_id", 0))
@@ -145,11 +145,11 @@ class _Padding:
         self._multiple = int(stated.get("pad_to_multiple_of") or 1)
 
     def rounded(self, length: int) -> int:
-        """The next length that is a multiple of what tokenizer.json says."""
+        """A length rounded up to a multiple of `pad_to_multiple_of`."""
         return -(-length // self._multiple) * self._multiple
 
     def pad(self, texts: Sequence[Tokens]) -> tuple[Tokens, Tokens]:
-        """Token ids and attention mask (1 where there is a token), both (N, L)."""
+        """Token ids and attention mask (1 for a token, 0 for padding), both (N, L)."""
         length = self.rounded(max([self.fixed, *map(len, texts)]))
         ids_NL = np.full((len(texts), length), self._id, np.int64)
         mask_NL = np.zeros((len(texts), length), np.int64)
@@ -160,14 +160,14 @@ class _Padding:
 
 
 def _open_tokenizer(version: Version) -> tuple[Tokenizer, int, _Padding]:
-    """The tokenizer, which does not pad; the number of tokens it cuts at; and its padding."""
+    """Open the tokenizer, with its padding turned off; returns it, its truncation in tokens, and its padding."""
     from tokenizers import Tokenizer
 
     content = _read(version, TOKENIZER)
     try:
         with _panics_as_errors():
             tokenizer = Tokenizer.from_buffer(content)
-    except Exception as error:  # tokenizers raises plain exceptions of its own
+    except Exception as error:  # tokenizers raises plain `Exception`
         raise wrong(TOKENIZER, f"is not a tokenizer ({error})") from error
     limit = int((tokenizer.truncation or {}).get("max_length", 0))
     if not 1 <= limit <= MAX_TOKENS:
@@ -183,7 +183,7 @@ def _open_tokenizer(version: Version) -> tuple[Tokenizer, int, _Padding]:
 
 @contextmanager
 def _panics_as_errors() -> Iterator[None]:
-    """The tokenizers library is Rust: a damaged file makes it panic, and a panic is no Exception."""
+    """Raise ValueError for a Rust panic, which a damaged file can cause in tokenizers and which is not an Exception."""
     try:
         yield
     except (Exception, KeyboardInterrupt, SystemExit):

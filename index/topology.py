@@ -1,6 +1,6 @@
 """`Topology`: the versions of one gallery, the edges between them, and the maps that make their scores comparable.
 
-Immutable: a change makes a new one, which keeps everything that is still valid.
+Immutable: a change returns a copy, which keeps everything that is still valid.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Topology:
         versions: by name.
         spaces: by version.
         graph: the edges.
-        transforms: the edges, ready to run.
-        own_maps: score maps fitted on this gallery's own data.
-        edge_maps: score maps that came with the edges.
+        transforms: the opened transforms of the edges.
+        own_maps: score maps fitted on data of this gallery.
+        edge_maps: score maps stored in the edges.
         modes: query version -> the merge mode measured to be best for it here.
     """
 
@@ -41,7 +41,7 @@ class Topology:
     modes: Mapping[str, Mode] = field(default_factory=dict)
 
     def declared(self, version: Version, transforms: Mapping[EdgeKey, Transform]) -> Topology:
-        """A copy with this version; the edges it came with replace all that led from it before."""
+        """A copy with this version; the edges in its folder replace all edges from it."""
         known = replace(
             self,
             versions={**self.versions, version.name: version},
@@ -50,7 +50,7 @@ class Topology:
         return known.connected((*(e for e in self.graph.edges if e.new != version.name), *version.edges), transforms)
 
     def connected(self, edges: Iterable[Edge], transforms: Mapping[EdgeKey, Transform] | None = None) -> Topology:
-        """A copy with exactly these edges; maps and modes of removed edges go. `transforms`: of the new edges."""
+        """A copy with exactly these edges, without maps and modes of removed ones. `transforms`: of the new edges."""
         graph = Graph(edges)
         gone = {edge.key for edge in self.graph.edges if edge not in graph.edges}
         opened = {**self.transforms, **(transforms or {})}
@@ -64,11 +64,11 @@ class Topology:
         )
 
     def calibrated(self, maps: Maps, modes: Mapping[str, Mode]) -> Topology:
-        """A copy with these maps and modes in place of the gallery's own."""
+        """A copy with these maps and modes instead of the gallery's own."""
         return replace(self, own_maps=dict(maps), modes=dict(modes))
 
     def opened(self, edge: Edge, new: Version) -> Transform:
-        """Open the transform of an edge. Raises InvalidVersionFolder: it does not fit the two cards."""
+        """Open the transform of an edge. Raises InvalidVersionFolder if it does not fit the two cards."""
         old = self.versions[edge.old].card
         check_calibration(edge, new.card, old)
         return load_transform(edge, new.card, old)
@@ -80,7 +80,7 @@ class Topology:
     def routes(
         self, query_version: str, items_by_version: Mapping[str, int], encoders: frozenset[str]
     ) -> tuple[dict[str, Route], tuple[Degraded, ...]]:
-        """The route to each version that can be reached, and the items of the others."""
+        """Item version -> the route to it; and the items of the versions without a route."""
         planned = {version: self.graph.route(query_version, version, encoders) for version in items_by_version}
         degraded = tuple(
             Degraded(version, items_by_version[version], self.graph.unreachable(query_version, version, encoders))
@@ -90,7 +90,7 @@ class Topology:
         return {version: route for version, route in planned.items() if route is not None}, degraded
 
     def maps_for(self, routes: Sequence[tuple[Route, str]]) -> list[Calibration] | None:
-        """One map for each shard, all from one source; None if no source has them all. `routes`: as `preferred`."""
+        """The map of each shard, all from one source; None if no source has all. `routes`: as in `preferred`."""
         keys = [map_key(route, origin) for route, origin in routes]
         for maps in (self.own_maps, self.edge_maps):
             if all(key in maps for key in keys):
@@ -98,10 +98,10 @@ class Topology:
         return None
 
     def preferred(self, query_version: str, routes: Sequence[tuple[Route, str]]) -> Mode:
-        """The merge mode measured on this gallery, else the one that the routes' edges know or the rule gives.
+        """The merge mode measured on this gallery, else the one that the edges of the routes prefer.
 
-        `routes`: to each shard, and its origin.
+        `routes`: of each shard, the route to it and its origin.
         """
         measured = self.modes.get(query_version)
-        # Without a preference, scores stay what they were before the upgrade, for queries with a threshold.
+        # Without a preference: raw, so that scores are as before the upgrade, for queries with a threshold.
         return measured or common_mode(preferred_mode(route, origin) for route, origin in routes) or Mode.RAW

@@ -1,8 +1,8 @@
-"""The transforms of edges: one class a kind, listed in `TRANSFORMS`.
+"""The transforms of edges: one class per kind, listed in `TRANSFORMS`; `load_transform` opens one.
 
-A query transform maps queries of the new version to vectors that scan the old version's shard; the forward transform
-maps stored items of the old version to the new one. Two of them need more than the vectors: `slerp` the same queries
-by the old encoder, `forward` the items' side-information. `dual` has no transform: the old encoder encodes the query.
+A query transform maps queries of the new version into the old version's space; the forward transform maps stored items
+of the old version into the new space. Two need an extra input: `slerp` the same queries embedded by the old encoder,
+`forward` the items' side-information. `dual` has no transform: the old encoder embeds the query.
 Shape suffixes: N vectors, D old or new dimension as named.
 """
 
@@ -21,10 +21,10 @@ from index.version import EDGE_ARRAYS, EDGE_MODEL, Card, Edge, EdgeKind
 
 
 class Transform(Protocol):
-    """One edge, ready to run."""
+    """The opened transform of one edge."""
 
     def __call__(self, x_ND: Vectors, extra_NS: Vectors | None = None) -> Vectors:
-        """(N, from-dim) vectors, and the edge's extra input -> (N, to-dim) vectors."""
+        """(N, from-dim) vectors and the extra input of the edge -> (N, to-dim) vectors."""
 
 
 class Identity:
@@ -38,7 +38,7 @@ class Identity:
 
 
 class ZeroPad:
-    """Old items padded with zeros: the query's first n components, not normalised again (OCA's evaluation)."""
+    """Old items padded with zeros: the first n components of the query, not normalised again (OCA's evaluation)."""
 
     def __init__(self, edge: Edge, new: Card, old: Card) -> None:
         _require(edge, new.dim >= old.dim, f"needs dim >= {old.dim}, not {new.dim}")
@@ -49,7 +49,7 @@ class ZeroPad:
 
 
 class Truncate(ZeroPad):
-    """The first n components, a valid vector of the old space again (BT2, OCA, BCT with extra dimensions)."""
+    """The first n components, normalised for the old space (BT2, OCA, BCT with extra dimensions)."""
 
     def __init__(self, edge: Edge, new: Card, old: Card) -> None:
         super().__init__(edge, new, old)
@@ -90,8 +90,8 @@ class Slerp:
     """Spherical interpolation from the old encoder's query (alpha 0) to the aligned new one (alpha 1).
 
     edge.npz holds `weight` W (new dim, old dim), a Procrustes map, and `alpha` in [0, 1] (Ricci 2026, arXiv
-    2609.39836). Where the new space is wider, only the first components of the aligned query are kept, and what comes
-    out is not normalised again: the old side stands padded with zeros on the larger sphere.
+    2609.39836). If the new space is wider, only the first components of the aligned query are kept, and the output is
+    not normalised again: the old vectors are points of the larger sphere, padded with zeros.
     """
 
     def __init__(self, edge: Edge, new: Card, old: Card) -> None:
@@ -128,8 +128,8 @@ class TransformedItems:
 class Forward:
     """FCT's h: stored old embedding and side-information -> new space (Ramanujan, CVPR 2022, eq. 4).
 
-    Behind its first output edge.onnx may have `next_side` (N, new side_dim), the new version's own side-information
-    (FCT's g), and `variance` (N, 1), not negative.
+    edge.onnx may have two more outputs: `next_side` (N, new side_dim), the new version's side-information (FCT's g),
+    and `variance` (N, 1), at least 0.
     """
 
     def __init__(self, edge: Edge, new: Card, old: Card) -> None:
@@ -186,14 +186,14 @@ def load_transform(edge: Edge, new: Card, old: Card) -> Transform:
 
 
 def load_forward(edge: Edge, new: Card, old: Card) -> Forward:
-    """`load_transform` of an item edge, kind `forward`; the same errors."""
+    """`load_transform` for an item edge, kind `forward`; same errors."""
     transform = load_transform(edge, new, old)
     assert isinstance(transform, Forward)
     return transform
 
 
 def normalise_or_zero(space: Space, x_ND: Vectors) -> Vectors:
-    """Make vectors valid for `space`; one that lost its direction stays zero and scores 0 against every item."""
+    """Normalise vectors for `space`; an all-zero vector stays zero and scores 0 with every item."""
     if not isinstance(space, Cosine):
         return np.ascontiguousarray(x_ND, dtype=np.float32)
     norm_N1 = np.linalg.norm(x_ND.astype(np.float64), axis=1, keepdims=True)
@@ -201,14 +201,14 @@ def normalise_or_zero(space: Space, x_ND: Vectors) -> Vectors:
 
 
 def slerp(from_NS: Vectors, to_NS: Vectors, alpha: float) -> Vectors:
-    """Points at share `alpha` of the great-circle arc between rows: (N, S), (N, S) -> (N, S).
+    """Spherical interpolation of rows, at the share `alpha` of the arc: (N, S), (N, S) -> (N, S).
 
-    sin((1 - alpha) theta) / sin(theta) from + sin(alpha theta) / sin(theta) to, cos(theta) = <from, to>. Rows of length
-    1 give rows of length 1; `to` may be shorter when it is the kept part of a longer unit vector (see `Slerp`).
+    sin((1 - alpha) theta) / sin(theta) from + sin(alpha theta) / sin(theta) to, cos(theta) = <from, to>. Unit vectors
+    give unit vectors; the norm of `to` may be below 1 if it is a part of a longer unit vector (see `Slerp`).
     """
     start, end = from_NS.astype(np.float64), to_NS.astype(np.float64)
     theta_N1 = np.arccos(np.clip(np.sum(start * end, axis=1, keepdims=True), -1, 1))
-    # Without an arc (equal rows) or with too many (opposite ones) the weights are the limit at equal rows.
+    # Equal rows have no arc and opposite rows have many: use the limit for equal rows.
     arc_N1 = np.sin(theta_N1) > 1e-6
     sine_N1 = np.where(arc_N1, np.sin(theta_N1), 1.0)
     start_N1 = np.where(arc_N1, np.sin((1 - alpha) * theta_N1) / sine_N1, 1 - alpha)
@@ -219,8 +219,8 @@ def slerp(from_NS: Vectors, to_NS: Vectors, alpha: float) -> Vectors:
 class _EdgeModel:
     """The edge.onnx of an edge.
 
-    Its inputs are `embedding` (N, from_dim) and, above 0, `side` (N, side_dim); its first output is (N, to_dim), and
-    `extras` says which others it may have, by name and width.
+    Its inputs are `embedding` (N, from_dim) and, if side_dim > 0, `side` (N, side_dim). Its first output is
+    (N, to_dim); `extras` has the names and widths of legal further outputs.
     """
 
     def __init__(
@@ -235,14 +235,14 @@ class _EdgeModel:
         _require(edge, names == expected, f"needs edge.onnx inputs {sorted(expected)}, not {sorted(names)}")
         self.widths = {o.name: (extras or {}).get(o.name) for o in self.session.get_outputs()[1:]}
         _require(edge, None not in self.widths.values(), f"has no use for edge.onnx outputs {sorted(self.widths)}")
-        for count in (1, 3):  # a frozen batch size would pass one of them only
+        for count in (1, 3):  # a model with a fixed batch size passes only one
             self(np.full((count, from_dim), from_dim**-0.5, np.float32), np.zeros((count, side_dim), np.float32))
 
     def __call__(self, x_ND: Vectors, side_NS: Vectors | None) -> Vectors:
         return self.run(x_ND, side_NS)[0]
 
     def run(self, x_ND: Vectors, side_NS: Vectors | None) -> tuple[Vectors, dict[str, Vectors]]:
-        """The first output, and the others by name."""
+        """The first output, and the further ones by name."""
         feeds = {"embedding": np.ascontiguousarray(x_ND, dtype=np.float32)}
         if self.side_dim:
             if side_NS is None or side_NS.shape != (len(x_ND), self.side_dim):

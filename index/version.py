@@ -1,12 +1,12 @@
-"""Vocabulary: version, card and edge, and the names of the files they live in (docs/design.md, section 3).
+"""Vocabulary: version, card and edge, and the files of a version folder (docs/design.md, section 3).
 
     v2/card.json             what the version is, and the sha256 of every other file
     v2/encoder.onnx          float32 (N, C, H, W) -> (N, dim), ready to compare; absent: embeddings come from outside
     v2/side.onnx             optional: the same input -> (N, side_dim), stored with each item (FCT)
     v2/probe.npz             `image` (1, C, H, W) and the expected `embedding` (1, dim), `side` (1, side_dim)
     v2/text/encoder.onnx     optional second entrance: int64 `input_ids`, `attention_mask` (N, L) -> (N, dim)
-    v2/text/tokenizer.json   its tokenizer (Hugging Face `tokenizers`), which states its truncation
-    v2/text/probe.json       `text` and the expected `embedding`, a list of dim numbers; of an API alone in text/
+    v2/text/tokenizer.json   its tokenizer (Hugging Face `tokenizers`), with a truncation
+    v2/text/probe.json       `text` and the expected `embedding`, a list of dim numbers; for an API, alone in text/
     v2/edges/v1/edge.json    how to compare with v1, and how well it was measured to work
 
 `index.folder` reads, checks and writes such a folder; `index.encoder` and `index.text` run its probes.
@@ -51,12 +51,12 @@ class EdgeKind(StrEnum):
 
     @property
     def direction(self) -> str:
-        """`item` when the edge moves stored items to the new space, else `query`."""
+        """`item` if the edge maps stored items into the new space, else `query`."""
         return "item" if self is EdgeKind.FORWARD else "query"
 
 
 class Origin(StrEnum):
-    """How a stored embedding came to be: by the version's encoder, by a forward edge, or from the client."""
+    """How a stored embedding was produced: by the version's encoder, by a forward edge, or outside."""
 
     ENCODED = "encoded"
     TRANSFORMED = "transformed"
@@ -64,14 +64,14 @@ class Origin(StrEnum):
 
 
 EdgeKey = tuple[str, str, str]
-"""(new, old, kind): there is at most one edge of each kind between two versions."""
+"""(new, old, kind): two versions have at most one edge of each kind."""
 
 ShardKey = tuple[str, str]
-"""(version, origin): there is one shard for each in a gallery."""
+"""(version, origin): a gallery has one shard for each."""
 
 EDGE_MODEL = {EdgeKind.ONNX: "edge.onnx", EdgeKind.FORWARD: "edge.onnx"}
 EDGE_DOMAIN = "domain.npz"
-"""Beside the files of a fitted edge: what it was fitted on, see `index.evaluation.domain`."""
+"""A file of a fitted edge: statistics of the data that it was fitted on, see `index.evaluation.domain`."""
 EDGE_ARRAYS = {EdgeKind.MATRIX: "edge.npz", EdgeKind.SLERP: "edge.npz"}
 
 
@@ -88,10 +88,12 @@ class Score:
 class Edge:
     """A declared, measured way to compare version `new` with the older version `old`.
 
-    `scores` maps a metric's name ("cmc@1", "mAP@1.0", ...) to M(new/old). `old_encoder` is the sha256 of the old
-    version's encoder.onnx the edge was made for ("" when the old version has none). `calibration`: see
-    `index.calibration`. `support` is the number of pairs of embeddings an adapter was fitted on, 0 for other edges.
-    `hashes` is the sha256 of its files by name, where they were accepted before: what is opened must be that.
+    Attributes:
+        scores: metric ("cmc@1", "mAP@1.0", ...) -> M(new/old).
+        old_encoder: sha256 of the old version's encoder.onnx that the edge was made for; "" if it has none.
+        calibration: see `index.calibration`.
+        support: number of pairs of embeddings that an adapter was fitted on; 0 for other edges.
+        hashes: file name -> sha256, for accepted files; checked whenever a file is opened.
     """
 
     new: str
@@ -106,18 +108,18 @@ class Edge:
 
     @property
     def key(self) -> EdgeKey:
-        """What identifies the edge: two versions may have several, of different kinds."""
+        """The key, unique among the edges of a gallery."""
         return self.new, self.old, self.kind.value
 
     @property
     def measured(self) -> float:
-        """What route planning compares: the CMC@1, else the mean of what was measured, else 0."""
+        """The score for choosing routes: CMC@1, else the mean of all scores, else 0."""
         if "cmc@1" in self.scores:
             return self.scores["cmc@1"].value
         return sum(s.value for s in self.scores.values()) / len(self.scores) if self.scores else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """What edge.json holds; the version names come from the folders."""
+        """The content of edge.json; the names of the versions are those of the folders."""
         return {
             "kind": self.kind.value,
             "direction": self.kind.direction,
@@ -130,13 +132,14 @@ class Edge:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """From a decoded image to the encoder's input, the same in training's evaluation and in serving.
+    """Preprocessing of a decoded image for the encoder, the same in evaluation during training and in serving.
 
-    Convert to `mode` ("L" or "RGB"), resize the shorter side to `resize` pixels (a pair: to this height and width,
-    whatever the proportions; None: leave) with antialiased `interpolation`, crop the centre to (height, width) - or,
-    with `stretch`, resize straight to (height, width) - divide by 255, subtract `mean`, divide by `std` (one number per
-    channel). Where half of what is cropped is no whole pixel, `crop` rounds it: `round` to even, as torchvision and
-    timm; `floor` down, as Hugging Face.
+    1. Convert to `mode` ("L" or "RGB").
+    2. Resize with antialiased `interpolation` so that the shorter side has `resize` pixels (a pair: to this height and
+       width; None: do not resize), then crop the centre to (height, width). `stretch`: only resize to (height, width).
+    3. Divide by 255, subtract `mean`, divide by `std` (one number per channel).
+
+    `crop` rounds half of an odd margin: `round` to even, as torchvision and timm; `floor` down, as Hugging Face.
     """
 
     height: int
@@ -165,17 +168,17 @@ class Preprocess:
 
 @dataclass(frozen=True)
 class EmbeddingApi:
-    """A provider's API that embeds texts: `POST {url}/embeddings`, as OpenAI's has it.
+    """A provider's API that embeds texts: `POST {url}/embeddings`, compatible with OpenAI's.
 
     Attributes:
-        url: the base URL, without a slash at its end.
-        model: what the provider calls the model.
-        key: the environment variable that holds the key; "": none is needed.
-        shorten: whether it is asked for as many numbers as the version has (`dimensions`).
-        batch_size: texts in one call, at most.
-        requests_per_minute, tokens_per_minute: what one process may ask for; None: as much as it can.
-        price: of a million tokens, in whatever currency; None: it is not known.
-        encoding: how embeddings come, `float` or `base64`.
+        url: the base URL, without a trailing slash.
+        model: the provider's name of the model.
+        key: the environment variable with the API key; "": none is needed.
+        shorten: whether requests state the version's dimension (`dimensions`).
+        batch_size: largest number of texts in one call.
+        requests_per_minute, tokens_per_minute: limits of one process; None: no limit.
+        price: price of a million tokens, in any currency; None: unknown.
+        encoding: `encoding_format` of embeddings, `float` or `base64`.
     """
 
     ENCODINGS: ClassVar = ("float", "base64")
@@ -193,10 +196,12 @@ class EmbeddingApi:
 
 @dataclass(frozen=True)
 class Card:
-    """The JSON beside an exported version. `space` is kept as JSON; `index.space.space_from_json` reads it.
+    """The content of card.json. `space` is kept as JSON; `index.space.space_from_json` parses it.
 
-    `prompts` is what the text entrance puts before a text: by `PROMPTS`, the sides of a comparison. `api` is a provider
-    that is the text entrance.
+    Attributes:
+        prompts: side (one of `PROMPTS`) -> the prefix of texts in the text entrance.
+        api: the provider that is the text entrance; None: no provider.
+        files: path -> sha256 of every other file of the folder.
     """
 
     PROMPTS: ClassVar = ("query", "item")
@@ -216,16 +221,16 @@ class Card:
 
     @property
     def encoder(self) -> str:
-        """sha256 of the encoder, "" when the version has none."""
+        """sha256 of encoder.onnx; "" if the version has none."""
         return self.files.get(ENCODER, "")
 
     @property
     def text(self) -> bool:
-        """Whether the version embeds texts: it has a text entrance, of its own or at a provider."""
+        """Whether the version has a text entrance, a model or a provider's API."""
         return TEXT_ENCODER in self.files or self.api is not None
 
     def as_json(self) -> dict[str, Any]:
-        """What card.json holds."""
+        """The content of card.json."""
         fields = {**vars(self), "preprocess": self.preprocess.as_json() if self.preprocess else None}
         if fields.pop("api") is not None:
             fields["api"] = vars(self.api)

@@ -1,7 +1,7 @@
-"""`View`: what a gallery serves between two changes, and how queries are answered from it.
+"""`View`: the state of a gallery between two changes, and the plans of queries for it.
 
-Every change makes a new one. Routes, maps and merge mode are computed by the first query that needs them and cached
-here. A caller must hold the gallery's lock for as long as the view's shards must not change.
+Every change makes a new view. Routes, maps and merge mode are computed by the first query that needs them and cached
+here. While a caller reads the shards of a view, it must hold the gallery's lock.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from index.topology import Topology
 from index.version import ShardKey
 
 MAX_CACHED = 256
-"""Cached plans: one for each query version and set of versions that can embed the query."""
+"""Number of cached plans: one per query version, set of encoders and mode."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Which shards queries of a version reach.
+    """The shards that queries of a version reach.
 
     Attributes:
         routes: item version -> the route to it.
-        degraded: the items that are not reached.
-        encoders: the versions that must embed the queries; without any item the query version, so that its queries
-            are legal.
+        degraded: the items that cannot be searched.
+        encoders: the versions that must embed the queries; in an empty gallery the query version, so that its queries
+            are checked.
     """
 
     routes: Mapping[str, Route]
@@ -50,7 +50,7 @@ class View:
         current: str,
         seq: int,
     ) -> None:
-        """`shards`: those that serve any item; `left_out`: items that are in none."""
+        """`shards`: those that serve any item; `left_out`: items that are in no shard."""
         self.topology, self.shards, self.current, self.seq = topology, shards, current, seq
         self._left_out = left_out
         self.sizes = {key: shard.count() for key, shard in shards.items()}
@@ -60,19 +60,19 @@ class View:
         self.items = sum(self.sizes.values())
         self._rows_scanned: float = self.items - sum(shard.indexed_count() for shard in shards.values())
         if any(shard.is_remote for shard in shards.values()):
-            self._rows_scanned = math.inf  # a query may have to wait for a server
-        # Dictionaries, not lru_cache: that would keep this view and removed shards until the next collection.
+            self._rows_scanned = math.inf  # a query may wait for a server
+        # Not lru_cache, whose reference cycle would keep this view and removed shards until garbage collection.
         self._reaches: dict[tuple[str, frozenset[str]], Reach] = {}
         self._plans: dict[tuple[str, frozenset[str], Mode | None], Plan] = {}
 
     def rows_scanned(self, query_version: str) -> float:
-        """Items a query of this version is compared with; infinite if it needs a route or a remote engine."""
+        """Number of items that a query of this version scans; infinite with a route or a remote engine."""
         if any(version != query_version for version in self.items_by_version):
             return math.inf
         return self._rows_scanned
 
     def reach(self, query_version: str, encoders: frozenset[str]) -> Reach:
-        """Which shards queries of a version reach that `encoders` can embed."""
+        """The shards that queries of a version reach; `encoders`: other versions that can embed these queries."""
         if (found := self._reaches.get((query_version, encoders))) is None:
             if len(self._reaches) >= MAX_CACHED:
                 self._reaches.clear()
@@ -80,7 +80,7 @@ class View:
         return found
 
     def plan(self, query_version: str, encoders: frozenset[str], mode: Mode | None) -> Plan:
-        """The plan for queries of a version. Raises ModeUnavailable: the shards cannot be merged in this mode."""
+        """The plan for queries of a version. Raises ModeUnavailable if the shards cannot be merged in this mode."""
         if (found := self._plans.get((query_version, encoders, mode))) is None:
             if len(self._plans) >= MAX_CACHED:
                 self._plans.clear()
