@@ -40,6 +40,8 @@ IDLE_SECONDS = 0.2
 MAX_IDLE_SECONDS = 5.0
 """The first and the longest pause between two looks for work."""
 
+UNAUTHORIZED, FORBIDDEN = 401, 403
+
 Json = dict[str, Any]
 Originals = Callable[[str], bytes]
 """A device's own images and texts: item id -> file; FileNotFoundError where it has none."""
@@ -55,6 +57,16 @@ class TaskItem:
     version_id: int = 0
     vector: bytes = b""
     side: bytes | None = None
+
+
+class WorkerKeyRefused(RegraftError):
+    """The service does not accept the key of a remote worker."""
+
+    status = UNAUTHORIZED
+    code = "unauthorized"
+
+    def __init__(self, url: str) -> None:
+        super().__init__(f"{url} requires its worker key: --key or REGRAFT_WORKER_KEY is missing or wrong")
 
 
 class RemoteWorker:
@@ -95,7 +107,7 @@ class RemoteWorker:
         self._refused: RegraftError | None = None
 
     def work(self) -> None:
-        """Read ahead, compute, and send back behind. Raises Problem when the service does not accept the key."""
+        """Read ahead, compute, and send back behind. Raises WorkerKeyRefused, or Problem."""
         self._log("worker_started", url=self._client.url)
         Pipeline(self._next, self._load, self._finish, self._release, self._stop).run()
         if self._leases is not None:
@@ -117,8 +129,8 @@ class RemoteWorker:
         try:
             task = self._client.claim_work(self.name)
         except RegraftError as error:
-            if error.status in {401, 403}:
-                self._refused = error
+            if error.status in {UNAUTHORIZED, FORBIDDEN}:
+                self._refused = WorkerKeyRefused(self._client.url) if error.status == UNAUTHORIZED else error
                 self._stop.set()
                 return None
             self._log("service_away", reason=error.message)

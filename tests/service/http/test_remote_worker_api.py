@@ -16,7 +16,7 @@ from sqlalchemy import Connection, select, update
 
 from index.version import Version
 from regraft.client import Client, Problem
-from regraft.remote import RemoteWorker
+from regraft.remote import RemoteWorker, WorkerKeyRefused
 from service.backfills import completion as drained
 from service.http import remote_worker_api
 from service.settings import Settings
@@ -246,7 +246,7 @@ class TestWorking:
 
     def test_a_worker_whose_key_is_refused_ends(self, keyed: Any, tmp_path: Path) -> None:
         client = Client(str(keyed.http.base_url).removesuffix("/v1/"), "wrong")
-        with client, pytest.raises(Problem, match="Authorization"):
+        with client, pytest.raises(WorkerKeyRefused, match="REGRAFT_WORKER_KEY"):
             RemoteWorker(client, tmp_path, threading.Event()).work()
 
     def test_inputs_are_sent_only_when_they_are_asked_for(self, keyed: Any, filled: Any, pictures: list[bytes]) -> None:
