@@ -1,1 +1,1 @@
-"""Backfills: planned, cut into chunks, worked on by any number of workers."""
+"""Backfills: planning, chunks, and the workers that process them."""

@@ -1,4 +1,4 @@
-"""Items that a backfill could not move: why they failed, and when they are retried."""
+"""Items that a backfill could not move: `record_failures` stores why, `next_retries` plans them again."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from service.store.sql_time import now
 from service.store.tables import backfill, backfill_failure, item
 
 PAUSE_SECONDS = 2.0
-"""The pause before an item that failed is retried; twice as long after each further failure."""
+"""The pause before a failed item is retried; doubled by each further failure."""
 BLOCK = 4096
-"""Failures that are read at a time."""
+"""Failures read at a time."""
 
 
 class Retries(NamedTuple):
-    """Items of a block of failures that are retried: their keys, and the block's last key; None: it was the last."""
+    """Keys of the items to retry in a block of failures, and the block's last key; None: there are no more blocks."""
 
     keys: list[int]
     last: int | None
@@ -61,7 +61,7 @@ def record_failures(
 
 
 def _take_earlier_attempts(connection: Connection, backfill_id: int, item_ids: Sequence[int]) -> dict[int, int]:
-    """How often each of the chunk's items was tried before; removes these records."""
+    """Remove the failures recorded for the chunk's items; returns the attempts of each item."""
     items = key_table(connection, item_ids)
     conditions = (backfill_failure.c.backfill_id == backfill_id, backfill_failure.c.item_id.in_(items.keys))
     noted = select(backfill_failure.c.item_id, backfill_failure.c.attempts).where(*conditions)
@@ -72,15 +72,15 @@ def _take_earlier_attempts(connection: Connection, backfill_id: int, item_ids: S
 
 
 def pause_seconds(attempts: int) -> float:
-    """The pause of an item after so many failures."""
+    """The pause before an item is retried after so many failures."""
     return float(min(PAUSE_SECONDS * 2.0 ** (attempts - 1), MAX_PAUSE_SECONDS))
 
 
 def next_retries(connection: Connection, job: BackfillRow, order: Order, after: int) -> Retries:
-    """The failed items to be planned again, of the next block after this key.
+    """The failed items to plan again, from the next block of failures after key `after`.
 
-    These are items whose pause is over, and those that were given up and written since. One that need not be moved any
-    more is counted as skipped.
+    These are items whose pause is over, and items that were given up and written since. An item whose pause is over and
+    that no longer has to be moved is counted as skipped.
     """
     condition = backfill_failure.c.backfill_id == job.id
     keys = key_range(connection, backfill_failure.c.item_id, condition, BLOCK, after)
@@ -105,7 +105,7 @@ def next_retries(connection: Connection, job: BackfillRow, order: Order, after: 
 
 
 def items_to_move(connection: Connection, job: BackfillRow, order: Order, ids: Collection[int]) -> list[int]:
-    """Those of these items that the backfill has to move."""
+    """The keys among `ids` of items that the backfill still has to move, ascending."""
     if not ids:
         return []
     still = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, order, job.origin)
@@ -116,7 +116,7 @@ def items_to_move(connection: Connection, job: BackfillRow, order: Order, ids: C
 
 
 def _written_since_given_up() -> Select[Any]:
-    """SELECT of the items that were given up, and written since."""
+    """SELECT of the items that were given up and written since."""
     failed = select(item.c.id).join(backfill_failure, backfill_failure.c.item_id == item.c.id)
     return failed.where(backfill_failure.c.final == true(), backfill_failure.c.seq != item.c.seq)
 

@@ -1,7 +1,7 @@
-"""Plans backfills, at first and when no chunk is left, ends those that are complete, and removes their chunks.
+"""Plan backfills (at their start, and when no chunk is left), end complete ones, and remove their chunks.
 
-Workers that find no chunk do it, and a thread of the service besides, so that a new backfill never waits for workers
-that are busy with others.
+Workers without a chunk call `finish_or_replan`. The service plans new backfills by `Planner`, so that none waits for
+workers that are busy with others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from service.store.tables import backfill, backfill_chunk, item
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 10.0
-"""How often the thread searches for sweeps that a process has abandoned, and for chunks that nobody needs any more."""
+"""How often the thread searches for abandoned sweeps and for chunks of ended backfills."""
 CHUNKS_AT_ONCE = 1_000
 """Chunks removed in one transaction."""
 
@@ -47,10 +47,10 @@ CHUNKS_AT_ONCE = 1_000
 def finish_or_replan(
     database: Database, registry: Registry, embedder: Embedder, stop: threading.Event
 ) -> dict[int, BackfillState]:
-    """End each drained backfill, or plan items that were written while it ran or are to be retried, until `stop`.
+    """End each drained backfill, or plan its items that were written meanwhile or are to be retried, until `stop`.
 
     Returns:
-        The state of each that was changed: `running` ones have new chunks.
+        The state of each changed backfill; those `running` have new chunks.
     """
     with database.lookup() as connection:
         drained_ids = drained(connection)
@@ -83,7 +83,7 @@ def plan_abandoned(
 def plan(
     database: Database, registry: Registry, embedder: Embedder, job: BackfillRow, stop: threading.Event
 ) -> BackfillState | None:
-    """Bring the sweep of a backfill, whose lease is the caller's, to its end; returns as `continue_sweep` does."""
+    """Complete a backfill's sweep, whose lease the caller holds; returns as `continue_sweep`."""
     with keeping_lease(database, job), suppress(UnknownGallery):
         if job.kind == SUPPLIED:
             return count(database, job)
@@ -93,7 +93,7 @@ def plan(
 
 
 def remove_ended_chunks(database: Database, stop: threading.Event) -> None:
-    """Remove the chunks, lists of the keys of items, of backfills that are done or cancelled, until `stop`."""
+    """Remove the chunks of backfills that are done or cancelled, until `stop`."""
     left = exists().where(backfill_chunk.c.backfill_id == backfill.c.id)
     with database.lookup() as connection:
         ended = connection.execute(select(backfill.c.id).where(backfill.c.state.not_in(ACTIVE), left)).scalars().all()
@@ -105,7 +105,7 @@ def remove_ended_chunks(database: Database, stop: threading.Event) -> None:
 
 
 class Planner(Background):
-    """Plans new backfills in one process: small ones for the request that makes them, others on a thread."""
+    """Plans new backfills: those of small galleries within the request that creates them, others on a thread."""
 
     def __init__(self, database: Database, registry: Registry, embedder: Embedder) -> None:
         super().__init__("planning")
@@ -120,7 +120,7 @@ class Planner(Background):
     def plan(self, job: BackfillRow) -> None:
         """Plan a new backfill: of a small gallery now, else on the thread.
 
-        A failure here does not undo the backfill: the thread continues when the lease has run out.
+        A failure does not undo the backfill: the thread continues when the sweep's lease has expired.
         """
         if not self._is_small(job.gallery_id):
             with self._database.write() as connection:

@@ -1,7 +1,7 @@
-"""Computes the new embeddings of a chunk, from images and texts or from stored embeddings.
+"""Compute the new embeddings of a chunk from images and texts or from stored embeddings; see `Embedder`.
 
-In two steps, so that they can overlap: the iterator reads and decodes, and yields functions that compute. An item that
-cannot be moved never holds up the others: it becomes a `Failed` with its reason.
+There are two steps, which can overlap: an iterator reads and decodes, and yields functions that compute. An item that
+cannot be moved does not stop the others: it becomes a `Failed` with its reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ X = TypeVar("X")
 
 
 class VersionSource(Protocol):
-    """The part of `service.registry.registry.Registry` that is needed here."""
+    """The part of `service.registry.registry.Registry` that `Embedder` needs."""
 
     def by_id(self, version_id: int) -> Embeds: ...
     def sync_edges(self) -> None: ...
@@ -37,7 +37,7 @@ class VersionSource(Protocol):
 
 
 class NumberedEdge(Protocol):
-    """An edge, with a number that changes when it is replaced; `check` raises when it cannot be used."""
+    """An edge, with a number that changes when it is replaced; `check` raises if it cannot be used."""
 
     @property
     def id(self) -> int: ...
@@ -47,7 +47,7 @@ class NumberedEdge(Protocol):
 
 
 class ReadItem(Protocol):
-    """An item as it was read."""
+    """An item, as of its feed number when it was read."""
 
     @property
     def id(self) -> int: ...
@@ -74,7 +74,7 @@ class HeldEmbedding(ReadItem, Protocol):
 
 
 class Embedder:
-    """Computes embeddings of a target version. Holds the encoders and edges it has used."""
+    """Computes embeddings by a target version. Keeps the edges that it has opened."""
 
     def __init__(
         self,
@@ -83,18 +83,18 @@ class Embedder:
         decoder: Decoder,
         transforms: dict[int, Forward] | None = None,
     ) -> None:
-        """`transforms`: open edges by number, where several embedders share them."""
+        """`transforms`: open edges by number, if several embedders share them."""
         self._registry = registry
         self._contents = contents
         self._decoder = decoder
         self._transforms = {} if transforms is None else transforms
 
     def reencode(self, target: Embeds, rows: Sequence[WithContent]) -> Iterator[Compute]:
-        """Read and decode stored images and texts, as many of a kind at a time as their encoder takes.
+        """Read and decode stored images and texts, each kind in batches of its encoder.
 
         Raises:
-            StoreUnreachable: no item is at fault then, and none fails.
-            NoEncoder, NoTextEntrance: the target does not embed what one of them is.
+            StoreUnreachable: the store does not answer; no item counts as failed.
+            NoEncoder, NoTextEntrance: the target does not embed images, or texts.
         """
 
         def encode(inputs: Sequence[Input]) -> TransformedItems:
@@ -109,13 +109,13 @@ class Embedder:
                 yield partial(_with, failed, readable, encode)
 
     def transform(self, target: Embeds, rows: Sequence[HeldEmbedding]) -> Iterator[Compute]:
-        """The item edges from the versions of stored embeddings to the target."""
+        """Apply the item edges from the versions of stored embeddings to the target."""
         for old_id, group in groupby(sorted(rows, key=lambda row: row.version_id), key=lambda row: row.version_id):
             yield partial(_embed, [(row, row) for row in group], self._forward(self._registry.by_id(old_id), target))
 
     def forward(self, old: Embeds, new: Embeds) -> Forward | None:
-        """The item edge between two versions, ready to run; None when there is none. Raises EdgeBroken."""
-        # Edges come and go while a worker runs; one that a backfill applies stays as it is.
+        """The item edge between two versions, opened; None: there is none. Raises EdgeBroken."""
+        # Edges change while a worker runs, except those that an active backfill applies.
         self._registry.sync_edges()
         declared = self._registry.edge((new.name, old.name, EdgeKind.FORWARD.value))
         if declared is None:
@@ -163,7 +163,7 @@ def apply_transform(
 ) -> TransformedItems:
     """Apply an item edge to stored embeddings of `old`."""
     side = [row for row in sides if row is not None]
-    # Without any, or with too few, the edge says itself that it needs side-information.
+    # If the edge needs side-information and it is missing for some rows, the edge raises the error.
     given = from_bytes(side, old.card.side_dim) if side and old.card.side_dim else None
     return transform.transform_items(from_bytes(vectors, old.card.dim), given)
 
@@ -190,7 +190,7 @@ def _with(
 
 
 def _embed(inputs: Sequence[tuple[ReadItem, X]], embed: Callable[[Sequence[X]], TransformedItems]) -> Outcome:
-    """Embed all inputs at once; if that is refused, each half by itself, down to the one at fault."""
+    """Embed all inputs at once; on an error, each half separately, down to the item at fault."""
     if not inputs:
         return [], []
     try:
@@ -200,7 +200,7 @@ def _embed(inputs: Sequence[tuple[ReadItem, X]], embed: Callable[[Sequence[X]], 
     except RegraftError as error:
         if len(inputs) == 1:
             row = inputs[0][0]
-            # A vector is wrong for ever, but a model that failed may have been short of memory.
+            # An invalid vector stays invalid, but a model that failed may only have lacked memory.
             return [], [Failed(row.id, row.seq, error.message, retry=isinstance(error, InvalidVersionFolder))]
         half = len(inputs) // 2
         return collect(_embed(inputs[:half], embed), _embed(inputs[half:], embed))

@@ -1,4 +1,4 @@
-"""Estimates a backfill before it is started: items, time by a measured sample, storage, and operations."""
+"""Estimate a backfill before it starts: items, time by a measured sample, storage, operations; see `estimate`."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from service.store.tables import embedding, item
 from service.store.vector_reader import with_vectors
 
 SAMPLE = {Kind.REENCODE: 32, Kind.TRANSFORM: 1024}
-"""Items that are moved in a transaction that is rolled back, to measure the time of one."""
+"""Items that are moved, in a transaction that is rolled back, to measure the time per item."""
 
 
 class SampledRow(NamedTuple):
-    """An item as either kind of backfill reads it; what a transform moves may have no image."""
+    """An item with what either kind of backfill reads; for a transform, `blob` may be None."""
 
     id: int
     seq: int
@@ -83,7 +83,7 @@ def estimate(
     width = (target.card.dim + target.card.side_dim) * FLOAT_BYTES
     live = connection.execute(select(func.count()).where(*_live(scope))).scalar_one()
     taken = waiting if passed is None else item.c.id.in_(key_table(connection, sorted(passed)).keys)
-    # Of a part: those that hold nothing of the target may come first.
+    # If only a part moves, those without an embedding by the target may come first.
     added = min(items, found - _already_held(connection, taken, target)) * width
     left = _left(connection, scope, order, by_version, items)
     after_retiring = min(with_target + added, live * width)
@@ -131,28 +131,28 @@ def estimate_supplied(
 def _by_version(
     connection: Connection, waiting: ColumnElement[bool], read: ColumnElement[Any]
 ) -> dict[int | None, int]:
-    """Version -> items whose embedding of it would be read; None: of those that hold none."""
+    """Version -> how many items' embeddings by it would be read; None -> how many items hold none."""
     versions = select(read.label("version")).select_from(item).where(waiting).subquery()
     counted = select(versions.c.version, func.count()).group_by(versions.c.version)
     return dict(tuple(row) for row in connection.execute(counted))
 
 
 def _billed(target: LoadedVersion, items: int, tokens: float) -> dict[str, float | None]:
-    """The tokens and price of a provider; empty where the target has its own encoder."""
+    """A provider's tokens and price; empty if the target is not served by an API."""
     if target.card.api is None:
         return {}
     return {"tokens": items * tokens, "price": provider_price(target.card.api, items, tokens)}
 
 
 def _least_seconds(target: LoadedVersion, items: int, tokens: float) -> float:
-    """The least time that the limits of a provider's API allow, which a sample does not reach."""
+    """The least seconds that the rate limits of a provider's API allow; a sample is too small to reach them."""
     return 0.0 if target.card.api is None else provider_seconds(target.card.api, items, tokens)
 
 
 def _measure(
     database: Database, embedder: Embedder, target: LoadedVersion, scope: Scope, rows: Sequence[SampledRow]
 ) -> tuple[int, float | None, float]:
-    """Seconds an item takes: read, computed, and written in a transaction that is taken back; and tokens, if billed."""
+    """The sample's size, seconds per item to read, compute and write (rolled back), and billed tokens per item."""
     if not rows:
         return 0, None, 0.0
     kind = Kind(scope.kind)
@@ -167,7 +167,7 @@ def _measure(
 
 
 def _counted(target: LoadedVersion) -> int:
-    """Tokens that a provider has counted for this process so far."""
+    """Tokens that a provider has billed to this process so far."""
     return 0 if target.card.api is None else target.text_encoder().tokens
 
 
@@ -200,7 +200,7 @@ def _elsewhere(scope: Scope, order: Order) -> ColumnElement[bool]:
 
 
 def _without_image(connection: Connection, scope: Scope, order: Order, given: dict[str, Any] | None) -> int:
-    """Live items in the scope that only a transform could move."""
+    """How many live items of the scope only a transform could move."""
     there = and_(*_live(scope), ~embeddable(scope.version_id), _elsewhere(scope, order))
     if scope.origin is not None:
         there = and_(there, served_origin(order, scope.origin))
@@ -225,13 +225,13 @@ def _bytes_now(registry: Registry, connection: Connection, scope: Scope, target:
 
 
 def _already_held(connection: Connection, waiting: ColumnElement[bool], target: LoadedVersion) -> int:
-    """Items whose embedding of the target is replaced, not added."""
+    """How many items hold an embedding by the target, which is replaced."""
     held = select(func.count()).select_from(item.join(embedding, of_item()))
     return int(connection.execute(held.where(waiting, embedding.c.version_id == target.id)).scalar_one())
 
 
 def _left(connection: Connection, scope: Scope, order: Order, by_version: Mapping[int | None, int], items: int) -> int:
-    """Live items that another version would still serve afterwards; at most, where not all waiting items move."""
+    """How many live items another version would serve afterwards; an upper bound if not all waiting items move."""
     statement = select(func.count()).where(*_live(scope), _elsewhere(scope, order))
     arriving = items - min(by_version.get(scope.version_id, 0), items)
     return int(connection.execute(statement).scalar_one()) - arriving
@@ -247,7 +247,7 @@ def _reencode_macs(target: LoadedVersion) -> int | None:
 
 
 def _transform_macs(registry: Registry, target: LoadedVersion, by_version: Mapping[int | None, int]) -> float | None:
-    """The mean over the items that wait; None when some of them have no item edge, or hold nothing to transform."""
+    """The mean over waiting items; None if one has no item edge to the target or no embedding to transform."""
     total = 0
     for version_id, count in by_version.items():
         if version_id is None:

@@ -12,14 +12,14 @@ REASON_LENGTH = 1024
 
 @dataclass(frozen=True)
 class EmbeddedItems:
-    """New embeddings of N items, each made from its item as it was at its `seq`.
+    """New embeddings of N items, each computed from its item as of its `seq`.
 
     Attributes:
         item_ids: N items, all different.
         seqs: N numbers of the change feed.
         vectors: (N, D), valid for the target version's space.
-        side: (N, S), the target version's side-information, where it has any.
-        uncertainty: (N,), how unsure the transform was of each, where the edge tells.
+        side: (N, S), side-information by the target version, if it has any.
+        uncertainty: (N,), variances by the item edge, if it predicts them.
     """
 
     item_ids: Sequence[int]
@@ -44,7 +44,7 @@ class EmbeddedItems:
 
 @dataclass(frozen=True)
 class Failed:
-    """An item that could not be moved as it was at `seq`, and why; `retry`: another attempt may succeed."""
+    """An item that could not be moved as of its `seq`, and why; `retry`: another attempt may succeed."""
 
     item_id: int
     seq: int
@@ -54,10 +54,10 @@ class Failed:
 
     @property
     def line(self) -> str:
-        """The reason as one line that any database can store: PostgreSQL has no zero character."""
+        """The reason as one line that any database can store: PostgreSQL's text has no NUL character."""
         return " ".join(self.reason.replace("\x00", " ").split())[:REASON_LENGTH]
 
 
 Outcome = tuple[list[EmbeddedItems], list[Failed]]
 Compute = Callable[[], Outcome]
-"""Computes some items of a chunk, from inputs that were read before."""
+"""Computes the embeddings of some items of a chunk, whose inputs are already in memory."""

@@ -1,7 +1,7 @@
 """Three concurrent steps of a worker: a thread reads ahead, the caller computes, a thread commits the last chunk.
 
-Chunks are finished one by one in the order they were claimed. A failure costs its own chunk only: it is given back, and
-claimed again by some worker when its lease has run out.
+Chunks are finished one by one in the order they were claimed. A failure affects only its chunk, which is given back and
+can be claimed again when its lease has expired.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from service.logs import RecurringErrors
 logger = logging.getLogger(__name__)
 
 READ_AHEAD = 2
-"""Encoder inputs that wait in memory: enough that neither side waits for the other's slower moments."""
+"""Batches of encoder inputs that wait in memory, to even out the speeds of reading and computing."""
 PAUSE_SECONDS = 0.5
-"""The pause after something failed."""
+"""The pause after a failure."""
 WAKE_SECONDS = 0.5
 
 C = TypeVar("C")
@@ -42,14 +42,14 @@ class Pipeline(Generic[C]):
         give_back: Callable[[C, bool], None],
         stop: threading.Event,
     ) -> None:
-        """Put the parts of a worker together.
+        """Combine the steps of a worker.
 
         Args:
-            next_chunk: claims the next chunk, waiting for it; None ends the work.
-            load: reads a chunk, a step at a time.
+            next_chunk: waits for the next chunk and claims it; None ends the work.
+            load: reads a chunk step by step.
             finish: commits a chunk.
-            give_back: is called with a chunk that is not finished, and whether it failed.
-            stop: when it is set, the chunk that is being computed is finished and no other.
+            give_back: called with an unfinished chunk, and whether it failed.
+            stop: when it is set, only the chunk that is being computed is finished.
         """
         self._next_chunk, self._load, self._finish, self._give_back = next_chunk, load, finish, give_back
         self._stop = stop
@@ -58,7 +58,7 @@ class Pipeline(Generic[C]):
         self._current: C | None = None
 
     def run(self) -> None:
-        """Work in this thread."""
+        """Process chunks; the calling thread computes."""
         reader = threading.Thread(target=self._read_ahead, name="read-ahead")
         reader.start()
         try:
@@ -101,7 +101,7 @@ class Pipeline(Generic[C]):
             committing = committer.submit(self._commit, chunk, outcome)
 
     def _join_reader(self, reader: threading.Thread) -> None:
-        """Wait for the reader's end; empty the queue, so that it is not blocked by a full one."""
+        """Wait for the reader to end; drain the queue, so that the reader is not blocked."""
         while reader.is_alive():
             with suppress(Empty):
                 self._ready.get_nowait()
@@ -110,7 +110,7 @@ class Pipeline(Generic[C]):
     def _take(self) -> tuple[C, Compute | Exception | None] | None:
         while True:
             try:
-                # A signal that another thread received is handled when this one, the main thread, next wakes up.
+                # Python handles signals in the main thread, this one: wake up regularly.
                 return self._ready.get(timeout=WAKE_SECONDS)
             except Empty:
                 continue

@@ -1,6 +1,6 @@
-"""What a backfill is, and which items it has to move; `sweeps` cuts them into chunks.
+"""The kinds and states of backfills, and which items they have to move; `sweeps` cuts these into chunks.
 
-Every function runs in its caller's transaction.
+Most functions return SQL conditions on rows of `item`; the others run in their caller's transaction.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ MAX_PAUSE_SECONDS = 300.0
 """The longest pause before a failed item is retried; a retry further ahead means that the clock was set back."""
 
 Order = Sequence[int]
-"""Version ids, the one that serves an item best first."""
+"""Version ids, the one preferred for serving an item first."""
 
 
 class Kind(StrEnum):
-    """What workers compute the new embeddings from; backfills that nobody computes: `service.backfills.supplied`."""
+    """Backfills that workers compute, by their input; for those they do not, see `service.backfills.supplied`."""
 
     REENCODE = "reencode"
     TRANSFORM = "transform"
 
 
 class BackfillState(StrEnum):
-    """The life of a backfill."""
+    """The states of a backfill."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -82,31 +82,31 @@ def forward_from(version_id: int) -> Select[int]:
 
 
 def read_version(kind: Kind, version_id: int, order: Order) -> ColumnElement[Any]:
-    """The version of the embedding of an item that such a backfill starts from: the one that serves it.
+    """The version of the embedding that a backfill reads of an item: the one that serves it.
 
-    For `transform` it is the first in the same order that has an item edge to the target, so every worker computes the
-    same embedding.
+    For `transform` it is the first in the same order that has an item edge to the target, so that every worker computes
+    the same embedding.
     """
     return first_held(order, forward_from(version_id) if kind is Kind.TRANSFORM else None)
 
 
 def stored_for(kind: Kind, version_id: int, order: Order) -> ColumnElement[bool]:
-    """ON clause of `item` and the one embedding of it that such a backfill starts from."""
+    """ON clause that joins `item` with the embedding that a backfill reads of it."""
     return and_(of_item(), embedding.c.version_id == read_version(kind, version_id, order))
 
 
 def waiting_items(
     gallery_id: int, kind: Kind, version_id: int, order: Order, origin: str | None = None
 ) -> ColumnElement[bool]:
-    """Which rows of `item` such a backfill has to move; `origin` is that of the embedding served, None: any."""
+    """Which rows of `item` a backfill has to move; `origin`: of the embedding that serves an item, None: any."""
     scope = [item.c.gallery_id == gallery_id, item.c.deleted == false(), QUALIFIES[kind](version_id)]
     return and_(*scope, *([served_origin(order, origin)] if origin else []))
 
 
 def capped_count(found: int, share: float | None, limit: int | None) -> int:
-    """How many of the items found a backfill may move: that share of them, but at least one, and at most the limit."""
+    """How many of `found` items a backfill may move: `share` of them, but at least one, and at most `limit`."""
     if share is not None:
-        # In decimals, as it was written: 0.07 of 400 is 28, not the 28.000000000000004 of binary fractions.
+        # In decimals, as the user wrote it: 0.07 of 400 is 28, not 28.000000000000004.
         found = min(found, max(int(Decimal(repr(share)) * found), 1))
     return found if limit is None else min(found, limit)
 
@@ -142,7 +142,7 @@ def drained(connection: Connection) -> list[int]:
 def change_state(
     connection: Connection, backfill_id: int, before: Sequence[BackfillState], after: BackfillState
 ) -> bool:
-    """Change a backfill's state from one of `before` to `after`, and add up the time it ran; returns whether it was."""
+    """Change a backfill's state from one of `before` to `after` and update its running time; False: it had another."""
     planning = and_(backfill.c.sweep_seq.is_not(None), backfill.c.kind.in_(tuple(Kind)))
     ran = backfill.c.active_seconds + func.coalesce(now() - backfill.c.resumed, 0.0)
     values = {
@@ -150,7 +150,7 @@ def change_state(
         "revision": backfill.c.revision + 1,
         # A clock that was set back must not reduce the time.
         "active_seconds": case((ran > backfill.c.active_seconds, ran), else_=backfill.c.active_seconds),
-        # A backfill with chunks runs from the end of its planning on.
+        # A backfill with chunks runs from the end of its planning.
         "resumed": case((planning, null()), else_=now()) if after is BackfillState.RUNNING else None,
         "sweep_until": None,  # its planner stops: after a pause any process may continue at once
         "finished": None if after in ACTIVE else now(),
@@ -160,7 +160,7 @@ def change_state(
 
 
 def cancel_backfills(connection: Connection, gallery_id: int, current_id: int) -> int:
-    """Cancel the gallery's backfills to other versions than the one that becomes current; returns how many."""
+    """Cancel the gallery's active backfills to versions other than `current_id`; returns how many."""
     conditions = (
         backfill.c.gallery_id == gallery_id,
         backfill.c.version_id != current_id,

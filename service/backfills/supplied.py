@@ -1,8 +1,8 @@
-"""Backfills of kind `supplied`: nobody computes them, they wait until all items hold embeddings by their version.
+"""Backfills of kind `supplied`: they wait until clients have sent embeddings of all items by the target version.
 
-They have no chunks. From the backfill's own transaction on, each write of items counts, in its transaction, those that
-were waited for; the last of them ends the backfill. How many there were is counted once, concurrently with writes: the
-count is compared with the counters of the same snapshot, so the difference stays right ever after.
+They have no chunks. Once the backfill is committed, each write of items counts, in its transaction, the items that are
+no longer waited for (`tracking_supplied`); the last one ends the backfill. The total is counted once, concurrently with
+writes, in a snapshot that also holds these counters, so that both stay consistent (`count`).
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def finish_if_complete(connection: Connection, job: BackfillRow) -> bool:
 def tracking_supplied(
     connection: Connection, gallery_id: int, external_ids: Sequence[str], counter: str = "done"
 ) -> Iterator[None]:
-    """Context of a write of these items, in a transaction that holds the gallery's lock.
+    """Context of a write of these items, which updates the backfill; the transaction holds the gallery's lock.
 
-    `counter`: counts the items that are no longer waited for: `done`, or `skipped` where they are deleted.
+    `counter`: the column that counts items no longer waited for: `done`, or `skipped` if they are deleted.
     """
     conditions = (backfill.c.gallery_id == gallery_id, backfill.c.kind == SUPPLIED, backfill.c.state.in_(ACTIVE))
     job = first_of(BackfillRow, connection.execute(select(backfill).where(*conditions)))

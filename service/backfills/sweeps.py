@@ -1,13 +1,12 @@
-"""Sweeps: how a backfill is cut into chunks, in short transactions, so that writes to its gallery never wait for long.
+"""Sweeps cut a backfill into chunks, in short transactions, so that writes never wait long; start at `continue_sweep`.
 
-A sweep plans the items as they were at one number of the gallery's feed, each at most once; those written since wait
-for the next one. The first begins when a backfill is made, another whenever all its chunks are done; the backfill ends
-with one that finds nothing, unless something was written since. Chunks are claimed when the sweep is through, so
-nothing moves meanwhile.
+A sweep plans the items as of one number of the gallery's feed, each at most once; items written later wait for the next
+sweep. The first begins with the backfill, another whenever all chunks are done. A sweep that finds nothing ends the
+backfill, unless items were written since. Chunks are claimed only after the sweep, so no item moves during it.
 
-A sweep's progress is in the backfill's row, updated in the transactions that write its chunks. So it can be killed
-anywhere, paused or cancelled, and two processes that continue the same one plan no item twice: the slower finds the row
-changed and stops.
+Each transaction that writes chunks also stores the sweep's progress in the backfill's row. So a sweep may be killed,
+paused or cancelled at any point, and two processes that continue the same one plan no item twice: the slower one finds
+the row changed and stops.
 """
 
 from __future__ import annotations
@@ -62,13 +61,13 @@ from service.store.sql_time import now
 from service.store.tables import backfill, backfill_chunk, backfill_failure, item, item_traffic
 
 BY_AGE = ("oldest", "newest")
-"""Orders in which keys are read already."""
+"""Orders that need no sorting, as keys are read by age."""
 CHUNKS = 512
-"""Chunks that are written in one transaction, or fewer: `KEYS_PER_RANGE` items at most."""
+"""Most chunks per transaction, which holds at most `KEYS_PER_RANGE` items (but at least one chunk)."""
 PAUSE_SECONDS = 0.25
-"""The longest pause between two of them."""
+"""The longest pause between two such transactions."""
 LEASE_SECONDS = 30.0
-"""How long a sweep is left to a process that sends no heartbeat."""
+"""How long a process holds a sweep without a heartbeat."""
 
 
 def _matches(among: ColumnElement[bool], _order: Order) -> Select[Any]:
@@ -84,7 +83,7 @@ SCORE_QUERIES: dict[str, Callable[[ColumnElement[bool], Order], Select[Any]]] = 
     "traffic": _matches,
     "transformed": _transformed,
 }
-"""By order, SELECT of the keys and scores of items; items without a score come last."""
+"""Order -> SELECT of the keys and scores of items; items without a score come last."""
 
 
 def new_sweep_columns(seq: int) -> dict[str, Any]:
@@ -131,7 +130,7 @@ def release_sweep(connection: Connection, job: BackfillRow) -> None:
 
 @contextmanager
 def keeping_lease(database: Database, job: BackfillRow) -> Iterator[None]:
-    """Keep the caller's lease of a sweep while it works on it."""
+    """Renew the caller's lease of a sweep until the context ends."""
     leases: Leases[BackfillRow] = Leases(partial(_extend, database), LEASE_SECONDS)
     leases.hold(job)
     try:
@@ -147,17 +146,17 @@ def continue_sweep(
     uncertain: Callable[[], ItemScores],
     stop: threading.Event | None = None,
 ) -> BackfillState | None:
-    """Continue a sweep, whose lease is the caller's, to its end.
+    """Continue a sweep, whose lease the caller holds, to its end.
 
-    `order` is that of `service.registry.placement.Places` while its target is current. `uncertain` returns the
-    items' uncertainties, for that order; items without one come last.
+    `order` is that of `service.registry.placement.Places` while the backfill's target is current. `uncertain` returns
+    the items' uncertainties, for item order `uncertainty`; items without one come last.
 
-    Keys are read and chunks written some thousand at a time. Orders by age hold nothing else in memory; others need all
-    keys at once, in arrays: eight bytes an item, three times that while they are sorted.
+    Keys are read and chunks written some thousand at a time. Orders by age hold only these in memory; others hold all
+    keys: 8 bytes per item, 24 while they are sorted.
 
     Returns:
         The state of the backfill: running, with new chunks, or done. None: it was paused or cancelled meanwhile,
-        another process goes on with it, or `stop` was set.
+        another process continues it, or `stop` was set.
 
     Raises:
         UnknownGallery: its gallery was deleted.
@@ -167,7 +166,7 @@ def continue_sweep(
 
 @dataclass
 class _Sweep:
-    """One process's part of a sweep; `job` is the row as this process has left it."""
+    """One process's work on a sweep; `job` is the backfill's row as this process last wrote it."""
 
     database: Database
     job: BackfillRow
@@ -175,7 +174,7 @@ class _Sweep:
     uncertain: Callable[[], ItemScores]
     stop: threading.Event
     number: int = 0
-    """Of the next chunk."""
+    """The number of the next chunk."""
 
     def run(self) -> BackfillState | None:
         with self.database.read() as connection:
@@ -188,7 +187,7 @@ class _Sweep:
         return None
 
     def _plan_waiting(self) -> bool:
-        """Plan the items that were never planned or were skipped, in order, as many as the scope allows."""
+        """Plan the items that were never planned or were skipped, in order, as many as share and limit allow."""
         size = self.job.chunk_size * max(1, min(CHUNKS, KEYS_PER_RANGE // self.job.chunk_size))
         by_age = self.job.item_order in BY_AGE
         budget = self._budget()
@@ -199,7 +198,7 @@ class _Sweep:
                 if self.stop.is_set() or not self._write(connection, keys, progress):
                     return False
             if len(keys) == size:
-                # SQLite makes others wait by sleeping: without a pause as long they might not get their turn.
+                # Writers to SQLite wait by sleeping: without an equally long pause they might never get the lock.
                 self.stop.wait(min(time.monotonic() - started, PAUSE_SECONDS))
         return True
 
@@ -217,7 +216,7 @@ class _Sweep:
         return True
 
     def _write(self, connection: Connection, keys: Keys, progress: dict[str, Any]) -> bool:
-        """Append chunks of these keys; False: the sweep is no longer this process's."""
+        """Append chunks of these keys; False: another process continued the sweep, or the backfill is not running."""
         take_seq(connection, self.job.gallery_id, 0)  # so that the gallery is not deleted between chunk and backfill
         values = {"revision": backfill.c.revision + min(len(keys), 1), **progress}
         row = first_of(BackfillRow, connection.execute(_update_sweep(self.job).values(values).returning(backfill)))
@@ -254,7 +253,7 @@ class _Sweep:
             scores = self.uncertain().of(keys, -math.inf)
         elif job.item_order in SCORE_QUERIES:
             scores = np.concatenate(numbers)
-        # Only the scores of this order are read: reading them costs several times as much as the keys.
+        # Only the scores of this order were read: they cost several times as much as the keys.
         waiting = PendingItems(keys, uncertainty=scores, matches=scores, transformed=scores, seed=job.id)
         ordered = keys[backfill_order(job.item_order, waiting)]
         yield from (ordered[start : start + KEYS_PER_RANGE] for start in range(0, len(ordered), KEYS_PER_RANGE))
@@ -271,7 +270,7 @@ class _Sweep:
         job = self.job
         is_failed = exists().where(backfill_failure.c.backfill_id == job.id, backfill_failure.c.item_id == item.c.id)
         waiting = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, self.order, job.origin)
-        # `seq + 0` keeps the database from using the index of `seq`: the ranges go by keys.
+        # `seq + 0` keeps the database from using the index on `seq`, as the ranges go by keys.
         return and_(waiting, not_(is_failed), item.c.seq + 0 < job.sweep_seq)
 
     def _budget(self) -> int | None:
@@ -286,7 +285,7 @@ class _Sweep:
 
 
 def _update_sweep(job: BackfillRow) -> Update:
-    """UPDATE of a running backfill whose sweep has the progress of this row."""
+    """UPDATE of the backfill, if it is running and its sweep's progress is that of this row."""
     same = (backfill.c.sweep_seq == job.sweep_seq, backfill.c.sweep_at == job.sweep_at)
     return update(backfill).where(backfill.c.id == job.id, backfill.c.state == BackfillState.RUNNING, *same)
 
@@ -309,7 +308,7 @@ def next_number(connection: Connection, backfill_id: int) -> int:
 
 
 def _planned_keys(database: Database, job: BackfillRow) -> Keys:
-    """The keys in chunks that are not done: all that the sweep has planned, for none is claimed meanwhile."""
+    """The keys that the sweep has planned: those in chunks `todo`, since none is claimed during a sweep."""
     parts, last = [np.empty(0, np.int64)], -1
     chunk = select(backfill_chunk.c.number, backfill_chunk.c.item_ids).where(backfill_chunk.c.backfill_id == job.id)
     ahead = chunk.where(backfill_chunk.c.state == "todo").order_by(backfill_chunk.c.number).limit(CHUNKS)
@@ -348,7 +347,7 @@ def _close(connection: Connection, job: BackfillRow, order: Order) -> BackfillSt
 
 
 def _written_since(connection: Connection, job: BackfillRow, order: Order, seq: int) -> bool:
-    """Whether an item that was written since the sweep began has to be moved; assumed where very many were."""
+    """Whether an item that was written since the sweep began has to be moved; assumed if very many were written."""
     since = select(item.c.id).where(item.c.gallery_id == job.gallery_id, item.c.seq >= seq).limit(KEYS_PER_RANGE)
     keys = select_keys(connection, since)
     if len(keys) == KEYS_PER_RANGE:

@@ -1,7 +1,7 @@
-"""Counts how often items are matched, for backfills in the order `traffic`.
+"""Count how often items are matched, for backfills in the order `traffic`.
 
-The query path hands over the keys it found and goes on; a thread adds them up and writes them in batches every few
-seconds. What a crash loses are the last seconds; what a full queue drops are its oldest answers.
+The query path only appends the keys that it found to a queue; a thread sums them up and writes them every few seconds.
+A crash loses the last seconds; a full queue drops its oldest answers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 5.0
 QUEUE = 10_000
-"""Answers that wait to be counted."""
+"""Most answers that wait to be counted."""
 
 
 class Traffic(Background):
@@ -45,11 +45,11 @@ class Traffic(Background):
         self.flush()
 
     def count(self, keys: Sequence[int]) -> None:
-        """Note that these items, by their keys, were matched; one that comes twice was matched twice."""
+        """Count a match of each of these items, by key; a key that occurs twice counts twice."""
         self._found.append(keys)
 
     def flush(self) -> None:
-        """Write what was counted so far; what cannot be written is dropped with a line in the log."""
+        """Write the counts so far; those that cannot be written are dropped, with a log line."""
         with self._flushing:
             found = [self._found.popleft() for _ in range(len(self._found))]
             if not found:
@@ -59,7 +59,7 @@ class Traffic(Background):
                 for block in blocks(counted):
                     with self._database.write() as connection:
                         add(connection, dict(block))
-            except (SQLAlchemyError, RegraftError):  # such as: a gallery was deleted meanwhile
+            except (SQLAlchemyError, RegraftError):  # for example, a gallery was deleted meanwhile
                 logger.warning(Event("matches_not_counted", items=len(counted)), exc_info=True)
 
     def _run(self) -> None:
@@ -68,9 +68,9 @@ class Traffic(Background):
 
 
 def add(connection: Connection, matches: dict[int, int]) -> None:
-    """Add to the items' counters; items that are gone are left out."""
+    """Add to the items' counters; items that no longer exist are left out."""
     existing = connection.execute(select(item.c.id).where(item.c.id.in_(list(matches)))).scalars()
-    # In one order everywhere, so that two processes never wait for each other in a circle.
+    # Sorted, so that all processes lock rows in one order and do not deadlock.
     rows = [{"item_id": key, "matches": matches[key]} for key in sorted(existing)]
     if not rows:
         return

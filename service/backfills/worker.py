@@ -1,8 +1,8 @@
-"""The worker: claim -> read -> encode or transform -> persist, chunk by chunk, until it is told to stop.
+"""The worker: claim -> read -> encode or transform -> persist, chunk by chunk, until it is stopped; see `Worker`.
 
-Three steps overlap: while one chunk is computed, the next is read and decoded and the last is committed. No transaction
-is open while something is computed, so a worker may be killed at any moment: what it has not committed it has not done,
-and its chunks are free again when their leases run out.
+Three steps overlap (`pipeline`): while one chunk is computed, the next is read and decoded and the last is committed.
+No transaction is open during computation, so a worker may be killed at any moment: uncommitted work is lost, and its
+chunks are free again when their leases expire.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ logger = logging.getLogger(__name__)
 IDLE_SECONDS = 0.5
 """The longest pause of an idle worker between two attempts to claim a chunk."""
 RETRY_SECONDS = 5.0
-"""The longest wait between two attempts while the database does not answer."""
+"""The longest pause between two attempts while the database does not answer."""
 
 T = TypeVar("T")
 
 
 def run(settings: Settings, stop: threading.Event) -> None:
-    """Work until `stop` is set; the chunk in hand is finished first."""
+    """Work until `stop` is set; the chunk that is being computed is finished first."""
     configure(settings.log_format, settings.log_level)
     upgrade(settings)
     worker = Worker(settings, stop)
@@ -73,7 +73,7 @@ class Worker:
         self._leases = Leases(self._extend, settings.lease_seconds)
 
     def work(self) -> None:
-        """Work until told to stop, while the next chunk is read and the last one committed."""
+        """Work until `stop` is set."""
         self._log("worker_started")
         Pipeline(self._next, self._load, self._finish, self._return_chunk, self._stop).run()
         self._log("worker_stopped")
@@ -84,7 +84,7 @@ class Worker:
         self._database.close()
 
     def _next(self) -> Chunk | None:
-        """A chunk to work on; None once the worker is told to stop. Waits longer and longer while there is none."""
+        """Wait for a chunk, with growing pauses, and claim it; None once `stop` is set."""
         idle = self._settings.poll_seconds
         while not self._stop.is_set():
             if chunk := self._retrying(self._claim):
@@ -105,7 +105,7 @@ class Worker:
             return chunks.claim(connection, self.owner, self._settings.lease_seconds)
 
     def _load(self, chunk: Chunk) -> Iterator[Compute]:
-        """Read a chunk, a step at a time."""
+        """Read a chunk step by step."""
         target = self._registry.by_id(chunk.version_id)
         self._registry.retry(target)
         if chunk.kind is Kind.REENCODE:
@@ -124,11 +124,11 @@ class Worker:
             self._log("chunk_done", backfill=chunk.backfill_id, chunk=chunk.id, **counts)
 
     def _return_chunk(self, chunk: Chunk, failed: bool) -> None:
-        """Give a chunk back; one that failed can be claimed again when its lease has run out, which is its pause."""
+        """Give a chunk back; one that failed can be claimed again only when its lease has expired."""
         self._leases.drop(chunk)
         try:
             self._retrying(lambda: self._give_back(chunk, failed))
-        except SQLAlchemyError as error:  # told to stop while the database is away: the lease will run out
+        except SQLAlchemyError as error:  # stopped while the database is unreachable: the lease will expire
             self._log("chunk_not_released", chunk=chunk.id, reason=error)
 
     def _read(self, read: Callable[[Connection, Chunk], T], chunk: Chunk) -> T:
@@ -148,7 +148,7 @@ class Worker:
             (chunks.abandon if failed else chunks.release)(connection, chunk)
 
     def _finish_backfills(self) -> bool:
-        """Finish or replan backfills without chunks. Returns whether one has new chunks."""
+        """End or replan backfills without chunks. Returns whether one has new chunks."""
         states = finish_or_replan(self._database, self._registry, self._embedder, self._stop)
         for number, state in states.items():
             self._log("backfill_done" if state is BackfillState.DONE else "backfill_extended", backfill=number)
@@ -162,7 +162,7 @@ class Worker:
             self._log("lease_not_extended", chunk=chunk.id, reason=error)
 
     def _retrying(self, attempt: Callable[[], T]) -> T:
-        """Retry while the database is locked or unreachable; raises once the worker is told to stop."""
+        """Retry while the database is locked or unreachable; raises once `stop` is set."""
         wait = self._settings.poll_seconds
         while True:
             try:
