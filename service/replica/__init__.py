@@ -1,1 +1,1 @@
-"""The replica: every gallery in memory, at one number of its change feed."""
+"""The replica: a process's galleries in memory, each at one number of its change feed."""

@@ -1,7 +1,7 @@
-"""A least-recently-used cache of galleries: loaded when they are needed, unloaded for room.
+"""A least-recently-used cache of galleries: loaded on demand, unloaded to free memory.
 
-Unloading drops a reference. An object that is still in use stays known here as long as it is: a gallery is never in
-memory twice, and none is used that does not follow the feed.
+Unloading only drops a reference. A gallery that is still in use stays known by a weak reference, so that no gallery is
+in memory twice and each one in use follows the feed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from service.errors import UnknownGallery
 
 
 class Loadable(Protocol):
-    """An entry of the cache: its number, its size in bytes, and when it was used last."""
+    """An entry of the cache: its number, its size in bytes, and its last use (monotonic seconds)."""
 
     id: int
     bytes: int
@@ -30,7 +30,7 @@ class Cache(Generic[T]):
     """Loaded galleries by their numbers. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
-        """`limit`: bytes of all entries together; a larger entry is loaded alone."""
+        """`limit`: bytes of all loaded entries; a larger entry is loaded alone."""
         self.limit = limit
         self._loaded: dict[int, T] = {}
         # Also unloaded ones, as long as they are in use.
@@ -47,9 +47,9 @@ class Cache(Generic[T]):
         return entry
 
     def load(self, number: int, read: Callable[[], T], follow: Callable[[T], bool]) -> T:
-        """An entry, loaded by `read` if it is not; only callers that need the same entry wait.
+        """An entry, loaded by `read` if necessary; only callers that need the same entry wait.
 
-        Writers do not wait either: `follow` applies what was written meanwhile before the entry is used.
+        Writers do not wait: before the entry is used, `follow` applies what was written during the load.
 
         Raises:
             UnknownGallery: `follow` found that it was deleted meanwhile.
@@ -96,7 +96,7 @@ class Cache(Generic[T]):
             self._in_memory.pop(number, None)
 
     def make_room(self) -> None:
-        """Unload the least recently used entries until the others fit; the one used last stays."""
+        """Unload the least recently used entries until the others fit; the most recently used one stays."""
         with self._making_room:
             used_bytes = self.bytes()
             for oldest in sorted(self._loaded.values(), key=lambda entry: entry.used)[:-1]:

@@ -1,8 +1,8 @@
-"""Copies galleries to their engines along the feed, so that their vectors are searched there.
+"""Copy galleries to their external engines along the feed; see `EngineWriter`.
 
-Of all processes one copies the rows of a gallery: the one that holds its lease. It goes on from the feed number that a
-collection has recorded, and every step is idempotent: it may be killed anywhere. Every process checks what the engine
-holds, and drops those vectors from memory.
+One process copies the rows of a gallery: the one that holds its lease. It continues from the feed number that a
+collection has recorded, and every step is idempotent, so it may be killed at any moment. Every process checks what the
+engine holds, and drops those vectors from its own memory.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 0.2
 IDLE_SECONDS = 5.0
-"""How often a gallery without writes is checked, and collections that are to be removed are searched for."""
+"""How often galleries without writes are checked, and unused collections are searched for."""
 LEASE_SECONDS = 30.0
 STOP_SECONDS = 5.0
 
 
 class EngineWriter(Background):
-    """A thread that copies the galleries that lie in engines."""
+    """A thread that copies galleries to their engines."""
 
     def __init__(self, database: Database, registry: Registry, replica: Replica, engines: Engines) -> None:
         super().__init__("engine-writer", STOP_SECONDS)
         self._database, self._registry, self._replica, self._engines = database, registry, replica, engines
         self._owner = uuid.uuid4().hex
-        # Gallery -> the feed number at which all of it was settled, and when that was seen.
+        # Gallery -> the feed number at which all its shards were settled, and when that was seen.
         self._settled_at: dict[int, tuple[int, float]] = {}
         self._swept_at = 0.0
         self._errors = RecurringErrors(logger)
@@ -95,9 +95,9 @@ class EngineWriter(Background):
                 return
             with self._database.read() as connection:
                 row = gallery_row(connection, live.id)
-                # From 0 on the feed leaves out deleted items; a collection with rows may still hold some.
+                # A feed read from 0 omits deleted items, which a collection with rows may still hold: read from -1.
                 block = next(changes(connection, live.id, after or -any(covered_seq.values())), [])
-                # Deletions that were purged from the feed are not in it any more: compare keys instead.
+                # Deletions that were purged from the feed are found by comparing keys.
                 missed_purge = (
                     row is not None and any(covered_seq.values()) and after < row.purged_seq != compared_purge
                 )
@@ -122,7 +122,7 @@ class EngineWriter(Background):
             return acquire_engine_lease(connection, live.id, kind.value, live.engine_name, self._owner, LEASE_SECONDS)
 
     def _sweep(self) -> None:
-        """Remove the collections of galleries that were deleted or moved elsewhere, and of retired versions."""
+        """Remove the collections of retired versions, and of galleries that were deleted or moved elsewhere."""
         with self._database.lookup() as connection:
             leases = engine_leases(connection)
             galleries = {lease.gallery_id: gallery_row(connection, lease.gallery_id) for lease in leases}
@@ -134,11 +134,11 @@ class EngineWriter(Background):
                 self._drop_retired(lease, kind)
             elif row is not None and self._is_searched(lease, kind):
                 continue
-            elif lease.over_seconds > LEASE_SECONDS:  # by then slow processes have moved what they need
+            elif lease.over_seconds > LEASE_SECONDS:  # by then slow processes have moved the vectors that they need
                 self._remove(lease, kind)
 
     def _drop_retired(self, lease: EngineLeaseRow, kind: IndexKind) -> None:
-        """Drop collections of retired versions, of a gallery that this process copies."""
+        """Drop collections of retired versions, if this process copies the gallery."""
         live = self._replica.cache.peek(lease.gallery_id)
         if live is not None and lease.owner == self._owner and live.gallery.config.kind is kind:
             engine = self._engines.get(kind)
@@ -159,7 +159,7 @@ class EngineWriter(Background):
 
 
 def _going_to(kind: IndexKind, live: LoadedGallery) -> dict[ShardKey, RemoteShard]:
-    """The shards whose rows belong in an engine of this kind, without those that are leaving it."""
+    """The shards whose rows belong in an engine of this kind and are not leaving it."""
     shards = live.gallery.remote.shards().items()
     return {place: shard for place, shard in shards if shard.kind is kind and not shard.is_leaving}
 

@@ -1,8 +1,8 @@
-"""Unloads encoders that no gallery of this process needs and that were idle for a while.
+"""Unload idle encoders that no gallery of this process needs.
 
 A version is needed while it is current, and while queries reach some shard only by its encoder (`dual`, `slerp`).
-Encoders that a gate or an ingest uses are idle only from their last use on. Each check also retries to fetch the files
-of versions for which the store did not answer.
+Gates and ingests count as uses of an encoder. Each check also retries to fetch the files of versions for which the
+store did not answer.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class EncoderEvictor(Background):
             try:
                 self._registry.retry_unreached()
                 self._registry.drop_idle(needed(self._registry, self._replica.all()))
-            except Exception:  # a look that fails unloads nothing; the next one may succeed
+            except Exception:  # the next check may succeed
                 logger.exception(Event("encoders_not_dropped"))
 
 
 def needed(registry: Registry, lives: list[LoadedGallery]) -> set[str]:
-    """Names of the versions that queries of these galleries must be embedded by."""
+    """Names of the versions by which queries of these galleries must be embedded."""
     names: set[str] = set()
     for live in lives:
         if (current := live.current) is None:

@@ -1,7 +1,7 @@
-"""The indexer: seals, indexes and merges the rows that galleries took in, on a thread beside queries and writes.
+"""The indexer: a thread that seals, indexes and merges galleries' rows, concurrently with queries and writes.
 
-Of the processes over one data folder one at a time builds a gallery: the one that holds the lock of its folder. The
-others adopt the segments it built.
+Among processes that share a data folder, one at a time builds a gallery: the one that holds the lock of the gallery's
+folder. The others adopt the segments that it built.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 1.0
 ACTIVE_SECONDS = SETTLED_SECONDS + 5 * PAUSE_SECONDS
-"""How long after its last change a gallery is checked: until its head has settled. Idle ones cost nothing."""
+"""How long after its last change a gallery is checked, which is until its head has settled. Idle ones cost nothing."""
 STOP_SECONDS = 2.0
-"""How long a stop waits for it: what it builds is lost anyway, and FAISS checks for a stop every few thousand rows."""
+"""How long a stop waits; an unfinished build is lost anyway, and FAISS checks for a stop every few thousand rows."""
 
 
 class Indexer(Background):
-    """A thread that finds shards that have grown, and builds the segments that are due."""
+    """A thread that finds galleries that changed, and builds the segments that are due."""
 
     def __init__(self, replica: Replica) -> None:
         super().__init__("indexer", STOP_SECONDS)
         self._replica = replica
         # Gallery -> its feed number, and when that was first seen.
         self._unchanged_since: dict[int, tuple[int, float]] = {}
-        # Whether there may be files of deleted galleries: some were deleted while nothing ran here.
+        # Whether there may be files of deleted galleries; at first True: some may have been deleted before this start.
         self._needs_sweep = True
         self._errors = RecurringErrors(logger)
 
@@ -49,7 +49,7 @@ class Indexer(Background):
 
     def _round(self) -> None:
         self._errors.attempt(Event("memory_not_measured"), self._measure)
-        # Only numbers are kept: galleries that this thread referred to could not be unloaded.
+        # Keep only numbers: a reference to a gallery would prevent that it is unloaded.
         before, self._unchanged_since = (
             self._unchanged_since,
             {live.id: self._seq_and_time(live) for live in self._replica.all()},
@@ -85,12 +85,12 @@ class Indexer(Background):
                     self._work(live)
                 except OSError:
                     self._replica.refresh(live.id)
-                    if self._is_known(live):  # the files of one that was deleted go while they are written
+                    if self._is_known(live):  # the files of a deleted gallery are removed while they are written
                         raise
 
     def _work(self, live: LoadedGallery) -> None:
         self._build(live)
-        # It may have changed during the build, and is not checked again once it is idle.
+        # The gallery may have changed during the build, and it is not checked again once it is idle.
         seq, since = self._seq_and_time(live)
         settled = seq == live.seq and time.monotonic() - since > SETTLED_SECONDS
         self._replica.write_snapshot(live, settled=settled)
@@ -99,7 +99,7 @@ class Indexer(Background):
         return self._replica.cache.in_use(live.id) is live
 
     def _build(self, live: LoadedGallery) -> None:
-        self._replica.refresh(live.id)  # so that no other process's files look like those of a shard that is gone
+        self._replica.refresh(live.id)  # so that no files of another process look like those of a removed shard
         live.gallery.sweep_files()
         started = time.monotonic()
 
@@ -111,7 +111,7 @@ class Indexer(Background):
             while not stopped() and live.gallery.build_index(stopped):
                 seconds = time.monotonic() - started
                 logger.info(Event("indexed", items=live.gallery.indexed_count(), seconds=round(seconds, 1)))
-                # The next build may take minutes; a start after a crash in it needs the snapshot.
+                # The next build may take minutes; after a crash during it, the start needs the snapshot.
                 self._replica.write_snapshot(live, settled=False)
         finally:
             CONTEXT.reset(token)
@@ -133,6 +133,6 @@ def _lock(file: int) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks: every process builds, as where each has a disk of its own
+    except OSError:  # a file system without locks: every process builds, as if each had its own disk
         pass
     return True

@@ -1,4 +1,4 @@
-"""The progress of loading a gallery: for readiness, for the gallery's description, and for the log."""
+"""The progress of loading a gallery, for readiness checks, the gallery's description and the log."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from index.events import Event
 logger = logging.getLogger(__name__)
 
 LOG_SECONDS = 5.0
-"""How often it is logged; a load that takes no longer is not logged."""
+"""How often progress is logged; a load that takes less is not logged."""
 
 
 @dataclass
 class LoadProgress:
-    """A load under way.
+    """The progress of one load.
 
     Attributes:
         gallery: its name.

@@ -1,7 +1,7 @@
 """`LoadedGallery`: one gallery in memory, with the registry's versions and edges and its current version applied to it.
 
-Which embedding serves an item follows from the current version and the edges: no row says it. So versions and edges are
-declared to a gallery before items, or another current version, are applied.
+Which embedding serves an item follows from the current version and the edges, and is not stored. So versions and edges
+are declared to a gallery before items or another current version are applied.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from service.store.vector_codec import is_place, places_from_bytes, to_bytes
 logger = logging.getLogger(__name__)
 
 MAX_LOGGED = 10
-"""Keys of left-out items that a log line names."""
+"""Most keys of left-out items that a log line names."""
 
 
 class LoadedGallery:
@@ -47,7 +47,7 @@ class LoadedGallery:
     def __init__(
         self, row: GalleryRow, registry: Registry, folder: Path, elsewhere: OpenCollection = no_engine
     ) -> None:
-        """`folder`: of its sealed segments; `elsewhere`: opens its collections in engines."""
+        """`folder`: for its sealed segments; `elsewhere`: opens its collections in engines."""
         self._registry = registry
         self.id = row.id
         self.name = row.name
@@ -66,7 +66,7 @@ class LoadedGallery:
         self._declared: set[int] = set()
         self._edges: dict[EdgeKey, int] = {}
         self._declaring = threading.Lock()
-        # Held from reading what was committed until it is applied.
+        # Held from reading committed changes until they are applied.
         self.applying = threading.Lock()
         # The feed number of its last snapshot, and the number of unsealed embeddings then.
         self.snapshot_seq = 0
@@ -81,11 +81,11 @@ class LoadedGallery:
         return self.gallery.seq
 
     def is_at(self, seq: int, current_id: int | None) -> bool:
-        """Whether it is at this feed number, with this current version: all there is to follow but edges."""
+        """Whether it has this feed number and current version, that is, has followed everything but edges."""
         return self.seq == seq and current_id == (self.current and self.current.id)
 
     def check_current(self) -> None:
-        """Raise NoCurrentVersion when none is deployed."""
+        """Raise NoCurrentVersion if no version is deployed."""
         if self.current is None:
             raise NoCurrentVersion(f"gallery {self.name!r} has no current version: deploy one first")
 
@@ -96,11 +96,11 @@ class LoadedGallery:
         current: LoadedVersion | None = None,
         calibrations: tuple[Maps, Mapping[str, Mode]] | None = None,
     ) -> None:
-        """Apply changes of items in one step; None: as before. See `Gallery.apply`."""
+        """Apply changes in one step; what is None stays unchanged. See `Gallery.apply`."""
         self.declare()
         name = None if current is None else current.name
         arguments = (changes.placed, changes.removed, changes.items, changes.missing)
-        with self._declaring:  # an order by another current version must not come in between
+        with self._declaring:  # no other thread may set an order by another current version in between
             self.gallery.apply(*arguments, seq, name, calibrations, self._order(current or self.current))
             self.current = current or self.current
         if changes.damaged:
@@ -111,7 +111,7 @@ class LoadedGallery:
             logger.error(Event("items_left_out", gallery=self.name, items=len(changes.missing), keys=keys, reason=why))
 
     def extend(self, added: AddedItems) -> bool:
-        """Apply a batch that is next in the feed; False: it is not next."""
+        """Apply a batch if it is next in the feed; False: it is not, or the current version differs."""
         first, last = added.seqs
         with self.applying:
             if self.seq != first - 1 or self.current is not added.current:
@@ -121,7 +121,7 @@ class LoadedGallery:
         return True
 
     def fill_from_memory(self, rows: Sequence[FeedRow]) -> list[bytes | None]:
-        """For feed rows whose vectors lie in files: the vectors that are in memory, else the stored places."""
+        """The vector of each feed row; for one stored in a file, the copy in memory, else its place in the file."""
         vectors_or_places = [row[3] for row in rows]
         by_place: dict[tuple[int, str], list[int]] = defaultdict(list)
         for n, (_, version_id, origin, *_) in enumerate(rows):
@@ -137,7 +137,7 @@ class LoadedGallery:
         return vectors_or_places
 
     def declare(self) -> None:
-        """Declare the registry's versions and edges to the gallery, and remove the edges that were removed there."""
+        """Declare the registry's versions and edges to the gallery, and remove edges that the registry lacks."""
         if self.is_declared():
             return
         with self._declaring:
@@ -148,17 +148,17 @@ class LoadedGallery:
                     # Without the edges it came with: they may have been removed; the current ones follow.
                     self.gallery.declare(replace(version.version, edges=()))
                     self._declared.add(version.id)
-            # An edge that was opened before its files changed stays usable.
+            # An edge that was opened before its files were damaged stays usable.
             usable = {d.edge.key: d for d in edges if not d.problem or self._edges.get(d.edge.key) == d.id}
             for key, declared in usable.items():
                 if self._edges.get(key) != declared.id:
                     self._add_edge(declared)
-            # Between adding and removing edges, so that items stay reachable at every moment.
+            # Between adding and removing edges, so that items are always reachable.
             self.gallery.set_version_order(self._order(self.current))
             for key in set(self._edges) - set(usable):
                 self.gallery.remove_edge(key)
                 del self._edges[key]
-            # An edge that could not be opened is tried again by the next query.
+            # The next query retries an edge that could not be opened.
             self._declared_state = state if set(self._edges) == set(usable) else None
 
     def is_declared(self) -> bool:
@@ -167,7 +167,7 @@ class LoadedGallery:
         return declared is not None and declared[0] is now[0] and declared[1] is now[1]
 
     def moving(self, current: LoadedVersion) -> int:
-        """Live items that another embedding would serve if this version were current."""
+        """How many live items another embedding would serve if this version were current."""
         return self.gallery.moved_by(self._order(current))
 
     def _order(self, current: LoadedVersion | None) -> list[str]:
@@ -179,7 +179,7 @@ class LoadedGallery:
             with self._registry.opening(declared.edge):
                 self.gallery.add_edge(declared.edge)
             self._edges[key] = declared.id
-        except (RegraftError, OSError):  # damaged since it was looked at, or gone: queries go on without it
+        except (RegraftError, OSError):  # damaged since its check, or removed: queries continue without it
             if any(known.id == declared.id for known in self._registry.edges()):
                 logger.exception(Event("edge_not_opened", gallery=self.name, edge=key))
             self.gallery.remove_edge(key)

@@ -1,6 +1,6 @@
-"""Preloads galleries when a process starts, before it reports to be ready, so that no first query waits.
+"""Preload galleries when a process starts, before it reports that it is ready, so that first queries do not wait.
 
-Other galleries are loaded when they are first needed, which takes seconds for a large one.
+Other galleries are loaded on first use, which takes seconds for a large one.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ logger = logging.getLogger(__name__)
 
 EVERY = "*"
 PAUSE_SECONDS = 1.0
-"""Pause before a retry when the database was unreachable."""
+"""Pause before a retry if the database was unreachable."""
 
 
 class Preload(Background):
-    """Loads the galleries of these names, or every one, one after the other in a thread."""
+    """A thread that loads the named galleries, or all, one after the other."""
 
     def __init__(self, database: Database, replica: Replica, names: Collection[str]) -> None:
-        """`names`: of galleries; `*` among them: all, as many as fit into the memory for galleries."""
+        """`names`: of galleries; `*` stands for all. As many are loaded as fit into the memory for galleries."""
         super().__init__("preload")
         self._database, self._replica, self._names = database, replica, names
         self._errors = RecurringErrors(logger)
         self.loading: str | None = EVERY if names else None
-        """The gallery that is being loaded; None: all are."""
+        """The name of the gallery that is being loaded; None: all are loaded."""
 
     def start(self) -> None:
-        """Begin to load."""
+        """Start the thread, if there is anything to load."""
         if self._names:
             super().start()
 
@@ -57,9 +57,9 @@ class Preload(Background):
                 self._replica.find(name)
             except UnknownGallery:
                 logger.warning(Event("preloaded_gallery_unknown", gallery=name))
-            except OperationalError:  # the database is away, for all of them
+            except OperationalError:  # the database is unreachable, for all galleries
                 raise
-            except Exception:  # one damaged gallery must not hold up the others; whoever asks for it is told
+            except Exception:  # a damaged gallery must not block the others; its queries return the error
                 logger.exception(Event("gallery_not_preloaded", gallery=name))
 
     def _names_to_load(self) -> list[str]:

@@ -1,8 +1,8 @@
-"""The replica: galleries in memory, each loaded when it is first needed and kept up to date with the database.
+"""The replica: galleries in memory, each loaded on first use and kept up to date with the database.
 
-`refresh` reads one snapshot - current version and changed items - and applies it as one step. A thread polls for writes
-of other processes; this process calls `refresh` after its own writes, so that clients read what they wrote, or
-`apply_added` with new items, which are not read back then.
+`refresh` reads the current version and the changed items in one SQL snapshot and applies them in one step
+(`_catch_up`). A thread polls for writes of other processes. After its own writes this process calls `refresh`, so that
+clients read what they wrote, or, for new items, `apply_added`, which does not read them back.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 class Replica:
-    """The galleries in memory, following the database."""
+    """The galleries in memory, which follow the database."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Replica:
     ) -> None:
         """`indexes`: the folder of all galleries' sealed segments, a cache; `memory`: bytes that galleries may take.
 
-        `shared`: clients write through other processes too, and read here what those acknowledged. `elsewhere`: opens
-        the collections of a gallery in engines.
+        `shared`: clients also write through other processes and must read here what those acknowledged. `elsewhere`:
+        opens a gallery's collections in engines.
         """
         self._shared, self._elsewhere = shared, elsewhere
         self._database = database
@@ -75,7 +75,7 @@ class Replica:
         self._registry = registry
         self._changes = database.change_waiter(poll_seconds)
         self.cache: Cache[LoadedGallery] = Cache(memory)
-        # The state of the database, and the edges, that every gallery has followed.
+        # The state of the database and the edges up to which every gallery has followed.
         self._followed: object = None
         self._followed_edges: tuple[EdgeRecord, ...] | None = None
         # Name -> the number of the gallery that had it, and the state of the database then.
@@ -95,7 +95,7 @@ class Replica:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop following and wait for it."""
+        """Stop following, and wait for the thread."""
         self._changes.stop()
         self._thread.join()
         self._changes.close()
@@ -105,7 +105,7 @@ class Replica:
         return self.cache.all()
 
     def find(self, name: str) -> LoadedGallery:
-        """The gallery of a name, as it is now: another process may have deleted it and created another of that name.
+        """The current gallery of a name: another process may have deleted it and created another of that name.
 
         Raises:
             UnknownGallery: there is none.
@@ -123,18 +123,18 @@ class Replica:
         return live
 
     def find_cached(self, name: str) -> LoadedGallery | None:
-        """The gallery of a name without a lookup, if nothing was written since the last one; else None."""
+        """The gallery of a name without a lookup, if nothing was written since the last lookup; else None."""
         if not self._database.is_sqlite or name not in self._names:
             return None
         moment, gallery_id = self._names[name]
         return self.cache.get(gallery_id) if moment == self._database.commit_marker() else None
 
     def is_loaded(self, name: str) -> bool:
-        """Whether the gallery that last had this name is loaded: if not, `find` may take seconds."""
+        """Whether the gallery last found by this name is loaded; if not, `find` may take seconds."""
         return name in self._names and self.cache.get(self._names[name][1]) is not None
 
     def get(self, gallery_id: int) -> LoadedGallery:
-        """The gallery of a number, loaded if it is not. Raises UnknownGallery when it was deleted."""
+        """The gallery of a number, loaded if necessary. Raises UnknownGallery if it was deleted."""
         live = self.cache.get(gallery_id)
         return live or self.cache.load(gallery_id, partial(self._open, gallery_id), self._catch_up)
 
@@ -149,17 +149,17 @@ class Replica:
     def refresh(self, gallery_id: int) -> None:
         """Apply everything committed before this call; a deleted gallery is forgotten.
 
-        A gallery not in memory is read as it is when it is loaded; one that is being loaded catches up before use.
+        A gallery that is not in memory needs nothing; one that is being loaded catches up before use.
         """
         live = self.cache.in_use(gallery_id)
         if live is not None and not self._catch_up(live):
             self.forget(gallery_id)
 
     def apply_added(self, gallery_id: int, added: AddedItems | None) -> None:
-        """Apply items that this process has just added, without reading them back; else `refresh`.
+        """Apply items that this process has just added without reading them back, if they are next in the feed.
 
-        It needs them to be next in the feed. Every other change - deployments, gates, the index - takes a feed number
-        of its own, so that none was made then.
+        Else `refresh`. Every other change, such as by a deployment, a gate or the index, takes a feed number, too, so
+        that none is missed.
         """
         live = self.cache.in_use(gallery_id)
         if live is None or added is None or not live.extend(added):
@@ -168,25 +168,25 @@ class Replica:
             self.cache.make_room()
 
     def moving(self, gallery_id: int, current: LoadedVersion) -> int:
-        """Live items that another embedding would serve if this version were current, by everything committed."""
+        """How many live items another embedding would serve if this version were current; refreshes first."""
         self.refresh(gallery_id)
         return self.get(gallery_id).moving(current)
 
     def items_by_version(self, gallery_id: int, order: Sequence[str]) -> Mapping[str, int]:
-        """Live items per version that would serve them in this order of versions, by everything committed."""
+        """How many live items each version would serve with this order of preference; refreshes first."""
         self.refresh(gallery_id)
         return self.get(gallery_id).gallery.items_by_version(order)
 
     def sweep_indexes(self) -> None:
         """Remove the segments of galleries that do not exist."""
-        folders = set(self._indexes.glob("*"))  # before the galleries are read: others create some meanwhile
+        folders = set(self._indexes.glob("*"))  # before the galleries are read: others may be created meanwhile
         with self._database.lookup() as connection:
             used = {self._indexes / str(gallery_id) for gallery_id in gallery_states(connection)}
         for folder in folders - used:
             shutil.rmtree(folder, ignore_errors=True)
 
     def write_snapshot(self, live: LoadedGallery, *, settled: bool) -> None:
-        """Write a snapshot of a gallery if one is due; one caller at a time for a gallery."""
+        """Write a snapshot of a gallery if one is due; at most one caller per gallery at a time."""
         write_if_due(self._database, live, settled=settled)
 
     def forget(self, gallery_id: int) -> None:
@@ -213,11 +213,11 @@ class Replica:
             moment = self._database.commit_marker()
             if moment == self._followed and self._registry.edges() is self._followed_edges:
                 return []
-            # Changes from here on are found by the next poll, and so are galleries that fail.
+            # The next poll finds later changes, and retries galleries that fail.
             self._followed, failures = None, []
             try:
                 self._registry.sync_edges()
-            except Exception as error:  # queries go on along the edges there were
+            except Exception as error:  # queries continue along the previous edges
                 failures.append(error)
             edges = self._registry.edges()
             loaded = {live.id: live for live in self.all()}
@@ -228,7 +228,7 @@ class Replica:
             for gallery_id, (next_seq, current_id) in galleries.items():
                 try:
                     self._follow_gallery(loaded[gallery_id], next_seq - 1, current_id)
-                except Exception as error:  # one damaged gallery must not hold up the others
+                except Exception as error:  # a damaged gallery must not block the others
                     failures.append(error)
             if not failures:
                 self._followed, self._followed_edges = moment, edges
@@ -240,7 +240,7 @@ class Replica:
             self.forget(live.id)
 
     def _open(self, gallery_id: int) -> LoadedGallery:
-        """Load a gallery; one that was unloaded but is still in use was followed, and is reused."""
+        """Load a gallery; one that was unloaded but is still in use followed the feed and is reused."""
         if (unloaded := self.cache.in_use(gallery_id)) is not None and self._catch_up(unloaded):
             return unloaded
         self._registry.sync_edges()
@@ -261,11 +261,11 @@ class Replica:
         raise UnknownGallery("the gallery was deleted")
 
     def _catch_up(self, live: LoadedGallery, building: LoadProgress | None = None) -> bool:
-        """Read the changes after `live.seq` in one snapshot and apply them; `building`: read everything.
+        """Read the changes after `live.seq` in one SQL snapshot and apply them; with `building`, read everything.
 
-        False: the gallery was deleted, or the database is an older one, as after a failover that lost the last writes.
+        False: the gallery was deleted, or the database went back, as after a failover that lost the last writes.
         """
-        # Rows become arrays: a garbage collection of them holds up queries, and finds nothing.
+        # Rows become arrays: collecting garbage among them would delay queries and find nothing.
         with live.applying, gc_paused():
             edges = self._registry.edges()  # before the calibrations fitted along them
             with self._database.read() as connection:
@@ -300,12 +300,12 @@ class Replica:
         return True
 
     def _build(self, connection: Connection, live: LoadedGallery, progress: LoadProgress) -> None:
-        """Load a gallery's items; it is not in use yet, so it is loaded in blocks, which bounds the memory.
+        """Load a gallery's items, in blocks to bound the memory, as the gallery is not in use yet.
 
-        Loaded from a snapshot it is at that snapshot's feed number afterwards, and later changes are still to be read.
+        If a snapshot was used, the gallery is at its feed number afterwards, and later changes have yet to be read.
         """
         live.declare()
-        # Where no vector is sealed or in an engine, all vectors are read anyway: with their items, in one pass.
+        # Without sealed vectors or vectors in an engine, all have to be read: read them with their items, in one pass.
         if not (has_segments(live.folder) or live.gallery.config.kind.is_remote):
             progress.total = live_items(connection, live.id)
             for block in prefetched(gather_changes(self._registry, [rows]) for rows in changes(connection, live.id, 0)):

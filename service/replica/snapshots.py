@@ -1,6 +1,6 @@
-"""Snapshots of galleries, beside their segments, so that a start reads from SQL only the changes since.
+"""Snapshots of galleries on disk, next to their segments, so that a start reads only later changes from SQL.
 
-Files are written first, then the row that names them: a process killed in between leaves a folder that is never read.
+Files are written before the row that names them: a process killed in between leaves a folder that is never read.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ FOLDER = ".snapshots"
 KEPT_FOLDERS = 2
 """Folders kept: the one before the newest may still be read."""
 GROWING, SETTLED = 1 / 8, 1 / 64
-"""The share of items that may change before a new snapshot is due: while changes go on, and when they have stopped.
+"""The share of items that may change before a new snapshot is due, during changes and after they have stopped.
 
-An item that was sealed since counts as changed: a start would read its vector from SQL.
+An item that was sealed since the snapshot counts as changed, as a start would read its vector from SQL.
 """
 
 
 def write_if_due(database: Database, live: LoadedGallery, *, settled: bool) -> None:
-    """Write a snapshot if enough has changed since the last one; one caller at a time.
+    """Write a snapshot if enough has changed since the last one; at most one caller per gallery at a time.
 
-    OSError: the disk is full, or worse.
+    Raises:
+        OSError: a file cannot be written, for example because the disk is full.
     """
     if not (_is_due(live, settled=settled) and has_segments(live.folder)):  # else every vector is read from SQL anyway
         return
@@ -55,7 +56,7 @@ def _write(database: Database, live: LoadedGallery) -> None:
     """Write a snapshot of a gallery, and remove older ones."""
     unsealed, taken_contents = live.gallery.unsealed_count(), live.gallery.contents()
     if taken_contents is None:
-        return  # a start shall check left-out items again
+        return  # items are left out: a start has to check them again
     folder = live.folder / FOLDER
     name = contents.write(*taken_contents, folder)
     with database.write() as connection:
@@ -67,9 +68,9 @@ def _write(database: Database, live: LoadedGallery) -> None:
 
 
 def newest(connection: Connection, live: LoadedGallery, versions: set[str]) -> tuple[Contents, int] | None:
-    """The newest snapshot that the database names and that is whole, and its feed number.
+    """The newest undamaged snapshot that the database names, and its feed number; None: there is none.
 
-    `versions`: all that exist; a snapshot that holds embeddings of another is not used.
+    `versions`: names of all existing versions; a snapshot with embeddings of another version is not used.
     """
     for folder in _listed_folders(connection, live):
         try:
