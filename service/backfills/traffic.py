@@ -69,9 +69,10 @@ class Traffic(Background):
 
 def add(connection: Connection, matches: dict[int, int]) -> None:
     """Add to the items' counters; items that no longer exist are left out."""
-    existing = connection.execute(select(item.c.id).where(item.c.id.in_(list(matches)))).scalars()
-    # Sorted, so that all processes lock rows in one order and do not deadlock.
-    rows = [{"item_id": key, "matches": matches[key]} for key in sorted(existing)]
+    # Locked, so that none is deleted before its count is written; in one order, so that processes do not deadlock.
+    existing = select(item.c.id).where(item.c.id.in_(list(matches))).order_by(item.c.id)
+    locked = connection.execute(existing.with_for_update(read=True, key_share=True)).scalars()
+    rows = [{"item_id": key, "matches": matches[key]} for key in locked]
     if not rows:
         return
     statement = INSERT[connection.dialect.name](item_traffic)
