@@ -13,9 +13,10 @@ from regraft.commands.options import print_table
 
 
 def audit(
-    client: Client, limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Rows, the newest first.")] = 20
+    client: Client,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Maximum number of rows, newest first.")] = 20,
 ) -> None:
-    """List who changed what outside deployments, when and why."""
+    """List changes outside deployments: when, who, what and why."""
     found = client.audit(limit=limit)
     answer(found)
     rows = [

@@ -33,7 +33,7 @@ Number = Annotated[int, typer.Argument(metavar="BACKFILL", help="Number of the b
 Watch = Annotated[bool, typer.Option("--watch", help="Show a progress bar until it ends; Ctrl-C only stops watching.")]
 
 
-Version = Annotated[str | None, typer.Option("--version", help="The current version; no other can be the target.")]
+Version = Annotated[str | None, typer.Option("--version", help="Target version; it must be the current one.")]
 Kind = Annotated[
     str,
     typer.Option("--kind", help="reencode (from images), transform (from stored embeddings) or supplied."),
@@ -41,21 +41,20 @@ Kind = Annotated[
 Order = Annotated[
     str, typer.Option("--order", help="random, newest, oldest, uncertainty, traffic or transformed (those first).")
 ]
-ChunkSize = Annotated[
-    int | None, typer.Option("--chunk-size", min=1, help="Items a worker takes at once.", show_default=False)
-]
-Rate = Annotated[float | None, typer.Option("--rate", help="Items a second at most.", show_default=False)]
+ChunkSize = Annotated[int | None, typer.Option("--chunk-size", min=1, help="Items per chunk.", show_default=False)]
+Rate = Annotated[float | None, typer.Option("--rate", help="Maximum items per second.", show_default=False)]
 Share = Annotated[
-    float | None, typer.Option("--share", help="At most this share of the items, above 0 to 1.", show_default=False)
+    float | None, typer.Option("--share", help="Maximum share of the items, above 0 and up to 1.", show_default=False)
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many items.", show_default=False)]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of items.", show_default=False)]
 Origin = Annotated[
-    str | None, typer.Option("--origin", help="Only items encoded, transformed or supplied.", show_default=False)
+    str | None,
+    typer.Option("--origin", help="Only items of this origin: encoded, transformed or supplied.", show_default=False),
 ]
 Filter = Annotated[
-    str | None, typer.Option("--filter", help="Only items whose metadata pass this JSON filter.", show_default=False)
+    str | None, typer.Option("--filter", help="Only items whose metadata match this JSON filter.", show_default=False)
 ]
-Attempts = Annotated[int, typer.Option("--attempts", min=1, help="Tries at an item before it is given up.")]
+Attempts = Annotated[int, typer.Option("--attempts", min=1, help="Attempts per item before it counts as failed.")]
 
 
 @backfill.command("start")
@@ -82,7 +81,7 @@ def start(
     watch: Watch = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Start moving a gallery's items to a version; with a label, set or metric it is measured.
+    """Start a backfill to the current version; --label, --evaluation or --metric also measures its curve.
 
     Example: regraft backfill start photos --label label --rate 50 --watch
     """
@@ -119,7 +118,7 @@ def estimate(
     origin: Origin = None,
     filter: Filter = None,  # noqa: A002 - the option's name,
 ) -> None:
-    """Say what a backfill would take, without starting it: `start --dry-run` by a shorter name."""
+    """Estimate the time and storage of a backfill without starting it; the same as `start --dry-run`."""
     scope = {"version": version, "kind": kind, "share": share, "limit": limit, "origin": origin, "filter": filter}
     start(client, name, **scope, rate=rate, dry_run=True)
 
@@ -133,25 +132,25 @@ def list_backfills(client: Client, name: Gallery, limit: Newest = None) -> None:
 
 @backfill.command("show")
 def show(client: Client, number: Number, watch: Watch = False) -> None:
-    """Show one backfill, its curve, and the items it could not move."""
+    """Show a backfill, its curve and the items that failed."""
     _show(client, client.backfill(number), watch)
 
 
 @backfill.command("watch")
 def watch(client: Client, number: Number) -> None:
-    """Show progress and curve until a backfill ends, exit code 3 if items failed; Ctrl-C only stops watching."""
+    """Show progress and curve until a backfill ends; exit code 3: items failed. Ctrl-C only stops watching."""
     _show(client, client.backfill(number), True)
 
 
 @backfill.command("pause")
 def pause(client: Client, number: Number, dry_run: DryRun = False) -> None:
-    """Pause a backfill; a chunk that a worker has in hand is dropped, and done again after `resume`."""
+    """Pause a backfill; chunks that workers hold are dropped and repeated after `resume`."""
     _print(client.pause_backfill(number, dry_run=dry_run), dry_run)
 
 
 @backfill.command("resume")
 def resume(client: Client, number: Number, watch: Watch = False, dry_run: DryRun = False) -> None:
-    """Go on with a paused backfill."""
+    """Resume a paused backfill."""
     resumed = client.resume_backfill(number, dry_run=dry_run)
     if dry_run:
         _print(resumed, dry_run)
@@ -161,7 +160,7 @@ def resume(client: Client, number: Number, watch: Watch = False, dry_run: DryRun
 
 @backfill.command("cancel")
 def cancel(client: Client, number: Number, dry_run: DryRun = False) -> None:
-    """End a backfill; what it moved stays moved."""
+    """Cancel a backfill; items already moved stay moved."""
     _print(client.cancel_backfill(number, dry_run=dry_run), dry_run)
 
 
@@ -186,7 +185,7 @@ def _watch(client: Client, watched: BackfillInfo) -> BackfillInfo:
         for newest in client.watch_backfill(watched.id):
             answer(newest)
             bar.update(task, completed=newest.total - newest.remaining, total=newest.total)
-            status = "being planned" if newest.planning else newest.curve and summary_line(newest.curve)
+            status = "planning" if newest.planning else newest.curve and summary_line(newest.curve)
             bar.update(
                 task,
                 description=f"backfill {watched.id}: {status}"
@@ -204,5 +203,5 @@ def _print(shown: BackfillInfo, dry_run: bool = False) -> None:
 def _print_state(shown: BackfillInfo, dry_run: bool = False) -> None:
     counts = ", ".join(f"{getattr(shown, name)} {name}" for name in ("done", "skipped", "failed", "remaining"))
     state = would(dry_run, "is", "be")
-    planning = ", being planned" if shown.planning else ""
+    planning = ", planning" if shown.planning else ""
     out.print(f"backfill {shown.id}: {shown.kind} to {shown.version} {state} {shown.state}{planning} ({counts})")

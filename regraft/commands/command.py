@@ -22,21 +22,21 @@ from regraft.connection import TIMEOUT
 
 CLIENT = "client"
 """The parameter of commands that call a service."""
-Url = Annotated[str, typer.Option("--url", envvar="REGRAFT_URL", help="The service to speak to.")]
+Url = Annotated[str, typer.Option("--url", envvar="REGRAFT_URL", help="URL of the service.")]
 ApiKey = Annotated[
     str | None,
     typer.Option(
-        "--api-key", envvar="REGRAFT_API_KEY", help="Needed when the service was given one.", show_default=False
+        "--api-key", envvar="REGRAFT_API_KEY", help="API key, if the service requires one.", show_default=False
     ),
 ]
-Json = Annotated[bool, typer.Option(OPTION, help="Answer in JSON on standard output.")]
+Json = Annotated[bool, typer.Option(OPTION, help="Print the answer as JSON on standard output.")]
 Timeout = Annotated[
     float | None,
     typer.Option(
         "--timeout",
         envvar=TIMEOUT,
         metavar="SECONDS",
-        help="Wait so long for an answer; default a minute, for changes an hour.",
+        help="Maximum time to wait for an answer; default 60, for changes 3600.",
         show_default=False,
     ),
 ]
@@ -104,6 +104,6 @@ def _in_options(problem: Problem) -> Problem:
     """The same problem, with command options in place of the API's fields and headers."""
     detail = problem.detail.replace("replace=true", "--replace").replace("`override`", "--override")
     if problem.status == UNAUTHORIZED:
-        detail = "the service wants its key: --api-key or REGRAFT_API_KEY is missing or wrong"
+        detail = "the service requires an API key: --api-key or REGRAFT_API_KEY is missing or wrong"
     said = {"code": problem.code, "errors": problem.errors, "request_id": problem.request_id}
     return Problem(problem.status, {**said, "detail": detail})

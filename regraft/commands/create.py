@@ -36,37 +36,44 @@ EXTRA = {"api": "worker", "dim": "worker", "onnx": "worker", "open_clip": "open-
 
 
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The version's name.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the version.")],
     dim: Annotated[
-        int | None, typer.Option("--dim", "--dimension", help="Vectors made elsewhere, of so many numbers.")
+        int | None, typer.Option("--dim", "--dimension", help="Embeddings from outside, of this dimension.")
     ] = None,
     api: Annotated[
         str | None,
-        typer.Option("--api", metavar="URL", help="A provider's embedding API, as OpenAI's: texts, by --model, --dim."),
+        typer.Option(
+            "--api", metavar="URL", help="An OpenAI-compatible embedding API for texts; needs --model and --dim."
+        ),
     ] = None,
     onnx: Annotated[
-        Path | None, typer.Option("--onnx", metavar="FILE", help="An ONNX model of images; needs a preprocess.")
+        Path | None,
+        typer.Option("--onnx", metavar="FILE", help="An ONNX model for images; needs --preprocess or --size."),
     ] = None,
     timm: Annotated[
-        str | None, typer.Option("--timm", metavar="MODEL", help="A timm model, prepared by its own data_config.")
+        str | None, typer.Option("--timm", metavar="MODEL", help="A timm model, preprocessed by its data_config.")
     ] = None,
     torchvision: Annotated[
         str | None, typer.Option("--torchvision", metavar="MODEL", help="A torchvision model without its classifier.")
     ] = None,
     hf: Annotated[
         Path | None,
-        typer.Option("--hf", metavar="FOLDER", help="A model in a folder of transformers or sentence-transformers."),
+        typer.Option("--hf", metavar="FOLDER", help="Folder of a transformers or sentence-transformers model."),
     ] = None,
     open_clip: Annotated[
         str | None,
-        typer.Option("--open-clip", metavar="MODEL", help="An open_clip model: its folder, or a name and --weights."),
+        typer.Option("--open-clip", metavar="MODEL", help="An open_clip model: a folder, or a name with --weights."),
     ] = None,
     weights: Annotated[
         Path | None,
-        typer.Option("--weights", metavar="FILE", help="The model's; default: the library's cache or download."),
+        typer.Option(
+            "--weights", metavar="FILE", help="Weights of the model; default: the library's cache or download."
+        ),
     ] = None,
     space: Annotated[str | None, typer.Option("--space", help="cosine (default), l2 or lorentz.")] = None,
-    curvature: Annotated[float | None, typer.Option("--curvature", help="Of a lorentz space, above 0.")] = None,
+    curvature: Annotated[
+        float | None, typer.Option("--curvature", help="Curvature of a lorentz space, above 0.")
+    ] = None,
     preprocess: Annotated[
         Path | None,
         typer.Option(
@@ -76,55 +83,65 @@ def create(
         ),
     ] = None,
     size: Annotated[
-        str | None, typer.Option("--size", metavar="S|HxW", help="Pixels that the model reads: 224, or 256x128.")
+        str | None, typer.Option("--size", metavar="S|HxW", help="Input size of the model in pixels: 224, or 256x128.")
     ] = None,
     resize: Annotated[
         str | None,
-        typer.Option("--resize", metavar="S|HxW", help="The shorter side, or height and width, before the crop."),
+        typer.Option(
+            "--resize", metavar="S|HxW", help="Resize before the crop: the shorter side, or height and width."
+        ),
     ] = None,
-    stretch: Annotated[bool | None, typer.Option("--stretch", help="Resize to the size; crop nothing.")] = None,
-    mode: Annotated[str | None, typer.Option("--mode", help="RGB (default) or L.")] = None,
+    stretch: Annotated[bool | None, typer.Option("--stretch", help="Resize to --size without a crop.")] = None,
+    mode: Annotated[str | None, typer.Option("--mode", help="Colour mode: RGB (default) or L.")] = None,
     interpolation: Annotated[
         str | None, typer.Option("--interpolation", help="bilinear (default), bicubic, lanczos or nearest.")
     ] = None,
     mean: Annotated[
-        str | None, typer.Option("--mean", metavar="A,B,C", help="Of pixels from 0 to 1, a number a channel.")
+        str | None, typer.Option("--mean", metavar="A,B,C", help="Mean of each channel, for pixels from 0 to 1.")
     ] = None,
     std: Annotated[
-        str | None, typer.Option("--std", metavar="A,B,C", help="Of pixels from 0 to 1, a number a channel.")
+        str | None,
+        typer.Option("--std", metavar="A,B,C", help="Standard deviation of each channel, for pixels from 0 to 1."),
     ] = None,
     pool: Annotated[
-        str | None, typer.Option("--pool", help="Of an output (N, tokens, D) or (N, D, H, W): none, mean or cls.")
+        str | None,
+        typer.Option("--pool", help="Pooling of an output (N, tokens, D) or (N, D, H, W): none, mean or cls."),
     ] = None,
-    output: Annotated[str | None, typer.Option("--output", help="Which output of the model, if several.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="What the provider calls the model.")] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", help="Name of the output, if the model has several.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The provider's name of the model.")] = None,
     key: Annotated[
-        str | None, typer.Option("--key-env", metavar="NAME", help="The environment variable of the API's key.")
+        str | None, typer.Option("--key-env", metavar="NAME", help="Environment variable with the API's key.")
     ] = None,
     shorten: Annotated[
-        bool | None, typer.Option("--shorten", help="Ask the API for --dim numbers; else it gives what the model has.")
+        bool | None,
+        typer.Option("--shorten", help="Request --dim numbers from the API instead of the model's full dimension."),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Texts a call of the API (128).")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Texts per API request (default 128).")] = None,
     requests_per_minute: Annotated[
-        float | None, typer.Option("--requests-per-minute", help="Calls of the API that a process may make.")
+        float | None, typer.Option("--requests-per-minute", help="Maximum API requests of a process per minute.")
     ] = None,
     tokens_per_minute: Annotated[
-        float | None, typer.Option("--tokens-per-minute", help="Tokens that a process may send to the API.")
+        float | None,
+        typer.Option("--tokens-per-minute", help="Maximum tokens that a process sends to the API per minute."),
     ] = None,
-    price: Annotated[float | None, typer.Option("--price", help="Of a million tokens, for estimates.")] = None,
-    encoding: Annotated[str | None, typer.Option("--encoding", help="Of the API's answers: float or base64.")] = None,
-    query_prompt: Annotated[str | None, typer.Option("--query-prompt", help="Put before a query.")] = None,
-    item_prompt: Annotated[str | None, typer.Option("--item-prompt", help="Put before an item.")] = None,
+    price: Annotated[float | None, typer.Option("--price", help="Price of a million tokens, for estimates.")] = None,
+    encoding: Annotated[
+        str | None, typer.Option("--encoding", help="Encoding of the API's answers: float or base64.")
+    ] = None,
+    query_prompt: Annotated[str | None, typer.Option("--query-prompt", help="Text put before each query.")] = None,
+    item_prompt: Annotated[str | None, typer.Option("--item-prompt", help="Text put before each item.")] = None,
     into: Annotated[
-        Path, typer.Option("--into", metavar="FOLDER", help="The folder that folder NAME is written in.")
+        Path, typer.Option("--into", metavar="FOLDER", help="Parent folder of the new folder NAME.")
     ] = Path(),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the version folder NAME.")] = False,
 ) -> None:
-    """Write a version folder, checked as a registration checks it, for `regraft version register`.
+    """Create a version folder for `regraft version register`, checked as at registration.
 
-    It is made of one of: vectors made elsewhere (--dim), a provider's embedding API (--api), an ONNX file (--onnx), a
-    model of timm (--timm) or torchvision (--torchvision), a folder of Hugging Face's (--hf): images, texts, or both as
-    CLIP, or a model of open_clip (--open-clip).
+    Give one source: embeddings from outside (--dim), an embedding API (--api), an ONNX file (--onnx), a timm model
+    (--timm), a torchvision model (--torchvision), a Hugging Face folder for images, texts or both (--hf), or an
+    open_clip model (--open-clip).
 
     Example: regraft version create api-v1 --dim 1536
 
@@ -134,7 +151,7 @@ def create(
     """
     if Path(name).name != name.rstrip("/"):
         raise InvalidArgument(
-            f"{name!r} is a path, not a name: --into FOLDER says where it is written", pointer="/name"
+            f"the name {name!r} must not be a path; --into FOLDER sets the parent folder", pointer="/name"
         )
     options = {option: value for option, value in locals().items() if option not in {"name", "into", "overwrite"}}
     given = {option: value for option, value in options.items() if value is not None}
@@ -168,7 +185,7 @@ def summary(card: Card, folder: Path) -> list[str]:
         lines += _api_summary(card)
     for what, parity in card.metrics.get("parity", {}).items():
         lines.append(
-            f"on {parity['inputs']} {what} it differs from {parity['source']} by at most "
+            f"on {parity['inputs']} {what} the ONNX model differs from {parity['source']} by at most "
             f"{parity['largest_difference']:g} (cosine at least {parity['least_cosine']:g})"
         )
     return [*lines, f"next: regraft version register {folder}"]
@@ -177,11 +194,11 @@ def summary(card: Card, folder: Path) -> list[str]:
 def _api_summary(card: Card) -> list[str]:
     assert card.api is not None
     probe, url = card.metrics["probe"], card.api.url
-    summary = f"{url} was not asked, so nothing is known of its answers: {probe.get('why')}"
+    summary = f"{url} was not called, so its answers are unchecked: {probe.get('why')}"
     if probe["checked"]:
         summary = (
-            f"{url} embedded {probe['inputs']} texts twice, in another order: lengths and order are right, they "
-            f"differ by at most {probe['largest_difference']:.2g} of the largest; processes compare with the first"
+            f"{url} embedded {probe['inputs']} texts twice in different orders: dimension and order are right, they "
+            f"differ by at most {probe['largest_difference']:.2g} of the largest value; processes check against these"
         )
     key = f", and {card.api.key} with the key" if card.api.key else ""
     return [summary, f"the service and its workers need REGRAFT_EMBEDDING_APIS={url}{key}"]
@@ -196,12 +213,12 @@ def _kind(given: Mapping[str, Any]) -> str:
     kinds = [kind for kind in LEGAL if kind in given and not (kind == "dim" and "api" in given)]
     if len(kinds) != 1:
         found = " and ".join(map(_flag, kinds)) or "none"
-        raise InvalidArgument(f"give one of {', '.join(map(_flag, LEGAL))}, not {found}")
+        raise InvalidArgument(f"exactly one source is required: {', '.join(map(_flag, LEGAL))}; given: {found}")
     (kind,) = kinds
     for option in given:
         if option != kind and option not in LEGAL[kind]:
             legal = ", ".join(map(_flag, LEGAL[kind]))
-            raise InvalidArgument(f"{_flag(option)} means nothing with --{kind}; legal: {legal}", pointer=f"/{option}")
+            raise InvalidArgument(f"{_flag(option)} cannot be used with --{kind}; legal: {legal}", pointer=f"/{option}")
     return kind
 
 
@@ -244,7 +261,7 @@ def _provider(given: Mapping[str, Any], space: Mapping[str, Any]) -> Source:
 
     for option in ("model", "dim"):
         if option not in given:
-            raise InvalidArgument(f"--api needs --{option} as well", pointer=f"/{option}")
+            raise InvalidArgument(f"--api requires --{option}", pointer=f"/{option}")
     api = EmbeddingApi(given["api"].rstrip("/"), **{option: given[option] for option in API if option in given})
     prompts = {option.removesuffix("_prompt"): given[option] for option in PROMPTS if option in given}
     return ProviderApi(api, given["dim"], space, prompts)
@@ -260,13 +277,13 @@ def _preprocess(given: Mapping[str, Any]) -> Preprocess:
     options = [option for option in PREPROCESS[1:] if option in given]
     if "preprocess" in given:
         if options:
-            raise InvalidArgument(f"--{options[0]} means nothing with --preprocess FILE", pointer=f"/{options[0]}")
+            raise InvalidArgument(f"--{options[0]} cannot be used with --preprocess", pointer=f"/{options[0]}")
         from index.creation.preprocessing import read_preprocess
 
         return read_preprocess(given["preprocess"])
     if "size" not in given:
         raise InvalidArgument(
-            "how images become the model's input is missing: --preprocess FILE, or --size with --resize or --stretch, "
+            "preprocessing is missing: give --preprocess FILE, or --size with --resize or --stretch, "
             "--interpolation, --mean and --std",
             pointer="/preprocess",
         )
@@ -282,7 +299,7 @@ def _preprocess(given: Mapping[str, Any]) -> Preprocess:
 def _sides(text: str, option: str) -> list[int]:
     if not re.fullmatch(r"\d{1,5}(x\d{1,5})?", text):
         raise InvalidArgument(
-            f"--{option} {text!r} must be pixels, 224, or height x width, 256x128", pointer=f"/{option}"
+            f"--{option} {text!r} must be pixels (224) or height x width (256x128)", pointer=f"/{option}"
         )
     return [int(side) for side in text.split("x")]
 
@@ -291,4 +308,6 @@ def _numbers(text: str, option: str) -> list[float]:
     try:
         return [float(number) for number in text.split(",")]
     except ValueError as error:
-        raise InvalidArgument(f"--{option} {text!r} must be numbers with commas", pointer=f"/{option}") from error
+        raise InvalidArgument(
+            f"--{option} {text!r} must be numbers separated by commas", pointer=f"/{option}"
+        ) from error

@@ -15,19 +15,22 @@ BARS = "▁▂▃▄▅▆▇█"
 
 Label = Annotated[
     str | None,
-    typer.Option("--label", help="Curve: metadata field that says which items are right.", show_default=False),
+    typer.Option("--label", help="Curve: metadata field with the label of each item.", show_default=False),
 ]
 Evaluation = Annotated[
-    int | None, typer.Option("--evaluation", help="Curve: evaluation set whose entries ask.", show_default=False)
+    int | None,
+    typer.Option("--evaluation", help="Curve: number of the evaluation set with the queries.", show_default=False),
 ]
 Metric = Annotated[
     str | None,
     typer.Option("--metric", help="Curve: cmc@1, cmc@5, mAP@1.0, or recall@k (needs no labels).", show_default=False),
 ]
-Sample = Annotated[int | None, typer.Option("--sample", min=2, help="Curve: queries at most.", show_default=False)]
+Sample = Annotated[
+    int | None, typer.Option("--sample", min=2, help="Curve: maximum number of queries.", show_default=False)
+]
 K = Annotated[int | None, typer.Option("-k", min=1, help="Curve: matches for recall@k.", show_default=False)]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Curve: seed of the sample.", show_default=False)]
-Marks = Annotated[int | None, typer.Option("--marks", min=1, help="Curve: equal steps.", show_default=False)]
+Marks = Annotated[int | None, typer.Option("--marks", min=1, help="Curve: number of equal steps.", show_default=False)]
 
 
 def curve_options(**options: str | int | None) -> CurveOptions | None:

@@ -16,9 +16,9 @@ COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
 
 def doctor(
     data: Data = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Mend what is safe to mend.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Repair what can be repaired safely.")] = False,
 ) -> None:
-    """Find damaged or lost data, and say what to do."""
+    """Find damaged or lost data and show how to repair it."""
     apply_options({"data": data})
     with needs("serve"):
         from service.doctor.examination import Doctor
@@ -38,9 +38,9 @@ def doctor(
         severity = Text(finding.severity, COLOURS[finding.severity])
         out.print(severity, f"{finding.code}: {finding.count} {finding.what}")
         out.print(f"  {', '.join(finding.examples)}{' ...' * (finding.count > len(finding.examples))}")
-        out.print(f"  {f'mended {finding.fixed}; ' * bool(finding.fixed)}{finding.advice}")
+        out.print(f"  {f'repaired {finding.fixed}; ' * bool(finding.fixed)}{finding.advice}")
     if not findings:
-        out.print("nothing is wrong")
+        out.print("no problems found")
     if any(f.severity == "error" and f.fixed < f.count for f in findings):
         raise typer.Exit(1)
 
@@ -53,7 +53,7 @@ def _check_database(url: str) -> None:
         _check_file(url)
     if schema_revision(url) is None:
         shown = without_password(url)
-        raise UnusableDatabase(f"{shown} holds nothing of Regraft: no service ran on it, and no backup was restored")
+        raise UnusableDatabase(f"{shown} has no Regraft tables: no service has run on it and no backup was restored")
 
 
 def _check_file(url: str) -> None:
@@ -63,7 +63,7 @@ def _check_file(url: str) -> None:
     from service.store.faults import check_sqlite, is_large, sqlite_file
 
     if (path := sqlite_file(url)) is None:
-        raise UnusableDatabase(f"there is no database at {make_url(url).database}; --data names a service's folder")
+        raise UnusableDatabase(f"{make_url(url).database} does not exist; set --data to the service's folder")
     if is_large(path):
-        err.print(f"checking all {path.stat().st_size >> 20} MiB of {path}: this may take minutes")
+        err.print(f"checking {path.stat().st_size >> 20} MiB of {path}; this may take minutes")
     check_sqlite(url, thorough=True)

@@ -15,14 +15,14 @@ from regraft.commands.options import DryRun, print_table, score, would
 from regraft.models import EdgeInfo, ScoreInterval
 
 edge = Commands(no_args_is_help=True, help="List, add, fit and remove edges between versions.")
-New = Annotated[str, typer.Argument(metavar="NEW", help="The version queries come from.")]
-Old = Annotated[str, typer.Argument(metavar="OLD", help="The version whose items they search.")]
+New = Annotated[str, typer.Argument(metavar="NEW", help="Version of the queries.")]
+Old = Annotated[str, typer.Argument(metavar="OLD", help="Version of the items.")]
 Kind = Annotated[str, typer.Argument(metavar="KIND")]
 InGallery = Annotated[str | None, typer.Option("--gallery", help="Use items of this gallery.", show_default=False)]
 FOLDERS_ONLY = {"mlp", "zero_pad"}
 """Kinds that `regraft fit-edge` fits and a service does not."""
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Which items are drawn.")]
-Replace = Annotated[bool, typer.Option("--replace", help="Put it in the place of one of its kind.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the sample.")]
+Replace = Annotated[bool, typer.Option("--replace", help="Replace the existing edge of this kind.")]
 
 
 @edge.command("list")
@@ -31,7 +31,7 @@ def list_edges(
     new: Annotated[str | None, typer.Option("--new", help="Only from this version.", show_default=False)] = None,
     old: Annotated[str | None, typer.Option("--old", help="Only to this version.", show_default=False)] = None,
 ) -> None:
-    """List the edges the service knows, with what was measured."""
+    """List the service's edges with their measured scores."""
     found = client.edges(new=new, old=old)
     answer(found)
     print_table(["new", "old", "kind", "origin", "cmc@1", "pairs", "calibrated"], [_row(edge) for edge in found])
@@ -43,18 +43,19 @@ def add(
     new: New,
     old: Old,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="FOLDER|ZIP", help="An edge's folder or its .zip.", exists=True)
+        Path | None, typer.Argument(metavar="FOLDER|ZIP", help="Folder or .zip of an edge.", exists=True)
     ] = None,
     kind: Annotated[
-        str | None, typer.Option("--kind", help="Without a folder: identity, truncate or zero_pad.", show_default=False)
+        str | None,
+        typer.Option("--kind", help="Instead of a folder: identity, truncate or zero_pad.", show_default=False),
     ] = None,
     gallery: InGallery = None,
-    items: Annotated[int, typer.Option("--items", min=1, help="Items an identity is verified on.")] = 100,
+    items: Annotated[int, typer.Option("--items", min=1, help="Items to verify an identity edge on.")] = 100,
     seed: Seed = 0,
     replace: Replace = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Add an edge; an identity is verified before it is accepted.
+    """Add an edge; an identity edge is verified first.
 
     Example: regraft edge add v2 v1 --kind truncate
     """
@@ -79,19 +80,22 @@ def fit(
         typer.Option(
             "--pairs",
             metavar="FILE",
-            help="An .npz of embeddings `new` and `old`, and `labels` if known, instead of stored items.",
+            help="Instead of stored items: an .npz of embeddings `new` and `old`, optionally `labels`.",
             exists=True,
             dir_okay=False,
         ),
     ] = None,
     gallery: InGallery = None,
     label: Annotated[
-        str | None, typer.Option("--label", help="Metadata field of the class, to measure by.", show_default=False)
+        str | None,
+        typer.Option("--label", help="Metadata field with the label of each item, for measuring.", show_default=False),
     ] = None,
-    sample: Annotated[int, typer.Option("--sample", min=1, help="Items drawn, at most.")] = 5000,
+    sample: Annotated[int, typer.Option("--sample", min=1, help="Maximum number of items in the sample.")] = 5000,
     embed: Annotated[
         int,
-        typer.Option("--embed", min=0, help="Where fewer hold both: embed so many images and texts now."),
+        typer.Option(
+            "--embed", min=0, help="If fewer items have both embeddings: embed up to this many images and texts now."
+        ),
     ] = 0,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=NUMBER", help="An option of the kind; may be repeated.")
@@ -100,20 +104,22 @@ def fit(
     replace: Replace = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Fit an edge on stored items that hold embeddings by both versions, or on a file of pairs.
+    """Fit an edge on stored items with embeddings by both versions, or on a file of pairs.
 
-    For version folders on this machine, and for the kinds mlp and zero_pad, there is `regraft fit-edge OLD NEW`.
+    For version folders on this machine, and for the kinds mlp and zero_pad, use `regraft fit-edge OLD NEW`.
 
     Example: regraft edge fit v2 v1 --kind procrustes --gallery photos --label label
     """
     if kind in FOLDERS_ONLY:
         raise InvalidArgument(
-            f"--kind {kind} is fitted on version folders: `regraft fit-edge OLD NEW --kind {kind}`, then "
-            "`regraft edge add`; a service fits procrustes, ridge, low_rank and slerp",
+            f"--kind {kind} is fitted on version folders: run `regraft fit-edge OLD NEW --kind {kind}`, then "
+            "`regraft edge add`; the service fits procrustes, ridge, low_rank and slerp",
             pointer="/kind",
         )
     if pairs is not None and (gallery or label or embed):
-        raise InvalidArgument("--pairs takes no --gallery, --label and --embed: labels are an array of the file")
+        raise InvalidArgument(
+            "--pairs cannot be used with --gallery, --label or --embed; labels are an array of the file"
+        )
     stored: dict[str, Any] = {"gallery": gallery, "label": label, "sample": sample}
     if embed:
         stored["embed"] = embed
@@ -132,16 +138,20 @@ def check(
     kind: Kind,
     vectors: Annotated[
         Path | None,
-        typer.Option("--vectors", metavar="FILE", help="Queries by NEW, an .npy with a row each.", dir_okay=False),
+        typer.Option(
+            "--vectors", metavar="FILE", help="Query embeddings by NEW: an .npy with one row each.", dir_okay=False
+        ),
     ] = None,
     gallery: Annotated[
         str | None,
-        typer.Option("--gallery", help="Instead: its items that hold embeddings by NEW.", show_default=False),
+        typer.Option(
+            "--gallery", help="Instead of --vectors: this gallery's items with embeddings by NEW.", show_default=False
+        ),
     ] = None,
-    sample: Annotated[int, typer.Option("--sample", min=1, help="Items drawn, at most.")] = 1000,
+    sample: Annotated[int, typer.Option("--sample", min=1, help="Maximum number of items in the sample.")] = 1000,
     seed: Seed = 0,
 ) -> None:
-    """Say how far queries are from the pairs that an edge was fitted on.
+    """Measure how far queries are from the pairs that an edge was fitted on.
 
     Example: regraft edge check v2 v1 matrix --vectors queries.npy
     """
@@ -150,7 +160,7 @@ def check(
     found = client.check_edge(new, old, kind, vectors=vectors, gallery=gallery, sample=sample, seed=seed)
     answer(found)
     out.print(found.advice)
-    out.print(f"likeness to the nearest pair: median {found.nearest:.3f}; out of the domain below {found.least:.3f}")
+    out.print(f"similarity to the nearest pair: median {found.nearest:.3f}; out of domain below {found.least:.3f}")
 
 
 @edge.command("remove")
@@ -159,20 +169,20 @@ def remove(
     new: New,
     old: Old,
     kind: Kind,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what depends on it.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Even if items become unreachable.")] = False,
-    reason: Annotated[str, typer.Option("--reason", help="Why; needed with --force.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what depends on the edge.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Remove it even if items become unreachable.")] = False,
+    reason: Annotated[str, typer.Option("--reason", help="Reason, kept in the audit; required with --force.")] = "",
 ) -> None:
-    """Remove an edge, after a check of what depends on it."""
+    """Remove an edge, after a check for dependents."""
     removal = client.remove_edge(new, old, kind, dry_run=dry_run, force=force, reason=reason)
     answer(removal)
     for number in removal.blocked_by:
-        out.print(f"backfill {number} applies it")
+        out.print(f"backfill {number} uses it")
     for gallery in removal.dependents:
         for route in gallery.routes:
             after = "nothing" if route.after is None else " ".join(route.after) or "directly"
-            out.print(f"{gallery.gallery}: {route.items} items of {route.version} then by {after}")
-        out.print(f"{gallery.gallery}: {gallery.moved} items move, {gallery.lost} cannot be reached any more")
+            out.print(f"{gallery.gallery}: {route.items} items of {route.version} then use {after}")
+        out.print(f"{gallery.gallery}: {gallery.moved} items move, {gallery.lost} become unreachable")
     out.print(f"{would(dry_run, 'removed', 'remove')} {new} -> {old}, {kind}")
 
 
@@ -192,7 +202,7 @@ def _print_edge(done: str, edge: EdgeInfo) -> None:
         if compared := edge.made.get(source):
             out.print(f"{compared['images']} {source} compared, at most {compared['distance']:.2g} apart")
     for kind, reached in edge.made.get("tried", {}).items():
-        out.print(f"tried {kind}: cmc@1 {score(ScoreInterval(**reached['cmc@1']))} on pairs held out to choose by")
+        out.print(f"tried {kind}: cmc@1 {score(ScoreInterval(**reached['cmc@1']))} on held-out pairs")
     for kind, why in edge.made.get("left_out", {}).items():
         out.print(f"left out {kind}: {why}")
     for sentence in edge.made.get("advice", []):

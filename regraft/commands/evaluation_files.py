@@ -44,7 +44,7 @@ def read_evaluation(
     own |= {name: _listed(path, name, count) for name, path in ((LABEL, labels), (RELEVANT, relevant)) if path}
     for name, values in own.items():
         if len(values) != count:
-            raise InvalidArgument(f"{files[0]} holds {len(values)} values of {name} for {count} embeddings")
+            raise InvalidArgument(f"{files[0]} has {len(values)} values of {name} for {count} embeddings")
     return checked, [{name: values[n] for name, values in own.items() if values[n] is not None} for n in range(count)]
 
 
@@ -63,15 +63,15 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[Path]]:
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InvalidArgument(f"{path}, line {number} is no JSON: {error}") from error
+            raise InvalidArgument(f"{path}, line {number} is not valid JSON: {error}") from error
         if not isinstance(entry, dict) or ("text" in entry) is ("image" in entry):
-            raise InvalidArgument(f"{path}, line {number}: an entry is an object with either text or image")
+            raise InvalidArgument(f"{path}, line {number}: an entry must be an object with either text or image")
         if "image" in entry and not (path.parent / str(entry["image"])).is_file():
-            raise InvalidArgument(f"{path}, line {number}: there is no file {entry['image']}")
+            raise InvalidArgument(f"{path}, line {number}: the file {entry['image']} does not exist")
         entries.append(entry)
     images = [path.parent / str(entry.pop("image")) for entry in entries if "image" in entry]
     if images and len(images) < len(entries):
-        raise InvalidArgument(f"{path} holds images and texts; a set is of one sort")
+        raise InvalidArgument(f"{path} has images and texts; a set must have only one of them")
     return entries, images
 
 
@@ -79,7 +79,7 @@ def _archive(path: Path) -> tuple[Mapping[str, Any], dict[str, list[Any]]]:
     arrays = _arrays(path)
     own = {LABEL: arrays.pop(LABELS).tolist()} if LABELS in arrays else {}
     if not arrays:
-        raise InvalidArgument(f"{path} holds no array of embeddings, which has the name of its version")
+        raise InvalidArgument(f"{path} has no array of embeddings named after its version")
     return arrays, own
 
 
@@ -94,16 +94,14 @@ def _table(path: Path) -> tuple[Mapping[str, Any], dict[str, list[Any]]]:
     lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     vectors = [f.name for f in table.schema if f.name != RELEVANT and any(is_list(f.type) for is_list in lists)]
     if not vectors:
-        raise InvalidArgument(f"{path} has no column of vectors, which has the name of its version")
+        raise InvalidArgument(f"{path} has no column of vectors named after its version")
     own = {name: table.column(name).to_pylist() for name in (LABEL, RELEVANT) if name in table.column_names}
     return {name.removeprefix(VECTOR): table.column(name).to_pylist() for name in vectors}, own
 
 
 def _sets(files: Sequence[Path], versions: Sequence[str]) -> dict[str, list[Any]]:
     if len(files) != len(versions) or len(set(versions)) < len(versions):
-        why = (
-            f"{len(files)} files of embeddings need as many versions, each once; given: {', '.join(versions) or 'none'}"
-        )
+        why = f"{len(files)} files require as many different versions; given: {', '.join(versions) or 'none'}"
         raise typer.BadParameter(why, param_hint="--version")
     return {version: _read_embeddings(path, version) for path, version in zip(files, versions, strict=True)}
 
@@ -111,7 +109,9 @@ def _sets(files: Sequence[Path], versions: Sequence[str]) -> dict[str, list[Any]
 def _same_length(held: Mapping[str, Sequence[Any]]) -> int:
     if len({len(rows) for rows in held.values()}) > 1:
         counts = ", ".join(f"{version}: {len(rows)}" for version, rows in held.items())
-        raise typer.BadParameter(f"each file needs one embedding for each entry ({counts})", param_hint="--embeddings")
+        raise typer.BadParameter(
+            f"all files must have the same number of embeddings ({counts})", param_hint="--embeddings"
+        )
     return len(next(iter(held.values())))
 
 
@@ -120,7 +120,7 @@ def _listed(path: Path, what: str, count: int) -> list[Any]:
     values, told = _json(path, what), "labels" if what == LABEL else "lists of ids"
     if not isinstance(values, list) or len(values) != count:
         found = f"a list of {len(values)}" if isinstance(values, list) else f"of type {type(values).__name__}"
-        raise InvalidArgument(f"{path} must be a JSON list of {count} {told}, one for each embedding; it is {found}")
+        raise InvalidArgument(f"{path} must be a JSON list of {count} {told}, one for each embedding, not {found}")
     return values
 
 
@@ -131,10 +131,10 @@ def _read_embeddings(path: Path, version: str) -> list[Any]:
     elif path.suffix.lower() in {".npy", ".npz"}:
         rows = _array(path, version)
     else:
-        raise InvalidArgument(f"{path}: embeddings are read from .npy, .npz or .json files")
+        raise InvalidArgument(f"{path} must be an .npy, .npz or .json file")
     checked: list[Any] = inputs.vectors(rows, str(path))
     if not checked:
-        raise InvalidArgument(f"{path} holds no embeddings")
+        raise InvalidArgument(f"{path} has no embeddings")
     return checked
 
 
@@ -142,7 +142,7 @@ def _array(path: Path, version: str) -> Any:
     held = _arrays(path)
     name = next(iter(held)) if len(held) == 1 else version
     if name not in held:
-        raise InvalidArgument(f"{path} holds no array {version!r}; it has: {', '.join(held)}")
+        raise InvalidArgument(f"{path} has no array {version!r}, only: {', '.join(held)}")
     return held[name]
 
 

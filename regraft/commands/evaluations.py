@@ -21,7 +21,7 @@ from regraft.commands.item_files import label_of
 from regraft.commands.options import DryRun, Gallery, Yes, confirm_deleting, print_fields, would
 from regraft.connection import Problem
 
-evaluation = Commands(no_args_is_help=True, help="Keep labelled sets for gates to measure on.")
+evaluation = Commands(no_args_is_help=True, help="Add, list and delete evaluation sets for gates.")
 Number = Annotated[int, typer.Argument(metavar="EVALUATION", help="Number of the evaluation set.")]
 
 
@@ -31,30 +31,34 @@ def add(
     name: Gallery,
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="FOLDER", help="Images; the folder each lies in is its label. Or a .jsonl of entries."),
+        typer.Argument(
+            metavar="FOLDER", help="Folder of images, one subfolder per label; or a .jsonl file of entries."
+        ),
     ] = None,
-    title: Annotated[str, typer.Option("--name", help="What to call the set.")] = "",
+    title: Annotated[str, typer.Option("--name", help="Name of the set.")] = "",
     embeddings: Annotated[
         list[Path] | None,
         typer.Option(
             "--embeddings",
             metavar="FILE",
-            help="Instead: .npy, .npz or .json, one a version; or an .npz or .parquet of all.",
+            help="Instead of FOLDER: an .npy, .npz or .json per version, or one .npz or .parquet of all.",
         ),
     ] = None,
     version: Annotated[
-        list[str] | None, typer.Option("--version", metavar="NAME", help="Whose embeddings, in the same order.")
+        list[str] | None, typer.Option("--version", metavar="NAME", help="Versions of the files, in the same order.")
     ] = None,
     labels: Annotated[
-        Path | None, typer.Option("--labels", metavar="FILE", help="Of embeddings: a JSON list, a label each.")
+        Path | None, typer.Option("--labels", metavar="FILE", help="With --embeddings: a JSON list of one label each.")
     ] = None,
     relevant: Annotated[
         Path | None,
-        typer.Option("--relevant", metavar="FILE", help="Of embeddings: a JSON list, a list of relevant ids each."),
+        typer.Option(
+            "--relevant", metavar="FILE", help="With --embeddings: a JSON list of one list of relevant ids each."
+        ),
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Upload images, texts, or embeddings by each version that will be compared, with what is right for each.
+    """Add an evaluation set: images, texts, or embeddings by each compared version, with labels or relevant ids.
 
     Example: regraft evaluation add photos labelled-images/ --name holdout
 
@@ -65,7 +69,7 @@ def add(
     if (folder is None) == (not embeddings):
         raise typer.BadParameter("give either a folder of images or embeddings", param_hint="FOLDER or --embeddings")
     if folder is not None and (version or labels or relevant):
-        raise typer.BadParameter("these go with --embeddings", param_hint="--version, --labels, --relevant")
+        raise typer.BadParameter("these require --embeddings", param_hint="--version, --labels, --relevant")
     if folder is None:
         embeddings_by_version, entries = read_evaluation(embeddings or [], version or [], labels, relevant)
         added = client.add_evaluation(name, entries, embeddings=embeddings_by_version, name=title, dry_run=dry_run)
@@ -87,7 +91,7 @@ def list_evaluations(client: Client, name: Gallery) -> None:
 
 @evaluation.command("delete")
 def delete(client: Client, name: Gallery, number: Number, yes: Yes = False, dry_run: DryRun = False) -> None:
-    """Delete one; reports measured on it stay."""
+    """Delete an evaluation set; gate reports measured on it stay."""
     confirm_deleting(f"evaluation set {number} of gallery {name}", yes=yes or dry_run)
     client.delete_evaluation(name, number, dry_run=dry_run)
     answer({"gallery": name, "evaluation": number, "deleted": not dry_run, "dry_run": dry_run})
@@ -99,10 +103,10 @@ def _entries(place: Path) -> tuple[list[dict[str, Any]], list[Path]]:
     if place.suffix.lower() == LINES:
         return read_lines(place)
     if not place.exists():
-        raise typer.BadParameter(f"there is no {place}", param_hint="FOLDER")
+        raise typer.BadParameter(f"{place} does not exist", param_hint="FOLDER")
     images = sorted(files_below(place, IMAGE_SUFFIXES)) if place.is_dir() else []
     if not images:
-        raise typer.BadParameter(f"no images below {place}", param_hint="FOLDER")
+        raise typer.BadParameter(f"{place} has no images", param_hint="FOLDER")
     return [{"label": label_of(path)} for path in images], images
 
 

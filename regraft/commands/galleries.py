@@ -33,22 +33,24 @@ def create(client: Client, name: Gallery) -> None:
 def index(
     client: Client,
     name: Gallery,
-    kind: Annotated[IndexKind, typer.Argument(help="auto: inverted lists or a graph, what is faster at the recall.")],
-    storage: Annotated[Storage, typer.Option(help="How an approximate index keeps vectors.")] = Storage.FLOAT32,
-    recall: Annotated[float, typer.Option(help="Share of the exact ten best that it is to find.")] = 0.99,
+    kind: Annotated[
+        IndexKind, typer.Argument(help="Index; auto: inverted lists or a graph, whichever is faster at --recall.")
+    ],
+    storage: Annotated[Storage, typer.Option(help="How an approximate index stores vectors.")] = Storage.FLOAT32,
+    recall: Annotated[float, typer.Option(help="Recall to reach: share of the exact ten best matches found.")] = 0.99,
     dry_run: DryRun = False,
 ) -> None:
-    """Index a gallery otherwise from now on, while it serves."""
+    """Change a gallery's index while it serves."""
     options = {"kind": kind.value, "storage": storage.value, "recall": recall}
     changed = client.change_gallery(name, index=options, dry_run=dry_run)
     answer(changed)
     done = would(dry_run, "indexes", "index")
-    out.print(f"{done} gallery {name} by {kind.value}, {storage.value}, at recall {recall:g} from now on")
+    out.print(f"{done} gallery {name} with {kind.value}, {storage.value}, recall {recall:g}")
 
 
 @gallery.command("list")
 def list_galleries(client: Client) -> None:
-    """List the galleries."""
+    """List all galleries."""
     found = client.galleries()
     answer(found)
     print_table(["gallery", "current", "items", "mix"], [[g.name, g.current, g.items, _mix(g)] for g in found])
@@ -56,19 +58,19 @@ def list_galleries(client: Client) -> None:
 
 @gallery.command("show")
 def show(client: Client, name: Gallery) -> None:
-    """Show a gallery: its version, its items, and which versions they are stored in."""
+    """Show a gallery: current version, number of items by version, index."""
     found = client.gallery(name)
     answer(found)
     out.print(f"{found.name}: current version {found.current}, {found.items} items ({_mix(found) or 'empty'})")
     if found.loading is not None:
-        out.print(f"it is being loaded: {found.loading.done} of {found.loading.total} items; queries wait for it")
+        out.print(f"loading: {found.loading.done} of {found.loading.total} items; queries wait")
         return
-    out.print(f"index {found.index.kind}: {found.indexed} items by it, the others are compared one by one")
+    out.print(f"index {found.index.kind}: {found.indexed} items indexed, the others are searched exhaustively")
 
 
 @gallery.command("delete")
 def delete(client: Client, name: Gallery, yes: Yes = False, dry_run: DryRun = False) -> None:
-    """Delete a gallery with everything in it."""
+    """Delete a gallery and all its items."""
     delete_named(client, "gallery", name, "all its items", yes=yes, dry_run=dry_run)
 
 
@@ -76,7 +78,7 @@ def query(
     client: Client,
     name: Gallery,
     image: Annotated[
-        Path | None, typer.Argument(metavar="[IMAGE]", help="The image to search with.", exists=True, dir_okay=False)
+        Path | None, typer.Argument(metavar="[IMAGE]", help="Image to search with.", exists=True, dir_okay=False)
     ] = None,
     text: Annotated[str | None, typer.Option("--text", help="Search with a text instead.", show_default=False)] = None,
     like: Annotated[
@@ -85,40 +87,44 @@ def query(
     vector: Annotated[
         Path | None,
         typer.Option(
-            "--vector", metavar="FILE", help="Search with vectors: an .npy of one, or of a row each.", exists=True
+            "--vector", metavar="FILE", help="Search with vectors: an .npy of one, or of one per row.", exists=True
         ),
     ] = None,
     version: Annotated[
         str | None,
-        typer.Option("--version", help="What made the vectors; default the current version.", show_default=False),
+        typer.Option("--version", help="Version of the vectors; default: the current version.", show_default=False),
     ] = None,
-    k: Annotated[int, typer.Option("-k", help="Matches wanted; fewer items give fewer.")] = DEFAULT_K,
+    k: Annotated[int, typer.Option("-k", help="Maximum number of matches.")] = DEFAULT_K,
     mode: Annotated[
         str | None,
         typer.Option(
-            "--mode", help="calibrated, raw or rank; default what was measured, else a rule.", show_default=False
+            "--mode",
+            help="Score mode: calibrated, raw or rank; default: the best measured one, else by rule.",
+            show_default=False,
         ),
     ] = None,
     threshold: Annotated[
         float | None,
-        typer.Option("--threshold", help="Worst score of a match, on the scale of --mode.", show_default=False),
+        typer.Option(
+            "--threshold", help="Worst score that a match may have, on the scale of --mode.", show_default=False
+        ),
     ] = None,
     where: Annotated[
         str | None,
-        typer.Option("--filter", metavar="JSON", help="Only items whose metadata pass it.", show_default=False),
+        typer.Option("--filter", metavar="JSON", help="Only items whose metadata match it.", show_default=False),
     ] = None,
     fields: Annotated[
         str | None,
-        typer.Option("--fields", metavar="LIST", help='Metadata to show: a,b.c; "": none.', show_default=False),
+        typer.Option("--fields", metavar="LIST", help='Metadata fields to show: a,b.c; "": none.', show_default=False),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse an answer that leaves items out.")] = False,
-    exact: Annotated[bool, typer.Option("--exact", help="Compare every item, whatever the index.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail if items are left out of the search.")] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Search exhaustively, without the index.")] = False,
     recall: Annotated[
         float | None,
-        typer.Option("--recall", help="Another recall aim of the index than the gallery's.", show_default=False),
+        typer.Option("--recall", help="Recall to reach, instead of the gallery's.", show_default=False),
     ] = None,
-    with_text: Annotated[bool, typer.Option("--with-text", help="Also show the texts that matches are.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Also show how each shard was reached.")] = False,
+    with_text: Annotated[bool, typer.Option("--with-text", help="Also show the texts of matches.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Also show the route to each shard.")] = False,
 ) -> None:
     """Search a gallery with an image, a text, an item or vectors.
 
@@ -127,9 +133,9 @@ def query(
     Example: regraft query docs --vector query.npy --version api-v1
     """
     if sum(given is not None for given in (image, text, like, vector)) != 1:
-        raise InvalidArgument("give one of IMAGE, --text, --like and --vector")
+        raise InvalidArgument("exactly one of IMAGE, --text, --like and --vector is required")
     if version is not None and vector is None:
-        raise InvalidArgument("--version says what made the vectors of --vector", pointer="/version")
+        raise InvalidArgument("--version can only be used with --vector", pointer="/version")
     given: dict[str, object] = {"mode": mode, "threshold": threshold, "recall": recall}
     given["filter"] = None if where is None else read_filter(where)
     given["fields"] = None if fields is None else [field for field in fields.split(",") if field]
@@ -168,18 +174,16 @@ def _read_vectors(path: Path) -> NDArray[np.floating[Any]]:
     try:
         loaded = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:  # numpy's words for a file that is empty, cut or of another kind
-        raise InvalidArgument(f"{path} is no .npy file: {error}", pointer="/vector") from error
+        raise InvalidArgument(f"{path} is not an .npy file: {error}", pointer="/vector") from error
     if not isinstance(loaded, np.ndarray) or loaded.ndim not in (1, 2) or loaded.dtype.kind not in "fiu":
-        raise InvalidArgument(f"{path} must hold one vector, or a matrix with a row each", pointer="/vector")
+        raise InvalidArgument(f"{path} must have one vector, or a matrix of one per row", pointer="/vector")
     return np.atleast_2d(loaded).astype(np.float32)
 
 
 def _current(client: Client, name: str) -> str:
     current = client.gallery(name).current
     if current is None:
-        raise InvalidArgument(
-            f"{name} has no current version: --version says what made the vectors", pointer="/version"
-        )
+        raise InvalidArgument(f"{name} has no current version; give --version for the vectors", pointer="/version")
     return current
 
 
@@ -203,7 +207,7 @@ def _print_shards(shards: Sequence[SearchedShard], mode: str) -> None:
         ]
         for shard in shards
     ]
-    out.print(f"ranked together by mode {mode}")
+    out.print(f"score mode {mode}")
     print_table(["shard", "items", "route", "measured", "calibrated", "ms"], rows)
 
 

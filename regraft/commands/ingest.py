@@ -30,21 +30,23 @@ def ingest(
         list[Path],
         typer.Argument(metavar="FOLDER|FILES", help="Images, or folders of them; .txt and .jsonl files are texts."),
     ],
-    texts: Annotated[bool, typer.Option("--texts", help="Of folders the .txt files, each a text, not images.")] = False,
-    prefix: Annotated[str, typer.Option(help="Put before each id, to tell folders apart.", show_default=False)] = "",
+    texts: Annotated[
+        bool, typer.Option("--texts", help="Read the .txt files of folders, one text each, instead of images.")
+    ] = False,
+    prefix: Annotated[str, typer.Option(help="Prefix of each id, to tell folders apart.", show_default=False)] = "",
     replace: Annotated[
         bool | None,
         typer.Option(
             "--replace/--no-replace",
-            help="Items that are there: nothing of them stays, or they are refused.",
+            help="If an item exists: replace it entirely, or refuse it.",
             show_default=False,
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images or texts a request.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Images or texts per request.")] = 64,
 ) -> None:
-    """Store images, or texts; metadata `label` is their folder.
+    """Store images or texts; metadata `label` is the item's folder.
 
-    A line of a .jsonl file is {"id": "a", "text": "...", "metadata": {...}}. What is there is embedded by the current
+    A line of a .jsonl file is {"id": "a", "text": "...", "metadata": {...}}. The current version embeds the items.
     version.
 
     Example: regraft ingest photos my-images/
@@ -111,7 +113,7 @@ def find_images(paths: Sequence[Path]) -> dict[str, Path]:
         for file in below(path, IMAGE_SUFFIXES)
     )
     if not found:
-        raise InvalidArgument(f"no image files found; looked for {', '.join(sorted(READABLE))}")
+        raise InvalidArgument(f"no image files found; suffixes: {', '.join(sorted(READABLE))}")
     return found
 
 
@@ -168,7 +170,7 @@ def _item(key: str, path: Path) -> ImageItem:
     try:
         key.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput("its name is not UTF-8") from error
+        raise InvalidInput("the file name is not UTF-8") from error
     if not (content := path.read_bytes()):
         raise InvalidInput("the file is empty")
     return ImageItem(key, content, {"label": label_of(path)})

@@ -24,7 +24,7 @@ def by_id(files: Iterable[tuple[str, Path]]) -> dict[str, Path]:
             raise InvalidArgument(f"{file} is given twice")
         else:
             raise InvalidArgument(
-                f"{before} and {file} would both be stored as {key}: ingest them one by one, each with its own --prefix"
+                f"{before} and {file} have the same item id {key}: ingest them separately, with different --prefix"
             )
     return found
 

@@ -31,11 +31,11 @@ ItemId = Annotated[str, typer.Argument(metavar="ITEM", help="The item's id.")]
 Keys = Annotated[list[str] | None, typer.Argument(metavar="ITEM", help="Ids of items.", show_default=False)]
 IdsFile = Annotated[
     Path | None,
-    typer.Option("--ids", help="Ids from a file, a line each.", exists=True, dir_okay=False, show_default=False),
+    typer.Option("--ids", help="File of ids, one per line.", exists=True, dir_okay=False, show_default=False),
 ]
 Filter = Annotated[
     str | None,
-    typer.Option("--filter", metavar="JSON", help="Only items whose metadata pass it.", show_default=False),
+    typer.Option("--filter", metavar="JSON", help="Only items whose metadata match it.", show_default=False),
 ]
 
 
@@ -43,14 +43,15 @@ Filter = Annotated[
 def list_items(
     client: Client,
     name: Gallery,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST_PAGE, help="Items of a page.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST_PAGE, help="Items per page.")] = 100,
     cursor: Annotated[
-        str | None, typer.Option("--cursor", help="The page behind one, as that one said.", show_default=False)
+        str | None,
+        typer.Option("--cursor", help="Next page: the cursor that the last page printed.", show_default=False),
     ] = None,
-    with_text: Annotated[bool, typer.Option("--with-text", help="Also show the texts that items are.")] = False,
+    with_text: Annotated[bool, typer.Option("--with-text", help="Also show the texts of items.")] = False,
     where: Filter = None,
 ) -> None:
-    """List items, a page at a time, with their metadata and the version that serves each.
+    """List items one page at a time, with metadata and the version that serves each.
 
     Example: regraft item list photos --filter '{"field": "label", "eq": "cats"}'
     """
@@ -67,7 +68,7 @@ def list_items(
         titles, rows = [*titles, "text"], [[*row, one.text] for row, one in zip(rows, page.items, strict=True)]
     print_table(titles, rows)
     if page.next is not None:
-        err.print(f"there are more: --cursor {page.next}")
+        err.print(f"more items: --cursor {page.next}")
 
 
 @item.command("show")
@@ -76,10 +77,11 @@ def show(
     name: Gallery,
     key: ItemId,
     image: Annotated[
-        Path | None, typer.Option("--image", metavar="FILE", help="Write its image here.", show_default=False)
+        Path | None,
+        typer.Option("--image", metavar="FILE", help="Write the item's image to this file.", show_default=False),
     ] = None,
 ) -> None:
-    """Show an item: metadata, text, and the embeddings it holds."""
+    """Show an item: metadata, text and embeddings."""
     found = client.item(name, key)
     if image is not None:
         image.write_bytes(client.item_image(name, key))
@@ -96,14 +98,14 @@ def update(
     client: Client,
     name: Gallery,
     metadata: Annotated[
-        str, typer.Option("--metadata", metavar="JSON", help="What to change: an object; null takes a field away.")
+        str, typer.Option("--metadata", metavar="JSON", help="Changes: a JSON object; null removes a field.")
     ],
     keys: Keys = None,
     ids: IdsFile = None,
     where: Filter = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Change metadata of items that are there, by JSON Merge Patch: what is not named stays, and so do embeddings.
+    """Change the metadata of items by JSON Merge Patch; other fields and embeddings stay.
 
     Example: regraft item update photos cats/1.png --metadata '{"price": 3, "sold": null}'
 
@@ -146,7 +148,7 @@ def delete(
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Delete items with everything they hold; ids that are not there are named.
+    """Delete items with their images, texts and embeddings; unknown ids are listed.
 
     Example: regraft item delete photos cats/1.png cats/2.png
 
@@ -168,7 +170,7 @@ def delete(
             done = client.delete_items(name, filter=given)
     answer(done)
     for missing in done.missing:
-        err.print(f"not there: {missing}")
+        err.print(f"not found: {missing}")
     out.print(f"{would(dry_run, 'deleted', 'delete')} {done.deleted} of {count} from {name}")
 
 
@@ -176,9 +178,9 @@ def _ids(keys: Sequence[str] | None, ids: Path | None, where: str | None) -> lis
     """The ids that are given, each once. Raises InvalidArgument where a filter is, too, or neither."""
     asked = list(dict.fromkeys([*(keys or []), *([] if ids is None else _read_ids(ids))]))
     if where is not None and (keys or ids):
-        raise InvalidArgument("give ids of items or --filter, not both", pointer="/filter")
+        raise InvalidArgument("ids and --filter cannot be used together", pointer="/filter")
     if where is None and not asked:
-        raise InvalidArgument("give ids of items, a file of them by --ids, or --filter", pointer="/ids")
+        raise InvalidArgument("one of these is required: ids of items, --ids FILE or --filter", pointer="/ids")
     return asked
 
 
@@ -200,4 +202,4 @@ def _read_ids(path: Path) -> list[str]:
         with path.open(encoding="utf-8-sig") as lines:
             return [key for line in lines if (key := line.rstrip("\r\n"))]
     except UnicodeDecodeError as error:
-        raise InvalidArgument(f"{path} holds no ids, a line each: {error}", pointer="/ids") from error
+        raise InvalidArgument(f"{path} cannot be read as ids, one per line: {error}", pointer="/ids") from error

@@ -13,8 +13,8 @@ from regraft.commands.command import Commands
 from regraft.commands.options import DryRun, Yes, confirm_deleting, print_table, would
 from regraft.models import KeyInfo, KeyScope
 
-key = Commands(no_args_is_help=True, help="Make, list and delete API keys.")
-KeyName = Annotated[str, typer.Argument(metavar="NAME", help="The key's name, which the audit shows.")]
+key = Commands(no_args_is_help=True, help="Create, list and delete API keys.")
+KeyName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key, as the audit shows it.")]
 
 
 @key.command("create")
@@ -22,22 +22,23 @@ def create(
     client: Client,
     name: KeyName,
     scope: Annotated[
-        KeyScope, typer.Option("--scope", help="What it opens: reading and queries; changes of items, too; everything.")
+        KeyScope, typer.Option("--scope", help="query: read and search; ingest: also change items; admin: everything.")
     ],
     gallery: Annotated[
-        list[str] | None, typer.Option("--gallery", help="A gallery it opens, in place of all; may be repeated.")
+        list[str] | None,
+        typer.Option("--gallery", help="Limit the key to this gallery; may be repeated. Default: all galleries."),
     ] = None,
 ) -> None:
-    """Make a key and show it, this once."""
+    """Create a key and show it; it cannot be shown again."""
     made = client.create_api_key(name, scope, galleries=gallery or None)
     answer(made)
     out.print(made.key, soft_wrap=True)
-    err.print(f"key {name} is made, with the scope {scope} for {_galleries(made)}: it is not shown again")
+    err.print(f"created key {name}, scope {scope}, {_galleries(made)}; it is not shown again")
 
 
 @key.command("list")
 def list_keys(client: Client) -> None:
-    """List the keys there are, by name."""
+    """List all keys by name."""
     found = client.api_keys()
     answer(found)
     rows = [
@@ -48,7 +49,7 @@ def list_keys(client: Client) -> None:
 
 @key.command("delete")
 def delete(client: Client, name: KeyName, yes: Yes = False, dry_run: DryRun = False) -> None:
-    """Have a key open nothing any more, within a second."""
+    """Delete a key; it stops working within a second."""
     confirm_deleting(f"key {name}", yes=yes or dry_run)
     client.delete_api_key(name, dry_run=dry_run)
     answer({"key": name, "deleted": not dry_run, "dry_run": dry_run})

@@ -19,11 +19,12 @@ from regraft.models import ImageWarning, ScoreInterval
 from regraft.models.base import ApiModel
 from regraft.own_packages import OWN, check_not_shadowed
 
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be, change nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change, but change nothing.")]
 Gallery = Annotated[str, typer.Argument(metavar="GALLERY", help="Name of the gallery.")]
 Newest = Annotated[
-    int | None, typer.Option("--limit", min=1, max=1000, help="At most so many, the newest.", show_default=False)
+    int | None,
+    typer.Option("--limit", min=1, max=1000, help="Number of the newest to list; default: all.", show_default=False),
 ]
 
 
@@ -47,7 +48,7 @@ def confirm_deleting(what: str, *, yes: bool) -> None:
     if yes:
         return
     if answer.requested:
-        raise InvalidArgument(f"with --json nothing is asked: --yes deletes {what}", pointer="/yes")
+        raise InvalidArgument(f"--json asks no questions: add --yes to delete {what}", pointer="/yes")
     typer.confirm(f"Delete {visible(what)}?", abort=True)
 
 

@@ -31,22 +31,22 @@ def _rate(given: float | None) -> float | None:
 
 
 def plan(
-    old: Annotated[Path, typer.Argument(metavar="OLD", help="Folder of the version the items are stored in.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="Folder of the version they would move to.")],
-    items: Annotated[int, typer.Option(min=1, help="How many items are stored.")] = 1_000_000,
-    workers: Annotated[int, typer.Option(min=1, help="Workers that share the work.")] = 1,
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="Folder of the version that the items have now.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Folder of the version to move to.")],
+    items: Annotated[int, typer.Option(min=1, help="Number of stored items.")] = 1_000_000,
+    workers: Annotated[int, typer.Option(min=1, help="Number of workers.")] = 1,
     reencode_rate: Annotated[
         float | None,
-        typer.Option(help="Images or texts a second of one worker.", show_default=False, callback=_rate),
+        typer.Option(help="Images or texts per second and worker.", show_default=False, callback=_rate),
     ] = None,
     transform_rate: Annotated[
         float | None,
-        typer.Option(help="Transforms a second of one worker; default: measured.", show_default=False, callback=_rate),
+        typer.Option(help="Transforms per second and worker; default: measured.", show_default=False, callback=_rate),
     ] = None,
-    image_bytes: Annotated[int, typer.Option(min=0, help="Mean size of a stored image.")] = 100_000,
-    item_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a stored text, for a provider's API.")] = 100,
+    image_bytes: Annotated[int, typer.Option(min=0, help="Mean size of a stored image in bytes.")] = 100_000,
+    item_tokens: Annotated[int, typer.Option(min=1, help="Mean tokens of a stored text, for an embedding API.")] = 100,
 ) -> None:
-    """Compare re-encoding with transforming, on paper.
+    """Compare the cost of re-encoding and transforming items.
 
     Example: regraft plan runs/v1 runs/v2 --items 1000000000 --workers 8
     """
@@ -65,7 +65,7 @@ def plan(
     if not rows:
         raise InvalidArgument(f"{after.name!r} has neither an encoder nor a forward edge from {before.name!r}")
     answer({"old": before.name, "new": after.name, "workers": workers, "ways": ways})
-    print_table(["way", "computing", "images read", "MACs an item", "MACs in all", "stored now", "stored after"], rows)
+    print_table(["way", "computing", "images read", "MACs per item", "total MACs", "stored now", "stored after"], rows)
     out.print(f"{items:,} items from {before.name} to {after.name}, {workers} worker(s); old vectors are kept")
     for one in ways:
         if "tokens" in one:
@@ -82,7 +82,7 @@ def print_estimate(shown: BackfillEstimate) -> None:
         "items": f"{shown.items:,}{no_image}",
         "time": f"{_seconds(shown.seconds)} with one worker (measured on {shown.sampled} items)",
         "stored": f"{_bytes(shown.bytes_now)} now, {_bytes(shown.bytes_after)} after, {_retired(shown)}",
-        "multiply-accumulates an item": ways,
+        "MACs per item": ways,
     }
     if shown.tokens is not None:
         lines["provider"] = f"{_bill_text(shown.tokens, shown.price)}; the sample was sent to it"

@@ -49,12 +49,12 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.", show_default="8080")] = None,
     data: Data = None,
-    workers: Annotated[int, typer.Option(min=0, help="Worker processes to run beside it.")] = 1,
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes to start.")] = 1,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Server processes that share the port.", show_default="1")
     ] = None,
 ) -> None:
-    """Run the service, with its workers."""
+    """Run the service and its workers."""
     apply_options({"host": host, "port": port, "data": data, "processes": processes})
     with needs("serve"), gc_paused():
         from index.engines.gpu import check_device
@@ -133,8 +133,8 @@ def _bound_socket(host: str, port: int) -> socket.socket:
         return _bind(family, address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise CannotListen(f"port {port} of {host} is in use; --port takes another") from error
-        raise CannotListen(f"the service cannot listen on {host}:{port}: {error.strerror}") from error
+            raise CannotListen(f"port {port} of {host} is in use; use another --port") from error
+        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
@@ -151,13 +151,13 @@ def _bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.sock
 def worker(
     data: Data = None,
     url: Annotated[
-        str | None, typer.Option(help="Work for this service over HTTP, without its database.", show_default=False)
+        str | None, typer.Option(help="Connect to this service over HTTP instead of its database.", show_default=False)
     ] = None,
     key: Annotated[
-        str | None, typer.Option(envvar="REGRAFT_WORKER_KEY", help="The service's worker key.", show_default=False)
+        str | None, typer.Option(envvar="REGRAFT_WORKER_KEY", help="Worker key of the service.", show_default=False)
     ] = None,
 ) -> None:
-    """Run one worker; any number may run beside a service."""
+    """Run a worker; a service can have any number."""
     with _stopped_by_signals() as stop:
         if url is not None:
             _work_remotely(url, key, data, stop)
@@ -205,7 +205,7 @@ def _work_remotely(url: str, key: str | None, data: Path | None, stop: threading
 
 
 def migrate(data: Data = None) -> None:
-    """Bring the database to this release's schema."""
+    """Migrate the database to this release's schema."""
     apply_options({"data": data})
     with needs("serve"):
         from service.logs import configure
@@ -219,7 +219,7 @@ def migrate(data: Data = None) -> None:
         upgrade(settings)
     shown = without_password(url)
     answer({"database": shown, "up_to_date": True, "created": new})
-    out.print(f"{shown} {'was empty, or not there: its tables were made' if new else 'is up to date'}")
+    out.print(f"{shown} {'was empty or missing: created its tables' if new else 'is up to date'}")
 
 
 class CannotListen(RegraftError):

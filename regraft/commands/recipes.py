@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def recipes(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[FAMILY|RECIPE]", help="The recipes of a family, or the fields of a recipe."),
+        typer.Argument(metavar="[FAMILY|RECIPE]", help="Show the recipes of a family, or the fields of a recipe."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="List every recipe of every family.")] = False,
 ) -> None:
-    """List the recipes that `train` knows, by family."""
+    """List the recipes of `regraft train` by family."""
     with needs("train"):
         from training.recipes import GROUPS, OWN_IMAGES, RECIPES, field_descriptions
 
@@ -35,14 +35,14 @@ def recipes(
     elif name in GROUPS:
         answer(_recipes(GROUPS[name]))
         _print_group(GROUPS[name])
-        out.print(f"`regraft recipes {next(iter(GROUPS[name].recipes))}` shows and explains every field of one.")
+        out.print(f"`regraft recipes {next(iter(GROUPS[name].recipes))}` explains every field of a recipe.")
     elif name in RECIPES:
         recipe, meanings = RECIPES[name](), field_descriptions()
         answer({"name": name, "fields": vars(recipe), "meanings": meanings})
         _print_fields(recipe, meanings)
     else:
         near = did_you_mean(name, [*GROUPS, *RECIPES])
-        raise InvalidArgument(f"no family or recipe is called {name!r}{near}; families: {', '.join(GROUPS)}")
+        raise InvalidArgument(f"unknown family or recipe {name!r}{near}; families: {', '.join(GROUPS)}")
 
 
 def _print_families(groups: dict[str, Group], plain: str) -> None:
@@ -54,9 +54,9 @@ def _print_families(groups: dict[str, Group], plain: str) -> None:
     columns = ["family", "trained on", "pixels", "backbone", "dim", "epochs"]
     answer([dict(zip(columns, row, strict=True)) for row in rows])
     print_table(columns, rows)
-    out.print("Pixels to epochs are the first version's: numbers in an embedding, times over all images.")
+    out.print("Pixels to epochs are those of the family's first version; dim is the size of an embedding.")
     out.print()
-    out.print("Your own images, a folder for each label, and a later version compatible with the first:")
+    out.print("To train on your own images, one folder per label, then a second version compatible with the first:")
     out.print(f"  regraft train {plain}_v1 --set root=IMAGES --out runs/v1")
     out.print(f"  regraft train {plain}_bct --set root=IMAGES --set old=runs/v1 --out runs/v2")
     out.print()

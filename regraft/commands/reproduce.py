@@ -16,19 +16,26 @@ from regraft.commands.train import INTERRUPTED
 
 def reproduce(
     protocol: Annotated[str, typer.Argument(metavar="PROTOCOL", help="cifar100-b or cifar100-a.")],
-    root: Annotated[str, typer.Option("--root", help="The data set's folder.")],
+    root: Annotated[str, typer.Option("--root", help="Folder of the data set.")],
     target: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="Versions and measurements; runs/PROTOCOL.")
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="Folder for versions and results; default: runs/PROTOCOL."),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Training seeds, all methods of one first.")] = 1,
-    minutes: Annotated[float | None, typer.Option("--minutes", min=0.01, help="Stop then; run again to go on.")] = None,
-    methods: Annotated[list[str] | None, typer.Option("--method", help="Only this one; may be repeated.")] = None,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, help="Number of seeds; all methods run on one seed before the next.")
+    ] = 1,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", min=0.01, help="Stop after this time; run again to continue.")
+    ] = None,
+    methods: Annotated[
+        list[str] | None, typer.Option("--method", help="Train only this method; may be repeated.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of every recipe, fct.FIELD of one."),
+        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of every recipe, or fct.FIELD of one."),
     ] = None,
 ) -> None:
-    """Train a paper's protocol and print its table beside ours.
+    """Train a paper's protocol; print its table beside our results.
 
     Example: regraft reproduce cifar100-b --root cifar-100-python --minutes 55
     """
@@ -63,7 +70,7 @@ def reproduce(
         for line in ordered:
             out.print(f"by P_com of {line}")
         if not ended:
-            err.print("regraft: stopped; the same command goes on from the last finished epoch", style="yellow")
+            err.print("regraft: stopped; run the same command to continue from the last finished epoch", style="yellow")
             raise typer.Exit(INTERRUPTED)
 
 

@@ -44,7 +44,7 @@ def usable_database(settings: Settings) -> Iterator[None]:
         try:
             make_url(settings.database_url)
         except ValueError as error:
-            raise UnusableDatabase("the database cannot be used: its URL has a port that is no number") from error
+            raise UnusableDatabase("the database cannot be used: the port in its URL is not a number") from error
         yield
     except SQLAlchemyError as error:
         if is_damage(error):
@@ -76,7 +76,7 @@ def checked_settings() -> Settings:
 def _warn_of_misspellings(settings: Collection[str]) -> None:
     for name in sorted(os.environ.keys() - set(settings)):
         if name.startswith(PREFIX) and (meant := get_close_matches(name, settings, 1, ALIKE)):
-            err.print(f"regraft: {name} sets nothing; did you mean {meant[0]}?", style="yellow")
+            err.print(f"regraft: unknown setting {name}; did you mean {meant[0]}?", style="yellow")
 
 
 def apply_options(options: Mapping[str, object]) -> None:

@@ -12,17 +12,22 @@ from regraft.commands.options import needs, print_table
 
 
 def sweep(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A name, or a file, my.toml.")],
-    trials: Annotated[int, typer.Option("--trials", min=1, help="How many settings, the recipe's own among them.")] = 8,
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Name of a recipe, or a .toml file.")],
+    trials: Annotated[
+        int, typer.Option("--trials", min=1, help="Number of trials, including the recipe's own weights.")
+    ] = 8,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a field; may be repeated.")
     ] = None,
     target: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="The trials' versions; runs/sweep-RECIPE.")
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="Folder for the trials' versions; default: runs/sweep-RECIPE."),
     ] = None,
-    save: Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the best recipe there.")] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE", help="Write the best recipe to this file.")
+    ] = None,
 ) -> None:
-    """Choose a method's weights on held-out training images.
+    """Search for a method's best weights on held-out training images.
 
     Example: regraft sweep digits_oca --trials 8 --save best.toml
     """

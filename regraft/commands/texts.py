@@ -22,7 +22,7 @@ def are_texts(paths: Sequence[Path]) -> bool:
     """Whether these are files of texts. Raises InvalidArgument where some are and others are not."""
     kinds = {path.suffix.lower() in (TEXT, LINES) and not path.is_dir() for path in paths}
     if len(kinds) > 1:
-        raise InvalidArgument("give images or files of texts (.txt, .jsonl), not both at once")
+        raise InvalidArgument("images and files of texts (.txt, .jsonl) cannot be ingested together")
     return kinds == {True}
 
 
@@ -41,7 +41,7 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
     """The id of each file of texts at or below a path; of one of lines, which are named by themselves, its path."""
     found = below(path, [TEXT])
     if not found:
-        raise InvalidArgument(f"there are no {TEXT} files below {path}")
+        raise InvalidArgument(f"{path} has no {TEXT} files")
     for file in found:
         if file.suffix.lower() == LINES:
             yield str(file), file
@@ -76,13 +76,13 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{where}: this is not JSON: {error}") from error
+        raise InvalidArgument(f"{where}: not valid JSON: {error}") from error
     if not isinstance(value, dict) or not {"id", "text"} <= value.keys() <= FIELDS:
-        raise InvalidArgument(f"{where}: a line is an object of id, text and, if any, metadata")
+        raise InvalidArgument(f"{where}: the line must be an object of id, text and optionally metadata")
     if not isinstance(value["id"], str) or not isinstance(value["text"], str):
-        raise InvalidArgument(f"{where}: id and text are strings")
+        raise InvalidArgument(f"{where}: id and text must be strings")
     if not isinstance(value.get("metadata"), dict | None):
-        raise InvalidArgument(f"{where}: metadata are an object")
+        raise InvalidArgument(f"{where}: metadata must be an object")
     return value
 
 

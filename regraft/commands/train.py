@@ -21,42 +21,46 @@ if TYPE_CHECKING:
 EXTRA = "train"
 INTERRUPTED = 130
 """What a shell reports of a command that Ctrl-C stopped."""
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A version folder made by `regraft train`.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A version folder of `regraft train`.")]
 Source = Annotated[
     str | None,
     typer.Option("--data", metavar="SOURCE", help="A data source of `training.data`, such as folders or arrays."),
 ]
-Root = Annotated[str, typer.Option("--root", help="Folder or file of the data source, where it has one.")]
+Root = Annotated[str, typer.Option("--root", help="Folder or file of the data source, if it has one.")]
 Unreadable = Annotated[
     str | None,
     typer.Option(
-        "--unreadable", help="refuse or skip images that cannot be decoded; default: as the newest version was trained."
+        "--unreadable",
+        help="refuse or skip images that cannot be decoded; default: as in the training of the newest version.",
     ),
 ]
 
 
 def train(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A name, `regraft recipes` lists them, or a file, my.toml.")
+        str, typer.Argument(metavar="RECIPE", help="Name of a recipe (see `regraft recipes`), or a .toml file.")
     ],
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe; may be repeated."),
     ] = None,
     size: Annotated[
-        int | None, typer.Option("--size", min=1, max=4096, help="Pixels of the squares that the encoder reads.")
+        int | None,
+        typer.Option("--size", min=1, max=4096, help="Input size of the encoder in pixels, for square images."),
     ] = None,
     target: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FOLDER", help="Where the version goes; its name becomes the version's."),
+        typer.Option("--out", metavar="FOLDER", help="Version folder to write; its name becomes the version's name."),
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option("--save", metavar="FILE", help="Write the recipe, with what --set changed, and train nothing."),
+        typer.Option(
+            "--save", metavar="FILE", help="Write the recipe with the changes of --set to this file, without training."
+        ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the version folder that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing version folder.")] = False,
 ) -> None:
-    """Train a version; after an interruption the same goes on.
+    """Train a version; a rerun continues after an interruption.
 
     Example: regraft train folders_v1 --set root=IMAGES --size 96 --set epochs=10 --out runs/v1
     """
@@ -87,7 +91,7 @@ def train(
         try:
             written = train_version(chosen, folder, references=references)
         except KeyboardInterrupt:
-            err.print("regraft: stopped; the same command goes on from the last finished epoch", style="yellow")
+            err.print("regraft: stopped; run the same command to continue from the last finished epoch", style="yellow")
             raise typer.Exit(INTERRUPTED) from None
         if is_rank_zero():
             answer({"folder": written})
@@ -97,7 +101,7 @@ def train(
 
 def evaluate(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER...", help="Version folders; edges say who is older.")
+        list[Path], typer.Argument(metavar="FOLDER...", help="Version folders; their edges define which is older.")
     ],
     source: Source = None,
     root: Root = "",
@@ -107,29 +111,29 @@ def evaluate(
         typer.Option(
             "--independent",
             metavar="[NAME=]FOLDER",
-            help="A version trained alone on the same data, for P_com and P_up of NAME, else of all newer ones.",
+            help="An independently trained version, for P_com and P_up of NAME, or of all newer ones.",
         ),
     ] = None,
     order: Annotated[
-        list[str] | None, typer.Option("--order", help="Of the backfill curves: random, uncertainty, oldest, newest.")
+        list[str] | None,
+        typer.Option("--order", help="Order of the backfill curves: random, uncertainty, oldest, newest."),
     ] = None,
-    metric: Annotated[
-        str, typer.Option("--metric", help="What the curves measure: cmc@1, cmc@5 or mAP@1.0.")
-    ] = "cmc@1",
+    metric: Annotated[str, typer.Option("--metric", help="Metric of the curves: cmc@1, cmc@5 or mAP@1.0.")] = "cmc@1",
     old_embeddings: Annotated[
         Path | None,
         typer.Option(
             "--old-embeddings",
             metavar="FILE",
-            help="An .npz of embeddings by the version that has no encoder; default: the one trained with.",
+            help="An .npz of embeddings by the version without an encoder; default: that of the training.",
         ),
     ] = None,
-    verification: Annotated[bool, typer.Option("--verification", help="Also TAR@FAR and TPIR@FPIR.")] = False,
+    verification: Annotated[bool, typer.Option("--verification", help="Also measure TAR@FAR and TPIR@FPIR.")] = False,
     target: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="Also write evaluation.json and pictures there.")
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="Also write evaluation.json and plots to this folder."),
     ] = None,
 ) -> None:
-    """Measure versions against each other, and backfills.
+    """Measure versions against each other and simulate backfills.
 
     Example: regraft evaluate runs/v1 runs/v2 --data folders --root IMAGES --out runs/evaluation
     """
@@ -162,30 +166,31 @@ def fit_edge(
     kind: Annotated[str, typer.Option("--kind", help="procrustes, ridge, low_rank, mlp, slerp, zero_pad or auto.")],
     pairs: Annotated[
         Path | None,
-        typer.Option("--pairs", metavar="FILE", help="An .npz of embeddings `new` and `old`, and `labels` if known."),
+        typer.Option("--pairs", metavar="FILE", help="An .npz of embeddings `new` and `old`, optionally `labels`."),
     ] = None,
     source: Source = None,
     root: Root = "",
     unreadable: Unreadable = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the kind; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of the kind; may be repeated."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the edge to OLD that NEW has.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the existing edge from NEW to OLD.")] = False,
 ) -> None:
-    """Join two versions by an edge fitted on pairs of embeddings.
+    """Fit an edge between two version folders on pairs of embeddings.
 
-    Between versions that a service holds, on items it stores, `regraft edge fit NEW OLD` does the same.
+    For versions and items of a service, use `regraft edge fit NEW OLD`.
 
     Example: regraft fit-edge runs/v1 runs/v2 --kind procrustes --data folders --root IMAGES
     """
     for folder in (old, new):
         if not folder.is_dir():
             raise InvalidArgument(
-                f"{folder} is no version folder; for versions that a service holds there is `regraft edge fit NEW OLD`"
+                f"{folder} is not a version folder; for versions of a service use `regraft edge fit NEW OLD`"
             )
     older, newer = open_version(old), open_version(new)
     if (pairs is None) == (source is None):
-        raise InvalidArgument("give either --pairs or --data")
+        raise InvalidArgument("exactly one of --pairs and --data is required")
     with needs(EXTRA):
         from training.adapters import FewPairsWarning
         from training.fit_edge import fit_edge as fit
@@ -210,9 +215,9 @@ def fit_edge(
 
 def export(
     folder: Folder,
-    target: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The version folder to write.")],
+    target: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Version folder to write.")],
 ) -> None:
-    """Write the ONNX models of a version trained without them."""
+    """Export the ONNX models of a trained version that has none."""
     with needs(EXTRA):
         from training.export import export as export_version
 
@@ -233,7 +238,7 @@ def _load(
 
     recipe = newest.card.recipe
     if source is None and "data" not in recipe:
-        raise InvalidArgument("--data is needed: the newest version's card names no data set", pointer="/data")
+        raise InvalidArgument("--data is required: the newest version's card names no data set", pointer="/data")
     name, place = (source, root) if source else (recipe["data"], root or recipe["root"])
     return load_data(name, place, unreadable or recipe.get("unreadable", "refuse"), stored)
 
@@ -246,7 +251,8 @@ def _stored(file: Path | None, versions: list[Version]) -> tuple[Path, Version] 
     mute = [v for v in versions if not v.card.encoder and WEIGHTS not in v.card.files]
     if file is not None and len(mute) != 1:
         raise InvalidArgument(
-            f"--old-embeddings is for one version without an encoder; {len(mute)} were given", pointer="/old_embeddings"
+            f"--old-embeddings requires exactly one version without an encoder, not {len(mute)}",
+            pointer="/old_embeddings",
         )
     chosen = file or (Path(trained_with) if trained_with else None)
     return (chosen, mute[0]) if chosen and len(mute) == 1 else None

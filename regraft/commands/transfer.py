@@ -25,24 +25,24 @@ SKIPPED = 3
 def export(
     client: Client,
     name: Gallery,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The Parquet file to write.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file to write.")],
 ) -> None:
-    """Write every item to a Parquet file: id, metadata, text, and a column of vectors for each version.
+    """Export all items to a Parquet file: id, metadata, text, and one column of vectors per version.
 
     Example: regraft gallery export photos photos.parquet
     """
     if file.suffix != ".parquet":
-        raise InvalidArgument(f"{file}: the export is a Parquet file, whose name ends with .parquet")
+        raise InvalidArgument(f"the export file {file} must end with .parquet")
     if not file.parent.is_dir():
-        raise InvalidArgument(f"there is no folder {file.parent}")
+        raise InvalidArgument(f"the folder {file.parent} does not exist")
     with needs("arrow"), progress() as bar:
         task = bar.add_task(f"exporting {name}", total=client.gallery(name).items)
         done = export_gallery(client, name, file, lambda rows: bar.advance(task, rows))
         rows = int(bar.tasks[0].completed)
     if done.changed:
-        err.print(f"warning: {name} was written to meanwhile: the file is of several moments")
+        err.print(f"warning: {name} changed during the export, so the file is not a snapshot")
     if done.damaged:
-        err.print(f"warning: {done.damaged} embeddings are damaged and left out: `regraft doctor` names them")
+        err.print(f"warning: {done.damaged} damaged embeddings were left out; `regraft doctor` lists them")
     answer({"gallery": name, "file": file, "items": rows, **asdict(done)})
     out.print(f"wrote {rows} items of {name} to {file}")
 
@@ -60,47 +60,47 @@ def import_(
     ],
     vector: Annotated[
         list[str] | None,
-        typer.Option("--vector", metavar="COLUMN[=VERSION]", help="A column of vectors; may be repeated."),
+        typer.Option("--vector", metavar="COLUMN[=VERSION]", help="Column of vectors; may be repeated."),
     ] = None,
     key: Annotated[
-        str | None, typer.Option("--id", metavar="COLUMN", help="The column of ids.", show_default=False)
+        str | None, typer.Option("--id", metavar="COLUMN", help="Column of ids.", show_default=False)
     ] = None,
     metadata: Annotated[
         str | None,
-        typer.Option("--metadata", metavar="COLUMNS", help="Columns with commas between them; default all others."),
+        typer.Option(
+            "--metadata", metavar="COLUMNS", help="Columns of metadata, separated by commas; default: all others."
+        ),
     ] = None,
     version: Annotated[
         str | None,
-        typer.Option("--version", help="What made the vectors; default the current version.", show_default=False),
+        typer.Option("--version", help="Version of the vectors; default: the current version.", show_default=False),
     ] = None,
     ids: Annotated[
         Path | None,
         typer.Option(
             "--ids",
-            help="Ids of a file of vectors: a line each, or .npy; default the numbers of its rows.",
+            help="File of ids for a file of vectors: one per line, or .npy; default: the row numbers.",
             show_default=False,
         ),
     ] = None,
-    update_only: Annotated[
-        bool, typer.Option("--update-only", help="Add embeddings to items that are there, nothing else.")
-    ] = False,
+    update_only: Annotated[bool, typer.Option("--update-only", help="Only add embeddings to existing items.")] = False,
     ignore_metric: Annotated[
-        bool, typer.Option("--ignore-metric", help="Import though the source compares vectors otherwise.")
+        bool, typer.Option("--ignore-metric", help="Import even if the source uses another metric.")
     ] = False,
-    batch: Annotated[int, typer.Option("--batch", min=1, max=10_000, help="Rows sent at once.")] = PAGE,
+    batch: Annotated[int, typer.Option("--batch", min=1, max=10_000, help="Rows per request.")] = PAGE,
     text: Annotated[
         str | None,
-        typer.Option("--text", metavar="COLUMN", help="The column or field of texts.", show_default=False),
+        typer.Option("--text", metavar="COLUMN", help="Column or field of texts.", show_default=False),
     ] = None,
     state: Annotated[
-        Path | None, typer.Option("--state", help="Where it is kept how far it got.", show_default=False)
+        Path | None, typer.Option("--state", help="File that keeps the position of the import.", show_default=False)
     ] = None,
     source_key: Annotated[
         str | None,
-        typer.Option("--source-key", envvar="REGRAFT_SOURCE_KEY", help="Key of the source.", show_default=False),
+        typer.Option("--source-key", envvar="REGRAFT_SOURCE_KEY", help="API key of the source.", show_default=False),
     ] = None,
 ) -> None:
-    """Store the vectors and metadata of a file or another database; one that was broken off goes on when run again.
+    """Import a file or another database; a rerun continues after an interruption.
 
     Example: regraft import photos photos.parquet --vector clip=clip-v1 --metadata name,city
     """
@@ -116,7 +116,7 @@ def import_(
         kept = state or _beside(source, name)
         before = resume(client, name, opened, kept, update_only=update_only)
         if before.read:
-            err.print(f"going on behind {before.read} rows, as {kept} says")
+            err.print(f"continuing after {before.read} rows, according to {kept}")
         with progress() as bar:
             task = bar.add_task(f"importing into {name}", total=opened.count, completed=before.read)
             done = import_gallery(
@@ -140,7 +140,7 @@ def _vectors(given: list[str] | None, version: str | None) -> dict[str, str | No
     pairs = [one.partition("=") for one in given or ()]
     found = {column: named or version for column, _, named in pairs}
     if len(found) < len(pairs) or "" in found:
-        raise InvalidArgument("--vector names each column once: COLUMN or COLUMN=VERSION")
+        raise InvalidArgument("--vector must name each column once: COLUMN or COLUMN=VERSION")
     return found
 
 
@@ -154,9 +154,9 @@ def _print(done: Progress) -> None:
     skipped = sum(done.skipped.values())
     kept = ("cursor", "service", "created", "update_only", "versions", "ids_bytes")
     answer({name: value for name, value in asdict(done).items() if name not in kept})
-    counted = f"{done.stored} items ({done.new} new, {done.stored - done.new} there before)"
+    counted = f"{done.stored} items ({done.new} new, {done.stored - done.new} existing)"
     out.print(f"stored {counted} of {done.read} rows in {done.gallery}, {skipped} skipped")
     for why, count in sorted(done.skipped.items(), key=lambda one: -one[1]):
-        err.print(f"skipped {count}: {why}" + (f", such as {done.examples[why]}" if why in done.examples else ""))
+        err.print(f"skipped {count}: {why}" + (f", for example {done.examples[why]}" if why in done.examples else ""))
     if skipped:
         raise typer.Exit(SKIPPED)

@@ -16,25 +16,25 @@ from regraft.commands.command import Commands
 from regraft.commands.options import DryRun, Gallery, Newest, print_fields, print_table, score, would
 from regraft.models import DeploymentInfo, GateReport
 
-deployment = Commands(no_args_is_help=True, help="Show deployments, and take them step by step.")
+deployment = Commands(no_args_is_help=True, help="Show deployments and advance them.")
 
 Number = Annotated[int, typer.Argument(metavar="DEPLOYMENT", help="Number of the deployment.")]
 Gate = Annotated[int | None, typer.Option(help="Number of the gate report.", show_default=False)]
-Override = Annotated[str | None, typer.Option(help="Why to deploy despite a refusal.", show_default=False)]
+Override = Annotated[str | None, typer.Option(help="Reason to deploy despite a refusal.", show_default=False)]
 Share = Annotated[
-    float | None, typer.Option(help="Share of queries for a shadow or canary, up to 1.", show_default=False)
+    float | None, typer.Option(help="Shadow or canary: share of the queries, above 0 and up to 1.", show_default=False)
 ]
 MaxErrorRate = Annotated[
-    float | None, typer.Option(help="Canary: roll back when more of its queries fail.", show_default=False)
+    float | None, typer.Option(help="Canary: roll back above this share of failed queries.", show_default=False)
 ]
 MaxP99 = Annotated[
     float | None,
-    typer.Option("--max-p99-ms", help="Canary: roll back when the p99 of its queries is slower.", show_default=False),
+    typer.Option("--max-p99-ms", help="Canary: roll back above this p99 latency of its queries.", show_default=False),
 ]
 MinQueries = Annotated[
-    int | None, typer.Option(help="Canary: look at the limits after so many queries.", show_default=False)
+    int | None, typer.Option(help="Canary: number of queries before the limits apply.", show_default=False)
 ]
-Reason = Annotated[str, typer.Option(help="Kept with the deployment.")]
+Reason = Annotated[str, typer.Option(help="Reason, kept with the deployment.")]
 Version = Annotated[str, typer.Argument(metavar="VERSION", help="Name of a registered version.")]
 
 
@@ -44,23 +44,27 @@ def gate(
     version: Version,
     label: Annotated[
         str | None,
-        typer.Option(help="Metadata field that says which items belong together.", show_default=False),
+        typer.Option(help="Metadata field with the label of each item.", show_default=False),
     ] = None,
     evaluation: Annotated[
-        int | None, typer.Option(help="Number of an evaluation set to measure on.", show_default=False)
+        int | None, typer.Option(help="Number of the evaluation set to measure on.", show_default=False)
     ] = None,
     slice_by: Annotated[
-        str | None, typer.Option("--slice", help="Metadata field whose values to look at.", show_default=False)
+        str | None, typer.Option("--slice", help="Metadata field: also measure each of its values.", show_default=False)
     ] = None,
-    sample: Annotated[int, typer.Option(min=2, help="Queries, at most; the items are all, where affordable.")] = 1000,
+    sample: Annotated[
+        int, typer.Option(min=2, help="Maximum number of queries; they search all items if possible.")
+    ] = 1000,
     metric: Annotated[
         str | None,
         typer.Option(help="cmc@1, cmc@5, mAP@1.0, TAR@FAR, or recall@k (needs no labels).", show_default=False),
     ] = None,
-    far: Annotated[float, typer.Option(help="For TAR@FAR: false accepts allowed.")] = 0.01,
-    k: Annotated[int, typer.Option("-k", help="For recall@k: how many matches.")] = 10,
+    far: Annotated[float, typer.Option(help="For TAR@FAR: allowed rate of false accepts.")] = 0.01,
+    k: Annotated[int, typer.Option("-k", help="For recall@k: number of matches.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of the sample and the bootstrap.")] = 0,
-    page: Annotated[Path | None, typer.Option(help="Also write the report as HTML.", show_default=False)] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Also write the report to this HTML file.", show_default=False)
+    ] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Measure a version against the current one; code 1: refused.
@@ -68,9 +72,9 @@ def gate(
     Example: regraft gate photos v2 --label label --page gate.html
     """
     if dry_run and page is not None:
-        raise InvalidArgument("--page needs a report that is kept: leave out --dry-run", pointer="/page")
+        raise InvalidArgument("--page cannot be used with --dry-run, which keeps no report", pointer="/page")
     if page is not None and not page.parent.is_dir():
-        raise InvalidArgument(f"there is no folder {page.parent}", pointer="/page")
+        raise InvalidArgument(f"the folder {page.parent} does not exist", pointer="/page")
     report = client.gate(
         name,
         version,
@@ -99,7 +103,7 @@ def deploy(
     gate: Gate = None,
     override: Override = None,
     until: Annotated[
-        str, typer.Option(help="How far: registered, verified, gated, shadow, canary or current.")
+        str, typer.Option(help="Last state: registered, verified, gated, shadow, canary or current.")
     ] = "current",
     share: Share = None,
     max_error_rate: MaxErrorRate = None,
@@ -108,7 +112,7 @@ def deploy(
     reason: Reason = "",
     dry_run: DryRun = False,
 ) -> None:
-    """Make a version current: every query uses it from now on.
+    """Deploy a version: once it is current, every query uses it.
 
     Example: regraft deploy photos v2 --until canary --share 0.1 --max-error-rate 0.01
     """
@@ -136,7 +140,7 @@ def list_deployments(client: Client, name: Gallery, limit: Newest = None) -> Non
 
 @deployment.command("show")
 def show(client: Client, name: Gallery, number: Number) -> None:
-    """Show every step of one, and what its shadow or canary has counted."""
+    """Show a deployment's steps and the counts of its shadow or canary."""
     found = client.deployment(name, number)
     answer(found)
     out.print(f"{name}: deployment {number} of {found.version} is {found.state}")
@@ -156,7 +160,7 @@ def advance(
     client: Client,
     name: Gallery,
     number: Number,
-    to: Annotated[str, typer.Argument(metavar="STATE", help="verified, gated, shadow, canary or current.")],
+    to: Annotated[str, typer.Argument(metavar="STATE", help="Next state: verified, gated, shadow, canary or current.")],
     gate: Gate = None,
     override: Override = None,
     share: Share = None,
@@ -166,7 +170,7 @@ def advance(
     reason: Reason = "",
     dry_run: DryRun = False,
 ) -> None:
-    """Take the next step of one."""
+    """Move a deployment to its next state."""
     trial = _trial(to, share, max_error_rate, max_p99_ms, min_queries)
     deployed = client.advance(
         name,
@@ -186,18 +190,18 @@ def rollback(
     client: Client,
     name: Gallery,
     reason: Reason = "",
-    force: Annotated[bool, typer.Option("--force", help="Also where items get out of reach.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Roll back even if items become unreachable.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """End what is on its way, or go back to the version before."""
+    """End the deployment in progress, or return to the last version."""
     deployed = client.rollback(name, reason, force=force, dry_run=dry_run)
     _print_deployment(name, deployed)
     for version, items in deployed.out_of_reach.items():
-        err.print(f"out of reach: {items} items of {version}")
+        err.print(f"unreachable: {items} items of {version}")
 
 
 def retire(client: Client, name: Gallery, version: Version, reason: Reason = "", dry_run: DryRun = False) -> None:
-    """Free the embeddings of a version that no item depends on."""
+    """Delete the embeddings of a version that no item depends on."""
     freed = client.retire(name, version, reason, dry_run=dry_run)
     answer(freed)
     done = would(dry_run, "freed", "free")
@@ -214,7 +218,7 @@ def _trial(
     for field in settings:
         if field not in legal:
             option, takes = f"--{field.replace('_', '-')}", "shadow or canary" if field == "share" else "canary"
-            raise typer.BadParameter(f"{option} is for a {takes}, and this goes to {state}")
+            raise typer.BadParameter(f"{option} requires the state {takes}, not {state}")
     return {state: settings} if settings else {}
 
 
@@ -231,21 +235,21 @@ def _print_report(report: GateReport) -> None:
     measured = {name: getattr(report, name) for name in ("old_old", "new_old", "new_new", "difference")}
     rows = [[name, score(value)] for name, value in measured.items() if value is not None]
     print_table([report.metric, "value [95 % interval]"], rows)
-    side = "all that can be compared" if report.whole else "a sample"
+    side = "all comparable items" if report.whole else "a sample"
     out.print(f"{report.queries} queries over {report.items} items ({side}), seed {report.seed}")
     if report.unlabelled:
-        out.print(f"{report.unlabelled} entries without a label were left out")
+        out.print(f"{report.unlabelled} entries without a label left out")
     for one in report.slices[:3]:
         name = json.loads(one.value)  # a string reads better without its quotes
         shown = name if isinstance(name, str) else one.value
         out.print(f"{report.slice} {shown}: {one.old_old:.1%} -> {one.new_old:.1%} ({one.queries} queries)")
     if report.verdict == "refuse":
-        err.print(f"{report.version} would make {report.metric} worse")
+        err.print(f"{report.version} would lower {report.metric}")
 
 
 def _print_deployment(name: str, deployed: DeploymentInfo) -> None:
     answer(deployed)
-    back = f", {deployed.activated} items moved to embeddings they held" if deployed.activated else ""
+    back = f", {deployed.activated} items switched to stored embeddings" if deployed.activated else ""
     state = "" if deployed.state == "current" else f" is {deployed.state}"
     would = "" if deployed.id else " (dry run)"
     out.print(f"{name}: {deployed.previous or 'nothing'} -> {deployed.version}{state}{back}{would}")

@@ -24,7 +24,7 @@ version.command("create")(create)
 
 @version.command("verify")
 def verify(folder: Folder) -> None:
-    """Check everything a registration would check: hashes, shapes, probe, edges."""
+    """Verify a version folder as at registration: hashes, shapes, probe, edges."""
     with needs("worker"):
         from index.encoder import verify_version
     checked = verify_version(folder)
@@ -38,7 +38,9 @@ def verify(folder: Folder) -> None:
 @version.command("pack")
 def pack(
     folder: Folder,
-    archive: Annotated[Path | None, typer.Argument(metavar="ARCHIVE", help="Default: NAME.zip here.")] = None,
+    archive: Annotated[
+        Path | None, typer.Argument(metavar="ARCHIVE", help="File to write; default: NAME.zip in the current folder.")
+    ] = None,
 ) -> None:
     """Write a version folder as a .zip."""
     checked = load_version(folder)
@@ -54,7 +56,7 @@ def register(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER|ZIP", help="A version folder or its .zip.", exists=True)],
     dry_run: DryRun = False,
 ) -> None:
-    """Send a version to the service."""
+    """Register a version with the service."""
     registered = client.register_version(folder, dry_run=dry_run)
     answer(registered)
     out.print(f"{would(dry_run, 'registered', 'register')} {registered.name}")
@@ -63,17 +65,17 @@ def register(
 @version.command("delete")
 def delete(
     client: Client,
-    name: Annotated[str, typer.Argument(metavar="VERSION", help="Its name.")],
+    name: Annotated[str, typer.Argument(metavar="VERSION", help="Name of the version.")],
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Delete a version that nothing uses, with the edges from it."""
+    """Delete an unused version and the edges from it."""
     delete_named(client, "version", name, "its edges", yes=yes, dry_run=dry_run)
 
 
 @version.command("list")
 def list_versions(client: Client) -> None:
-    """List the versions the service knows."""
+    """List all versions of the service."""
     found = client.versions()
     answer(found)
     rows = [[v.name, v.dim, v.space["kind"], v.method, " ".join(f"{e.kind}->{e.old}" for e in v.edges)] for v in found]

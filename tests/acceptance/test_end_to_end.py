@@ -110,12 +110,12 @@ def test_a_gallery_is_filled_upgraded_backfilled_and_rolled_back(running, images
     new = running.regraft("query", "zoo", query, "-k", 4)
     assert [line.split()[2:4] for line in new.splitlines()[1:]] == [["v2", "same"]] * 4
 
-    assert running.regraft("rollback", "zoo") == "zoo: v2 -> v1, 12 items moved to embeddings they held\n"
+    assert running.regraft("rollback", "zoo") == "zoo: v2 -> v1, 12 items switched to stored embeddings\n"
     assert running.regraft("query", "zoo", query, "-k", 4) == old
-    assert running.regraft("deploy", "zoo", "v2") == "zoo: v1 -> v2, 12 items moved to embeddings they held\n"
+    assert running.regraft("deploy", "zoo", "v2") == "zoo: v1 -> v2, 12 items switched to stored embeddings\n"
     assert running.regraft("query", "zoo", query, "-k", 4) == new
 
-    assert running.regraft("rollback", "nowhere", code=1).startswith("regraft: there is no gallery")
+    assert running.regraft("rollback", "nowhere", code=1).startswith("regraft: gallery 'nowhere' does not exist")
 
 
 @pytest.fixture

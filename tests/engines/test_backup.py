@@ -42,7 +42,7 @@ def test_what_was_saved_while_it_served_answers_alike_elsewhere(server: Server, 
     doctor, _, serve = restore.rpartition("REGRAFT_DATABASE_URL=")
     assert serve == '"$RESTORED_URL" regraft serve --data restored\n'
     told = follow(doctor, tmp_path, server.programs, DATABASE_URL=there, RESTORED_URL=elsewhere)
-    assert told == "nothing is wrong\n"
+    assert told == "no problems found\n"
     with serving(Settings(data=tmp_path / "restored", database_url=elsewhere)) as served:
         assert served.query(path, pictures[0], k=3).json()["results"] == known
         assert served.http.get(f"{path}/items/i0/image").content == pictures[0]

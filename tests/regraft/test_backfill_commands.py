@@ -163,4 +163,4 @@ def test_estimate_asks_what_start_asks_without_starting(run, service):
 def test_a_backfill_that_is_still_planned_says_so(run, service):
     service.answers["POST /v1/galleries/g/backfills"] = {**BACKFILL, "state": "running", "planning": True}
 
-    assert "is running, being planned (" in run("backfill", "start", "g")[1]
+    assert "is running, planning (" in run("backfill", "start", "g")[1]

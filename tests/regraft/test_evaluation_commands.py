@@ -46,7 +46,7 @@ def test_evaluation_add_of_nothing_is_wrong_usage_and_names_the_folder(run, serv
 
     assert code == 2
     words = "".join(said.replace("│", "").split())  # a long path is wrapped
-    assert ("noimagesbelow" if there else "thereisno") in words
+    assert ("hasnoimages" if there else "doesnotexist") in words
     assert "empty" in words
     assert service.requests == []
 
@@ -73,17 +73,17 @@ def test_evaluation_add_sends_embeddings_of_each_version_with_labels(run, servic
     [
         ("", 2, "either a folder of images or embeddings"),
         (". --embeddings two.json --version v1", 2, "either a folder of images or embeddings"),
-        (". --version v1", 2, "go with --embeddings"),
-        ("--embeddings two.json", 2, "as many versions"),
+        (". --version v1", 2, "require --embeddings"),
+        ("--embeddings two.json", 2, "as many different versions"),
         ("--embeddings two.json --version v1 --embeddings three.json --version v2", 2, "v1: 2, v2: 3"),
         ("--embeddings two.json --version v1 --labels three.json", 1, "a JSON list of 2 labels"),
         ("--embeddings two.json --version v1 --labels nowhere.json", 1, "nowhere.json"),
         ("--embeddings nowhere.npy --version v1", 1, "nowhere.npy"),
         ("--embeddings broken.npz --version v1", 1, "broken.npz cannot be read"),
         ("--embeddings broken.json --version v1", 1, "broken.json cannot be read"),
-        ("--embeddings several.npz --version v1", 1, "no array 'v1'; it has: v2, v3"),
+        ("--embeddings several.npz --version v1", 1, "no array 'v1', only: v2, v3"),
         ("--embeddings ragged.json --version v1", 1, "ragged.json[1] has 1 numbers"),
-        ("--embeddings empty.json --version v1", 1, "holds no embeddings"),
+        ("--embeddings empty.json --version v1", 1, "has no embeddings"),
         ("--embeddings two.csv --version v1", 1, ".npy, .npz or .json"),
     ],
 )
@@ -130,9 +130,9 @@ def test_evaluation_add_sends_entries_that_name_what_is_relevant(run, service, t
 
     assert sent == [lines, named, [{"relevant": ["x"]}, {"relevant": ["y"]}]]
     for line, told in (
-        ("{", "line 1 is no JSON"),
+        ("{", "line 1 is not valid JSON"),
         ("{}", "either text or image"),
-        ('{"image": "none.png"}', "no file none.png"),
+        ('{"image": "none.png"}', "none.png does not exist"),
     ):
         (tmp_path / "bad.jsonl").write_text(line)
         code, _, said = run("evaluation", "add", "g", tmp_path / "bad.jsonl")

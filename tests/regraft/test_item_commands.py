@@ -77,7 +77,7 @@ def test_metadata_are_changed_by_ids_files_of_them_and_filters(run, url, gallery
 
     code, shown, said = run(*asked, '{"price": 3, "on": {"sale": true}}', "a.png", "--ids", tmp_path / "ids")
     assert (code, shown) == (1, f"changed the metadata of 2 items of {gallery}\n")
-    assert said == "not changed: none: the gallery holds no item of this id\n"
+    assert said == "not changed: none: the gallery has no item of this id\n"
     cheap = ("--filter", '{"field": "price", "eq": 3}')
     assert run(*asked, '{"price": null}', *cheap, "--dry-run")[:2] == (
         0,
@@ -101,7 +101,7 @@ def test_items_are_deleted_by_ids_and_files_of_them_once_that_is_confirmed(run, 
     assert json.loads(run(*asked, "--json")[2])["pointer"] == "/yes"
     code, shown, said = run(*asked, "--yes")
 
-    assert (code, shown, said) == (0, f"deleted 2 of 3 items from {gallery}\n", "not there: none\n")
+    assert (code, shown, said) == (0, f"deleted 2 of 3 items from {gallery}\n", "not found: none\n")
     assert [line.split()[0] for line in run("item", "list", gallery, "--url", url)[1].splitlines()] == ["item", "b.png"]
 
 
@@ -120,7 +120,7 @@ def test_items_that_pass_a_filter_are_counted_and_deleted(run, url, gallery):
     assert [line.split()[0] for line in run("item", "list", gallery, "--url", url)[1].splitlines()] == ["item", "d.png"]
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"\xff", "holds no ids"), (b"\n", "give ids of items")])
+@pytest.mark.parametrize(("content", "said"), [(b"\xff", "cannot be read as ids"), (b"\n", "is required")])
 def test_what_names_no_item_is_refused(run, url, gallery, tmp_path, content, said):
     (tmp_path / "ids").write_bytes(content)
 

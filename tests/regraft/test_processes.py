@@ -209,7 +209,7 @@ def test_a_port_in_use_is_told_before_anything_is_made(run, options, tmp_path):
         code, shown, said = run("serve", "--port", port, "--data", tmp_path / "d", *options)
 
     assert (code, shown) == (1, "")
-    assert said == f"regraft: port {port} of 127.0.0.1 is in use; --port takes another\n"
+    assert said == f"regraft: port {port} of 127.0.0.1 is in use; use another --port\n"
     assert not (tmp_path / "d").exists()
 
 
@@ -225,11 +225,11 @@ def test_a_data_folder_that_is_a_file_is_told(run, command, tmp_path):
 def test_the_doctor_makes_no_database_and_migrate_says_that_it_did(run, tmp_path):
     code, _, said = run("doctor", "--data", tmp_path / "d")
 
-    assert (code, f"there is no database at {tmp_path}/d/regraft.db" in said) == (1, True)
+    assert (code, f"{tmp_path}/d/regraft.db does not exist" in said) == (1, True)
     assert not (tmp_path / "d").exists()
-    assert "its tables were made" in run("migrate", "--data", tmp_path / "d")[1]
+    assert "created its tables" in run("migrate", "--data", tmp_path / "d")[1]
     assert "is up to date" in run("migrate", "--data", tmp_path / "d")[1]
-    assert run("doctor", "--data", tmp_path / "d")[:2] == (0, "nothing is wrong\n")
+    assert run("doctor", "--data", tmp_path / "d")[:2] == (0, "no problems found\n")
 
 
 def test_the_doctor_of_a_database_without_tables_says_so_and_makes_none(run, tmp_path):
@@ -238,7 +238,7 @@ def test_the_doctor_of_a_database_without_tables_says_so_and_makes_none(run, tmp
 
     code, _, said = run("doctor", "--data", tmp_path)
 
-    assert (code, f"sqlite:///{tmp_path}/regraft.db holds nothing of Regraft" in said) == (1, True)
+    assert (code, f"sqlite:///{tmp_path}/regraft.db has no Regraft tables" in said) == (1, True)
     with closing(sqlite3.connect(tmp_path / "regraft.db")) as foreign:
         assert foreign.execute("select name from sqlite_master").fetchall() == [("mine",)]
 

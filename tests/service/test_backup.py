@@ -37,7 +37,7 @@ def test_what_was_saved_while_it_served_answers_alike_elsewhere(tmp_path: Path, 
         served.remove(path)
 
     told = follow(restore.replace("regraft serve --data restored\n", ""), tmp_path)
-    assert told == "nothing is wrong\n"
+    assert told == "no problems found\n"
     with serving(Settings(data=tmp_path / "restored")) as served:
         assert served.query(path, pictures[0], k=3).json()["results"] == known
         assert served.http.get(f"{path}/items/i0/image").content == pictures[0]
