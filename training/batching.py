@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from index.errors import InvalidArgument
-from training.data import ImageSet, Tensors
+from training.data import ImageDataset, ImageSet
 from training.recipes import Recipe
 
 TrainingBatch = tuple[Tensor, Tensor, dict[str, Tensor]]
@@ -82,7 +82,7 @@ class BatchDataset(Dataset[TrainingBatch]):
     """
 
     def __init__(
-        self, tensors: Tensors, cached: Mapping[str, Tensor], views: int = 1, *, skip_images: bool = False
+        self, tensors: ImageDataset, cached: Mapping[str, Tensor], views: int = 1, *, skip_images: bool = False
     ) -> None:
         self.tensors, self.cached, self.views, self.skip_images = tensors, cached, views, skip_images
 
@@ -109,7 +109,7 @@ def training_batches(
     skip_images: bool = False,
 ) -> DataLoader[TrainingBatch]:
     """The batches that train a recipe in one process, from an epoch on; see `EpochBatchSampler` and `BatchDataset`."""
-    tensors = Tensors(images, recipe.preprocess, recipe.augment)
+    tensors = ImageDataset(images, recipe.preprocess, recipe.augment)
     order = EpochBatchSampler(len(tensors), recipe.batch_size, recipe.seed, rank, world)
     order.set_epoch(epoch)
     return DataLoader(

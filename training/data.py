@@ -1,7 +1,7 @@
-"""Data: images with labels, how they are split, and how batches of tensors are made of them.
+"""Data: images with labels, their splits, and batches of tensors made of them.
 
 A source of `training.sources` gives `Data`: images to train on, and query and gallery sets to evaluate on, of the same
-classes or of others. A label is a class's number within its source; its name says the same to another version.
+classes or of others. A label is the number of a class within its source; class names are compared between versions.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from index.space import Vectors
 from index.version import Preprocess
 from training.transforms import find_augmentation, pixels, sizing
 
-KEPT_BYTES = 1 << 30
-"""Images that take no more than this at the encoder's size are decoded once and kept in memory."""
+MAX_PRELOADED_BYTES = 1 << 30
+"""Images that take at most this much memory at the encoder's size are decoded once and kept."""
 ClassName = str | int
 """A folder's name, or a number where the source has no names."""
 
 
 class ImageSequence(Sequence[Image.Image]):
-    """A row of images that are opened when they are asked for."""
+    """A sequence of images that are decoded on access."""
 
     def __init__(self) -> None:
-        self._kept: dict[Preprocess, Tensor] = {}
+        self._preloaded: dict[Preprocess, Tensor] = {}
 
     @overload
     def __getitem__(self, row: int) -> Image.Image: ...
@@ -60,16 +60,16 @@ class ImageSequence(Sequence[Image.Image]):
 
     @abstractmethod
     def content(self, row: int) -> bytes:
-        """What makes this image another one than the others, for a fingerprint."""
+        """Bytes that identify this image, for a fingerprint."""
 
-    def kept(self, spec: Preprocess) -> Tensor | None:
-        """All images at the encoder's size, uint8 (N, C, H, W); None where they exceed `KEPT_BYTES`."""
-        if len(self) * spec.channels * spec.height * spec.width > KEPT_BYTES:
+    def preloaded(self, spec: Preprocess) -> Tensor | None:
+        """All images at the encoder's size, uint8 (N, C, H, W); None where they exceed `MAX_PRELOADED_BYTES`."""
+        if len(self) * spec.channels * spec.height * spec.width > MAX_PRELOADED_BYTES:
             return None
-        if spec not in self._kept:
+        if spec not in self._preloaded:
             size = sizing(spec)
-            self._kept[spec] = torch.stack([size(self[row]) for row in range(len(self))])
-        return self._kept[spec]
+            self._preloaded[spec] = torch.stack([size(self[row]) for row in range(len(self))])
+        return self._preloaded[spec]
 
 
 class Files(ImageSequence):
@@ -123,7 +123,8 @@ class ImageSet:
     Args:
         images: the images.
         labels: their classes.
-        stored: what an old version made of each, where that comes with the data, see `training.stored_embeddings`.
+        stored: (N, D) their embeddings by an old version, where they come with the data, see
+            `training.stored_embeddings`.
     """
 
     images: ImageSequence
@@ -135,16 +136,13 @@ class ImageSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 over images, labels and old embeddings, in order: the same number means the same training data.
-
-        It reads every image, so once.
-        """
-        seen = hashlib.sha256(np.ascontiguousarray(self.labels).tobytes())
+        """sha256 over labels, images and old embeddings, in order; cached, as it reads every image."""
+        sha256 = hashlib.sha256(np.ascontiguousarray(self.labels).tobytes())
         for row in range(len(self)):
-            seen.update(self.images.content(row))
+            sha256.update(self.images.content(row))
         if self.stored is not None:
-            seen.update(np.ascontiguousarray(self.stored).tobytes())
-        return seen.hexdigest()
+            sha256.update(np.ascontiguousarray(self.stored).tobytes())
+        return sha256.hexdigest()
 
     def take(self, rows: NDArray[np.int64]) -> ImageSet:
         """The images at these rows."""
@@ -153,22 +151,22 @@ class ImageSet:
 
     def keep_classes(self, count: int) -> ImageSet:
         """Only the first `count` classes by number, as in class-incremental protocols."""
-        return self._of(np.unique(self.labels)[:count])
+        return self._of_classes(np.unique(self.labels)[:count])
 
     def keep_class_share(self, share: float, seed: int) -> ImageSet:
-        """A random share of the classes, at least one; the same seed keeps the same ones, and a larger share more."""
+        """A random share of the classes, at least one; with the same seed a larger share holds all of a smaller one."""
         classes = np.unique(self.labels)
-        return self._of(_share(classes, share, seed))
+        return self._of_classes(_random_share(classes, share, seed))
 
     def keep_fraction(self, fraction: float, seed: int) -> ImageSet:
         """A random share of the images, at least one, as `keep_class_share` does."""
-        return self.take(np.sort(_share(np.arange(len(self)), fraction, seed)))
+        return self.take(np.sort(_random_share(np.arange(len(self)), fraction, seed)))
 
     def dense(self) -> ImageSet:
         """The same images with labels 0 to C - 1, in the same order."""
         return replace(self, labels=np.unique(self.labels, return_inverse=True)[1].astype(np.int64))
 
-    def _of(self, classes: NDArray[np.int64]) -> ImageSet:
+    def _of_classes(self, classes: NDArray[np.int64]) -> ImageSet:
         return self.take(np.flatnonzero(np.isin(self.labels, classes)))
 
 
@@ -179,9 +177,9 @@ class Data:
     Args:
         train: the training images.
         query, gallery: the evaluation's two sides.
-        same: query and gallery are one list of images, so each query leaves itself out.
-        names: name of every label; None: the labels' own numbers.
-        skipped: files that were left out because nothing could read them.
+        same: query and gallery are the same images, so each query is left out of its own ranking.
+        names: name of every label; None: labels are named by their number.
+        skipped: number of files that were left out because they cannot be decoded.
         stored: name of the version whose embeddings come with the images, "" without one.
     """
 
@@ -225,18 +223,18 @@ class Data:
         return replace(self, train=train)
 
     def queries_without_match(self) -> int:
-        """How many queries have no item of their class; with one list on both sides: no second image of it."""
+        """The number of queries without an item of their class, other than the query itself."""
         classes, items = np.unique(self.gallery.labels, return_counts=True)
         findable = classes[items >= (2 if self.same else 1)]
         return int((~np.isin(self.query.labels, findable)).sum())
 
 
-class Tensors(Dataset[tuple[Tensor, Tensor]]):
-    """A set of images as batches of tensors, made a batch at a time.
+class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
+    """An `ImageSet` as a map-style dataset that makes whole batches of tensors.
 
     Args:
         images: the images.
-        spec: how they become the encoder's input.
+        spec: preprocessing of the encoder's input.
         augment: a name of `training.transforms.AUGMENTATIONS`.
 
     Raises:
@@ -248,7 +246,7 @@ class Tensors(Dataset[tuple[Tensor, Tensor]]):
         self.labels = torch.from_numpy(images.labels)
         self.augmentation = find_augmentation(augment)
         self.size = sizing(spec, self.augmentation)
-        self.kept = None if self.augmentation.size else images.images.kept(spec)
+        self.preloaded = None if self.augmentation.size else images.images.preloaded(spec)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -259,30 +257,30 @@ class Tensors(Dataset[tuple[Tensor, Tensor]]):
         return image_BCHW[0], label_B[0]
 
     def __getitems__(self, rows: list[int]) -> tuple[Tensor, Tensor]:
-        """(B, C, H, W) float32, and the labels (B,); torch's loader asks for whole batches here."""
-        if self.kept is None:
+        """(B, C, H, W) float32, and the labels (B,); torch's DataLoader calls this for each batch."""
+        if self.preloaded is None:
             sized_BCHW = torch.stack([self.size(self.images.images[row]) for row in rows])
         else:
-            sized_BCHW = self.kept[rows]
+            sized_BCHW = self.preloaded[rows]
         return pixels(sized_BCHW, self.spec, self.augmentation), self.labels[rows]
 
 
 def batches(images: ImageSet, spec: Preprocess, size: int = 256) -> DataLoader[tuple[Tensor, Tensor]]:
-    """Batches (B, C, H, W) and (B,) of a set of images in its order, as evaluation sees them.
+    """Batches (B, C, H, W) and (B,) of images in order, preprocessed as in evaluation.
 
     Args:
         images: the images.
-        spec: how they become the encoder's input.
+        spec: preprocessing of the encoder's input.
         size: B.
     """
-    return DataLoader(Tensors(images, spec), batch_size=size, collate_fn=_as_made)
+    return DataLoader(ImageDataset(images, spec), batch_size=size, collate_fn=_identity)
 
 
-def _as_made(batch: Any) -> Any:
-    """Batches come whole from `Tensors`: nothing is left to collate."""
+def _identity(batch: Any) -> Any:
+    """Collates nothing: `ImageDataset` gives whole batches."""
     return batch
 
 
-def _share(values: NDArray[np.int64], share: float, seed: int) -> NDArray[np.int64]:
+def _random_share(values: NDArray[np.int64], share: float, seed: int) -> NDArray[np.int64]:
     order = np.random.default_rng(seed).permutation(len(values))
     return values[order[: max(1, round(share * len(values)))]]

@@ -17,7 +17,7 @@ from index.space import Vectors
 from index.transform import Transform, TransformedItems, load_forward, load_transform, normalise_or_zero
 from index.version import EDGE_MODEL, Edge, EdgeKind, Version
 from training.embeddings import VersionEmbeddings, has_onnxruntime
-from training.export import UNFINISHED
+from training.export import UNEXPORTED_EDGES
 from training.method import ItemEdge
 from training.trained import WEIGHTS, Trained
 
@@ -37,7 +37,7 @@ def with_unexported_edges(version: Version) -> Version:
     exported = {edge.old for edge in version.edges}
     unexported = tuple(
         Edge(version.name, path.parent.name, EdgeKind(json.loads(path.read_text())["kind"]))
-        for path in sorted((version.folder / UNFINISHED).glob("*/edge.json"))
+        for path in sorted((version.folder / UNEXPORTED_EDGES).glob("*/edge.json"))
         if path.parent.name not in exported
     )
     return replace(version, edges=version.edges + unexported)

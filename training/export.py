@@ -23,7 +23,7 @@ from index.errors import InvalidArgument
 from index.folder import write_card, write_edge
 from index.new_folder import check_target, new_folder
 from index.version import EDGE_MODEL, ENCODER, PROBE, SIDE, Card, Edge, Version
-from training.data import Data, Tensors
+from training.data import Data, ImageDataset
 from training.evaluate import Report, scores
 from training.method import ItemEdge
 from training.tracing import to_onnx
@@ -32,8 +32,8 @@ from training.trained import Trained
 PARITY = 1e-5
 """Largest difference between torch and onnxruntime on real images; a share of the largest number if that is above 1."""
 PARITY_IMAGES = 64
-UNFINISHED = "unfinished"
-"""Where an edge waits whose model could not be exported; readers of the folder see no edge without its model."""
+UNEXPORTED_EDGES = "unfinished"
+"""Folder of an edge whose model is not exported yet: an edge without its model must not be below `edges`."""
 
 
 def write_version(trained: Trained, report: Report, data: Data, old: Version | None, out: Path) -> Card:
@@ -63,7 +63,7 @@ def write_version(trained: Trained, report: Report, data: Data, old: Version | N
             edge = Edge(out.name, old.name, trained.edge_kind, measured, old.card.encoder, report.calibration)
             write_edge(folder, edge)
             if trained.edge is not None and not can_export():
-                (folder / "edges").rename(folder / UNFINISHED)
+                (folder / "edges").rename(folder / UNEXPORTED_EDGES)
         return write_card(folder, _card(trained, report, data, out.name, exported=can_export()))
 
 
@@ -99,9 +99,9 @@ def export(checkpoint: Path, out: Path) -> Path:
 
 
 def write_probe(trained: Trained, image_1CHW: Tensor, folder: Path) -> None:
-    """Write probe.npz: one real image and what the version makes of it."""
-    made = {"embedding": trained} | ({} if trained.psi is None else {"side": trained.psi})
-    arrays = {name: _reference(module, image_1CHW).numpy() for name, module in made.items()}
+    """Write probe.npz: one real image and the version's outputs for it."""
+    modules = {"embedding": trained} | ({} if trained.psi is None else {"side": trained.psi})
+    arrays = {name: _torch_outputs(module, image_1CHW).numpy() for name, module in modules.items()}
     np.savez(folder / PROBE, image=image_1CHW.numpy(), **arrays)
 
 
@@ -121,30 +121,30 @@ def write_models(trained: Trained, image_BCHW: Tensor, folder: Path, old: str | 
         place = folder / "edges" / old / EDGE_MODEL[trained.edge_kind]
         place.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(trained.edge, ItemEdge):
-            given = _random_items(trained.edge, trained.old_dim, trained.old_side_dim)
-            write_model(place, Outputs(trained.edge), given, list(trained.edge.transform_items(*given.values())))
+            inputs = _random_items(trained.edge, trained.old_dim, trained.old_side_dim)
+            write_model(place, Outputs(trained.edge), inputs, list(trained.edge.transform_items(*inputs.values())))
         else:
             write_model(place, trained.edge, {"embedding": _random_units(trained.dim)}, ["moved"])
 
 
-def write_model(path: Path, module: nn.Module, given: Mapping[str, Tensor], made: list[str]) -> None:
+def write_model(path: Path, module: nn.Module, inputs: Mapping[str, Tensor], outputs: list[str]) -> None:
     """Write a module as an ONNX model and check it against torch.
 
     Args:
         path: the file.
-        module: gives one tensor, or a tuple of as many as `made`.
-        given: its inputs by name.
-        made: names of its outputs.
+        module: gives one tensor, or a tuple of as many as `outputs`.
+        inputs: its inputs by name.
+        outputs: names of its outputs.
 
     Raises:
         ParityError: onnxruntime and torch disagree.
     """
-    path.write_bytes(to_onnx(module, given, made, packed=isinstance(module, Outputs)))
-    check_parity(path, given, _reference(module, *given.values()))
+    path.write_bytes(to_onnx(module, inputs, outputs, packed=isinstance(module, Outputs)))
+    check_parity(path, inputs, _torch_outputs(module, *inputs.values()))
 
 
 class Outputs(nn.Module):
-    """An item edge with everything that it tells, as a tuple."""
+    """An item edge whose forward gives all outputs, as a tuple."""
 
     def __init__(self, edge: ItemEdge) -> None:
         super().__init__()
@@ -155,8 +155,8 @@ class Outputs(nn.Module):
         return tuple(self.edge.transform_items(*stored).values())
 
 
-def check_parity(path: Path, given: Mapping[str, Tensor], expected: Tensor | tuple[Tensor, ...]) -> None:
-    """Run an ONNX model and compare; says so, and does nothing, where onnxruntime is not installed.
+def check_parity(path: Path, inputs: Mapping[str, Tensor], expected: Tensor | tuple[Tensor, ...]) -> None:
+    """Compare the outputs of an ONNX model with those of torch; prints a notice where onnxruntime is not installed.
 
     Raises:
         ParityError: the largest difference exceeds `PARITY`.
@@ -167,12 +167,13 @@ def check_parity(path: Path, given: Mapping[str, Tensor], expected: Tensor | tup
     import onnxruntime as ort
 
     session = ort.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    outputs = session.run(None, {name: x.numpy() for name, x in given.items()})
-    wanted = expected if isinstance(expected, tuple) else (expected,)
-    for made, torchs in zip(outputs, wanted, strict=True):
-        off, legal = float(np.abs(made - torchs.numpy()).max()), PARITY * max(1.0, float(torchs.abs().max()))
-        if not off <= legal:
-            raise ParityError(f"{path.name} differs from torch by {off:.2g}; at most {legal:.2g} is legal")
+    outputs = session.run(None, {name: x.numpy() for name, x in inputs.items()})
+    by_torch = expected if isinstance(expected, tuple) else (expected,)
+    for actual, wanted in zip(outputs, by_torch, strict=True):
+        difference = float(np.abs(actual - wanted.numpy()).max())
+        legal = PARITY * max(1.0, float(wanted.abs().max()))
+        if not difference <= legal:  # also if it is NaN
+            raise ParityError(f"{path.name} differs from torch by {difference:.2g}; at most {legal:.2g} is legal")
 
 
 def can_export() -> bool:
@@ -181,18 +182,18 @@ def can_export() -> bool:
 
 
 def _move_unfinished(folder: Path) -> None:
-    """Put the trained edge among those that were fitted meanwhile; one to the same old version stays in its place."""
-    if not (folder / UNFINISHED).exists():
+    """Move the trained edge to `edges`, unless an edge to the same old version was fitted there meanwhile."""
+    if not (folder / UNEXPORTED_EDGES).exists():
         return
     (folder / "edges").mkdir(exist_ok=True)
-    for place in (folder / UNFINISHED).iterdir():
+    for place in (folder / UNEXPORTED_EDGES).iterdir():
         if not (folder / "edges" / place.name).exists():
             place.rename(folder / "edges" / place.name)
-    shutil.rmtree(folder / UNFINISHED)
+    shutil.rmtree(folder / UNEXPORTED_EDGES)
 
 
 def _learned_edge(trained: Trained, folder: Path) -> str | None:
-    """Name of the old version that the trained edge leads to; those that were fitted later have support."""
+    """Name of the old version that the trained edge leads to; only fitted edges have `support`."""
     edges = {p.parent.name: json.loads(p.read_text()) for p in folder.glob("edges/*/edge.json")}
     trained_to = (old for old, edge in edges.items() if edge["kind"] == trained.edge_kind and not edge.get("support"))
     return next(trained_to, None)
@@ -200,13 +201,13 @@ def _learned_edge(trained: Trained, folder: Path) -> str | None:
 
 def _real_images(trained: Trained, data: Data) -> Tensor:
     first = min(PARITY_IMAGES, len(data.gallery))
-    image_BCHW, _ = Tensors(data.gallery, trained.recipe.preprocess).__getitems__(list(range(first)))
-    return image_BCHW if trained.psi is None else image_BCHW[_rows(trained.psi.is_stable(image_BCHW))]
+    image_BCHW, _ = ImageDataset(data.gallery, trained.recipe.preprocess).__getitems__(list(range(first)))
+    return image_BCHW if trained.psi is None else image_BCHW[_stable_or_all(trained.psi.is_stable(image_BCHW))]
 
 
-def _rows(settled_B: Tensor) -> Tensor:
-    """The settled rows, or rather all than none."""
-    return settled_B if settled_B.any() else torch.ones_like(settled_B)
+def _stable_or_all(stable_B: Tensor) -> Tensor:
+    """The mask of stable rows; of all rows if none is stable."""
+    return stable_B if stable_B.any() else torch.ones_like(stable_B)
 
 
 def _random_units(dim: int) -> Tensor:
@@ -215,14 +216,14 @@ def _random_units(dim: int) -> Tensor:
 
 def _random_items(edge: ItemEdge, dim: int, side_dim: int) -> dict[str, Tensor]:
     side = {"side": torch.randn(PARITY_IMAGES, side_dim, generator=torch.Generator().manual_seed(1))}
-    given = {"embedding": _random_units(dim), **(side if side_dim else {})}
-    kept_B = _rows(edge.is_stable(*given.values()))
-    return {name: x[kept_B] for name, x in given.items()}
+    inputs = {"embedding": _random_units(dim), **(side if side_dim else {})}
+    kept_B = _stable_or_all(edge.is_stable(*inputs.values()))
+    return {name: x[kept_B] for name, x in inputs.items()}
 
 
-def _reference(module: nn.Module, *given: Tensor) -> Any:
+def _torch_outputs(module: nn.Module, *inputs: Tensor) -> Any:
     with torch.inference_mode():
-        return module.eval()(*given)
+        return module.eval()(*inputs)
 
 
 def _card(trained: Trained, report: Report, data: Data, name: str, *, exported: bool) -> Card:

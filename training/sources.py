@@ -1,4 +1,4 @@
-"""Sources: where a recipe's images come from. `SOURCES` lists them; `load_data` reads one and checks what it gave."""
+"""Sources of a recipe's images. `SOURCES` lists them; `load_data` reads one and checks the result."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def load_data(source: str, root: str, unreadable: str = "refuse", stored: tuple[
     Args:
         source: its name.
         root: its folder or file, where it has one.
-        unreadable: `refuse`: an image that cannot be decoded ends the training, by its path, when its turn comes.
-            `skip`: every file is decoded once up front, and those that cannot be are left out, counted and logged.
+        unreadable: `refuse`: an image that cannot be decoded ends the training when it is read, with its path. `skip`:
+            every file is decoded once up front, and those that cannot be decoded are left out, counted and logged.
         stored: a file of embeddings that go with the images, and the version that made them.
 
     Raises:
@@ -50,11 +50,11 @@ def load_data(source: str, root: str, unreadable: str = "refuse", stored: tuple[
         raise InvalidArgument(
             f"unreadable must be one of {', '.join(UNREADABLE)}, not {unreadable!r}", pointer="/unreadable"
         )
-    read, needed = SOURCES[source]
-    if needed and not root:
-        raise InvalidArgument(f"this recipe needs your data: --set root=PATH, {needed}", pointer="/root")
-    if needed and not Path(root).exists():
-        raise InvalidArgument(f"root {root} does not exist; it must be {needed}", pointer="/root")
+    read, required_root = SOURCES[source]
+    if required_root and not root:
+        raise InvalidArgument(f"this recipe needs your data: --set root=PATH, {required_root}", pointer="/root")
+    if required_root and not Path(root).exists():
+        raise InvalidArgument(f"root {root} does not exist; it must be {required_root}", pointer="/root")
     data = read(Path(root))
     if stored is not None:
         data = with_file_embeddings(data, *stored)
@@ -70,7 +70,7 @@ def load_data(source: str, root: str, unreadable: str = "refuse", stored: tuple[
 
 
 def without_unreadable(data: Data) -> Data:
-    """Leave out the files that cannot be decoded; what is in memory already stays."""
+    """Leave out the files that cannot be decoded; images in memory stay."""
     train, query = readable(data.train), readable(data.query)
     gallery = query if data.same else readable(data.gallery)
     skipped = len(data.train) - len(train) + len(data.query) - len(query)
@@ -79,16 +79,16 @@ def without_unreadable(data: Data) -> Data:
 
 
 def readable(images: ImageSet) -> ImageSet:
-    """The images that can be decoded; how many cannot, and the first of them, goes to the log."""
+    """The images that can be decoded; logs the number of the others, and the error of the first."""
     if not isinstance(images.images, Files):
         return images
     with ThreadPoolExecutor() as pool:
-        complaints = list(pool.map(lambda row: _complaint(images, row), range(len(images))))
-    broken = [complaint for complaint in complaints if complaint]
-    if not broken:
+        errors = list(pool.map(lambda row: _decoding_error(images, row), range(len(images))))
+    skipped = [error for error in errors if error]
+    if not skipped:
         return images
-    _log.warning("skipped %d of %d images that cannot be read; the first: %s", len(broken), len(images), broken[0])
-    return images.take(np.flatnonzero([not complaint for complaint in complaints]))
+    _log.warning("skipped %d of %d images that cannot be read; the first: %s", len(skipped), len(images), skipped[0])
+    return images.take(np.flatnonzero([not error for error in errors]))
 
 
 def digits_old(_: Path) -> Data:
@@ -106,60 +106,57 @@ def digits_new(_: Path) -> Data:
 def folders(root: Path) -> Data:
     """Image folders: a class is a folder below `train/`, at any depth, and so below `test/` or `query/` and `gallery/`.
 
-    Links are followed; names that begin with a dot, and `__MACOSX`, are not looked at.
+    Links are followed; names that begin with a dot, and `__MACOSX`, are skipped.
 
-    Training classes are numbered first, so that other test images do not renumber them. A root that holds none of
-    these, or one that is a class itself, holds the classes; a fifth of each is then kept for testing.
+    Training classes are numbered first, so that other test images do not renumber them. If `root` holds none of these
+    folders, or only one that is itself a class, then it holds the classes, and a fifth of each is kept for testing.
     """
     parts = [root / part for part in ("test", *PARTS) if (root / part).is_dir()]
-    if not parts or (len(parts) == 1 and _is_class(parts[0])):
-        return _plain(root)
+    if not parts or (len(parts) == 1 and _is_class_folder(parts[0])):
+        return _class_folders(root)
     same = (root / "test").is_dir()
     paths = {part: _files(root / part) for part in (("train", "test") if same else PARTS)}
-    names = list(dict.fromkeys(_class(path, root / part) for part, found in paths.items() for path in found))
+    names = list(dict.fromkeys(_class_name(path, root / part) for part, found in paths.items() for path in found))
     ids = {name: label for label, name in enumerate(names)}
     train, query, *gallery = (
-        ImageSet(Files(found), np.array([ids[_class(path, root / part)] for path in found], np.int64))
-        for part, found in paths.items()
+        _file_set([(path, ids[_class_name(path, root / part)]) for path in found]) for part, found in paths.items()
     )
     return Data(train, query, query if same else gallery[0], same, names)
 
 
-def _plain(root: Path) -> Data:
-    """Classes without parts: of each about a fifth of the images is measured on and not trained on.
+def _class_folders(root: Path) -> Data:
+    """Folders of classes without parts: about a fifth of each class is measured on and not trained on.
 
-    Each image's name decides that, and not its place among the others: a later version, of a folder that has grown,
-    is measured beside an older one on nothing that this one was trained on.
+    A hash of an image's path decides, not its position: so when the folder has grown, the test images of a later
+    version hold none that an older version was trained on.
     """
     classes: dict[str, list[Path]] = {}
     for path in _files(root):
-        classes.setdefault(_class(path, root), []).append(path)
-    parts: dict[bool, list[tuple[Path, int]]] = {False: [], True: []}
+        classes.setdefault(_class_name(path, root), []).append(path)
+    train: list[tuple[Path, int]] = []
+    test: list[tuple[Path, int]] = []
     for label, paths in enumerate(classes.values()):
-        held_out = _held_out(paths, root)
+        test_images = _test_images(paths, root)
         for path in paths:
-            parts[path in held_out].append((path, label))
-    train, test = (
-        ImageSet(Files([path for path, _ in part]), np.array([label for _, label in part], np.int64))
-        for part in parts.values()
-    )
-    return Data(train, test, test, True, list(classes))
+            (test if path in test_images else train).append((path, label))
+    test_set = _file_set(test)
+    return Data(_file_set(train), test_set, test_set, same=True, names=list(classes))
 
 
-def _held_out(paths: Sequence[Path], root: Path) -> set[Path]:
-    """About a fifth of a class: at least two, so that one can find the other, but none of less than four."""
+def _test_images(paths: Sequence[Path], root: Path) -> set[Path]:
+    """About a fifth of a class, at least two, so that one can find the other; none of a class of fewer than four."""
     if len(paths) < 4:
         return set()
-    drawn = sorted((sha256(path.relative_to(root).as_posix().encode()).digest(), path) for path in paths)
-    fifth = sum(digest[0] < 256 // 5 for digest, _ in drawn)
-    return {path for _, path in drawn[: min(max(2, fifth), len(paths) - 2)]}
+    hashed = sorted((sha256(path.relative_to(root).as_posix().encode()).digest(), path) for path in paths)
+    fifth = sum(digest[0] < 256 // 5 for digest, _ in hashed)
+    return {path for _, path in hashed[: min(max(2, fifth), len(paths) - 2)]}
 
 
 def arrays(path: Path) -> Data:
     """An .npz: train_images (N, H, W) or (N, H, W, 3) uint8, train_labels (N,), and the same for query and gallery."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
-            train, query, gallery = (_array_set(held[f"{part}_images"], held[f"{part}_labels"]) for part in PARTS)
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as npz:
+            train, query, gallery = (_array_set(npz[f"{part}_images"], npz[f"{part}_labels"]) for part in PARTS)
     except (OSError, KeyError, ValueError, TypeError, EOFError, BadZipFile, zlib.error) as error:
         raise InvalidArgument(f"data file {path} cannot be used: {error}", pointer="/root") from error
     return Data(train, query, gallery)
@@ -176,7 +173,7 @@ def cifar100(root: Path) -> Data:
         raise InvalidArgument(f"{root} is not CIFAR-100 in its python format: {error!r}", pointer="/root") from error
 
 
-SOURCES: dict[str, tuple[Callable[[Path], Data], str]] = {
+SOURCES: Mapping[str, tuple[Callable[[Path], Data], str]] = {
     "digits_old": (digits_old, ""),
     "digits_new": (digits_new, ""),
     "folders": (
@@ -186,14 +183,14 @@ SOURCES: dict[str, tuple[Callable[[Path], Data], str]] = {
     "arrays": (arrays, "an .npz file with train_images, train_labels, and the same for query and gallery"),
     "cifar100": (cifar100, "the folder cifar-100-python with the files train, test and meta"),
 }
-"""name -> how to read it, and what `root` must be; "" where there is none."""
+"""Name -> the function that reads `root`, and what `root` must be, "" if it is not used."""
 
 
-class ArraysOnly(pickle.Unpickler):
-    """Reads arrays, numbers, strings and their containers: a pickle may name any function, and calls what it names."""
+class ArrayUnpickler(pickle.Unpickler):
+    """Unpickles arrays, numbers, strings and their containers only: a pickle can name any function to be called."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """What rebuilds a numpy array, and nothing else."""
+        """The functions that rebuild a numpy array, and no others."""
         legal = {
             ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
             ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
@@ -208,19 +205,23 @@ class ArraysOnly(pickle.Unpickler):
 def _unpickle(path: Path) -> Mapping[bytes, Any]:
     try:
         with path.open("rb") as file:
-            held = ArraysOnly(file, encoding="bytes").load()
+            content = ArrayUnpickler(file, encoding="bytes").load()
     except (OSError, pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise InvalidArgument(f"{path} cannot be read as a CIFAR-100 file: {error}", pointer="/root") from error
-    if not isinstance(held, dict):
+    if not isinstance(content, dict):
         raise InvalidArgument(f"{path} holds no dictionary, so it is no CIFAR-100 file", pointer="/root")
-    # Python 3 writes again as text what it read as text.
-    return {key.encode() if isinstance(key, str) else key: value for key, value in held.items()}
+    # Keys are bytes in the original files, and text in files that Python 3 wrote again.
+    return {key.encode() if isinstance(key, str) else key: value for key, value in content.items()}
 
 
-def _cifar_set(held: Mapping[bytes, Any]) -> ImageSet:
-    pixels_N3072 = np.asarray(held[b"data"])
+def _cifar_set(content: Mapping[bytes, Any]) -> ImageSet:
+    pixels_N3072 = np.asarray(content[b"data"])
     images = pixels_N3072.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return _array_set(np.ascontiguousarray(images), np.asarray(held[b"fine_labels"]))
+    return _array_set(np.ascontiguousarray(images), np.asarray(content[b"fine_labels"]))
+
+
+def _file_set(labelled: Sequence[tuple[Path, int]]) -> ImageSet:
+    return ImageSet(Files([path for path, _ in labelled]), np.array([label for _, label in labelled], np.int64))
 
 
 def _digits(part: Digits) -> ImageSet:
@@ -238,14 +239,16 @@ def _array_set(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> ImageSet
 
 
 def _files(root: Path) -> list[Path]:
-    paths = sorted(_named(path) for path in files_below(root, IMAGE_SUFFIXES, pointer="/root") if path.parent != root)
+    paths = sorted(
+        _checked_name(path) for path in files_below(root, IMAGE_SUFFIXES, pointer="/root") if path.parent != root
+    )
     if not paths:
         raise InvalidArgument(f"{root} holds no <class>/<image> files", pointer="/root")
     return paths
 
 
-def _named(path: Path) -> Path:
-    """Refuse a name that no card and no message could hold."""
+def _checked_name(path: Path) -> Path:
+    """The path, refused if it is not UTF-8, as neither a card nor a message could hold it."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -254,17 +257,17 @@ def _named(path: Path) -> Path:
     return path
 
 
-def _is_class(folder: Path) -> bool:
+def _is_class_folder(folder: Path) -> bool:
     """Whether it holds images, and no folders of them."""
     return all(path.parent == folder for path in files_below(folder, IMAGE_SUFFIXES, pointer="/root"))
 
 
-def _class(path: Path, part: Path) -> str:
+def _class_name(path: Path, part: Path) -> str:
     return path.parent.relative_to(part).as_posix()
 
 
-def _complaint(images: ImageSet, row: int) -> str:
-    """Why an image cannot be decoded; empty when it can."""
+def _decoding_error(images: ImageSet, row: int) -> str:
+    """Why an image cannot be decoded; "" if it can."""
     try:
         images.images[row]
     except InvalidImage as error:

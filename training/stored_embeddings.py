@@ -119,11 +119,11 @@ def with_file_embeddings(data: Data, path: Path, version: Version) -> Data:
         forms = " or ".join(" and ".join(names) for names in (PER_CLASS, (*PER_IMAGE, "gallery")))
         raise InvalidArgument(f"{path} holds {', '.join(arrays) or 'nothing'}, not {forms}", pointer=POINTER)
     space = space_from_json(version.card.space)
-    train, query, gallery = (
-        replace(images, stored=check_vectors(stored[part], version.card.dim, space, pointer=f"{POINTER}/{part}"))
-        for part, images in sets.items()
-    )
-    return replace(data, train=train, query=query, gallery=query if data.same else gallery, stored=version.name)
+    for part, images in sets.items():
+        vectors = check_vectors(stored[part], version.card.dim, space, pointer=f"{POINTER}/{part}")
+        sets[part] = replace(images, stored=vectors)
+    gallery = sets["query" if data.same else "gallery"]
+    return replace(data, train=sets["train"], query=sets["query"], gallery=gallery, stored=version.name)
 
 
 def is_encoder_only(folder: str) -> bool:

@@ -8,7 +8,7 @@ from PIL import Image
 import training.data
 from index.errors import InvalidArgument, InvalidImage
 from index.version import Preprocess
-from training.data import Arrays, Data, Files, ImageSet, Tensors, batches
+from training.data import Arrays, Data, Files, ImageDataset, ImageSet, batches
 from training.transforms import pixels, sizing
 
 SPEC = Preprocess(6, 6, resize=6, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))
@@ -118,12 +118,12 @@ def test_tensors_are_what_serving_sees_of_each_image_and_are_decoded_once(
 ) -> None:
     arrays = some([3, 1, 2])
     images = ImageSet(pngs(tmp_path, arrays.images), arrays.labels)
-    tensors = Tensors(images, SPEC)
+    tensors = ImageDataset(images, SPEC)
     for path in images.images.paths:
         path.unlink()
 
     expected = torch.stack([pixels(sizing(SPEC)(image), SPEC) for image in arrays.images])
-    assert torch.equal(Tensors(images, SPEC).__getitems__([0, 1, 2])[0], expected)
+    assert torch.equal(ImageDataset(images, SPEC).__getitems__([0, 1, 2])[0], expected)
     assert torch.equal(tensors[1][0], expected[1])
     assert tensors[1][1] == 1
 
@@ -132,20 +132,20 @@ def test_images_that_exceed_the_limit_are_decoded_when_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = some([3, 1, 2])
-    kept = Tensors(images, SPEC).__getitems__([2, 0])
-    monkeypatch.setattr(training.data, "KEPT_BYTES", 3 * 3 * 6 * 6 - 1)
-    made = Tensors(ImageSet(pngs(tmp_path, images.images), images.labels), SPEC)
+    kept = ImageDataset(images, SPEC).__getitems__([2, 0])
+    monkeypatch.setattr(training.data, "MAX_PRELOADED_BYTES", 3 * 3 * 6 * 6 - 1)
+    made = ImageDataset(ImageSet(pngs(tmp_path, images.images), images.labels), SPEC)
 
-    assert made.kept is None
+    assert made.preloaded is None
     assert torch.equal(made.__getitems__([2, 0])[0], kept[0])
     assert torch.equal(made.__getitems__([2, 0])[1], kept[1])
 
 
 def test_a_random_crop_of_the_whole_image_is_never_kept() -> None:
     torch.manual_seed(0)
-    tensors = Tensors(some([0, 1]), SPEC, "resized_crop_flip")
+    tensors = ImageDataset(some([0, 1]), SPEC, "resized_crop_flip")
 
-    assert tensors.kept is None
+    assert tensors.preloaded is None
     assert not torch.equal(tensors[0][0], tensors[0][0])
 
 

@@ -96,7 +96,7 @@ def test_an_edge_that_was_fitted_before_the_export_stays_beside_the_trained_one_
     assert {edge.old: edge.kind.value for edge in with_unexported_edges(load_version(v2)).edges} == kinds
     made = verify_version(export.export(v2, v2))
     assert {edge.old: edge.kind.value for edge in made.edges} == kinds
-    assert not (v2 / export.UNFINISHED).exists()
+    assert not (v2 / export.UNEXPORTED_EDGES).exists()
 
 
 def test_the_models_equal_torch_on_any_batch_size(weights_only: tuple[Path, Path], encoder_onnx: bytes) -> None:

@@ -17,7 +17,7 @@ from index.folder import load_version, write_card
 from staging.recipes import without_exporter
 from training import train as path
 from training.backbones import Frozen
-from training.data import Tensors
+from training.data import ImageDataset
 from training.module import Training
 from training.recipes import Recipe, find_recipe
 from training.trained import WEIGHTS
@@ -88,8 +88,8 @@ def test_a_backbone_that_is_not_trained_is_spared_too(
     recipe = replace(find_recipe("digits_fct"), old=BCT.old, independent=str(independent), epochs=2, warmup_epochs=0)
 
     made = []
-    images = Tensors.__getitems__
-    monkeypatch.setattr(Tensors, "__getitems__", lambda tensors, rows: made.extend(rows) or images(tensors, rows))
+    images = ImageDataset.__getitems__
+    monkeypatch.setattr(ImageDataset, "__getitems__", lambda tensors, rows: made.extend(rows) or images(tensors, rows))
 
     each = losses_of(replace(recipe, cache_old=False), tmp_path / "each")
     every_step = len(made)

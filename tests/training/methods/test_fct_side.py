@@ -16,7 +16,7 @@ from index.version import SIDE, Version
 from staging.recipes import quick, train_weights
 from training import train as path
 from training.cross_version import CrossVersions
-from training.data import Tensors
+from training.data import ImageDataset
 from training.embeddings import embed_version
 from training.recipes import find_recipe
 from training.side_information import KINDS
@@ -48,7 +48,7 @@ def chain(independent: Path, tmp_path_factory: pytest.TempPathFactory) -> Chain:
 
 
 def pixels(count: int = 20) -> torch.Tensor:
-    return Tensors(load_data("digits_new", "").query, find_recipe("digits_v1").preprocess).__getitems__(
+    return ImageDataset(load_data("digits_new", "").query, find_recipe("digits_v1").preprocess).__getitems__(
         list(range(count))
     )[0]
 

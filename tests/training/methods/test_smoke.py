@@ -21,7 +21,7 @@ from index.transform import load_transform
 from index.version import EdgeKind, Version
 from staging.recipes import quick
 from training import train as path
-from training.data import Data, Tensors
+from training.data import Data, ImageDataset
 from training.embeddings import embed_version
 from training.losses import UNKNOWN
 from training.recipes import RECIPES, find_recipe
@@ -90,7 +90,7 @@ def data() -> Data:
 
 
 def images() -> Tensor:
-    tensors = Tensors(load_data("digits_new", "").query, RECIPES["digits_v1"]().preprocess)
+    tensors = ImageDataset(load_data("digits_new", "").query, RECIPES["digits_v1"]().preprocess)
     return torch.stack([tensors[row][0] for row in range(20)])
 
 
@@ -199,7 +199,7 @@ def test_describe_gives_methods_the_old_versions_means_centres_and_radii(referen
     old, data = Trained.load(references["v1"]), load_data("digits_new", "")
     described = path.summarise_old(old, data)
     rows = np.flatnonzero(data.train.labels == data.classes[7])
-    tensors = Tensors(data.train, old.recipe.preprocess)
+    tensors = ImageDataset(data.train, old.recipe.preprocess)
     raw = torch.cat([old.raw(tensors[int(row)][0][None]) for row in rows])
     unit = raw / raw.norm(dim=1, keepdim=True)
 
