@@ -2,5 +2,5 @@
 
 import os
 
-# FAISS reads this once, when it is loaded: several queries at a time, one thread each, beat one query on all threads.
+# FAISS reads this once, when it is loaded. Concurrent queries with one thread each beat single queries on all threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,4 +1,4 @@
-"""The base class of parts of the service that have a thread of their own, beside requests."""
+"""The base class of parts of the service with their own thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class Background:
     """A thread that runs `_run` between `start` and `stop`."""
 
     def __init__(self, name: str, stop_seconds: float | None = None) -> None:
-        """`name`: of the thread; `stop_seconds`: how long a stop waits for its end, None: without limit."""
+        """`name`: of the thread; `stop_seconds`: how long `stop` waits for the thread to end, None: without limit."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._stop_seconds = stop_seconds
@@ -19,7 +19,7 @@ class Background:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after its current step, and wait for it; harmless if it was not started."""
+        """End the thread after its current step, and wait for it; no effect if it was not started."""
         self._stop.set()
         self._wake()
         if self._thread.ident is not None:
@@ -30,4 +30,4 @@ class Background:
         raise NotImplementedError
 
     def _wake(self) -> None:
-        """Wake the thread to check `self._stop` where it waits for something else."""
+        """Wake the thread if it waits for something other than `self._stop`, so that it checks that."""

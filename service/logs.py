@@ -1,4 +1,4 @@
-"""Logs: one configuration for the service and its workers, as lines to read or as JSON; uvicorn's and Alembic's too."""
+"""Logging of the service and its workers, with uvicorn and Alembic, as console lines or as JSON; see `configure`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 HANDLER = "regraft"
 REPEAT_SECONDS = 60.0
-"""How often an error that recurs every round is logged."""
+"""How often a recurring error is logged."""
 
 
 class ConsoleFormatter(logging.Formatter):
-    """Time, level, logger and message; then what all lines of the request have in common."""
+    """Time, level, logger and message, then the context fields, such as those of the request."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -33,9 +33,9 @@ class ConsoleFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, event, the event's fields, and a traceback as `exception`.
+    """One JSON object per line: time (UTC), level, logger, event, the event's fields, and a traceback as `exception`.
 
-    The event of a line of another library is its message.
+    The event of another library's line is its message.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -54,7 +54,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class RecurringErrors:
-    """Logs errors of work that is retried every second or so: each kind at its first time, then once a minute."""
+    """Logs errors of work that is retried every second or so: each kind at first, then at most once a minute."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -71,7 +71,10 @@ class RecurringErrors:
         return True
 
     def log(self, event: Event) -> None:
-        """Log the exception being handled, by its message or a traceback, unless it was logged within the minute."""
+        """Log the exception being handled unless its kind was logged within REPEAT_SECONDS.
+
+        A RegraftError is logged by its message, others with a traceback.
+        """
         error = sys.exception()
         if is_expected := isinstance(error, RegraftError):
             event = Event(event.name, **event.fields, reason=error.message)
@@ -86,7 +89,7 @@ FORMATTERS: dict[LogFormat, type[logging.Formatter]] = {"console": ConsoleFormat
 
 
 def configure(log_format: LogFormat, level: LogLevel) -> None:
-    """Write the process's log from `level` on to its standard error; a repeated call replaces the handler."""
+    """Write log lines of `level` and above to standard error; a repeated call replaces the handler."""
     handler = logging.StreamHandler()
     handler.set_name(HANDLER)
     handler.setFormatter(FORMATTERS[log_format]())
@@ -94,8 +97,8 @@ def configure(log_format: LogFormat, level: LogLevel) -> None:
     for old in [existing for existing in root.handlers if existing.get_name() == HANDLER]:
         root.removeHandler(old)
     root.addHandler(handler)
-    logging.captureWarnings(True)  # Pillow warns of what it reads, and Python writes that past the log
+    logging.captureWarnings(True)  # Pillow warns about images; Python would write that past the log
     root.setLevel(level.upper())
-    # A line for each request to a store or a service, each part of Alembic, and each build of FAISS that is not there.
+    # These log each request to a store or service, each plugin of Alembic, and each missing build of FAISS.
     for chatty in ("httpx", "alembic.runtime.plugins", "faiss.loader"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""What one process of the service holds: made at its start, closed at its end, given to every route."""
+"""The parts of one process of the service (`Runtime`), started and stopped by `running`, and given to every route."""
 
 from __future__ import annotations
 
@@ -68,20 +68,20 @@ class Runtime:
     blocking_threads: ThreadPoolExecutor
     """For work that may wait: for an encoder, the database or the load of a gallery."""
     write_threads: ThreadPoolExecutor
-    """As many, for writes: they may wait long for one another, or for the store of images."""
+    """As many, for writes, which may wait long for one another or for the store of images."""
     search_threads: ThreadPoolExecutor
-    """Few, for work that computes and never waits: more than there are cores would only take turns."""
+    """Few, for work that computes and never waits: more threads than cores would only take turns."""
     stopping: threading.Event = field(default_factory=threading.Event)
-    """Set when the server is asked to stop: responses that never end by themselves end then."""
+    """Set when the server is asked to stop; responses that never end by themselves end then."""
     loading: dict[str, asyncio.Task[object]] = field(default_factory=dict)
-    """The load of each gallery that queries wait for, by name; touched on the event loop only."""
+    """The load of each gallery that queries wait for, by name; used on the event loop only."""
     progress_pollers: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)
     """The `ProgressPoller` of each backfill that is watched, by the backfill's number."""
     packed: PackedFolders = field(default_factory=PackedFolders)
     item_count_cache: ItemCountCache = field(default_factory=ItemCountCache)
 
     async def run_blocking(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run blocking work on one of the service's own threads; cheaper than FastAPI's pool."""
+        """Run blocking work on one of the service's threads; cheaper than FastAPI's pool."""
         return await _run(self.blocking_threads, partial(work, *args, **kwargs))
 
     async def run_write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -93,7 +93,7 @@ class Runtime:
         return await _run(self.search_threads, partial(work, *args, **kwargs))
 
     async def ensure_loaded(self, name: str) -> None:
-        """Load a gallery into memory unless it is there. Requests that need it meanwhile share one load and one thread.
+        """Load a gallery into memory if necessary. Concurrent requests share one load and one thread.
 
         Raises:
             UnknownGallery: there is no gallery of this name.
@@ -103,12 +103,12 @@ class Runtime:
         if (task := self.loading.get(name)) is None:
             task = self.loading[name] = asyncio.create_task(self.run_blocking(self.replica.find, name))
             task.add_done_callback(partial(self._load_ended, name))
-        await asyncio.shield(task)  # a client that goes away ends its own wait, not the load
+        await asyncio.shield(task)  # a client that disconnects ends its own wait, not the load
 
     def _load_ended(self, name: str, task: asyncio.Task[object]) -> None:
         del self.loading[name]
         if not task.cancelled():
-            task.exception()  # requests that wait raise it; asyncio would log it where none waits any more
+            task.exception()  # waiting requests raise it; if none waits any more, asyncio would log it
 
 
 async def _run(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
@@ -144,12 +144,12 @@ def _assemble(
     write_threads: ThreadPoolExecutor,
     search_threads: ThreadPoolExecutor,
 ) -> Runtime:
-    """The parts of a service, connected with one another; none of their threads runs yet."""
+    """The connected parts of a service; none of their threads runs yet."""
     registry = Registry(database, settings)
     engines = Engines(settings)
     replica = _replica(settings, database, registry, engines)
     blobs = open_blobs(database, settings.blobs_url)
-    with suppress(StoreUnreachable):  # the log and readiness tell of it; queries need no image
+    with suppress(StoreUnreachable):  # readiness reports it; queries need no image
         blobs.check()
     decoder = Decoder(settings.max_image_pixels, settings.max_decoded_bytes)
     embedder = Embedder(registry, blobs, decoder)
@@ -177,7 +177,7 @@ def _assemble(
 
 
 def _replica(settings: Settings, database: Database, registry: Registry, engines: Engines) -> Replica:
-    # Other processes may write to a server's database unknown to this one: it has to show what they acknowledged.
+    # Other processes may write to the database of a server: this process has to show what they acknowledged.
     shared = settings.processes > 1 or not is_sqlite(settings.database_url)
     memory = settings.memory // settings.processes
     return Replica(
@@ -186,7 +186,7 @@ def _replica(settings: Settings, database: Database, registry: Registry, engines
 
 
 def _background_parts(runtime: Runtime) -> Sequence[Background | Replica]:
-    """The parts with a thread of their own, in the order they start; those that no route uses are made here."""
+    """The parts with their own thread, in starting order; those that no route uses are created here."""
     settings, database, registry, replica = runtime.settings, runtime.database, runtime.registry, runtime.replica
     return (
         replica,
