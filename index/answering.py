@@ -25,7 +25,7 @@ def embed_queries(view: View, query_version: str, ask: GalleryQuery) -> Embedded
         InvalidArgument: the depth is below 1.
     """
     if ask.depth < 1:
-        raise InvalidArgument(f"k is {ask.depth}, it must be at least 1", pointer="/k")
+        raise InvalidArgument(f"k must be at least 1, not {ask.depth}", pointer="/k")
     made = EmbeddedQueries({}, {})
     for name in view.reach(query_version, ask.encoders).encoders:
         started = perf_counter()

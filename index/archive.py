@@ -93,7 +93,7 @@ def _checked(listed: list[zipfile.ZipInfo], needed: str, packed_bytes: int) -> l
     names = [member.filename for member in members]
     folders = {parent.as_posix() for name in names for parent in PurePosixPath(name).parents}
     if twice := next((name for name in names if names.count(name) > 1 or name in folders), None):
-        raise InvalidVersionFolder(f"the archive is not a readable .zip ({twice} is there twice)", pointer=f"/{twice}")
+        raise InvalidVersionFolder(f"the archive is not a readable .zip ({twice} is repeated)", pointer=f"/{twice}")
     if needed not in names:
         raise InvalidVersionFolder(f"{needed} is missing at the root of the archive", pointer=f"/{needed}")
     total = sum(member.file_size for member in members)
@@ -108,7 +108,7 @@ def _check_member(member: zipfile.ZipInfo) -> None:
     name = member.filename
     check_path(name)
     if stat.S_ISLNK(member.external_attr >> 16):
-        raise InvalidVersionFolder(f"{name} is a link; only plain files may travel", pointer=f"/{name}")
+        raise InvalidVersionFolder(f"{name} is a link; only regular files are legal", pointer=f"/{name}")
     if member.compress_type not in METHODS:
         raise InvalidVersionFolder(f"{name} must be stored or deflated, no other compression", pointer=f"/{name}")
     if PurePosixPath(name).name in {CARD, EDGE} and member.file_size > MAX_JSON_BYTES:
@@ -123,5 +123,5 @@ def _extract(packed: zipfile.ZipFile, member: zipfile.ZipInfo, into: Path) -> No
         while block := stream.read(BLOCK):
             left -= len(block)
             if left < 0:
-                raise InvalidVersionFolder(f"{member.filename} is larger than the archive says")
+                raise InvalidVersionFolder(f"{member.filename} is larger than the archive declares")
             out.write(block)

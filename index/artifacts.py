@@ -108,14 +108,14 @@ def read_arrays(
     except Exception as error:  # on corrupt bytes zipfile, zlib, tokenize and NumPy raise many types of exceptions
         raise _refused(name, f"is not a readable .npz of arrays ({error})") from error
     if missing := sorted(set(shapes) - set(found) - optional):
-        raise _refused(name, f"lacks the array {missing[0]!r}")
+        raise _refused(name, f"has no array {missing[0]!r}")
     return found
 
 
 def _read_array(stored: zipfile.ZipFile, name: str, array: str, shape: Shape) -> NDArray[np.float32]:
     """Read one array; its header is checked against the shape before its data are read."""
     if math.prod(wanted for wanted in shape if wanted is not None) > MAX_ARRAY:
-        raise _refused(name, f"{array} would hold more than {MAX_ARRAY} numbers")
+        raise _refused(name, f"{array} would have more than {MAX_ARRAY} numbers")
     if stored.getinfo(f"{array}.npy").compress_type not in METHODS:
         raise _refused(name, f"{array} must be stored or deflated, no other compression")
     with stored.open(f"{array}.npy") as stream:
@@ -128,7 +128,7 @@ def _read_array(stored: zipfile.ZipFile, name: str, array: str, shape: Shape) ->
         if not is_legal or dtype.kind != "f":
             raise _refused(name, f"{array} must be floats of shape {shape}, not {dtype} of shape {given}")
         if math.prod(given) > MAX_ARRAY:
-            raise _refused(name, f"{array} holds more than {MAX_ARRAY} numbers")
+            raise _refused(name, f"{array} has more than {MAX_ARRAY} numbers")
     with stored.open(f"{array}.npy") as stream:
         values = np.lib.format.read_array(stream, allow_pickle=False)
     if not np.isfinite(values).all() or not (np.abs(values) <= np.finfo(np.float32).max).all():
@@ -148,9 +148,9 @@ def read_expected(path: Path, name: str, expected: str | None) -> bytes:
     except OSError as error:
         if expected is None:
             raise
-        raise ChangedOnDisk(f"{name} cannot be read any more ({error})", pointer=f"/{name}") from error
+        raise ChangedOnDisk(f"{name} can no longer be read ({error})", pointer=f"/{name}") from error
     if expected is not None and hashlib.sha256(content).hexdigest() != expected:
-        raise ChangedOnDisk(f"{name} changed on disk since it was accepted", pointer=f"/{name}")
+        raise ChangedOnDisk(f"{name} changed on disk after it was accepted", pointer=f"/{name}")
     return content
 
 

@@ -124,7 +124,7 @@ def parse_api(value: object, file: str = CARD, prefix: str = "api/") -> Embeddin
         raise fields.wrong("model", f"must be a text of 1 to {MAX_PROMPT} printable characters")
     key = fields.take("key", str, "")
     if key and (not VARIABLE.fullmatch(key) or key.startswith("REGRAFT_")):
-        raise fields.wrong("key", "must name an environment variable such as OPENAI_API_KEY, none of Regraft's own")
+        raise fields.wrong("key", "must name an environment variable such as OPENAI_API_KEY, not one of Regraft's")
     batch_size = fields.take("batch_size", int, EmbeddingApi.batch_size)
     if not 1 <= batch_size <= MAX_API_BATCH:
         raise fields.wrong("batch_size", f"must be 1 to {MAX_API_BATCH}")
@@ -246,4 +246,4 @@ class _Fields:
 
     def finish(self) -> None:
         if self.left:
-            raise self.wrong(min(self.left), "is not a field this release knows")
+            raise self.wrong(min(self.left), "is not a field of this release")

@@ -60,7 +60,7 @@ def _check(value: object, name: str, pointer: str, depth: int) -> None:
             raise _wrong(name, pointer, "must be a finite number (float64)")
     elif isinstance(value, (list, dict)):
         if not depth:
-            raise _wrong(name, pointer[:100], f"lies more than {MAX_DEPTH} levels deep")
+            raise _wrong(name, pointer[:100], f"is nested more than {MAX_DEPTH} levels deep")
         for field, inner in value.items() if isinstance(value, dict) else enumerate(value):
             if isinstance(field, str):
                 _check_text(field, name, pointer)
@@ -71,7 +71,7 @@ def _check_text(text: str, name: str, pointer: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _wrong(name, pointer, "holds half of a surrogate pair") from error
+        raise _wrong(name, pointer, "has half of a surrogate pair") from error
 
 
 def _wrong(name: str, pointer: str, why: str) -> InvalidVersionFolder:

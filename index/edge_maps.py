@@ -97,7 +97,7 @@ def check_calibration(edge: Edge, new: Card, old: Card) -> None:
         return
     place = f"edges/{edge.old}/calibration"
     if set(edge.calibration) - {MODE} != {EDGE, OWN}:
-        why = f"{place} must hold two maps, {EDGE!r} and {OWN!r}, and may hold {MODE!r}"
+        why = f"{place} must have the two maps {EDGE!r} and {OWN!r}, and may have {MODE!r}"
         raise InvalidVersionFolder(why, pointer=f"/{place}")
     if edge.calibration.get(MODE, Mode.RAW) not in list(Mode):
         raise InvalidVersionFolder(f"{place}/{MODE} must be one of {', '.join(Mode)}", pointer=f"/{place}/{MODE}")
@@ -111,6 +111,6 @@ def check_calibration(edge: Edge, new: Card, old: Card) -> None:
         if (found.slope > 0) != space.higher_is_better:
             better = "higher" if space.higher_is_better else "lower"
             raise InvalidVersionFolder(
-                f"{place}/{name} runs against its space: {better} scores of {card.name!r} are better",
+                f"{place}/{name} contradicts its space: {better} scores of {card.name!r} are better",
                 pointer=f"/{place}/{name}/slope",
             )

@@ -50,7 +50,7 @@ class Encoder:
         """
         self.card: Card = version.card
         if not self.card.encoder or self.card.preprocess is None:
-            raise NoEncoder(f"version {version.name!r} has no encoder: it takes embeddings, not images")
+            raise NoEncoder(f"version {version.name!r} has no encoder: it accepts embeddings, not images")
         self.spec = self.card.preprocess
         self._space = space_of(self.card)
         shape = (self.spec.channels, self.spec.height, self.spec.width)

@@ -118,4 +118,4 @@ class NoTextEntrance(RegraftError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the most similar known names; "" if there are none."""
     near = difflib.get_close_matches(name, list(known), n=4, cutoff=0.5)
-    return f"; near it: {', '.join(near)}" if near else ""
+    return f"; did you mean {', '.join(near)}?" if near else ""

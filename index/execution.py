@@ -53,7 +53,7 @@ class Execution:
         wanted = [CUDA_PROVIDER, CPU_PROVIDER] if self.device is Device.CUDA else [CPU_PROVIDER]
         session = ort.InferenceSession(content, options, providers=wanted)
         if session.get_providers()[0] != wanted[0]:
-            raise DeviceUnavailable("onnxruntime cannot use CUDA here: its driver or libraries are missing or too old")
+            raise DeviceUnavailable("onnxruntime cannot use CUDA: its driver or libraries are missing or too old")
         return session
 
     def check(self) -> None:
@@ -61,7 +61,7 @@ class Execution:
         import onnxruntime as ort
 
         if self.device is Device.CUDA and CUDA_PROVIDER not in (there := ort.get_available_providers()):
-            legal = "pip install 'regraft[gpu]' in the place of regraft[serve], or REGRAFT_ENCODER_DEVICE=cpu"
+            legal = "pip install 'regraft[gpu]' instead of regraft[serve], or REGRAFT_ENCODER_DEVICE=cpu"
             raise DeviceUnavailable(f"the device cuda needs an onnxruntime with {CUDA_PROVIDER}, not {there}: {legal}")
 
 

@@ -172,7 +172,7 @@ class _Size:
 
 def _parse(value: object, at: str, depth: int, size: _Size) -> Filter:
     if not isinstance(value, dict):
-        raise InvalidFilter(f"a filter is a JSON object, not {_named(value)}; {SHAPE}", pointer=at)
+        raise InvalidFilter(f"a filter must be a JSON object, not {_named(value)}; {SHAPE}", pointer=at)
     if "field" in value:
         return size.add(_condition(value, at))
     if depth > MAX_DEPTH:
@@ -180,7 +180,7 @@ def _parse(value: object, at: str, depth: int, size: _Size) -> Filter:
     if len(value) != 1 or not set(value) <= set(JOINS):
         wrong = next((name for name in value if name not in JOINS), None)
         if wrong is None:
-            raise InvalidFilter(f"a filter has one of its names, this one has {len(value)}; {SHAPE}", pointer=at)
+            raise InvalidFilter(f"a filter must have exactly one name, not {len(value)}; {SHAPE}", pointer=at)
         raise InvalidFilter(f"unknown name {wrong!r}; {SHAPE}", pointer=f"{at}/{_escaped(wrong)}")
     ((name, inner),) = value.items()
     if name == "not":
@@ -198,7 +198,9 @@ def _condition(value: dict[str, object], at: str) -> Condition:
         raise InvalidFilter(f"unknown operator {unknown[0]!r}; legal: {legal}", pointer=f"{at}/{_escaped(unknown[0])}")
     if len(operators) != 1:
         legal = ", ".join(OPERATORS)
-        raise InvalidFilter(f"a condition has one operator, this one has {len(operators)}; legal: {legal}", pointer=at)
+        raise InvalidFilter(
+            f"a condition must have exactly one operator, not {len(operators)}; legal: {legal}", pointer=at
+        )
     operator = operators[0]
     return Condition(path, OPERATORS[operator](value[operator], f"{at}/{operator}"))
 
@@ -211,8 +213,8 @@ def _path(value: object, at: str) -> tuple[str, ...]:
         keys = value if isinstance(value, list) else []
         legal = bool(keys) and all(isinstance(key, str) for key in keys)
     if not legal or len(keys) > MAX_KEYS:
-        shape = f'a field is "name", "outer.inner", or a list of keys such as ["outer", "a.b"], 1 to {MAX_KEYS} of them'
-        raise InvalidFilter(f"{shape}; a key that is empty or holds a dot needs the list", pointer=at)
+        shape = f'a field must be "name", "outer.inner", or a list of 1 to {MAX_KEYS} keys such as ["outer", "a.b"]'
+        raise InvalidFilter(f"{shape}; a key that is empty or has a dot requires the list", pointer=at)
     return tuple(keys)
 
 
@@ -223,7 +225,7 @@ def _equal(value: object, at: str) -> OneOf:
 def _one_of(value: object, at: str) -> OneOf:
     listed = _listed(value, at)
     if len(listed) > MAX_VALUES:
-        raise InvalidFilter(f"in lists {len(listed)} values; at most {MAX_VALUES}", pointer=at)
+        raise InvalidFilter(f"in has {len(listed)} values; at most {MAX_VALUES} are legal", pointer=at)
     return OneOf(tuple(_scalar(one, f"{at}/{number}") for number, one in enumerate(listed)))
 
 
@@ -254,7 +256,7 @@ def _range(value: object, at: str) -> Range:
 def _bound(value: dict[str, object], names: tuple[str, str], at: str, legal: str) -> Bound | None:
     given = [name for name in names if name in value]
     if len(given) > 1:
-        raise InvalidFilter(f"{' and '.join(given)} bound the same end; {legal}", pointer=at)
+        raise InvalidFilter(f"{' and '.join(given)} cannot be used together; {legal}", pointer=at)
     if not given:
         return None
     end = _scalar(value[given[0]], f"{at}/{given[0]}")
@@ -276,7 +278,7 @@ def _whole(text: str, at: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidFilter("a string holds half of a surrogate pair", pointer=at) from None
+        raise InvalidFilter("a string has half of a surrogate pair", pointer=at) from None
     return text
 
 

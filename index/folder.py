@@ -39,7 +39,7 @@ def load_version(folder: Path, *, expect_card: str | None = None) -> Version:
     """
     card_bytes = _read(folder, CARD)
     if expect_card is not None and hashlib.sha256(card_bytes).hexdigest() != expect_card:
-        raise InvalidVersionFolder(f"{CARD} changed on disk since the version was registered", pointer=f"/{CARD}")
+        raise InvalidVersionFolder(f"{CARD} changed on disk after the version was registered", pointer=f"/{CARD}")
     card = parse_card(parse_checked(card_bytes, CARD))
     found = (p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
     present = {p.relative_to(folder).as_posix() for p in found} - {CARD}
@@ -60,7 +60,7 @@ def load_edge(folder: Path, new: str, old: str) -> Edge:
     edge = parse_edge(parse_checked(_read(folder, EDGE), EDGE), new, old, folder, found)
     legal = {EDGE, EDGE_DOMAIN, EDGE_MODEL.get(edge.kind), EDGE_ARRAYS.get(edge.kind)}
     if stray := sorted(found - legal):
-        raise InvalidVersionFolder(f"{stray[0]} has no use in an edge of kind {edge.kind}", pointer=f"/{stray[0]}")
+        raise InvalidVersionFolder(f"{stray[0]} is not part of an edge of kind {edge.kind}", pointer=f"/{stray[0]}")
     return edge
 
 
@@ -110,7 +110,7 @@ def _check_file(folder: Path, path: str, expected: str | None) -> None:
         raise InvalidVersionFolder(f"{path} is not listed in {CARD}", pointer=f"/{path}")
     # resolve() also detects a link in a parent folder.
     if (folder / path).resolve() != folder.resolve().joinpath(*PurePosixPath(path).parts):
-        raise InvalidVersionFolder(f"{path} is a link; only plain files may travel", pointer=f"/{path}")
+        raise InvalidVersionFolder(f"{path} is a link; only regular files are legal", pointer=f"/{path}")
     if not (folder / path).is_file():
         raise InvalidVersionFolder(f"{path} is listed in {CARD} but missing", pointer=f"/{path}")
     if sha256(folder / path) != expected:
@@ -119,15 +119,15 @@ def _check_file(folder: Path, path: str, expected: str | None) -> None:
 
 def _check_parts(card: Card) -> None:
     if card.encoder and card.preprocess is None:
-        raise InvalidVersionFolder(f"{CARD}: preprocess is needed beside {ENCODER}", pointer="/preprocess")
+        raise InvalidVersionFolder(f"{CARD}: preprocess is required with {ENCODER}", pointer="/preprocess")
     if not card.encoder and card.preprocess is not None:
         raise InvalidVersionFolder(f"{ENCODER} is missing: {CARD} has a preprocess field", pointer=f"/{ENCODER}")
     if bool(card.side_dim) != (SIDE in card.files) and card.encoder:
         raise InvalidVersionFolder(
-            f"{CARD}: side_dim must be above 0 exactly when {SIDE} is there", pointer="/side_dim"
+            f"{CARD}: side_dim must be above 0 if and only if {SIDE} exists", pointer="/side_dim"
         )
     if card.encoder and PROBE not in card.files:
-        raise InvalidVersionFolder(f"{PROBE} is missing: an encoder needs a stored probe", pointer=f"/{PROBE}")
+        raise InvalidVersionFolder(f"{PROBE} is missing: an encoder requires a stored probe", pointer=f"/{PROBE}")
     _check_text(card)
 
 
@@ -136,16 +136,16 @@ def _check_text(card: Card) -> None:
     given = {path for path in card.files if PurePosixPath(path).parts[0] == "text"}
     if card.api is not None:
         if model := sorted(given - {TEXT_PROBE} | {ENCODER} & set(card.files)):
-            raise InvalidVersionFolder(f"{model[0]} goes with no api: a version has one or the other", pointer="/api")
+            raise InvalidVersionFolder(f"{model[0]} cannot be used with api", pointer="/api")
         return
     for path in TEXT_FILES:
         if given and path not in given:
             raise InvalidVersionFolder(
-                f"{path} is missing: a text entrance is {', '.join(TEXT_FILES)}", pointer=f"/{path}"
+                f"{path} is missing: a text entrance has {', '.join(TEXT_FILES)}", pointer=f"/{path}"
             )
     if unknown := sorted(given - set(TEXT_FILES)):
         raise InvalidVersionFolder(
-            f"{unknown[0]} is not part of a text entrance, which is {', '.join(TEXT_FILES)}", pointer=f"/{unknown[0]}"
+            f"{unknown[0]} is not part of a text entrance, which has {', '.join(TEXT_FILES)}", pointer=f"/{unknown[0]}"
         )
 
 
@@ -163,7 +163,7 @@ def _load_edge(folder: Path, card: Card, old: str) -> Edge:
 
 def _read(folder: Path, path: str) -> bytes:
     if (folder / path).is_symlink():
-        raise InvalidVersionFolder(f"{path} is a link; only plain files may travel", pointer=f"/{path}")
+        raise InvalidVersionFolder(f"{path} is a link; only regular files are legal", pointer=f"/{path}")
     try:
         return read_bounded(folder / path, path)
     except OSError as error:

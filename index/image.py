@@ -87,7 +87,7 @@ def open_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     if width * height > max_pixels:
         raise InvalidImage(f"the image has {width} x {height} pixels; at most {max_pixels} pixels are decoded")
     if min(width, height) < MIN_SIDE:
-        raise InvalidImage(f"the image is {width} x {height} pixels; each side needs at least {MIN_SIDE}")
+        raise InvalidImage(f"the image is {width} x {height} pixels; each side must have at least {MIN_SIDE}")
     if (kind := UNBOUNDED.get(image.mode)) is not None:
         raise InvalidImage(f"the image is grey in {kind}, of which no value is white; store it with 8 or 16 bits")
     return image

@@ -85,7 +85,7 @@ def _ask(asked: Mapping[str, Any], limits: Limits) -> None:
             process.stdin.flush()
             process.wait(limits.seconds)
         except subprocess.TimeoutExpired:
-            raise InvalidVersionFolder(f"its models are not verified within {limits.seconds:g} seconds") from None
+            raise InvalidVersionFolder(f"its models could not be verified within {limits.seconds:g} seconds") from None
         except BrokenPipeError:
             process.wait()
         finally:
@@ -94,8 +94,8 @@ def _ask(asked: Mapping[str, Any], limits: Limits) -> None:
         outcome = process.stdout.read()
     if not outcome:
         raise InvalidVersionFolder(
-            f"its models end the process that verifies them (code {process.returncode}):"
-            f" they take more than {limits.memory_bytes >> 20} MiB of memory, or crash onnxruntime"
+            f"its models ended the process that verifies them (code {process.returncode}):"
+            f" they need more than {limits.memory_bytes >> 20} MiB of memory or crash onnxruntime"
         )
     _raise(json.loads(outcome))
 
@@ -117,7 +117,7 @@ def _main() -> None:
     except RegraftError as error:
         outcome = {"kind": type(error).__name__, "message": error.message[:MAX_MESSAGE], "pointer": error.pointer}
     except MemoryError:
-        message = f"its models take more than {limits.memory_bytes >> 20} MiB of memory to be verified"
+        message = f"its models need more than {limits.memory_bytes >> 20} MiB of memory for verification"
         outcome = {"kind": InvalidVersionFolder.__name__, "message": message, "pointer": ""}
     sys.stdout.write(json.dumps(outcome))
     sys.stdout.flush()

@@ -54,7 +54,7 @@ def choose_mode(asked: str | None, spaces: Sequence[Space], calibrated: bool, pr
     kinds = sorted({space.kind for space in spaces})
     why = {
         Mode.CALIBRATED: "" if calibrated else "some items have no calibration for the route that reaches them",
-        Mode.RAW: "" if len(kinds) <= 1 else f"scores of spaces {' and '.join(kinds)} are not of one kind",
+        Mode.RAW: "" if len(kinds) <= 1 else f"scores of spaces {' and '.join(kinds)} are not comparable",
         Mode.RANK: "",
     }
     legal = [mode for mode in Mode if not why[mode]]

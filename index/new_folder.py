@@ -37,9 +37,9 @@ def check_target(out: Path, old: Version | None = None) -> None:
     if old is not None and old.name == out.name:
         raise InvalidArgument(f"{out} has the name of its old version {old.name!r}; choose another", pointer="/out")
     if (out.parent / CARD).is_file():
-        raise InvalidArgument(f"{out} lies in a version's folder, which holds nothing but its files", pointer="/out")
+        raise InvalidArgument(f"{out} is inside a version folder, which may only have its own files", pointer="/out")
     if out.exists() and not (out / CARD).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise InvalidArgument(f"{out} exists and is no version folder; it is left alone", pointer="/out")
+        raise InvalidArgument(f"{out} exists and is not a version folder", pointer="/out")
 
 
 def check_new(folder: Path) -> None:
@@ -49,7 +49,7 @@ def check_new(folder: Path) -> None:
         InvalidArgument: it exists.
     """
     if (folder / CARD).exists():
-        raise InvalidArgument(f"{folder} is there already; --overwrite (overwrite=True) replaces it", pointer="/folder")
+        raise InvalidArgument(f"{folder} already exists; --overwrite (overwrite=True) replaces it", pointer="/folder")
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def new_folder(out: Path) -> Iterator[Path]:
             _take_place(made, out, Path(scratch) / REPLACED)
     except OSError as error:
         why = error.strerror or str(error)
-        raise Unwritable(f"{out} could not be written: {why}; what was there before still is") from error
+        raise Unwritable(f"{out} could not be written: {why}; its previous content is unchanged") from error
 
 
 def clear_leftovers(out: Path) -> None:

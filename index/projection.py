@@ -26,7 +26,7 @@ class Projection:
             raise InvalidArgument(f"fields must be a list of at most {MAX_FIELDS} fields", pointer="/fields")
         for number, field in enumerate(fields):
             if not isinstance(field, str) or len(field) > MAX_LENGTH or not all(field.split(".")):
-                raise InvalidArgument('a field is "name" or "outer.inner"', pointer=f"/fields/{number}")
+                raise InvalidArgument('a field must be "name" or "outer.inner"', pointer=f"/fields/{number}")
             *outer, last = field.split(".")
             node: dict[str, Any] | None = self._tree
             for key in outer:

@@ -242,13 +242,13 @@ def check_vectors(value: object, dim: int, space: Space, *, pointer: str = "/emb
     except ValueError:  # ragged lists
         given = np.empty(0, object)
     if given.dtype.kind not in "iuf":
-        raise InvalidVector(f"an embedding is a list of {dim} numbers", pointer=pointer)
+        raise InvalidVector(f"an embedding must be a list of {dim} numbers", pointer=pointer)
     x = given if given.dtype == np.float32 else given.astype(np.float64, copy=False)
     x_ND = x[None] if x.ndim == 1 else x
     if x_ND.ndim != 2 or x_ND.shape[1] != dim:
         found = x_ND.shape[1] if x_ND.ndim == 2 else f"shape {'x'.join(map(str, x.shape))}"
         by = f" by {version!r}" if version else ""
-        raise InvalidVector(f"an embedding{by} has {dim} numbers, this one has {found}", pointer=pointer)
+        raise InvalidVector(f"an embedding{by} must have {dim} numbers, not {found}", pointer=pointer)
     norm_N = _lengths(x_ND)
     if len(norm_N) == 1:  # one query: `min` and `max` would double the time
         least = most = norm_N.item()
@@ -264,7 +264,7 @@ def check_vectors(value: object, dim: int, space: Space, *, pointer: str = "/emb
         np.divide(x_ND, norm_N[:, None], out=unit_ND, casting="same_kind")  # NumPy computes in float64, by blocks
         return unit_ND
     if (long_N := norm_N > MAX_NORM).any():
-        why = f"an embedding of space {space.kind} may be at most {MAX_NORM:g} long"
+        why = f"an embedding of space {space.kind} must have a norm of at most {MAX_NORM:g}"
         raise InvalidVector(why, pointer=_at(pointer, x, int(np.argmax(long_N))))
     return np.ascontiguousarray(x_ND, dtype=np.float32)
 

@@ -44,13 +44,13 @@ def check_text(text: object, most: int | None = MAX_CHARACTERS) -> str:
         InvalidText: not a string, empty, longer than `most` characters, or with half of a surrogate pair.
     """
     if not isinstance(text, str) or not text.strip():
-        raise InvalidText("a text is a string that is not empty")
+        raise InvalidText("a text must be a non-empty string")
     if most is not None and len(text) > most:
         raise InvalidText(f"the text has {len(text)} characters; at most {most} are legal")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidText("the text holds half of a surrogate pair") from error
+        raise InvalidText("the text has half of a surrogate pair") from error
     return text
 
 
@@ -125,7 +125,7 @@ class TextEncoder:
         try:
             tokens_L = self.prepare(text)
         except InvalidText as error:
-            raise wrong(TEXT_PROBE, f"holds a text that cannot be embedded: {error.message}") from error
+            raise wrong(TEXT_PROBE, f"has a text that cannot be embedded: {error.message}") from error
         alone = self.vectors([tokens_L])
         check_probe(TEXT_PROBE, "embedding", alone, embedding_1D)
         # A model that ignores its mask or mixes its batch returns another embedding in a batch with other texts.
@@ -215,5 +215,5 @@ def read_text_probe(version: Version) -> tuple[str, Vectors]:
     except (ValueError, TypeError, KeyError) as error:
         raise wrong(TEXT_PROBE, "must be a JSON object with `text` and `embedding`") from error
     if not isinstance(text, str) or embedding.shape != (dim,) or not np.isfinite(embedding).all():
-        raise wrong(TEXT_PROBE, f"must hold a string `text` and `embedding`, a list of {dim} finite numbers")
+        raise wrong(TEXT_PROBE, f"must have a string `text` and `embedding`, a list of {dim} finite numbers")
     return text, embedding[None]

@@ -179,7 +179,7 @@ def load_transform(edge: Edge, new: Card, old: Card) -> Transform:
         _require(edge, same, f"needs the same space on both sides, not {dict(new.space)} and {dict(old.space)}")
     if edge.old_encoder and old.encoder and edge.old_encoder != old.encoder:
         raise InvalidVersionFolder(
-            f"edges/{edge.old} was made for another encoder than the registered {edge.old!r}",
+            f"edges/{edge.old} was made for a different encoder than the registered {edge.old!r}",
             pointer=f"/edges/{edge.old}/old_encoder",
         )
     return TRANSFORMS[edge.kind](edge, new, old)

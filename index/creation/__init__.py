@@ -1,1 +1,1 @@
-"""Making version folders of models and vectors that come from elsewhere; no torch."""
+"""Create version folders from existing models and vectors, without torch. Start with `index.creation.create`."""

@@ -1,7 +1,7 @@
-"""Creating a version folder: a source fills it, it is checked as a registration does, then it is renamed.
+"""Create a version folder (`create_version`): a source fills it, a registration's checks run, then it is renamed.
 
-A source is anything that can fill a folder: vectors made elsewhere (`index.creation.supplied`), an ONNX file
-(`index.creation.onnx_file`), models of torch (`training.creation`).
+Sources: vectors from outside (`index.creation.supplied`), an ONNX file (`index.creation.onnx_file`), torch models
+(`training.creation`).
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ class Source(Protocol):
     """A source of a version."""
 
     def write(self, folder: Path, name: str) -> Card:
-        """Write every file of a version but card.json into an empty folder.
+        """Write all files of a version except card.json into an empty folder.
 
         Returns:
             The card of version `name`, without the hashes.
 
         Raises:
-            RegraftError: what is wrong, by the name of the field.
+            RegraftError: the source is invalid; names the field.
         """
 
 
 def create_version(source: Source, folder: Path, *, overwrite: bool = False) -> Version:
-    """Write a version folder and check it as a registration does.
+    """Write a version folder and run the checks of a registration. On errors an existing folder is unchanged.
 
     Args:
-        source: what it is made of.
+        source: the source of its files.
         folder: the folder to write; its name becomes the version's.
-        overwrite: replace the version folder that is there.
+        overwrite: replace an existing version folder.
 
     Raises:
-        InvalidArgument: `folder` cannot be a version's folder, or is there; or the source says what is wrong with it.
-        InvalidVersionFolder: what came out is no valid version: names the file and, inside JSON, the field at fault.
-        Unwritable: the disk is full, or the like. Whatever is raised, what was there before still is.
+        InvalidArgument: `folder` cannot be a version's folder, or exists; or the source is invalid.
+        InvalidVersionFolder: the result is not a valid version; names the file and, inside JSON, the field at fault.
+        Unwritable: the folder cannot be written, for example because the disk is full.
     """
     check_target(folder)
     if not overwrite:

@@ -1,4 +1,4 @@
-"""A version made of an ONNX file and a preprocess.
+"""`OnnxFile`: a version made of an ONNX file and a preprocess.
 
 Shape suffixes: N images, C channels, H height, W width, D dimension.
 """
@@ -22,19 +22,19 @@ from index.space import Cosine, Vectors, space_from_json
 from index.version import ENCODER, Card, Preprocess
 
 TRIED = 3
-"""Images in one run while a model is changed and compared."""
+"""Images per run while a model is rewritten and compared."""
 
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """An ONNX model of images, and how images become its input.
+    """An ONNX model of images and its preprocessing.
 
     Args:
-        path: one input, (N, C, H, W) or (N, H, W, C), N free or 1; weights in files beside it are taken in.
+        path: a model with one input, (N, C, H, W) or (N, H, W, C), N free or 1; external weights are included.
         preprocess: from an image to that input.
-        space: the `space` field of a card. For `cosine` the output is brought to length 1.
+        space: the `space` field of a card. For `cosine` the output is normalised to length 1.
         pool: `none` for an output (N, D), `mean` or `cls` for (N, tokens, D), `mean` for (N, D, H, W).
-        output: which of several outputs.
+        output: name of the output, if there are several.
     """
 
     path: Path
@@ -72,15 +72,15 @@ class OnnxFile:
 def _read(path: Path) -> onnx_graph.ModelProto:
     try:
         model = onnx.load(path)
-    except Exception as error:  # the file, files of weights beside it, or whatever broken bytes lead protobuf to
+    except Exception as error:  # of the files, or of protobuf on corrupt bytes
         raise InvalidArgument(f"{path} cannot be read as an ONNX model: {error}", pointer="/onnx") from error
     if not len(model.graph.output):
-        raise InvalidArgument(f"{path} holds no ONNX model", pointer="/onnx")
+        raise InvalidArgument(f"{path} is not an ONNX model", pointer="/onnx")
     return model
 
 
 def _pooled(raw: Vectors, pool: str) -> Vectors:
-    """The plain twin of `onnx_graph.with_pooling`."""
+    """The NumPy equivalent of `onnx_graph.with_pooling`."""
     if pool == "cls":
         return raw[:, 0]
     if pool == "mean" and raw.ndim > 2:

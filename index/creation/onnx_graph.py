@@ -1,6 +1,7 @@
-"""Rewrites an ONNX model for a version folder: float32 (N, C, H, W) -> (N, D), N free.
+"""Rewrite an ONNX model for a version folder: float32 (N, C, H, W) -> (N, D), N free.
 
-Each function returns the model. Shape suffixes: N images, C channels, H height, W width, D dimension, T tokens.
+Each `with_...` function returns the rewritten model. Shape suffixes: N images, C channels, H height, W width, D
+dimension, T tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from index.errors import InvalidArgument, raise_if_out_of_memory
 from index.version import Preprocess
 
 ModelProto = Any
-"""onnx.ModelProto: the package has no types."""
+"""onnx.ModelProto; the package onnx is untyped."""
 
 RunModel = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
@@ -32,10 +33,10 @@ TOLERANCE = 1e-3
 
 
 def open_session(model: ModelProto) -> RunModel:
-    """Open a model of one input and one output, to run on images.
+    """Open a model with one input and one output, to run on images.
 
     Raises:
-        InvalidArgument: it does not load; or, when called, does not run.
+        InvalidArgument: it cannot be loaded; or, when called, fails.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -55,13 +56,13 @@ def run_one_by_one(run: RunModel, images_NCHW: NDArray[np.float32]) -> NDArray[n
     """Run a model on each image alone, (N, ...).
 
     Raises:
-        InvalidArgument: it does not run, or gives something else than finite numbers of shape (1, ...).
+        InvalidArgument: it fails, or its output is not finite or not of shape (1, ...).
     """
     rows = [run(image_CHW[None]) for image_CHW in images_NCHW]
     if (wrong := next((row.shape for row in rows if row.shape[:1] != (1,)), None)) is not None:
-        raise InvalidArgument(f"the model gives shape {wrong} for one image, not (1, ...)", pointer="/onnx")
+        raise InvalidArgument(f"the model returns shape {wrong} for one image, not (1, ...)", pointer="/onnx")
     if not all(np.isfinite(row).all() for row in rows):
-        raise InvalidArgument("the model gives numbers that are not finite", pointer="/onnx")
+        raise InvalidArgument("the model returns numbers that are not finite", pointer="/onnx")
     return np.concatenate(rows)
 
 
@@ -75,10 +76,10 @@ def _refusing() -> Iterator[None]:
 
 
 def with_one_output(model: ModelProto, name: str) -> ModelProto:
-    """Keep one output: `name`, or the only one there is. Constants are no inputs, as newer files have it.
+    """Keep one output: `name`, or the only one. Initializers are removed from the inputs, as in newer files.
 
     Raises:
-        InvalidArgument: several, or no such one; more than one input; an opset that no release reads.
+        InvalidArgument: several outputs or an unknown name; more than one input; an illegal opset.
     """
     model = _of_legal_opset(model)
     graph = model.graph
@@ -98,35 +99,37 @@ def with_one_output(model: ModelProto, name: str) -> ModelProto:
 
 
 def _of_legal_opset(model: ModelProto) -> ModelProto:
-    """A model of an opset that a version may have: older ones are converted. Raises InvalidArgument."""
+    """Convert a model of an older opset to a legal one. Raises InvalidArgument."""
     oldest = legal_opsets().start
     opset = next((o.version for o in model.opset_import if o.domain in {"", "ai.onnx"}), 0)
     if opset >= oldest:
         return model
     try:
         return onnx.version_converter.convert_version(model, oldest)
-    except Exception as error:  # the converter raises plain exceptions of its own
-        why = f"the model has opset {opset} and cannot be brought to {oldest} ({error})"
+    except Exception as error:  # the converter raises plain `Exception`
+        why = f"the model has opset {opset} and cannot be converted to {oldest} ({error})"
         raise InvalidArgument(why, pointer="/onnx") from error
 
 
 def with_pixel_input(model: ModelProto, spec: Preprocess) -> ModelProto:
-    """Make a model read float32 (N, C, H, W), also if it reads float16 or (N, H, W, C).
+    """Change the input to float32 (N, C, H, W), from float16 or (N, H, W, C).
 
     Raises:
-        InvalidArgument: it reads another size or type.
+        InvalidArgument: the input has another size or type.
     """
     given = model.graph.input[0]
     if (kind := given.type.tensor_type.elem_type) not in {TensorProto.FLOAT, TensorProto.FLOAT16}:
         legal = "float32 or float16"
-        raise InvalidArgument(f"the model reads {TensorProto.DataType.Name(kind)}; legal: {legal}", pointer="/onnx")
+        raise InvalidArgument(
+            f"the model's input has type {TensorProto.DataType.Name(kind)}; legal: {legal}", pointer="/onnx"
+        )
     size = (spec.channels, spec.height, spec.width)
     declared = _declared(given)
     last = (spec.height, spec.width, spec.channels)
     channels_last = len(declared) == 4 and not _fits(declared[1:], size) and _fits(declared[1:], last)
     if len(declared) != 4 or not (channels_last or _fits(declared[1:], size)):
         raise InvalidArgument(
-            f"the model reads {declared}, and its preprocess gives (N, {', '.join(map(str, size))})",
+            f"the model's input is {declared}, but its preprocess gives (N, {', '.join(map(str, size))})",
             pointer="/preprocess",
         )
     if kind == TensorProto.FLOAT and not channels_last:
@@ -149,11 +152,11 @@ def with_pixel_input(model: ModelProto, spec: Preprocess) -> ModelProto:
 
 
 def with_free_batch(model: ModelProto, images_NCHW: NDArray[np.float32]) -> ModelProto:
-    """Make the first axis free: as it is, by declaring it free, or by a loop over images.
+    """Make the first axis free: unchanged, by declaring it free, or by a loop over images.
 
     Args:
-        model: reads (N, C, H, W), or (1, C, H, W).
-        images_NCHW: at least two, to try it on.
+        model: a model with input (N, C, H, W) or (1, C, H, W).
+        images_NCHW: at least two images, to test it.
 
     Raises:
         InvalidArgument: its first axis is fixed to more than 1.
@@ -161,7 +164,7 @@ def with_free_batch(model: ModelProto, images_NCHW: NDArray[np.float32]) -> Mode
     fixed = _declared(model.graph.input[0])[0]
     if fixed not in {None, 1}:
         raise InvalidArgument(
-            f"the model reads {fixed} images at a time; legal: 1, or any number (export it with a free first axis)",
+            f"the model's batch size is {fixed}; legal: 1, or any number (export it with a free first axis)",
             pointer="/onnx",
         )
     alone = run_one_by_one(open_session(model), images_NCHW)
@@ -172,27 +175,27 @@ def with_free_batch(model: ModelProto, images_NCHW: NDArray[np.float32]) -> Mode
             continue
         if together.shape == alone.shape and np.abs(together - alone).max() <= TOLERANCE * np.abs(alone).max():
             return made
-    raise InvalidArgument("the model gives other numbers for an image beside others than alone", pointer="/onnx")
+    raise InvalidArgument("the model's output for an image depends on the other images of the batch", pointer="/onnx")
 
 
 def with_pooling(model: ModelProto, shape: Sequence[int], pool: str) -> ModelProto:
     """Pool the output (N, D), (N, T, D) or (N, D, H, W) to (N, D).
 
     Args:
-        model: gives an output of `shape`.
-        shape: without N.
-        pool: `none`, `mean` over tokens or pixels, `cls` takes the first token.
+        model: a model with an output (N, *shape).
+        shape: the shape of the output without N.
+        pool: `none`, `mean` (over tokens or pixels) or `cls` (the first token).
 
     Raises:
-        InvalidArgument: the shape needs another pooling.
+        InvalidArgument: the pooling does not fit the shape.
     """
     legal = {1: ("none",), 2: ("mean", "cls"), 3: ("mean",)}.get(len(shape), ())
     if len(shape) == 3 and tuple(shape[1:]) == (1, 1):
         legal = ("none", "mean")
     if pool not in legal:
         raise InvalidArgument(
-            f"--pool {pool} cannot be used: the model gives (N, {', '.join(map(str, shape))}); "
-            f"legal: {', '.join(legal) or 'none, for no pooling makes (N, D) of it'}",
+            f"--pool {pool} cannot be used: the model returns (N, {', '.join(map(str, shape))}); "
+            f"legal: {', '.join(legal) or 'none, because no pooling gives (N, D)'}",
             pointer="/pool",
         )
     last = model.graph.output[0].name
@@ -223,7 +226,7 @@ def with_float_output(model: ModelProto, dim: int, *, unit: bool) -> ModelProto:
 
 
 def _ending(model: ModelProto, steps: Sequence[Any], kind: int | None = None) -> ModelProto:
-    """Append nodes to the output; the last one's becomes the output."""
+    """Append nodes after the output; the output of the last node becomes the model's."""
     kind = kind or model.graph.output[0].type.tensor_type.elem_type
     model.graph.node.extend(steps)
     _keep(model.graph.output, lambda _: False)
@@ -232,7 +235,7 @@ def _ending(model: ModelProto, steps: Sequence[Any], kind: int | None = None) ->
 
 
 def _declared_free(model: ModelProto) -> ModelProto:
-    """Declare the first axis free; if sizes inside the graph are fixed too, running it fails."""
+    """Declare the first axis free; if sizes inside the graph are fixed too, the model fails when it is run."""
     made = _copy(model)
     sides = _declared(made.graph.input[0])
     _declare(made.graph.input[0], (BATCH_AXIS, *(side or f"side{axis}" for axis, side in enumerate(sides[1:]))))
@@ -242,7 +245,7 @@ def _declared_free(model: ModelProto) -> ModelProto:
 
 
 def _looped(model: ModelProto, image: Sequence[int], made: Sequence[int]) -> ModelProto:
-    """A model that runs `model` on each image of a batch: always exact, but slower in batches."""
+    """A model that runs `model` on each image of a batch in a loop: always exact, but slower."""
     body, domains = _copy(model).graph, list(model.opset_import)
     given, gives = body.input[0].name, body.output[0]
     kind, last = gives.type.tensor_type.elem_type, gives.name
@@ -267,7 +270,7 @@ def _looped(model: ModelProto, image: Sequence[int], made: Sequence[int]) -> Mod
 
 
 def _declared(value: Any) -> list[int | None]:
-    """The sizes of an input or output; None where one is free, which some exporters write as -1."""
+    """The sizes of an input or output; None for a free size, which some exporters write as -1."""
     return [side.dim_value if side.dim_value > 0 else None for side in value.type.tensor_type.shape.dim]
 
 

@@ -1,7 +1,7 @@
-"""The preprocessing of other libraries as a version's: timm's data_config, Hugging Face's preprocessor_config.json.
+"""Convert the preprocessing of other libraries (`read_preprocess`): timm's data_config, Hugging Face's processors.
 
-What cannot be expressed exactly is refused: a version whose images are preprocessed differently than in training finds
-less, and nobody sees why.
+Anything that `Preprocess` cannot express exactly is refused: preprocessing that differs from training lowers recall
+without an error.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from index.errors import InvalidArgument
 from index.version import Preprocess
 
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""Pillow's numbers, which Hugging Face's files hold, to names."""
+"""Pillow's numbers of filters, as in Hugging Face's files, -> names."""
 SHORTER_SIDE = ("CLIP", "ChineseCLIP", "ConvNext", "Levit", "Bit", "MobileNetV1", "MobileNetV2")
 BOTH_SIDES = ("DeiT", "ViT", "Beit")
-"""Prefixes of processors whose `size`, if it is a number, means that."""
+"""Prefixes of processors for which a number as `size` means both height and width."""
 WHOLE = 384
-"""From this size on ConvNeXt's processor resizes to the whole square and crops nothing."""
+"""From this size on ConvNeXt's processor resizes to the square without a crop."""
 LEVIT = 256 / 224
-"""How much larger than its `size` LeViT's processor makes the shorter side."""
+"""The shorter side after the resize of LeViT's processor, relative to its `size`."""
 INEXPRESSIBLE = (
     "do_pad",
     "do_thumbnail",
@@ -34,15 +34,15 @@ INEXPRESSIBLE = (
     "do_image_splitting",
     "crop_to_patches",
 )
-"""Fields of processors for steps that `Preprocess` does not have."""
+"""Fields of processors for steps that `Preprocess` lacks."""
 
 
 def read_preprocess(path: Path) -> Preprocess:
     """Read a JSON file: the `preprocess` field of a card, a timm data_config, or a preprocessor_config.json.
 
     Raises:
-        InvalidArgument: not readable, none of the three, or something in it that `Preprocess` cannot say.
-        InvalidVersionFolder: a field of the first kind is wrong.
+        InvalidArgument: unreadable, none of the three, or a step that `Preprocess` cannot express.
+        InvalidVersionFolder: a field of a card's `preprocess` is invalid.
     """
     try:
         value = parse_checked(read_bounded(path, path.name), path.name)
@@ -58,16 +58,17 @@ def read_preprocess(path: Path) -> Preprocess:
             return from_hugging_face(value)
     except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError) as error:  # fields of another type
         raise InvalidArgument(
-            f"{path.name} is not as its library writes it ({error})", pointer="/preprocess"
+            f"{path.name} is not in the format of its library ({error})", pointer="/preprocess"
         ) from error
     return parse_preprocess(value, path.name, "")
 
 
 def from_timm(config: Mapping[str, Any]) -> Preprocess:
-    """What timm's `create_transform(**data_config)` does outside training.
+    """The equivalent of timm's `create_transform(**data_config)` for evaluation.
 
     Args:
-        config: `input_size` (C, H, W), `crop_pct`, `crop_mode`, `interpolation`, `mean`, `std`; timm's defaults else.
+        config: `input_size` (C, H, W), `crop_pct`, `crop_mode`, `interpolation`, `mean`, `std`; all with timm's
+            defaults.
     """
     channels, height, width = _sizes(config["input_size"], 3, "input_size")
     percent = config.get("crop_pct") or 0.875
@@ -77,7 +78,7 @@ def from_timm(config: Mapping[str, Any]) -> Preprocess:
         raise _unknown("crop_mode", mode, "center, squash")
     if mode == "center" and scaled[0] != scaled[1]:
         raise InvalidArgument(
-            f"crop_mode 'center' of {height} x {width} pixels cannot be said exactly: only squares; legal: squash",
+            f"crop_mode 'center' of {height} x {width} pixels is only supported for squares; legal: squash",
             pointer="/preprocess",
         )
     return _checked(
@@ -92,16 +93,16 @@ def from_timm(config: Mapping[str, Any]) -> Preprocess:
 
 
 def from_hugging_face(config: Mapping[str, Any]) -> Preprocess:
-    """What an image processor of transformers does: resize, crop the centre, rescale, normalise.
+    """The equivalent of an image processor of transformers: resize, crop the centre, rescale, normalise.
 
     Args:
-        config: what its preprocessor_config.json holds, or its `to_dict()`.
+        config: the content of its preprocessor_config.json, or its `to_dict()`.
     """
     for field in INEXPRESSIBLE:
         if config.get(field):
             raise _unknown(field, True, "false")
     if (kind := _kind(config)).startswith("Perceiver"):
-        raise InvalidArgument(f"{kind} crops before it resizes, which cannot be said", pointer="/preprocess")
+        raise InvalidArgument(f"{kind} crops before it resizes, which is not supported", pointer="/preprocess")
     resize, crop = _geometry(config)
     number = config.get("resample", 2)
     if number not in RESAMPLE:
@@ -109,11 +110,11 @@ def from_hugging_face(config: Mapping[str, Any]) -> Preprocess:
     mean, std = [0.0] * 3, [1.0] * 3
     if config.get("do_normalize", True):
         mean, std = (_three(config, name) for name in ("image_mean", "image_std"))
-    if config.get("rescale_offset"):  # EfficientNet: pixels from -1 to 1 before they are normalised
+    if config.get("rescale_offset"):  # EfficientNet: pixels are in [-1, 1] before normalisation
         mean = [m + 1 for m in mean]
-    if config.get("include_top", kind.startswith("EfficientNet")):  # it divides by its deviation once more
+    if config.get("include_top", kind.startswith("EfficientNet")):  # EfficientNet divides by `std` twice
         std = [s * again for s, again in zip(std, _three(config, "image_std"), strict=True)]
-    # Pixels are divided by 255 here; what the file does in place of that goes into the mean and the std.
+    # `Preprocess` divides pixels by 255; another factor of the file is moved into mean and std.
     factor = 255 * (float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0)
     if not math.isclose(factor, 1.0, rel_tol=1e-6):
         mean, std = [m / factor for m in mean], [s / factor for s in std]
@@ -121,7 +122,7 @@ def from_hugging_face(config: Mapping[str, Any]) -> Preprocess:
 
 
 def _geometry(config: Mapping[str, Any]) -> tuple[int | tuple[int, int] | None, tuple[int, int]]:
-    """What is resized to, as in `Preprocess`, and the (height, width) that is cropped."""
+    """The fields `resize` and (`height`, `width`) of `Preprocess`."""
     size = _size(config)
     square = isinstance(size, Mapping) and {"height", "width"} <= {name for name, side in size.items() if side}
     if config.get("crop_pct") and size.get("shortest_edge"):  # ConvNeXt
@@ -138,23 +139,23 @@ def _geometry(config: Mapping[str, Any]) -> tuple[int | tuple[int, int] | None, 
         crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
         cropped = int(crop["height"]), int(crop["width"])
         if resize is None or (isinstance(resize, int) and max(cropped) > resize):
-            raise _unknown("crop_size", dict(crop), "no more than what is resized to: borders would be padded")
+            raise _unknown("crop_size", dict(crop), "at most the resized size, because padding is not supported")
         return resize, cropped
     if not isinstance(resize, tuple):
         raise InvalidArgument(
-            "the images would keep their proportions: a size of height and width, or do_center_crop, is needed",
+            "images would have different sizes: a size of height and width, or do_center_crop, is required",
             pointer="/preprocess",
         )
     return resize, resize
 
 
 def _kind(config: Mapping[str, Any]) -> str:
-    """The name of the processor, "" where the file does not say."""
+    """The name of the processor; "" if the file does not state it."""
     return str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
 
 
 def _size(config: Mapping[str, Any]) -> Any:
-    """What is resized to. Older files leave it to the processor what a number is: the shorter side, or both."""
+    """The size of the resize. In older files a number is the shorter side or both sides, by the processor."""
     size, kind = config.get("size") or {}, _kind(config)
     if isinstance(size, int):
         if not kind.startswith(SHORTER_SIDE):

@@ -1,6 +1,6 @@
-"""Test inputs for a created encoder, and how far it may be from its source model.
+"""Test inputs for a created encoder, and the comparison with its source model (`compare`).
 
-Images of odd sizes, modes and EXIF orientations, and texts: long, short, of many scripts. The same ones each time.
+Images of odd sizes, modes and EXIF orientations; long and short texts in many scripts. Always the same.
 
 Shape suffixes: N inputs, D dimension, C channels, H height, W width.
 """
@@ -37,12 +37,12 @@ SIZES = (
     (31, 33),
     (256, 256),
 )
-"""(width, height); as many as share no divisor with the modes and turns, so that 100 files meet all pairs of them."""
+"""(width, height); their number is coprime to those of modes and orientations, so that 100 files cover all pairs."""
 MODES = (("RGB", "JPEG"), ("L", "PNG"), ("RGBA", "PNG"), ("P", "PNG"), ("LA", "PNG"), ("CMYK", "JPEG"), ("1", "PNG"))
 TURNS = 8
 EXIF_ORIENTATION = 0x0112
 LIMIT = 1e-3
-"""Largest difference from the source that is legal, as a share of the largest number in an embedding."""
+"""Largest legal difference from the source, relative to the largest number of an embedding."""
 
 SENTENCES = (
     "a photo of a cat",
@@ -69,7 +69,7 @@ SENTENCES = (
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
 )
 LONG = 9_000
-"""Characters of the longest probes, beyond the token limit of any version."""
+"""Characters of the longest texts, beyond the token limit of any version."""
 
 
 class ParityError(RegraftError):
@@ -80,7 +80,7 @@ class ParityError(RegraftError):
 
 @dataclass(frozen=True)
 class Parity:
-    """The difference of a created encoder from its source, over `inputs` inputs end to end."""
+    """The difference between a created encoder and its source, end to end over `inputs` inputs."""
 
     source: str
     inputs: int
@@ -88,22 +88,22 @@ class Parity:
     least_cosine: float
 
     def as_json(self) -> dict[str, Any]:
-        """What a card's `metrics` hold of it."""
+        """The entry in a card's `metrics`."""
         return asdict(self)
 
 
 def compare(made_ND: Vectors, source_ND: Vectors, source: str, what: str, limit: float = LIMIT) -> Parity:
-    """Compare the output of a created encoder with its source's, for the same inputs.
+    """Compare the outputs of a created encoder and its source for the same inputs.
 
     Args:
-        made_ND: by the created encoder.
-        source_ND: by the source.
-        source: the source's name, for the card.
-        what: the file, for the message.
-        limit: the largest legal difference, as a share of the source's largest number.
+        made_ND: embeddings of the created encoder.
+        source_ND: embeddings of the source.
+        source: name of the source, for the card.
+        what: name of the file, for the message.
+        limit: largest legal difference, relative to the largest number of the source.
 
     Raises:
-        ParityError: they are further apart.
+        ParityError: the difference is larger.
     """
     off_N = np.abs(made_ND - source_ND).max(axis=1)
     off = float(off_N.max())
@@ -120,12 +120,12 @@ def compare(made_ND: Vectors, source_ND: Vectors, source: str, what: str, limit:
 
 @functools.cache
 def probe_files() -> tuple[bytes, ...]:
-    """`PROBES` files of images, of many sizes, modes and EXIF turns."""
+    """`PROBES` image files of many sizes, modes and EXIF orientations."""
     return tuple(_file(number) for number in range(PROBES))
 
 
 def probe_texts() -> list[str]:
-    """`PROBES` texts that can be embedded, of one character up to `LONG`."""
+    """`PROBES` texts of 1 to `LONG` characters."""
     repeated = [(text + " ") * times for times in (1, 7, 60) for text in SENTENCES]
     pairs = [f"{one} {other}" for one, other in zip(SENTENCES, SENTENCES[3:] + SENTENCES[:3], strict=True)]
     letters = [chr(code) * 3 for code in range(ord("a"), ord("a") + PROBES)]
@@ -152,7 +152,7 @@ def _file(number: int) -> bytes:
 
 
 def _picture(seed: int, size: tuple[int, int]) -> Image.Image:
-    """A picture as photos are: few large shapes, and fine noise."""
+    """An image like a photo: few large shapes, and fine noise."""
     rng = np.random.default_rng(seed)
     shapes = Image.fromarray(rng.integers(0, 256, (6, 6, 3), np.uint8)).resize(size, Image.Resampling.BICUBIC)
     noise = rng.normal(scale=12, size=(size[1], size[0], 3))

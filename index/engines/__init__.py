@@ -1,1 +1,4 @@
-"""What searches the vectors of one version in one gallery: exact, by a graph (HNSW) or by inverted lists (IVF)."""
+"""Engines, which store and search the vectors of one shard: in memory (exact, HNSW, IVF), in pgvector or in Milvus.
+
+Start with `index.engines.base` (the protocol) and `index.engines.segments` (the engine in memory).
+"""

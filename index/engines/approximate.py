@@ -1,6 +1,6 @@
-"""Approximate indexes over fixed rows, built by FAISS: a graph (HNSW) or inverted lists (IVF).
+"""Approximate indexes over fixed rows (`build`), by FAISS: a graph (HNSW) or inverted lists (IVF).
 
-FAISS is imported where it is used: evaluation reads modules above this one on machines that have none.
+FAISS is imported where it is used, so that evaluation can import these modules on machines without it.
 Shape suffixes: Q queries, R rows, W their width, C candidates wanted.
 """
 
@@ -23,19 +23,19 @@ from index.scan import Rows
 from index.space import Vectors
 
 LINKS = 32
-"""Neighbours a node of the graph keeps on its upper layers, twice as many at the bottom (M of Malkov 2016)."""
+"""Neighbours of a node in the upper layers of the graph; twice as many in the lowest (M of Malkov 2016)."""
 BUILD_EFFORT = 60
-"""`efConstruction`: candidates a new node's neighbours are chosen from."""
+"""`efConstruction`: candidates from which the neighbours of a new node are chosen."""
 LISTS_PER_ROOT = 4
 """Inverted lists per square root of the rows."""
 NODE_COST = 20
-"""Rows copied together and compared in the time that a graph search takes per unit of effort."""
+"""Cost of a graph search per unit of effort, as the number of gathered rows compared in the same time."""
 LISTED_COST = 0.2
-"""The same for each row in a list, which lies in order."""
+"""Cost per row of a list, in the same unit; its rows are consecutive in memory."""
 MAX_CACHED = 64
-"""Efforts whose search parameters are cached."""
+"""Number of efforts whose search parameters are cached."""
 ADD_BATCH = 8_192
-"""Rows added at once, about a second's work."""
+"""Rows added in one step, which takes about a second."""
 TRAINING_ROWS, TRAINING_ROUNDS = 32, 6
 """k-means rows per list, and iterations: twice as many rows and ten iterations take three times as long, for the same
 effort (decision 0046)."""
@@ -46,8 +46,8 @@ class Approximate(ABC):
     """An approximate FAISS index over R rows.
 
     Attributes:
-        index: FAISS's own.
-        lossy: whether it stores quantised rows, so that its scores are rounded.
+        index: the FAISS index.
+        lossy: whether it stores quantised rows, so that its scores are inexact.
     """
 
     index: Any
@@ -63,17 +63,17 @@ class Approximate(ABC):
 
     @abstractmethod
     def cost(self, effort: float) -> float:
-        """The cost of a search, in rows copied together and compared."""
+        """The cost of a search, as a number of gathered rows compared."""
 
     @abstractmethod
     def min_effort(self, candidates: float) -> float:
-        """The least effort that can find so many candidates."""
+        """The smallest effort that can find this many candidates."""
 
     @abstractmethod
     def _params_of(self, effort: int) -> Any: ...
 
     def params(self, effort: int) -> Any:
-        """FAISS's search parameters; cached, since creating them costs as much as a search."""
+        """FAISS's search parameters; cached, because creating them costs as much as a search."""
         if (found := self._params.get(effort)) is None:
             if len(self._params) >= MAX_CACHED:
                 self._params.clear()
@@ -81,10 +81,10 @@ class Approximate(ABC):
         return found
 
     def search(self, queries_QW: Vectors, c: int, effort: int) -> tuple[Vectors, Rows]:
-        """Scanned scores and row numbers (Q, C), the best first, -1 where it found no more; queries lie in C order."""
+        """Scan scores and row numbers (Q, C), best first, then -1; `queries_QW` must be C-contiguous."""
         scanned_QC, at_QC = np.empty((len(queries_QW), c), np.float32), np.empty((len(queries_QW), c), np.int64)
         pointer = _faiss().swig_ptr
-        # Skips FAISS's Python wrapper, whose checks and allocations take a tenth of a small search.
+        # Not by FAISS's Python wrapper, whose checks and allocations take a tenth of a small search.
         self.index.search_c(
             len(queries_QW), pointer(queries_QW), c, pointer(scanned_QC), pointer(at_QC), self.params(effort)
         )
@@ -95,21 +95,21 @@ class Approximate(ABC):
         self.index.add(rows_RW)
 
     def rows(self) -> Vectors | None:
-        """Its float32 rows (R, W), without a copy; None if it stores none."""
+        """Its float32 rows (R, W), without a copy; None if it does not store them."""
         return None
 
     def reorder(self) -> Rows | None:
-        """Reorder the rows for faster searches: the old number of each (R,), None if they stay.
+        """Reorder the rows for faster searches; returns the old number of each row (R,), or None if unchanged.
 
-        An array that `rows` returned before is invalid afterwards.
+        Invalidates arrays that `rows` returned before.
         """
         return None
 
     def write(self, path: Path) -> None:
-        """Write it to a file. Raises OSError."""
+        """Write the index to a file. Raises OSError."""
         try:
             _faiss().write_index(self.index, str(path))
-        except RuntimeError as error:  # FAISS's error of a file that cannot be written
+        except RuntimeError as error:  # of FAISS, if the file cannot be written
             raise OSError(str(error)) from error
 
 
@@ -136,7 +136,7 @@ class Hnsw(Approximate):
         return _flat_rows(self.index.storage)
 
     def reorder(self) -> Rows | None:
-        """Put linked rows beside each other, for fewer cache misses in searches (Coleman 2022, 2104.03221)."""
+        """Reorder so that linked rows are close in memory, for fewer cache misses (Coleman 2022, 2104.03221)."""
         order_R = self._breadth_first()
         self.index.permute_entries(order_R)
         return order_R
@@ -164,7 +164,7 @@ class Hnsw(Approximate):
 
 
 class Ivf(Approximate):
-    """Inverted lists around centres; effort is `nprobe`."""
+    """Inverted lists of k-means clusters; effort is `nprobe`."""
 
     kind = IndexKind.IVF
 
@@ -187,10 +187,10 @@ class Ivf(Approximate):
 def build(
     kind: IndexKind, storage: Storage, rows_RW: Vectors, *, inner_product: bool, stopped: Callable[[], bool]
 ) -> Approximate | None:
-    """Build an index over these rows, on FAISS's threads; takes seconds for each hundred thousand rows.
+    """Build an index, on FAISS's threads; takes seconds per hundred thousand rows.
 
-    Rows must be in random order: a graph links a row with those before it, and the first ones in its upper layers.
-    `stopped` is polled; once it is true, None is returned.
+    Rows must be in random order, because a graph links each row with earlier ones and has the first rows in its upper
+    layers. `stopped` is polled; returns None once it is true.
     """
     faiss = _faiss()
     metric = faiss.METRIC_INNER_PRODUCT if inner_product else faiss.METRIC_L2
@@ -227,14 +227,14 @@ def build(
 def _layers(rows: int) -> NDArray[np.int32]:
     """The number of graph layers of each row, distributed as in Malkov 2016, in descending order (R,).
 
-    FAISS does the same for rows added in one call; if it draws layers for each block, the upper layers are linked
-    last. At 100,000 rows that took a quarter more effort for one recall, at 200,000 no more (decision 0042).
+    FAISS does the same for rows added in one call. If it drew the layers of each batch, the upper layers would be
+    linked last, which took a quarter more effort for equal recall at 100,000 rows, none at 200,000 (decision 0042).
     """
     return 1 + np.floor(np.log(rows / np.arange(1, rows + 1)) / math.log(LINKS)).astype(np.int32)
 
 
 def read(path: Path) -> Approximate:
-    """An index that `write` wrote, memory-mapped: pages are read when searched, and shared between processes."""
+    """Open an index that `write` wrote, memory-mapped: pages are read on demand and shared between processes."""
     return _wrap(_faiss().read_index(str(path), _faiss().IO_FLAG_MMAP_IFC))
 
 

@@ -18,7 +18,7 @@ from index.space import Vectors
 Keys = NDArray[np.int64]
 
 MISSING = -1
-"""The slot and the key that fill a result row when there are fewer than k items."""
+"""The slot and the key that pad a result row with fewer than k items."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Scanned:
     """How many items a search covered, and how.
 
     Attributes:
-        exact: items that were compared one by one.
-        approximate: items that were searched by an approximate index.
-        effort: the largest `efSearch` or `nprobe` used, 0 where none was.
+        exact: number of items that were compared exhaustively.
+        approximate: number of items that were searched by an approximate index.
+        effort: the largest `efSearch` or `nprobe` used; 0 without an approximate index.
     """
 
     exact: int = 0
@@ -36,26 +36,26 @@ class Scanned:
     effort: int = 0
 
     def __add__(self, other: Scanned) -> Scanned:
-        """The sum of two parts of one shard."""
+        """The total of two parts of one shard."""
         return Scanned(self.exact + other.exact, self.approximate + other.approximate, max(self.effort, other.effort))
 
 
 def is_full(at_QK: Keys) -> bool:
-    """Whether every row (Q, K) has K results; the last one of a shorter row is MISSING."""
-    return [MISSING] not in at_QK[:, -1:].tolist()  # NumPy's own ways cost several times as much for a few queries
+    """Whether every row (Q, K) has K results, so that its last one is not MISSING."""
+    return [MISSING] not in at_QK[:, -1:].tolist()  # several times as fast as NumPy for a few queries
 
 
 class Hits(NamedTuple):
     """The results of Q queries in one shard, best first.
 
     Attributes:
-        scores_QK: in the space's own score.
-        slots_QK: of the items; MISSING where there are no more.
+        scores_QK: scores of the space.
+        slots_QK: slots of the items, then MISSING.
         full: `is_full(slots_QK)`.
         scanned: how they were found.
-        reliable: for how many results of each query the recall aim holds, 1 to K.
+        reliable: number of results per query for which the recall aim holds, 1 to K.
 
-    There are K columns, or fewer, but no fewer than `reliable`.
+    There are at most K columns, and at least `reliable`.
     """
 
     scores_QK: Vectors
@@ -72,13 +72,13 @@ def no_hits(queries: int, k: int) -> Hits:
 
 
 class Shard(Protocol):
-    """The embeddings of one version and origin, as any engine stores and searches them.
+    """The embeddings of one version and origin, stored and searched by some engine.
 
-    Searches find only those that are served; the items of the others are served by another version's embedding.
+    Searches find only the embeddings that are served; other items are served by another version's embedding.
     """
 
     is_remote: bool
-    """Whether a search may wait for a remote engine."""
+    """Whether searches may wait for a remote engine."""
 
     def upsert(
         self,
@@ -87,20 +87,20 @@ class Shard(Protocol):
         slots_N: Keys | None = None,
         served_N: Mask | None = None,
     ) -> None:
-        """Store or replace the vectors of `keys` (all different).
+        """Store or replace the vectors of `keys` (distinct).
 
-        `slots_N`: the items' numbers in results and in `allowed_S`; by default their keys.
+        `slots_N`: the numbers of the items in results and in `allowed_S`; None: their keys.
         `served_N`: which of them are served; None: all.
         """
 
     def reserve(self, more: int) -> None:
-        """Allocate room for so many more rows, while others search and nobody else writes."""
+        """Allocate memory for this many more rows. Searches may run concurrently, writes not."""
 
     def serve(self, served_S: Mask) -> None:
         """Set which embeddings are served, by slot."""
 
     def slots(self) -> Sequence[Keys]:
-        """The slots of all embeddings, in parts: joining a million takes longer than the use of them."""
+        """The slots of all embeddings, in parts, because concatenating millions takes longer than using them."""
 
     def row_count(self) -> int:
         """Number of embeddings, served or not."""
@@ -120,14 +120,14 @@ class Shard(Protocol):
     ) -> Hits:
         """The k best of the served items per query.
 
-        Only items with `allowed_S[slot]` are found; None: all. Rows are padded with MISSING when there are fewer
-        than k of them. `exact`: every item is compared. `recall`: the aim, by default the gallery's. `share`: the
-        expected share of this shard in a merged list of k over several; the recall aim then holds only for that many
-        results, and there may be fewer than k columns.
+        `allowed_S`: only items with `allowed_S[slot]` are found; None: all. `exact`: compare every item. `recall`: the
+        recall aim, by default the gallery's. `share`: the expected share of this shard in a merged list of k over
+        several shards; the recall aim then holds only for that many results, and there may be fewer than k columns.
+        Rows with fewer results are padded with MISSING.
         """
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
-        """The stored vectors of `keys`, (N, W). Raises KeyError for an unknown one."""
+        """The stored rows of `keys` (N, W). Raises KeyError for an unknown key."""
 
     def count(self) -> int:
         """Number of served items."""

@@ -1,7 +1,7 @@
-"""`CircuitBreaker`: after a call to an engine failed, further calls fail at once for a moment.
+"""`CircuitBreaker`: after a failed call to an engine, further calls fail at once for a short time.
 
-A frozen server costs every call its whole time limit. So only the first call waits for it, the next ones fail at once,
-and from time to time one is let through to test the server.
+Every call to a hanging server takes its whole time limit. So only the first call waits for it, the next calls fail at
+once, and one call per `REST_SECONDS` tests the server again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from index.engines.remote import EngineUnavailable
 
 REST_SECONDS = 1.0
-"""How long after a failure no call is made."""
+"""Seconds after a failure in which calls fail at once."""
 
 
 class CircuitBreaker:
@@ -23,18 +23,18 @@ class CircuitBreaker:
     def __init__(self, rest_seconds: float = REST_SECONDS) -> None:
         self._rest_seconds = rest_seconds
         self._lock = threading.Lock()
-        # The error of the last call, None if it succeeded; and when the next call may try.
+        # The error of the last call, None if it succeeded; and the time from which the next call is made.
         self._failure: EngineUnavailable | None = None
         self._retry_at = 0.0
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Wrap one call. Raises EngineUnavailable at once while the server rests."""
+        """Wrap one call. Raises EngineUnavailable at once in the time after a failure."""
         with self._lock:
             if self._failure is not None:
                 if time.monotonic() < self._retry_at:
                     raise EngineUnavailable(self._failure.message)
-                self._retry_at = time.monotonic() + self._rest_seconds  # one tries, the others go on failing
+                self._retry_at = time.monotonic() + self._rest_seconds  # this call tests the server, others fail
         try:
             yield
         except EngineUnavailable as error:

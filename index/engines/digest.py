@@ -1,8 +1,8 @@
-"""64-bit digests of vectors, to check whether a stored row is the vector that the database holds.
+"""64-bit digests of vectors, to check whether a stored row is the vector in the database.
 
-Multilinear hashing (Carter and Wegman 1979; Lemire and Kaser 2014): the words of a vector, each times a random 64-bit
-number, summed up modulo 2^64; the upper halves of two such sums. Two different vectors share a digest with a chance of
-2^-64, whatever they are, and NumPy computes millions a second where a hash of the standard library takes a call each.
+Multilinear hashing (Carter and Wegman 1979; Lemire and Kaser 2014): the sum of the words of a vector, each times a
+random 64-bit number, modulo 2^64; a digest is the upper halves of two such sums. Any two different vectors have the
+same digest with probability 2^-64. NumPy computes millions per second; hashlib would need a call for each.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from index.engines.base import Keys
 from index.space import Vectors
 
 UNKNOWN = 0
-"""The digest of a vector without a stored one: it equals no digest."""
+"""Stands for a digest that is not stored; never equal to a digest."""
 BLOCK = 1024
-"""Rows widened at a time: they stay in the processor's cache."""
+"""Rows widened to 64 bits at a time, so that they stay in the CPU cache."""
 SEED = 0x5265_6772_6166_74
 
 
 def digests(vectors_ND: Vectors) -> Keys:
-    """The digest of each row's little-endian float32 numbers (N,)."""
+    """The digest (N,) of each row, as little-endian float32."""
     factors_2D, half = _factors(vectors_ND.shape[1]), np.uint64(32)
     found_N = np.empty(len(vectors_ND), np.uint64)
     for start in range(0, len(vectors_ND), BLOCK):
@@ -35,5 +35,5 @@ def digests(vectors_ND: Vectors) -> Keys:
 
 @lru_cache
 def _factors(dim: int) -> NDArray[np.uint64]:
-    # The stream of a bit generator is the same for every release of NumPy; a longer vector takes more of it.
+    # The stream of a bit generator is the same in all releases of NumPy; a longer vector uses more of it.
     return np.random.PCG64(SEED).random_raw(2 * dim).reshape(dim, 2).T.copy()

@@ -1,4 +1,4 @@
-"""Exact nearest neighbours among rows in memory.
+"""Exact nearest neighbours among rows in memory (`nearest_rows`).
 
 Shape suffixes: Q queries, D dimension, R rows, W their width, C candidates, K wanted.
 """
@@ -12,17 +12,17 @@ from index.scan import MAX_EXACT_QUERIES, Mask, Rows, compare, scan, scan_allowe
 from index.space import Lorentz, Space, Vectors
 
 LORENTZ_BLOCK = 16_384
-"""Rows whose distances are computed at once, in float64."""
+"""Rows whose distances are computed at a time, in float64."""
 MIN_CANDIDATES, CANDIDATES_GROW = 16, 8
-"""Extra candidates to score exactly where the scan rounds, and the factor of more where it may still err."""
+"""Extra candidates to score exactly if the scan is inexact, and the factor of further ones while it may still err."""
 
 
 def nearest_rows(
     space: Space, queries_QD: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int
 ) -> tuple[Vectors, Rows]:
-    """Scores in the space's own terms (Q, K) and row numbers (Q, K), best first; MISSING where there are no more.
+    """Scores of the space (Q, K) and row numbers (Q, K), best first, then MISSING.
 
-    Ties come in the order of their row numbers, so that a longer list begins as a shorter one does: pages are cut from
+    Ties are in the order of their row numbers, so that a longer list begins with the shorter one: pages are cut from
     lists of different lengths.
     """
     available = len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R))
@@ -37,9 +37,9 @@ def nearest_rows(
 
 
 def sort_ties(scores_QK: Vectors, at_QK: Rows) -> tuple[Vectors, Rows]:
-    """Sorted lists, with ties brought into the order of their row numbers."""
+    """Sort the ties of sorted lists by row number."""
     equal_QK = scores_QK[:, 1:] == scores_QK[:, :-1]
-    if not equal_QK.any():  # as a rule; to find the rows costs twice as much
+    if not equal_QK.any():  # the usual case; finding the rows would cost twice as much
         return scores_QK, at_QK
     for query in np.flatnonzero(equal_QK.any(axis=1)).tolist():
         group_K = np.concatenate([[0], np.cumsum(scores_QK[query, 1:] != scores_QK[query, :-1])])
@@ -49,12 +49,12 @@ def sort_ties(scores_QK: Vectors, at_QK: Rows) -> tuple[Vectors, Rows]:
 
 
 def score_rows(space: Space, queries_QD: Vectors, rows_RW: Vectors, at_QC: Rows, k: int) -> tuple[Vectors, Rows]:
-    """As `nearest_rows` among each query's own candidates `at_QC` (Q, C), of which MISSING ones are left out."""
+    """`nearest_rows` among each query's own candidates `at_QC` (Q, C); MISSING ones are skipped."""
     scores_QK = np.zeros((len(queries_QD), k), np.float32)
     at_QK = np.full((len(queries_QD), k), MISSING, np.int64)
     queries_QW = space.queries(queries_QD)
     for number, row_QC in enumerate(at_QC):
-        at_C = np.sort(row_QC[row_QC != MISSING])  # of ties the first row first
+        at_C = np.sort(row_QC[row_QC != MISSING])  # so that ties are in the order of row numbers
         candidates_CW = rows_RW[at_C]
         if isinstance(space, Lorentz):
             scores_C = space.distances(queries_QD[number], candidates_CW).astype(np.float32)
@@ -70,7 +70,7 @@ def score_rows(space: Space, queries_QD: Vectors, rows_RW: Vectors, at_QC: Rows,
 def _best_rows(
     space: Space, queries_QD: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int, available: int
 ) -> tuple[Vectors, Rows]:
-    """The k best, at most `available`; checks ties at the end, of which a scan may leave out any."""
+    """The k best, at most `available`; scans further if the last result is tied, as a scan may drop any of the tied."""
     if k == available:
         return sort_ties(*_nearest(space, queries_QD, rows_RW, allowed_R, k))
     scores_QC, at_QC = _nearest(space, queries_QD, rows_RW, allowed_R, k + 1)
@@ -89,7 +89,7 @@ def _best_rows(
 
 
 def _scores(space: Space, query_1D: Vectors, rows_RW: Vectors) -> Vectors:
-    """The score of every row (R,), in the space's own terms."""
+    """The score of every row (R,)."""
     if isinstance(space, Lorentz):
         parts = [
             space.distances(query_1D[0], rows_RW[start : start + LORENTZ_BLOCK]).astype(np.float32)
@@ -120,11 +120,11 @@ def _scan(space: Space, queries_QW: Vectors, rows_RW: Vectors, allowed_R: Mask |
 def _scan_l2_exactly(
     space: Space, queries_QW: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int
 ) -> tuple[Vectors, Rows]:
-    """`_scan` of many queries by squared L2, with scores computed again by differences.
+    """`_scan` of many queries by squared L2, with scores recomputed from differences.
 
-    Where a row that was left out may be nearer, the query is compared with all rows by differences. The scan errs by
-    at most 4 u (W + 2) (|q|^2 + |x|^2) for W numbers of unit roundoff u (Higham 2002, 3.1), and a row that is nearer
-    than the last of the k best is no longer than |q| plus the distance of that one.
+    If a row that was not found may be nearer, the query is compared with all rows by differences. The error of the scan
+    is at most 4 u (W + 2) (|q|^2 + |x|^2) for width W and unit roundoff u (Higham 2002, 3.1), and the norm of a row
+    that is nearer than the last of the k best is at most |q| plus the distance of that one.
     """
     count = len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R))
     depth = min(count, k + MIN_CANDIDATES)
@@ -146,7 +146,7 @@ def _scan_l2_exactly(
 def _scan_lorentz(
     space: Lorentz, queries_QD: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int
 ) -> tuple[Vectors, Rows]:
-    """The k best by exact distance, among more and more candidates until no other row can be nearer."""
+    """The k best by exact distance, with more and more candidates until no other row can be nearer."""
     count = len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R))
     queries_QW = space.queries(queries_QD)
     scores_QK, at_QK = np.empty((len(queries_QD), k), np.float32), np.empty((len(queries_QD), k), np.int64)

@@ -1,7 +1,7 @@
-"""`FlatShard`: exact search by FAISS's brute-force kernel over rows in memory.
+"""`FlatShard`: exact search over rows in memory, by FAISS's brute-force kernel.
 
-Rows are densely packed in one array (a removed row is overwritten by the last one), so that the kernel scans memory
-without tombstones or id translation tables. It is not thread-safe: the gallery locks around it.
+Rows are densely packed in one array (a removed row is overwritten by the last one), so a scan needs neither tombstones
+nor a translation of ids. Not thread-safe: the gallery locks.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from index.space import Space, Vectors
 T = TypeVar("T", bound=np.generic)
 
 ENTRY_BYTES = 100
-"""Bytes of an entry in a dictionary of keys: hash, key, row, and room to grow."""
+"""Bytes of an entry in a dictionary of keys: hash, key, row, and free space."""
 MIN_ROWS = 4
-"""A process may hold many galleries of a few items."""
+"""Rows allocated at first; few, because a process may hold many galleries of a few items."""
 
 
 class FlatShard:
-    """Exact search by FAISS's brute-force kernel over one array in memory."""
+    """See the module."""
 
     is_remote = False
 
@@ -56,7 +56,7 @@ class FlatShard:
         self._recount()
 
     def reserve(self, more: int) -> None:
-        """Grow the arrays by copies of them; see Shard."""
+        """Grow the arrays by copying them; see Shard."""
         rows = len(self._row_of) + more
         if rows <= len(self._keys_R):
             return
@@ -80,7 +80,7 @@ class FlatShard:
         self._recount()
 
     def serve(self, served_S: Mask) -> None:
-        """Which rows are found; see Shard."""
+        """Set which rows are served; see Shard."""
         count = self.row_count()
         self._served_R[:count] = served_S[self._slots_R[:count]]
         self._recount()
@@ -95,7 +95,7 @@ class FlatShard:
         recall: float | None = None,
         share: float = 1.0,
     ) -> Hits:
-        """Scan all rows, or those allowed; see Shard."""
+        """Scan all allowed rows; see Shard."""
         count = len(self._row_of)
         allowed_R = None if self._served == count else self._served_R[:count]
         if allowed_S is not None:
@@ -113,16 +113,16 @@ class FlatShard:
         return self._rows_RW[[self._row_of[int(key)] for key in keys]]
 
     def has(self, keys_N: Keys) -> Mask:
-        """Which of these keys have a row (N,)."""
+        """Whether each key has a row (N,)."""
         return np.fromiter((key in self._row_of for key in keys_N.tolist()), np.bool_, len(keys_N))
 
     def rows(self) -> tuple[Vectors, Keys, Keys, Mask]:
-        """Everything stored: rows (R, W), keys, slots and whether they are served (R,); good until the next change."""
+        """Rows (R, W), keys, slots and `served` bits (R,), without copies; valid until the next change."""
         count = len(self._row_of)
         return self._rows_RW[:count], self._keys_R[:count], self._slots_R[:count], self._served_R[:count]
 
     def bytes(self) -> int:
-        """What it takes of memory."""
+        """Memory in bytes."""
         arrays = (self._rows_RW, self._keys_R, self._slots_R, self._served_R)
         return sum(array.nbytes for array in arrays) + len(self._row_of) * ENTRY_BYTES
 
@@ -147,14 +147,14 @@ class FlatShard:
         if self._row_of.keys().isdisjoint(keys):
             self._row_of.update(zip(keys, range(before, before + count), strict=True))
             if len(self._row_of) == before + count:
-                return slice(before, before + count)  # all of them are new, as in a gallery that is loaded
-            for key in keys:  # some are named twice
+                return slice(before, before + count)  # all are new, as when a gallery is loaded
+            for key in keys:  # some keys are repeated
                 self._row_of.pop(key, None)
         return [self._row_of.setdefault(key, len(self._row_of)) for key in keys]
 
 
 def _grown(array: NDArray[T], rows: int) -> NDArray[T]:
-    """The array with room for so many rows; unused rows are not touched, and so take no memory."""
+    """A copy of the array for this many rows; unused rows are not written, so they take no physical memory."""
     grown = np.empty((rows, *array.shape[1:]), array.dtype)
     grown[: len(array)] = array
     return grown

@@ -1,8 +1,8 @@
-"""Sealed segments searched on a GPU by FAISS, where the process was configured so. It was never run on a GPU here.
+"""Search sealed segments on a GPU by FAISS, if the process is configured to (`use`). Never tested on a GPU.
 
-A GPU finds candidates; scores come from the float32 rows in memory, as everywhere. FAISS's GPU indexes ignore which
-rows are allowed (facebookresearch/faiss#3114), return 2,048 results at most, support no graphs, and let one thread
-search at a time. For all other searches, and where GPU memory is full, the CPU is used.
+The GPU finds candidates; scores are computed from the float32 rows in memory, as everywhere. FAISS's GPU indexes ignore
+which rows are allowed (facebookresearch/faiss#3114), return at most 2,048 results, support no graphs, and allow one
+search at a time. All other searches run on the CPU, also if GPU memory is full.
 
 Shape suffixes: Q queries, D dimension, R rows, W their width, C candidates, K wanted.
 """
@@ -27,28 +27,30 @@ from index.space import Lorentz, Space, Vectors
 logger = logging.getLogger(__name__)
 
 MAX_RESULTS = 2_048
-"""Results and lists that a GPU searches for one query (GPU_MAX_SELECTION_K of FAISS)."""
+"""Largest number of results, and of lists, per query on a GPU (GPU_MAX_SELECTION_K of FAISS)."""
 MORE, LEAST_MORE = 2, 32
-"""Candidates as a factor of the results wanted, and at least so many more: some are dead, and it may round."""
+"""Candidates as a factor of the results wanted, and at least this many more: some are dead, and it may round."""
 DEVICE_NUMBER = 0
 """The GPU that is used."""
 
 
 def check_device(device: Device) -> None:
-    """Raise DeviceUnavailable where FAISS cannot search on it."""
+    """Raise DeviceUnavailable if FAISS cannot search on this device."""
     if device is Device.CPU:
         return
     import faiss
 
     built = hasattr(faiss, "StandardGpuResources")
     if not built or not faiss.get_num_gpus():
-        why = "sees no GPU" if built else "was built without GPUs"
-        legal = "pip install 'regraft[gpu-index]' in the place of regraft[serve], or REGRAFT_INDEX_DEVICE=cpu"
-        raise DeviceUnavailable(f"REGRAFT_INDEX_DEVICE=cuda needs FAISS with a GPU, and the one here {why}: {legal}")
+        why = "finds no GPU" if built else "was built without GPUs"
+        legal = "pip install 'regraft[gpu-index]' instead of regraft[serve], or REGRAFT_INDEX_DEVICE=cpu"
+        raise DeviceUnavailable(
+            f"REGRAFT_INDEX_DEVICE=cuda requires FAISS with GPUs, but the installed FAISS {why}: {legal}"
+        )
 
 
 class Gpu:
-    """The GPU of this process; its indexes share scratch memory, so one thread at a time searches."""
+    """The GPU of this process. Its indexes share scratch memory, so one thread searches at a time."""
 
     def __init__(self) -> None:
         """Raises DeviceUnavailable."""
@@ -59,7 +61,7 @@ class Gpu:
         self._turn = threading.Lock()
 
     def copy(self, index: Any, rows_RW: Vectors | None = None) -> Any:
-        """Copy a CPU index to the GPU, and add these rows. RuntimeError: GPU memory is full."""
+        """Copy a CPU index to the GPU and add these rows. Raises RuntimeError if GPU memory is full."""
         with self._turn:
             made = self._faiss.index_cpu_to_gpu(self._resources, DEVICE_NUMBER, index)
             if rows_RW is not None:
@@ -67,24 +69,24 @@ class Gpu:
         return made
 
     def search(self, index: Any, queries_QW: Vectors, c: int, params: Any = None) -> Rows:
-        """The rows of the best candidates (Q, C), in the GPU's order; MISSING where it found no more."""
+        """Row numbers of the best candidates (Q, C), in the GPU's order, then MISSING."""
         with self._turn:
             found: Rows = index.search(np.ascontiguousarray(queries_QW, np.float32), c, params=params)[1]
         return found
 
 
 class OnGpu:
-    """The rows of one segment on the GPU, and its inverted lists if it has them; each copied by the first search."""
+    """The rows of one segment on the GPU, and its inverted lists if any; each is copied by the first search."""
 
     def __init__(self, gpu: Gpu, space: Space, rows_RW: Vectors, index: Approximate | None) -> None:
-        """`index`: the one on the CPU."""
+        """`index`: the segment's index on the CPU."""
         self._gpu, self._space, self._rows_RW = gpu, space, rows_RW
         self._lists = index if isinstance(index, Ivf) else None
         self._copies: dict[bool, Any] = {}
         self._copying = threading.Lock()
 
     def search(self, queries_QD: Vectors, k: int, effort: int, allowed_R: Mask | None) -> tuple[Vectors, Rows] | None:
-        """As `nearest_rows`, but by `effort` lists if that is not 0; None: the CPU must search."""
+        """`nearest_rows`, or a search of `effort` lists if that is not 0; None: the CPU must search."""
         wanted = min(len(self._rows_RW), max(MORE * k, k + LEAST_MORE))
         can = not isinstance(self._space, Lorentz) and (not effort or self._lists is not None)
         if (
@@ -104,7 +106,7 @@ class OnGpu:
         return score_rows(self._space, queries_QD, self._rows_RW, at_QC, k)
 
     def _copy(self, lists: bool) -> Any:
-        """The index on the GPU; None if its memory was full."""
+        """The lists or the rows on the GPU; None if its memory was full."""
         with self._copying:
             if lists not in self._copies:
                 try:
@@ -127,11 +129,11 @@ _used: Gpu | None = None
 
 
 def use(device: Device) -> None:
-    """Search sealed segments on this device from now on, in this process. Raises DeviceUnavailable."""
+    """Search sealed segments of this process on a device from now on. Raises DeviceUnavailable."""
     global _used
     _used = Gpu() if device is Device.CUDA else None
 
 
 def used() -> Gpu | None:
-    """The GPU that searches sealed segments; None: the CPU does."""
+    """The GPU that searches sealed segments; None: the CPU."""
     return _used

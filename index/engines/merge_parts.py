@@ -1,8 +1,8 @@
-"""Merging the results of several parts (shards, or segments of one) into one list, and which parts to search again.
+"""Merge the results of several parts (shards, or segments of one shard) and decide which parts to search again.
 
-Each part is searched only as thoroughly as its expected share of the list needs. A part that contributed more is
-searched again for the whole list: so recall holds also where all matches of a query lie in one part.
-Shape suffixes: Q queries, K results wanted, S results of all parts side by side.
+Each part is first searched only for its expected share of the list. A part that contributed more is searched again for
+the whole list (`parts_to_repeat`), so that recall also holds if all matches of a query are in one part.
+Shape suffixes: Q queries, K results wanted, S results of all parts concatenated.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Floats = NDArray[np.float64]
 
 
 class Merged(NamedTuple):
-    """One ranked list a query, (Q, K) each, best first; rows with fewer results are padded.
+    """One ranked list per query, (Q, K) each, best first; shorter lists are padded.
 
     Attributes:
-        scores_QK: what the list is ranked by.
-        raw_QK: the score in the space of the part.
-        keys_QK: the items by the parts' own numbers; MISSING where there is no result.
-        parts_QK: the number of the part each came from, -1 where there is no result.
+        scores_QK: the scores of the ranking.
+        raw_QK: the scores in the spaces of the parts.
+        keys_QK: the slots of the items, then MISSING.
+        parts_QK: the number of the part that each result is from, then -1.
         full: whether no row is padded.
     """
 
@@ -40,10 +40,10 @@ class Merged(NamedTuple):
 
 
 def merge(found: Sequence[Hits], goodness: Sequence[Floats | Vectors], k: int) -> Merged:
-    """The k best of all parts by `goodness`, per part (Q, k), larger first; ties keep the order of the parts."""
+    """The k best of all parts by `goodness` (per part (Q, K), larger first); ties keep the order of the parts."""
     if len(found) == 1:
         return merge_single(found[0], np.where(found[0].slots_QK == MISSING, 0.0, goodness[0]))
-    # Of one query and few results each call costs more than what it computes: these are the fewest and cheapest.
+    # For one query and few results the overhead of NumPy calls dominates: these are the fewest and cheapest.
     keys_QS = np.concatenate([hits.slots_QK for hits in found], axis=1)
     good_QS: NDArray[Any] = np.concatenate(goodness, axis=1)
     all_full = False not in [hits.full for hits in found]
@@ -70,13 +70,13 @@ def merge_single(hits: Hits, scores_QK: Floats | Vectors) -> Merged:
 
 
 def merge_by_score(found: Sequence[Hits], k: int, *, higher_is_better: bool) -> Merged:
-    """The k best by the parts' own scores, which are of one space."""
+    """The k best of all parts by their scores, which must be of one space."""
     return merge(found, [hits.scores_QK if higher_is_better else -hits.scores_QK for hits in found], k)
 
 
 def parts_to_repeat(merged: Merged, found: Sequence[Hits], k: int) -> list[list[int]]:
-    """For each part the queries whose k best hold more of it than are reliable, or are fewer than k."""
-    rows_QK = merged.parts_QK[:, :k].tolist()  # lists are short, and NumPy's calls cost more than to count
+    """For each part, the queries whose k best have more results of it than are reliable, or are fewer than k."""
+    rows_QK = merged.parts_QK[:, :k].tolist()  # short lists: counting is faster than NumPy calls
     return [
         [query for query, row in enumerate(rows_QK) if (row.count(part) > most or row[-1] < 0)] if most < k else []
         for part, most in enumerate([hits.reliable for hits in found])
@@ -84,7 +84,7 @@ def parts_to_repeat(merged: Merged, found: Sequence[Hits], k: int) -> list[list[
 
 
 def replace_rows(hits: Hits, rows: list[int], whole: Hits) -> Hits:
-    """The results of a part, with those of some queries (`rows`) replaced by a search for the whole list."""
+    """The results of a part, with those of the queries `rows` replaced by a search for the whole list."""
     more = whole.scores_QK.shape[1] - hits.scores_QK.shape[1]
     scores_QK = np.pad(hits.scores_QK, ((0, 0), (0, more)))
     slots_QK = np.pad(hits.slots_QK, ((0, 0), (0, more)), constant_values=MISSING)
@@ -95,5 +95,5 @@ def replace_rows(hits: Hits, rows: list[int], whole: Hits) -> Hits:
 
 @lru_cache
 def _parts_of(widths: tuple[int, ...]) -> NDArray[np.int64]:
-    """The part of each of so many results side by side (S,)."""
+    """The number of the part of each concatenated result (S,)."""
     return np.repeat(np.arange(len(widths)), widths)

@@ -1,10 +1,10 @@
-"""Milvus as an engine: for the interface see `index.engines.remote`, for its costs docs/engines.md.
+"""Milvus as a remote engine. `index.engines.remote` defines the interface, docs/engines.md states its costs.
 
-Milvus upserts by primary key, without conditions. So a row is stored for each (key, number), and those below the
-highest number of their key are removed once that one is found.
+Milvus upserts by primary key, without conditions. So a row is stored for each (key, feed number), and rows below the
+highest number of their key are removed after each write.
 
-Its index is approximate also for restricted searches. Exact searches are computed here, from rows that are read page
-by page.
+Its index is approximate also for searches restricted to keys. Exact and restricted searches are computed in this
+process, from rows that are read page by page.
 
 Shape suffixes: N rows, W their width, Q queries, C candidates, P rows of a page.
 """
@@ -37,31 +37,31 @@ from index.space import Vectors
 from index.version import ShardKey
 
 WRITE_SECONDS = 60.0
-"""Time limit of calls that no query waits for, and of reading every row."""
+"""Time limit of calls that no query waits for, and of reading all rows."""
 MIN_WIDTH, MAX_WIDTH = 2, 32_768
-"""Milvus's limits of a vector."""
+"""Milvus's limits of the dimension of a vector."""
 MAX_KEYS = 4096
-"""Keys in an expression: 80 kB of text."""
+"""Largest number of keys in an expression: 80 kB of text."""
 MESSAGE_BYTES = 32 << 20
-"""Bytes of one request or answer: half of what Milvus takes in a request, 64 MB, a third of what it answers with."""
+"""Bytes of one request or answer: half of Milvus's limit of a request, 64 MB, and a third of that of an answer."""
 MAX_QUERIES = 32
-"""Queries of one search: its time limit is for these, however many a request has."""
+"""Queries per call of search: its time limit is for these, however many a request has."""
 SEARCH_BYTES = 4 << 20
-"""Bytes of a page when every row is read: it must arrive within the time limit of a search."""
+"""Bytes of a page when all rows are read: it must arrive within the time limit of a search."""
 ROW_BYTES = 100
-"""Bytes of a row, beside its vector."""
+"""Bytes of a row without its vector."""
 
 
 class MilvusEngine:
     """A server of Milvus; see `index.engines.remote.Engine`."""
 
     def __init__(self, uri: str, token: str = "", seconds: float = SEARCH_SECONDS) -> None:
-        """Nothing is asked of the server yet.
+        """Does not connect yet.
 
         Args:
             uri: http:// or https://, with the name of a database as path, if any.
             token: `user:password`, or a key; empty: none.
-            seconds: so long a query waits.
+            seconds: time limit of queries.
         """
         self._searching = MilvusServer(uri, token, seconds)
         self._reading = MilvusServer(uri, token, READ_TIMES * seconds)
@@ -70,7 +70,7 @@ class MilvusEngine:
     def collection(self, gallery: str, place: ShardKey, width: int, metric: Metric) -> MilvusCollection:
         """See Engine."""
         if not MIN_WIDTH <= width <= MAX_WIDTH:
-            why = f"Milvus takes vectors of {MIN_WIDTH} to {MAX_WIDTH} numbers, these have {width}"
+            why = f"Milvus accepts vectors of {MIN_WIDTH} to {MAX_WIDTH} numbers, these have {width}"
             raise InvalidArgument(why, pointer="/index/kind")
         servers = self._searching, self._reading, self._writing
         return MilvusCollection(*(MilvusTable(server, _name(gallery, place), width, metric) for server in servers))
@@ -112,13 +112,13 @@ class MilvusCollection:
 
         Raises:
             InvalidVector: a row is not finite.
-            InvalidArgument: the rows have another width, or are more than one request takes.
+            InvalidArgument: the rows have another width, or are more than `max_rows`.
         """
         most, width = self.capabilities.max_rows, self._table.width
         if rows_NW.shape != (len(entries.keys_N), width) or len(rows_NW) > most:
-            raise InvalidArgument(f"Milvus takes up to {most} rows of {width} numbers here, not {rows_NW.shape}")
+            raise InvalidArgument(f"Milvus accepts up to {most} rows of {width} numbers, not {rows_NW.shape}")
         if not np.isfinite(rows_NW).all():
-            raise InvalidVector("a vector holds numbers that are not finite")
+            raise InvalidVector("a vector has numbers that are not finite")
         if len(rows_NW):
             columns = zip(*map(np.ndarray.tolist, entries), rows_NW, strict=True)
             self._table.put(
@@ -157,7 +157,7 @@ class MilvusCollection:
         newest: dict[int, Row] = {}
         for page in self._reading.pages(f'id >= "{row_id(after + 1, 0)}"', min(MAX_RESULTS, limit + 1)):
             newest |= {row["key"]: row for row in page}
-            if len(newest) > limit:  # so that the last one wanted has come whole
+            if len(newest) > limit:  # then all rows of the last key wanted were read
                 break
         return _entries(list(newest.values())[:limit])
 
@@ -187,7 +187,7 @@ class MilvusCollection:
         return table.pages(_among(keys_N), self._page, *more)
 
     def _remove_older(self, keys_N: Keys) -> None:
-        """Remove the rows of these keys but for those of the highest numbers."""
+        """Remove the rows of these keys except the one with the highest number of each."""
         older: list[str] = []
         last: Row | None = None
         for page in self._pages_of(self._table, keys_N):
@@ -199,7 +199,7 @@ class MilvusCollection:
             self._table.remove(older[start : start + MAX_KEYS])
 
     def _compare_all(self, queries_QW: Vectors, c: int, keys_N: Keys | None) -> Candidates:
-        """The c best of all rows, or of those of some keys, all read and compared here."""
+        """The c best of all rows, or of those of some keys, read and compared in this process."""
         inner_product = self._table.metric is Metric.INNER_PRODUCT
         best = _nothing(len(queries_QW), c, self._table.width)
         scores_QC = np.full((len(queries_QW), c), np.inf, np.float32)
@@ -208,7 +208,7 @@ class MilvusCollection:
         deadline = time.monotonic() + WRITE_SECONDS
         for page in self._searching.pages(where, size, VECTOR) if len(queries_QW) else ():
             if time.monotonic() > deadline:
-                raise EngineUnavailable("Milvus does not give every row in time")
+                raise EngineUnavailable("Milvus did not return all rows in time")
             rows_PW, (keys_P, seqs_P, _) = self._vectors(page), _entries(page)
             scanned_QC, at_QC = scan(queries_QW, rows_PW, min(c, len(page)), inner_product=inner_product)
             both_QC = np.concatenate([scores_QC, -scanned_QC if inner_product else scanned_QC], axis=1)
@@ -229,7 +229,7 @@ class MilvusCollection:
 
 
 def _prefix(gallery: str) -> str:
-    """How the names of a gallery's collections begin: letters, digits and _, and no digit first."""
+    """The prefix of the names of a gallery's collections: letters, digits and _, not beginning with a digit."""
     return f"regraft_{hashlib.sha256(gallery.encode()).hexdigest()[:32]}__"
 
 
@@ -242,7 +242,7 @@ def _among(keys_N: Keys) -> str:
 
 
 def _escaped(word: str) -> str:
-    """A word as letters, digits and _, and never two of those beside each other."""
+    """A word as letters, digits and _, never with two _ in a row."""
     return re.sub(rb"[^A-Za-z0-9]", lambda found: b"_%02x" % found[0][0], word.encode()).decode()
 
 

@@ -1,7 +1,6 @@
-"""`MilvusServer`: calls to a Milvus server, with the client's errors translated to our own.
+"""`MilvusServer`: calls to a Milvus server, with the errors of pymilvus and gRPC translated to ours.
 
-The client raises its own errors and gRPC's. pymilvus, an extra, is imported with this module, which is imported only
-where a gallery uses Milvus.
+pymilvus is an extra: this module, which imports it, is imported only if a gallery uses Milvus.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ from index.engines.remote import EngineUnavailable
 
 Found = TypeVar("Found")
 
-# It logs a traceback for every failed call, beside raising.
+# pymilvus logs a traceback for every failed call and also raises.
 logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
 
 NO_COLLECTION, NOT_LOADED, NO_PARTITION = 100, 101, 200
 """Error codes of Milvus."""
 NOT_CONNECTED = 2
-"""Error code of its client."""
+"""Error code of pymilvus."""
 CHANNEL = {"grpc.use_local_subchannel_pool": 1, "grpc.max_reconnect_backoff_ms": 1000}
-"""gRPC's default retries a server after two minutes, for all channels of the process."""
+"""By default gRPC reconnects after up to two minutes, for all channels of the process."""
 
 
 class NotFound(Exception):
-    """The server has no such collection, or no such partition of it."""
+    """The server has no such collection or partition."""
 
 
 class NotLoaded(Exception):
-    """The server has the collection, but must load it before it can be read."""
+    """The collection must be loaded before it can be read."""
 
 
 class MilvusServer:
@@ -48,7 +47,7 @@ class MilvusServer:
         self.seconds = seconds
         self._uri, self._token, self._breaker = uri, token, CircuitBreaker()
         self.making = threading.Lock()
-        """Held while a collection is created: Milvus refuses a second one of a name."""
+        """Held while a collection is created: Milvus refuses a second one of the same name."""
         self._lock = threading.Lock()
         self._client: Any = None
 
@@ -56,8 +55,8 @@ class MilvusServer:
         """Run a call of the client.
 
         Raises:
-            EngineUnavailable: the server is away, slow or refuses, or has just failed.
-            NotFound, NotLoaded: see there.
+            EngineUnavailable: the server is unreachable, slow or refuses, or has just failed.
+            NotFound, NotLoaded: see these classes.
         """
         with self._breaker.call():
             client = self._connected()
@@ -67,10 +66,10 @@ class MilvusServer:
                 ours = _ours(error)
                 if isinstance(ours, EngineUnavailable):
                     raise ours from error
-        raise ours  # behind the breaker: a server that says so answers
+        raise ours  # outside the breaker: the server did answer
 
     def collections(self) -> list[str]:
-        """The names of all collections there are."""
+        """The names of all collections."""
         names: list[str] = self.ask(lambda client: client.list_collections(timeout=self.seconds))
         return names
 
@@ -90,7 +89,7 @@ class MilvusServer:
         if self._client is not None:
             return self._client
         if not self._lock.acquire(timeout=self.seconds):
-            raise EngineUnavailable("Milvus does not answer: connecting takes too long")
+            raise EngineUnavailable("Milvus does not answer: the connection timed out")
         try:
             if self._client is None:
                 self._client = self._connect()
@@ -100,7 +99,7 @@ class MilvusServer:
 
     def _connect(self) -> Any:
         try:
-            # A connection of its own: one that is shared in the process must not be closed.
+            # A connection that is not shared within the process, so that it can be closed.
             return MilvusClient(
                 self._uri, token=self._token, timeout=self.seconds, dedicated=True, grpc_options=CHANNEL
             )
@@ -109,14 +108,14 @@ class MilvusServer:
 
 
 def _ours(error: Exception) -> Exception:
-    """The error to raise in the place of one of the client's."""
+    """Translate an error of the client."""
     code: Any = getattr(error, "code", None)
     if code in {NO_COLLECTION, NO_PARTITION}:
         return NotFound()
     if code == NOT_LOADED:
         return NotLoaded()
-    status = code() if callable(code) else code  # gRPC's errors have it as a method
+    status = code() if callable(code) else code  # a method in gRPC's errors
     if status == NOT_CONNECTED or not isinstance(status, int):
-        how = getattr(status, "name", "it cannot be reached, or does not take the token")
+        how = getattr(status, "name", "it is unreachable or rejects the token")
         return EngineUnavailable(f"Milvus does not answer: {how.lower().replace('_', ' ')}")
-    return EngineUnavailable(f"Milvus refuses: {getattr(error, 'message', type(error).__name__)}")
+    return EngineUnavailable(f"Milvus returned an error: {getattr(error, 'message', type(error).__name__)}")

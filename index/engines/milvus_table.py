@@ -1,10 +1,10 @@
 """`MilvusTable`: one Milvus collection as rows by id, created by the first write, loaded by the first read.
 
-A row has an id, key, number, digest and vector. Ids are hexadecimal of fixed length, so that they sort as (key, number)
-do, and pages of rows come by id. A page shows the time it is read, not a snapshot: a newer row of a key has a higher
-id, so no key that stays in the collection is skipped.
+A row has an id, key, feed number, digest and vector. Ids are hexadecimal of fixed length and sort as (key, number);
+rows are read in pages by id. Pages are not from one snapshot, but a newer row of a key has a higher id, so no key that
+stays in the collection is skipped.
 
-The covered feed number is a row in a partition of its own, so that it goes when the collection goes.
+The covered feed number is a row in a separate partition, so that it is removed with the collection.
 
 Shape suffixes: W width of a row, Q queries.
 """
@@ -25,14 +25,14 @@ Found = TypeVar("Found")
 Row = dict[str, Any]
 
 MAX_RESULTS = 16_384
-"""Milvus's limit of what a search or a query finds, and of the queries of one search."""
+"""Milvus's limit of the results of a search or a query, and of the queries of one search."""
 ROWS, COVERS = "rows", "covers"
 """The partitions of a collection."""
 ROW_FIELDS = ["id", "key", "number", "digest"]
 VECTOR = "vector"
 HNSW = {"M": 16, "efConstruction": 200}
 MIN_EF, EF = 64, 2
-"""Search effort `ef`: at least so many rows, and so many times the rows wanted."""
+"""Search effort `ef`: its minimum, and its factor of the rows wanted."""
 
 
 def row_id(key: int, number: int) -> str:
@@ -49,7 +49,7 @@ class MilvusTable:
         self._type = "IP" if metric is Metric.INNER_PRODUCT else "L2"
 
     def put(self, rows: list[Row]) -> None:
-        """Store rows, each in the place of the one of its id."""
+        """Store rows, replacing rows with the same id."""
         self._write(rows, ROWS)
 
     def remove(self, ids: list[str]) -> None:
@@ -68,7 +68,7 @@ class MilvusTable:
             page = self._query(
                 behind,
                 [*ROW_FIELDS, *more],
-                # What the client's own iterator sends, for rows in the order of their ids; that one has calls without
+                # As the client's iterator does to read rows in the order of their ids; but that one makes calls without
                 # a time limit.
                 limit=size,
                 iterator="True",
@@ -76,7 +76,7 @@ class MilvusTable:
             )
             ids = [row["id"] for row in page]
             if ids != sorted(ids) or (ids and ids[0] <= last):
-                raise EngineUnavailable("Milvus gives rows in another order than that of their ids")
+                raise EngineUnavailable("Milvus returned rows that are not in the order of their ids")
             if page:
                 yield page
             if len(page) < size:
@@ -84,7 +84,7 @@ class MilvusTable:
             last = ids[-1]
 
     def nearest(self, queries_QW: Vectors, count: int) -> list[list[Row]]:
-        """For each query up to so many rows, best first, as the index finds them."""
+        """For each query, up to `count` rows by the index, best first."""
         how = {"metric_type": self._type, "params": {"ef": max(MIN_EF, EF * count)}}
         found: Any = self._read(
             lambda client: client.search(
@@ -103,17 +103,17 @@ class MilvusTable:
         return [[hit["entity"] for hit in hits] for hits in found]
 
     def count(self) -> int:
-        """Rows there are."""
+        """Number of rows."""
         found = self._query("key >= 0", ["count(*)"])
         return int(found[0]["count(*)"]) if found else 0
 
     def covered_seq(self) -> int:
-        """The covered feed number; 0: none was set."""
+        """The covered feed number; 0 if none was set."""
         found = self._query(f'id == "{COVERS}"', ["number"], partition=COVERS)
         return int(found[0]["number"]) if found else 0
 
     def note(self, number: int) -> None:
-        """Set the covered feed number; it stays as long as the rows stored before."""
+        """Set the covered feed number, as durably as the rows stored before."""
         nothing_W = np.zeros(self.width, np.float32)
         self._write([{"id": COVERS, "key": 0, "number": number, "digest": 0, VECTOR: nothing_W}], COVERS)
 
@@ -165,7 +165,7 @@ class MilvusTable:
             self._server.ask(write)
 
     def _make(self) -> None:
-        """Create what is missing of the collection: a process may have been killed while it created it."""
+        """Create the missing parts of the collection: a process may have been killed while it created them."""
         with self._server.making:
             if not self._server.ask(lambda client: client.has_collection(self.name, **self._limited)):
                 self._server.ask(self._create)
@@ -186,7 +186,7 @@ class MilvusTable:
                 client.create_partition(self.name, partition, **self._limited)
 
     def _load(self) -> None:
-        """Create its indexes and load it; harmless if that is done."""
+        """Create its indexes and load it; idempotent."""
         self._server.ask(self._index)
         self._server.ask(lambda client: client.load_collection(self.name, **self._limited))
 

@@ -1,6 +1,6 @@
-"""A pool of connections to a PostgreSQL with pgvector, with a time limit for calls.
+"""`PgConnections`: a pool of connections to a PostgreSQL server with pgvector, with a time limit for calls.
 
-psycopg, an extra, is imported with this module, which is imported only where a gallery uses pgvector.
+psycopg is an extra: this module, which imports it, is imported only if a gallery uses pgvector.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class PgVector(bytes):
 
 
 class TimedConnection(psycopg.Connection[Any]):
-    """A connection that waits for no answer longer than until `deadline`, whatever the server or the network does."""
+    """A connection that waits for answers until `deadline` at most, even if the server or the network hangs."""
 
     deadline = float("inf")
     settings: Mapping[str, str] = NO_SETTINGS
     """The settings of its session."""
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        """As psycopg's."""
+        """Overrides psycopg's method to stop at the deadline."""
         left = self.deadline - time.monotonic()
         try:
             return super().wait(gen, min(interval, max(left, 0.001)), left if timeout is None else min(timeout, left))
@@ -53,12 +53,12 @@ class TimedConnection(psycopg.Connection[Any]):
 
 
 def libpq_url(url: str) -> str:
-    """A URL of SQLAlchemy or libpq in libpq's form, which knows no driver."""
+    """A URL of SQLAlchemy or libpq in libpq's form, without a driver."""
     return url.replace("postgresql+psycopg://", "postgresql://", 1)
 
 
 class PgConnections:
-    """A pool of connections to one server, for calls of at most so many seconds. Thread-safe."""
+    """A pool of connections to one server, with a time limit for each call. Thread-safe."""
 
     def __init__(self, url: str, seconds: float) -> None:
         self._seconds, self._url = seconds, libpq_url(url)
@@ -70,7 +70,7 @@ class PgConnections:
         """A connection in autocommit mode for one call, with these settings of the session.
 
         Raises:
-            EngineUnavailable: the server is away, slow or refuses; at once where it just did.
+            EngineUnavailable: the server is unreachable, slow or refuses; at once if it has just failed.
         """
         with self._breaker.call():
             try:
@@ -86,7 +86,7 @@ class PgConnections:
                 raise
             except psycopg.Error as error:
                 if isinstance(error, psycopg.OperationalError):
-                    self.close()  # what else is idle met the same end
+                    self.close()  # the other idle connections are broken, too
                 raise EngineUnavailable(f"pgvector: {str(error).strip() or type(error).__name__}") from error
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ def _create_extension(connection: TimedConnection) -> None:
 
 
 def _is_quiet(connection: TimedConnection) -> bool:
-    """Whether an idle connection has no unread data: that would be the notice that the server has closed it."""
+    """Whether an idle connection has no unread data, which would be the server's notice that it closed it."""
     if connection.closed:
         return False
     poll = select.poll()

@@ -1,10 +1,10 @@
-"""Collections in PostgreSQL with pgvector: a table for each, with an HNSW graph over its vectors.
+"""PostgreSQL with pgvector as a remote engine: one table per collection, with an HNSW index ("graph") over its vectors.
 
-Tables are in a schema of their own, named by hashes, and one table lists them. One statement searches all queries of a
-request. Vectors travel in binary, so that they come back bit for bit.
+Tables are in a separate schema, named by hashes, and listed in the table `collection`. One statement searches all
+queries of a request. Vectors are transferred in binary, so that they come back bit for bit.
 
-A graph that grows row by row takes four times as long as one built over existing rows. So it is built after the first
-full load, and `covered_seq` is set afterwards: until then no process drops these rows, or searches them here.
+Inserting rows into a graph takes four times as long as building it over existing rows. So it is built after the first
+full load, and `covered_seq` is set only then: before, no process drops these rows from memory or searches them here.
 
 Shape suffixes: N rows, W their width, Q queries, C candidates.
 """
@@ -29,14 +29,15 @@ SCHEMA = "regraft_vectors"
 WRITE_SECONDS, BUILD_SECONDS = 60.0, 6 * 3600.0
 """Time limits of calls that no query waits for, and of building a graph."""
 BUILDING = {"maintenance_work_mem": "256MB", "max_parallel_maintenance_workers": "0"}
-"""A graph that does not fit in memory is built as slowly as it grows; workers need shared memory containers lack."""
+"""A graph beyond this memory is built as slowly as by inserts; parallel workers need shared memory, which containers
+limit."""
 LIMITS = Capabilities(max_k=16_384, max_keys=2_000, max_rows=2_000, max_width=4_000)
 MAX_FLOAT32_WIDTH = 2_000
-"""The graph stores wider vectors as float16: pgvector's limit of a page. Rows stay float32."""
+"""The graph stores wider vectors as float16, because pgvector's entries must fit a page. Rows are always float32."""
 EFFORT, MIN_EFFORT, MAX_EFFORT = 4, 100, 1_000
 """`hnsw.ef_search` per candidate, its minimum, and its maximum (pgvector's own limit)."""
 MAX_SCAN_TUPLES = 100_000
-"""`hnsw.max_scan_tuples`: how far a graph is followed for more candidates."""
+"""`hnsw.max_scan_tuples`: largest number of tuples that an iterative scan visits for more candidates."""
 HEADER = np.dtype([("width", ">u2"), ("unused", ">u2")])
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class PgvectorEngine:
     """A PostgreSQL server; see the module."""
 
     def __init__(self, url: str, seconds: float = SEARCH_SECONDS) -> None:
-        """`seconds`: so long a query waits."""
+        """`seconds`: time limit of queries."""
         self._searching, self._reading = PgConnections(url, seconds), PgConnections(url, READ_TIMES * seconds)
         self._writing, self._building = PgConnections(url, WRITE_SECONDS), PgConnections(url, BUILD_SECONDS)
 
@@ -180,7 +181,7 @@ class PgvectorCollection:
     def set_covered_seq(self, number: int, *, more: bool = False) -> None:
         """See Collection."""
         if more and not self._has_graph():
-            number = min(number, 1)  # not 0: whoever goes on must be told also of what was deleted
+            number = min(number, 1)  # not 0: from 1 on a writer that continues also applies deletions
         elif not self._has_graph():
             self._write(lambda _: self._build())
         statement = f"update {SCHEMA}.collection set covers = %s where name = %s"
@@ -202,7 +203,7 @@ class PgvectorCollection:
         _drop(self._writing, "name = %s", [self._name])
 
     def _order(self) -> str:
-        """Sort by the graph's own expression, so that it is used."""
+        """The expression of the graph, so that PostgreSQL uses it."""
         if self._width <= MAX_FLOAT32_WIDTH:
             return self._exact_order()
         half = f"halfvec({self._width})"
@@ -240,7 +241,7 @@ class PgvectorCollection:
         return bool(self._rows(self._writing, f"select 1 where to_regclass('{self._table}_graph') is not null", []))
 
     def _build(self) -> None:
-        """Build the graph, unless another process does; writers wait meanwhile."""
+        """Build the graph if it does not exist; blocks writes to the table."""
         operators, indexed = "vector_" + self._class, "embedding"
         if self._width > MAX_FLOAT32_WIDTH:
             indexed, operators = f"(embedding::halfvec({self._width}))", "halfvec_" + self._class
@@ -249,7 +250,7 @@ class PgvectorCollection:
             connection.execute(f"create index if not exists {graph}")
 
     def _create(self, connection: TimedConnection) -> None:
-        """Create the table and the row that lists it, in one transaction; harmless if another process has."""
+        """Create the table and the row that lists it, in one transaction; idempotent."""
         with connection.transaction():
             connection.execute("select pg_advisory_xact_lock(hashtext(%s))", [SCHEMA])
             connection.execute(f"create schema if not exists {SCHEMA}")
@@ -269,7 +270,7 @@ class PgvectorCollection:
 
 
 def _drop(connections: PgConnections, which: str, values: Sequence[str]) -> None:
-    """Remove collections, each with the row that lists it; harmless if there are none."""
+    """Remove collections and the rows that list them; none is not an error."""
     with connections.take() as connection, suppress(*MISSING_TABLE), connection.transaction():
         asked = f"delete from {SCHEMA}.collection where {which} returning name"
         for (name,) in connection.execute(asked, values).fetchall():
@@ -277,7 +278,7 @@ def _drop(connections: PgConnections, which: str, values: Sequence[str]) -> None
 
 
 def _to_binary(rows_NW: Vectors) -> list[PgVector]:
-    """Pgvector's form: the number of dimensions, two unused bytes, big-endian float32."""
+    """Pgvector's binary format: the number of dimensions, two unused bytes, big-endian float32."""
     head = np.array((rows_NW.shape[1], 0), HEADER).tobytes()
     return [PgVector(head + row.tobytes()) for row in rows_NW.astype(">f4")]
 

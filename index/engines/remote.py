@@ -1,13 +1,12 @@
-"""Remote engines: the interface of a server that can store a gallery's vectors.
+"""Remote engines: the interface (`Engine`, `Collection`) of a server that stores a gallery's vectors.
 
-A collection is treated as a sealed segment elsewhere: `RemoteShard` knows in memory which of its rows are valid, and
-SQL is the truth of that. So an engine may be behind, or hold rows that are stale or duplicates; it must only not lose
-rows it has shown.
+`RemoteShard` keeps in memory which rows of a collection are valid; SQL is the source of truth. So an engine may be
+behind or hold stale and duplicate rows, but must not lose rows that it has once returned.
 
-**Feed numbers.** Each row comes with `seq`, the change feed number of its item's last write. Of two rows of a key the
-one with the higher number is newer, and an engine never lets an older one win, in whichever order they arrive: pgvector
-replaces a row if its number is not above the new one's; an engine without conditional writes stores a row for each
-(key, number), and removes those below. So a writer that goes on after it should have stopped does no harm.
+**Feed numbers.** Each row has `seq`, the change feed number of its item's last write. Of two rows of a key the one with
+the higher number wins, in whichever order they arrive: pgvector replaces a row unless its number is higher than the new
+one's; an engine without conditional writes stores a row for each (key, number) and removes the lower ones. So a writer
+that continues after it lost its lease does no harm.
 
 Shape suffixes: N rows, W their width, Q queries, C candidates.
 """
@@ -29,9 +28,9 @@ from index.space import Space, Vectors
 from index.version import ShardKey
 
 SEARCH_SECONDS = 2.0
-"""How long a query waits for an engine by default."""
+"""Default time limit of a query to an engine."""
 READ_TIMES = 5.0
-"""The same for loads, as a factor: they ask for the entries of some thousand keys."""
+"""Time limit of reading entries of some thousand keys, as a factor of that of queries."""
 
 
 class EngineUnavailable(RegraftError):
@@ -42,7 +41,7 @@ class EngineUnavailable(RegraftError):
 
 
 class Metric(StrEnum):
-    """How rows are compared; every space is one of both, see `index.space`."""
+    """How rows are compared; every space uses one of them, see `index.space`."""
 
     INNER_PRODUCT = "inner_product"
     """larger is nearer"""
@@ -51,7 +50,7 @@ class Metric(StrEnum):
 
 
 def metric_of(space: Space) -> Metric:
-    """How rows of a space are compared."""
+    """The metric of a space."""
     return Metric.INNER_PRODUCT if space.inner_product else Metric.L2
 
 
@@ -64,7 +63,7 @@ class Entries(NamedTuple):
 
 
 def is_up_to_date(found: Entries, keys_N: Keys, digests_N: Keys, seqs_N: Keys) -> Mask:
-    """Which of these keys were found with their digest, and with a feed number that is not lower (N,)."""
+    """Whether each key (N,) was found with its digest and at least its feed number."""
     if not len(found.keys_N):
         return np.zeros(len(keys_N), np.bool_)
     order_F = np.argsort(found.keys_N)
@@ -75,12 +74,12 @@ def is_up_to_date(found: Entries, keys_N: Keys, digests_N: Keys, seqs_N: Keys) -
 
 
 class Candidates(NamedTuple):
-    """The candidates of an engine for Q queries, in its own order, best first.
+    """The candidates of an engine for Q queries, in the engine's order, best first.
 
     Attributes:
-        keys_QC: of the rows; MISSING behind the last of a query.
+        keys_QC: keys of the rows, then MISSING.
         seqs_QC: their feed numbers.
-        rows_QCW: their vectors, bit for bit as they were stored; undefined where the key is MISSING.
+        rows_QCW: their vectors, bit for bit as stored; undefined where the key is MISSING.
     """
 
     keys_QC: Keys
@@ -93,10 +92,10 @@ class Capabilities:
     """The limits of an engine.
 
     Attributes:
-        max_k: candidates of one search.
-        max_keys: keys that a search may be restricted to.
-        max_rows: rows of one request, to write, to read or to list.
-        max_width: numbers of a row.
+        max_k: largest number of candidates of one search.
+        max_keys: largest number of keys that a search may be restricted to.
+        max_rows: largest number of rows of one request to write, read or list rows.
+        max_width: largest width of a row.
     """
 
     max_k: int
@@ -108,60 +107,59 @@ class Capabilities:
 class Collection(Protocol):
     """The rows of one shard of one gallery, created by the first write. Thread-safe.
 
-    If nothing was ever written, nothing is found, and `covered_seq` is 0. No argument exceeds `Capabilities`; rows are
-    finite. Every method ends after a time limit of the engine's own, and raises EngineUnavailable if the engine is
-    away, slow or refuses.
+    Before the first write nothing is found and `covered_seq` is 0. No argument exceeds `Capabilities`; rows are finite.
+    Every method has a time limit, and raises EngineUnavailable if the engine is unreachable, slow or refuses.
     """
 
     capabilities: Capabilities
 
     def upsert(self, entries: Entries, rows_NW: Vectors) -> None:
-        """Store rows of different keys, each unless there is one of its key with a higher feed number.
+        """Store rows of distinct keys, except where the key has a row with a higher feed number.
 
-        Afterwards they are found by `search` and `entries`, and survive a crash of the engine.
+        When it returns, `search` and `entries` find the rows, and they survive a crash of the engine.
         """
 
     def delete(self, keys_N: Keys, seqs_N: Keys) -> None:
-        """Remove the rows of each key whose feed number is not above the one given."""
+        """Remove the rows of each key whose feed number is at most the given one."""
 
     def search(self, queries_QW: Vectors, c: int, *, keys_N: Keys | None = None, exact: bool = False) -> Candidates:
         """The c best for each query, or fewer if an index finds no more.
 
         Args:
-            queries_QW: in the layout the metric compares with rows.
+            queries_QW: in the layout of `Space.queries`.
             c: at least 1.
-            keys_N: only rows of these keys; every one of them is compared.
-            exact: compare every row.
+            keys_N: only rows of these keys, all of which are compared.
+            exact: compare all rows.
         """
 
     def entries(self, keys_N: Keys) -> Entries:
-        """The entries of these keys, in any order: for each the row with the highest feed number."""
+        """The entries of these keys, unordered: for each key the row with the highest feed number."""
 
     def listed(self, after: int, limit: int) -> Entries:
         """Up to `limit` entries with keys above `after`, by key, as `entries` returns them."""
 
     def fetch(self, keys_N: Keys) -> tuple[Entries, Vectors]:
-        """As `entries`, with the rows (N, W)."""
+        """`entries` with their rows (N, W)."""
 
     def covered_seq(self) -> int:
-        """The feed number last set: all writes up to it were stored."""
+        """The last feed number set: all writes up to it are stored."""
 
     def set_covered_seq(self, seq: int, *, more: bool = False) -> None:
-        """Record that all writes up to a feed number were stored; survives a crash, after those writes.
+        """Record that all writes up to a feed number are stored; as durable as these writes.
 
-        `more`: further writes follow at once. So work that makes searches fast may be left for the last call, and a
-        lower number be recorded until then.
+        `more`: further writes follow at once. An engine may then defer the building of an index to the last call and
+        record a lower number until then.
         """
 
     def count(self) -> int:
         """Number of rows, stale ones included."""
 
     def drop(self) -> None:
-        """Remove everything, the covered number too; harmless if there is nothing."""
+        """Remove everything, including the covered feed number; idempotent."""
 
 
 def find_up_to_date(collection: Collection, keys_N: Keys, digests_N: Keys, seqs_N: Keys) -> Mask:
-    """Which of these rows a collection holds, as `is_up_to_date`; asks for `max_rows` at a time (N,)."""
+    """Whether a collection has each row (N,), as `is_up_to_date`; reads `max_rows` at a time."""
     most = collection.capabilities.max_rows
     held_N = np.zeros(len(keys_N), np.bool_)
     for start in range(0, len(keys_N), most):
@@ -171,7 +169,7 @@ def find_up_to_date(collection: Collection, keys_N: Keys, digests_N: Keys, seqs_
 
 
 def keep_only(collection: Collection, keys_N: Keys, upto: int) -> None:
-    """Remove all rows but those of some keys (N,), and those above feed number `upto`: others wrote them meanwhile."""
+    """Remove all rows except those of some keys (N,) and those above the feed number `upto`, which are newer writes."""
     after, most = -1, collection.capabilities.max_rows
     while len((found := collection.listed(after, most)).keys_N):
         after = int(found.keys_N[-1])
@@ -184,36 +182,36 @@ class Engine(Protocol):
     """A server that holds collections. Thread-safe."""
 
     def collection(self, gallery: str, place: ShardKey, width: int, metric: Metric) -> Collection:
-        """The collection of a shard; does not contact the server yet.
+        """The collection of a shard; does not connect yet.
 
-        `gallery`: a name that is unique among all services on the server.
+        `gallery`: a name that is unique among all services that use the server.
 
         Raises:
-            InvalidArgument: the engine takes no rows of this width.
+            InvalidArgument: the engine does not support this width.
         """
 
     def places(self, gallery: str) -> list[ShardKey]:
         """The shards that a gallery has collections for."""
 
     def drop(self, gallery: str, place: ShardKey) -> None:
-        """Remove a collection; harmless if there is none."""
+        """Remove a collection; idempotent."""
 
     def check(self) -> None:
-        """Raise EngineUnavailable unless the server answers and has all it needs."""
+        """Raise EngineUnavailable unless the server answers and meets all requirements."""
 
     def close(self) -> None:
         """Close its connections."""
 
 
 OpenCollection = Callable[[IndexKind, ShardKey, int, Metric], Collection]
-"""Opens the collection of a gallery's shard: (engine kind, shard, row width, metric). It never fails: without such an
-engine, or if it takes no such rows, every method of the collection raises EngineUnavailable.
+"""(engine kind, shard, row width, metric) -> the collection of a gallery's shard. Never fails: without such an engine,
+or if it does not support these rows, every method of the collection raises EngineUnavailable.
 """
 
 
 def no_engine(kind: IndexKind, place: ShardKey, _width: int, _metric: Metric) -> Collection:
     """`OpenCollection` of a process without remote engines."""
-    return Unreachable(f"{kind.value} is no engine of this process, which {place[0]} lies in")
+    return Unreachable(f"{place[0]} is in {kind.value}, which this process has not configured")
 
 
 class Unreachable:

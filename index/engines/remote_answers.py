@@ -1,10 +1,11 @@
-"""`Answers`: what remote engines have answered to one request, so that no search waits while it holds a gallery's lock.
+"""`Answers`: cached answers of remote engines to one request, so that no search waits while it holds a gallery's lock.
 
-An engine may take seconds. So a search reads the answers there are; for a missing one it notes the question and raises
-`Unanswered`. The caller leaves the lock, asks all questions at once, and searches again. Candidates are checked against
-the gallery as it is then: an older answer may include removed rows, which are dropped, but must not lack rows that
-were moved to the engine since; if it may, it is asked again. How many candidates suffice changes with every removed
-row, so an answer of any depth is used, and a search that has too few left asks for more.
+An engine may take seconds. So a search reads the cached answers; for a missing one it records the question and raises
+`Unanswered`. The caller releases the lock, asks all questions in parallel (`Answers.ask`) and searches again.
+
+Candidates are checked against the gallery at that time. A cached answer may include removed rows, which are dropped,
+but must not lack rows that were moved to the engine since: then it is outdated and the question is asked again. An
+answer may have any depth that suffices; a search that has too few valid candidates asks for more.
 """
 
 from __future__ import annotations
@@ -24,39 +25,39 @@ from index.engines.remote_rows import RemoteRows
 from index.space import Vectors
 
 MAX_THREADS = 16
-"""Questions asked at once by this process, beside one for each request."""
+"""Questions asked in parallel by this process, in addition to one per request."""
 MAX_STALE = 3
-"""After so many outdated answers rows arrive faster than the engine answers: then the search waits for it, once."""
+"""After this many outdated answers, rows arrive faster than the engine answers: the search then waits for it."""
 
 MAX_ROUNDS = 8
-"""The same after so many rounds of questions: they change faster than the engine answers."""
+"""After this many rounds of questions, these change faster than the engine answers: the search then waits for it."""
 
 Question = tuple[RemoteRows, bool, bytes, bool]
-"""The remote rows, and the search: exact or not, the queries, and whether it is restricted to keys."""
+"""Identifies a search: the remote rows, whether it is exact, the queries, and whether it is restricted to keys."""
 
 
 class Answer(NamedTuple):
-    """The candidates, and how many were asked for."""
+    """The candidates, and the number of candidates per query that were asked for (`depth`)."""
 
     depth: int
     candidates: Candidates
 
 
 class _CachedAnswer(NamedTuple):
-    """An answer, the keys it was restricted to, and the rows' `additions` before it was asked."""
+    """An answer, the keys it was restricted to, and `RemoteRows.additions` before the question."""
 
     answer: Answer
     keys_N: Keys | None
     added: int
 
     def is_enough_for(self, keys_N: Keys | None, min_candidates: int) -> bool:
-        """Whether it is deep enough, and includes all of these keys."""
+        """Whether it is deep enough and covers all of these keys."""
         among = keys_N is None or self.keys_N is None or bool(np.isin(keys_N, self.keys_N).all())
         return among and self.answer.depth >= min_candidates
 
 
 class Unanswered(Exception):
-    """Remote engines must be asked first."""
+    """A search needs answers that are not cached: call `answers.ask()`, then search again."""
 
     def __init__(self, answers: Answers) -> None:
         super().__init__()
@@ -72,7 +73,7 @@ class Answers:
         self._pending: dict[tuple[Question, int, bytes | None], Callable[[], None]] = {}
         self._stale = self._rounds = 0
         self.seconds: defaultdict[RemoteRows, float] = defaultdict(float)
-        """Seconds that the questions about each table took."""
+        """Seconds that the questions about each shard's remote rows took."""
 
     def search(
         self,
@@ -85,11 +86,11 @@ class Answers:
         keys_N: Keys | None = None,
         exact: bool = False,
     ) -> Answer:
-        """As `Collection.search`; `min_candidates`: as many suffice in an answer, c are asked for.
+        """`Collection.search` from the cache. An answer of `min_candidates` suffices; a new question asks for c.
 
         Raises:
-            Unanswered: it was not asked yet; `ask` will.
-            EngineUnavailable: it does not answer.
+            Unanswered: there is no such answer yet; `ask` gets it.
+            EngineUnavailable: the engine does not answer.
         """
         if (error := self._errors.get(rows)) is not None:
             raise EngineUnavailable(error.message)
@@ -112,7 +113,7 @@ class Answers:
             raise Unanswered(self)
 
     def ask(self) -> None:
-        """Ask all open questions at once."""
+        """Ask all open questions in parallel."""
         pending, self._pending = self._pending, {}
         self._rounds += 1
         first, *others = pending.values()

@@ -1,4 +1,4 @@
-"""Compares a collection's answers with memory, before rows in memory are dropped for those in the collection.
+"""`RecallCheck`: measure the recall of a collection against memory, before its rows are dropped from memory.
 
 Shape suffixes: N rows that are in both, Q queries, D dimension.
 """
@@ -21,10 +21,10 @@ ANY_NUMBER = np.iinfo(np.int64).max
 
 
 class RecallCheck:
-    """Exact answers from memory to sample queries, computed under the lock, to compare a collection's with later."""
+    """Exact answers from memory to sample queries, computed under the lock and later compared with the collection's."""
 
     def __init__(self, here: SegmentedShard, keys_N: Keys, digests_N: Keys, slots_N: Keys, served_N: Mask) -> None:
-        """Search memory, which holds these rows."""
+        """Search memory (`here`), which holds these rows."""
         self._space, self._dim = here.space, here.dim
         self._rows = RemoteRows()
         self._rows.add(keys_N, digests_N, np.full(len(keys_N), ANY_NUMBER), slots_N, served_N)
@@ -34,11 +34,11 @@ class RecallCheck:
         self._exact = here.search(self._queries_QD, max(1, self._k), exact=True)
 
     def recall(self, collection: Collection) -> float:
-        """The share of the exact ten best of the served rows that the collection finds; 1 where there are none.
+        """The share of the exact ten best served rows that the collection finds; 1 if there are none.
 
         Raises:
-            EngineUnavailable: it does not answer.
-            GalleryChanged: it was written meanwhile.
+            EngineUnavailable: the engine does not answer.
+            GalleryChanged: the collection was written since.
         """
         if not self._k:
             return 1.0

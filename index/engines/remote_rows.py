@@ -1,6 +1,7 @@
-"""`RemoteRows`: the valid rows of a remote collection, with their slots and whether they are served.
+"""`RemoteRows`: the valid rows of a remote collection, with their slots and `served` bits.
 
-Columns sorted by key, without the vectors: some fifty bytes a row, for a collection of any width. Not thread-safe.
+Columns sorted by key, without vectors: 35 bytes per row, for any width. A row is alive unless its item was replaced or
+deleted. Not thread-safe.
 Shape suffixes: N rows given, R rows, S slots.
 """
 
@@ -12,23 +13,23 @@ from index.engines.base import MISSING, Keys
 from index.scan import Mask, Rows
 
 ROW_BYTES = 4 * 8 + 3
-"""Bytes of a row: its key, feed number, digest and slot, and three bits, a byte each."""
+"""Bytes of a row: key, feed number, digest and slot, and three bits, a byte each."""
 
 
 class RemoteRows:
     """See the module."""
 
     def __init__(self) -> None:
-        # Over-allocated, so that most additions, which have higher keys, copy nothing.
+        # Over-allocated, so that most additions, which have higher keys, need no copy.
         self._columns_4R = np.empty((4, 0), np.int64)
         self._bits_2R = np.empty((2, 0), np.bool_)
         self._rows = 0
         self.additions = 0
-        """How often rows were added."""
+        """Number of calls that added rows."""
         self._refresh()
 
     def add(self, keys_N: Keys, digests_N: Keys, seqs_N: Keys, slots_N: Keys, served_N: Mask) -> None:
-        """Add rows of different keys, replacing earlier rows of these keys."""
+        """Add rows of distinct keys, replacing earlier rows of these keys."""
         self.additions += 1
         order_N = np.argsort(keys_N, kind="stable")
         columns_4N = np.stack([keys_N, seqs_N, digests_N, slots_N])[:, order_N]
@@ -48,14 +49,14 @@ class RemoteRows:
         self._refresh()
 
     def find(self, keys_N: Keys) -> Rows:
-        """The alive rows of these keys (N,); MISSING if there is none."""
+        """The alive row of each key (N,); MISSING if there is none."""
         if not self._rows:
             return np.full(len(keys_N), MISSING, np.int64)
         at_N = np.searchsorted(self.keys_R, keys_N).clip(max=self._rows - 1)
         return np.where((self.keys_R[at_N] == keys_N) & self.alive_R[at_N], at_N, MISSING)
 
     def keep_matching(self, keys_N: Keys, digests_N: Keys, slots_N: Keys, served_N: Mask) -> Mask:
-        """Keep rows of these keys that have the given digests, mark others dead; returns which were kept (N,)."""
+        """Keep rows of these keys that have the given digests, mark others dead; returns whether each was kept (N,)."""
         at_N = self.find(keys_N)
         held_N: Mask = at_N != MISSING
         same_N: Mask = held_N.copy()
@@ -81,7 +82,7 @@ class RemoteRows:
         self._refresh()
 
     def live(self, allowed_S: Mask | None) -> Mask:
-        """The rows that are alive, served and allowed (R,)."""
+        """Whether each row (R,) is alive, served and allowed."""
         return self._live_R if allowed_S is None else self._live_R & allowed_S[self.slots_R]
 
     def row_count(self) -> int:

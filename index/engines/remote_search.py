@@ -1,8 +1,8 @@
-"""Searching a remote collection for its valid rows: deeper until enough were found, or restricted to keys.
+"""`RemoteSearch`: search a remote collection for valid rows, deeper until enough are found, or restricted to keys.
 
-A candidate is valid if its vector has the digest that its key has in `RemoteRows`. Invalid ones are made up for by
-asking for more candidates, or by having the engine compare every allowed row. Scores are computed here, from the
-vectors that come with the candidates.
+A candidate is valid if its vector has the digest of its key in `RemoteRows`. If too many are invalid, the engine is
+asked for more candidates, or to compare every allowed row. Scores are computed in this process, from the vectors of the
+candidates.
 
 Shape suffixes: Q queries, K results wanted, C candidates, N keys, D dimension, R remote rows, S slots, A allowed rows,
 P a part of them, G valid candidates.
@@ -28,13 +28,13 @@ from index.scan import Mask, Rows
 from index.space import Lorentz, Space, Vectors
 
 EXTRA_CANDIDATES, OVERSAMPLING, DEPTH_FACTOR = 8, 1.2, 4
-"""Extra candidates beyond the expected number, as a number and a factor, and the factor of the next, deeper search."""
+"""Candidates beyond the expected number, as a number and a factor; and the factor of the next, deeper search."""
 MAX_RESTRICTED_SHARE = 0.5
-"""A search is restricted to keys if no larger share of the rows is allowed."""
+"""A search is restricted to keys if at most this share of the rows is allowed."""
 MAX_APPROXIMATE_SHARE = 0.5
-"""For a larger share of the rows as results every row is compared: a graph would be searched to its end."""
+"""If more than this share of the rows is wanted, every row is compared: a graph would be searched completely."""
 PATIENCE_SECONDS = 1.0
-"""How long a request may see other rows than this process knows before it fails: the change feed is faster."""
+"""How long a request is retried if the engine has other rows than this process; the change feed is usually faster."""
 
 
 GalleryQuery = Callable[..., Answer]
@@ -42,7 +42,7 @@ GalleryQuery = Callable[..., Answer]
 
 
 class _Request(NamedTuple):
-    """A search: queries in both layouts, results wanted, the live rows, and how the engine is asked."""
+    """A search: queries in both layouts, results wanted, the live rows, exact or not, and the search function."""
 
     queries_QD: Vectors
     queries_QW: Vectors
@@ -53,7 +53,7 @@ class _Request(NamedTuple):
 
 
 class _Valid(NamedTuple):
-    """The valid candidates of one query: their rows in `RemoteRows`, their vectors (G, W), and whether they suffice."""
+    """The valid candidates of one query: their rows in `RemoteRows`, their vectors, and whether they suffice."""
 
     at_G: Rows
     rows_GW: Vectors
@@ -69,15 +69,15 @@ class RemoteSearch:
     def search(
         self, queries_QD: Vectors, k: int, allowed_S: Mask | None, *, exact: bool, answers: Answers | None = None
     ) -> Hits:
-        """As `Shard.search`; `answers`: of the engine so far, None: wait for it.
+        """As `Shard.search`; `answers`: cached answers of the engine; None: wait for the engine.
 
         Raises:
             Unanswered: the engine must be asked first.
             EngineUnavailable: the engine does not answer.
-            GalleryChanged: it holds newer rows than this process knows of.
+            GalleryChanged: the engine has newer rows than this process.
         """
-        # A graph over inner products of hyperboloid points misses a third of the nearest; FAISS's does too, and is not
-        # used where that is measured.
+        # A graph over inner products of hyperboloid points misses a third of the nearest rows. FAISS's does too, but
+        # its recall is measured, and then it is not used.
         exact = exact or isinstance(self._space, Lorentz)
         live_R = self._rows.live(allowed_S)
         allowed = int(np.count_nonzero(live_R))
@@ -112,12 +112,12 @@ class RemoteSearch:
         return Answer(c, self._collection.search(queries_QW, c, **options))
 
     def _depth(self, wanted: int, allowed: int) -> int:
-        """The number of candidates to ask for first, if allowed rows are randomly distributed."""
+        """The number of candidates to ask for first, assuming that allowed rows are randomly distributed."""
         needed = math.ceil(OVERSAMPLING * wanted * self._rows.row_count() / allowed) + EXTRA_CANDIDATES
         return min(self._collection.capabilities.max_k, needed)
 
     def _search_by_keys(self, asked: _Request, left_Q: Rows) -> list[_Valid]:
-        """The valid candidates of some queries, with every allowed row compared, in parts of `max_keys`."""
+        """The valid candidates of some queries; the engine compares every allowed row, `max_keys` per call."""
         keys_A, most = self._rows.keys_R[asked.live_R], self._collection.capabilities.max_keys
         gathered: list[list[_Valid]] = [[] for _ in left_Q]
         unanswered: Unanswered | None = None
@@ -126,12 +126,12 @@ class RemoteSearch:
             least = min(len(keys_P), asked.k)
             try:
                 found = self._search_deeper(asked, left_Q, least, least + EXTRA_CANDIDATES, keys_P)
-            except Unanswered as error:  # the other parts are asked for at once
+            except Unanswered as error:  # collect the questions of the other parts, too
                 unanswered = error
                 continue
             for parts, valid in zip(gathered, found, strict=True):
                 if not valid.enough:
-                    self._raise_disagreement(f"{least - len(valid.at_G)} rows or more are not found in it")
+                    self._raise_disagreement(f"{least - len(valid.at_G)} rows or more are missing in it")
                 parts.append(valid)
         if unanswered is not None:
             raise unanswered
@@ -141,7 +141,7 @@ class RemoteSearch:
     def _search_deeper(
         self, asked: _Request, queries_P: Rows, least: int, depth: int, keys_N: Keys | None = None
     ) -> list[_Valid]:
-        """The valid candidates of some queries, searched deeper and deeper until they suffice or there are no more."""
+        """The valid candidates of some queries, searched deeper until they suffice or there are no more."""
         found: dict[int, _Valid] = {}
         left_Q, most = queries_P, self._collection.capabilities.max_k
         depth, deep = min(depth, most), min(least, most)
@@ -163,7 +163,7 @@ class RemoteSearch:
         return [found[query] for query in queries_P.tolist()]
 
     def _is_sure(self, asked: _Request, query: int, valid: _Valid) -> bool:
-        """Whether no other row can be nearer; in Lorentz space the engine's order is rounded."""
+        """Whether no other row can be nearer; in a Lorentz space the engine's order is inexact."""
         if not isinstance(self._space, Lorentz):
             return True
         scores_1K, _ = self._nearest(asked, query, valid)
@@ -171,19 +171,19 @@ class RemoteSearch:
         return bool(self._space.nearest(asked.queries_QD[query], last) >= scores_1K[0, -1])
 
     def _nearest(self, asked: _Request, query: int, valid: _Valid) -> tuple[Vectors, Rows]:
-        """Scores of the best of a query's candidates (1, K or fewer), and their indices."""
+        """Scores of the best candidates of a query (1, at most K), and their indices."""
         found = min(asked.k, len(valid.at_G))
         return nearest_rows(self._space, asked.queries_QD[query : query + 1], valid.rows_GW, None, found)
 
     def _valid(self, found: Candidates, live_R: Mask) -> list[tuple[Rows, Vectors]]:
-        """The valid candidates of each query, once each: their rows in `RemoteRows`, and their vectors."""
+        """The distinct valid candidates of each query: their rows in `RemoteRows`, and their vectors."""
         at_QC = self._rows.find(found.keys_QC.ravel()).reshape(found.keys_QC.shape)
         known_QC = at_QC != MISSING
         same_QC = np.zeros(at_QC.shape, np.bool_)
         same_QC[known_QC] = digests(found.rows_QCW[known_QC][:, : self._dim]) == self._rows.digests_R[at_QC[known_QC]]
         newer_QC = known_QC & ~same_QC & (found.seqs_QC > self._rows.seqs_R[at_QC])
         if newer_QC.any():
-            self._raise_disagreement("it holds newer rows than the database tells of")
+            self._raise_disagreement("it has newer rows than the database")
         good_QC = same_QC & live_R[at_QC]
         valid = []
         for good_C, at_C, rows_CW in zip(good_QC, at_QC, found.rows_QCW, strict=True):
@@ -192,14 +192,14 @@ class RemoteSearch:
         return valid
 
     def _raise_disagreement(self, how: str) -> None:
-        """Raise: the engine has other rows than this process, usually writes that the change feed is about to bring."""
+        """Raise: the engine has other rows than this process, usually from writes that the change feed will bring."""
         if may_retry_within(PATIENCE_SECONDS):
             raise GalleryChanged
-        raise EngineUnavailable(f"the engine and the database disagree, {how}: `regraft doctor --fix` mends it")
+        raise EngineUnavailable(f"the engine and the database disagree, {how}: run `regraft doctor --fix`")
 
 
 def _is_exhausted(found: Candidates, depth: int) -> list[bool]:
-    """For each query whether the engine has no more candidates."""
+    """Whether the engine has no more candidates, for each query."""
     if found.keys_QC.shape[1] < depth:
         return [True] * len(found.keys_QC)
     return [key == MISSING for key in found.keys_QC[:, -1].tolist()]

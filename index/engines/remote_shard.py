@@ -1,11 +1,11 @@
 """`RemoteShard`: the vectors of one shard in a remote engine.
 
-Writes go to memory, as in every shard. A writer, one for all processes, copies them to the collection; `settle` asks
-which rows it has, and from then on they are valid there and dropped here. So a search always merges both parts, and
-rows that the engine does not have yet are found all the same.
+Writes go to memory, as in every shard. One writer for all processes (`service.replica.engine_writer`) copies them to
+the collection. `settle` then asks which rows the collection has, marks these valid there and drops them from memory. A
+search merges both parts, so it also finds rows that the engine does not have yet.
 
 The engine may hold stale, duplicate or unknown rows: `remote_search.py` decides which candidates are valid. Locks are
-as in `SegmentedShard`; `settle` takes them itself.
+as in `SegmentedShard`; `settle` acquires them itself.
 
 Shape suffixes: N items, D dimension, W width of a row, S slots, M rows that move.
 """
@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 
 UNKNOWN_YET = -1
 RECALL_TOLERANCE = 0.05
-"""By how much an engine may miss the recall aim: nothing here can make it search more thoroughly."""
+"""How far an engine's recall may be below the aim, as its search effort cannot be tuned from here."""
 REST_SECONDS = 60.0
-"""How long an engine that missed it is not checked again."""
+"""Seconds until an engine with too low a recall is checked again."""
 
 Lock = Callable[[], AbstractContextManager[None]]
 SeqsOf = Callable[[Keys], Keys]
@@ -59,23 +59,23 @@ class RemoteShard(SegmentedShard):
         self.collection, self.kind = collection, config.kind
         self.remote_rows = RemoteRows()
         self.covered_seq = 0
-        """The highest covered feed number seen: it never falls unless the engine lost rows."""
-        # For rows that were in memory before they move: the feed number up to which the collection must have them
-        # before its recall is checked; None: it was.
+        """The highest covered feed number seen; a lower one means that the engine lost rows."""
+        # If rows were in memory before the collection: the feed number that the collection must cover before its recall
+        # is checked; None: it was checked, or there were none.
         self._verify_at_seq: int | None = None
         self._verify_after = 0.0
-        # Why it is unknown which of `remote_rows` the collection has: the error when it was asked for them.
+        # If it is unknown which of `remote_rows` the collection has: the error when it was asked for them.
         self._unavailable: str | None = None
         self._search = RemoteSearch(collection, self.remote_rows, dim, space)
 
     @property
     def is_leaving(self) -> bool:
-        """Whether its rows move out of this collection."""
+        """Whether its rows are being moved out of this collection."""
         return self.config.kind is not self.kind
 
     @classmethod
     def from_shard(cls, shard: SegmentedShard, collection: Collection) -> RemoteShard:
-        """A shard with all rows of `shard`, which is not used any more, to be moved to the collection."""
+        """A shard that takes over all rows of `shard`, to be moved to the collection."""
         made = cls(shard.dim, shard.space, shard.config, collection)
         made.take_over(shard)
         made._verify_at_seq = UNKNOWN_YET
@@ -88,7 +88,7 @@ class RemoteShard(SegmentedShard):
         slots_N: Keys | None = None,
         served_N: Mask | None = None,
     ) -> None:
-        """Store or replace; see Shard. A row the collection has already only gets its new slot and `served` bit."""
+        """Store or replace; see Shard. A row that is already in the collection only gets its slot and `served` bit."""
         keys_N = np.asarray(keys, np.int64)
         slots_N = keys_N if slots_N is None else slots_N
         served_N = np.ones(len(keys_N), np.bool_) if served_N is None else served_N
@@ -103,7 +103,7 @@ class RemoteShard(SegmentedShard):
         self.remote_rows.mark_dead(np.asarray(keys, np.int64))
 
     def serve(self, served_S: Mask) -> None:
-        """Which rows are found; see Shard."""
+        """Set which rows are served; see Shard."""
         super().serve(served_S)
         self.remote_rows.serve(served_S)
 
@@ -118,12 +118,12 @@ class RemoteShard(SegmentedShard):
         share: float = 1.0,
         answers: Answers | None = None,
     ) -> Hits:
-        """The best of memory and the collection; see Shard. `answers`: of the engine so far, None: wait for it.
+        """The best of memory and the collection; see Shard. `answers`: cached answers; None: wait for the engine.
 
         Raises:
             Unanswered: the engine must be asked first.
             EngineUnavailable: the engine does not answer.
-            GalleryChanged: it holds newer rows than this process knows of.
+            GalleryChanged: the engine has newer rows than this process.
         """
         parts = []
         if self.remote_rows.count():
@@ -152,21 +152,22 @@ class RemoteShard(SegmentedShard):
         return rows_NW
 
     def sealed(self, keys_N: Keys, digests_N: Keys, seqs_N: Keys) -> Mask:
-        """Which of these vectors are in segments or the collection (N,).
+        """Whether each vector (N,) is in a segment or the collection.
 
-        All if the engine is away, so that no vector is read from SQL: it is asked when it is back, see `settle`.
+        If the engine is unavailable, True for all, so that no vectors are read from SQL; `settle` then has the shard
+        loaded again.
         """
         known_N = super().sealed(keys_N, digests_N, seqs_N)
         if self._unavailable is None:
             try:
-                self.covered_seq = self.collection.covered_seq()  # fails fast if the engine hangs
+                self.covered_seq = self.collection.covered_seq()  # first, as it has the shortest time limit
                 return known_N | find_up_to_date(self.collection, keys_N, digests_N, seqs_N)
             except EngineUnavailable as error:
                 self._unavailable = error.message
         return np.ones(len(keys_N), np.bool_)
 
     def revive(self, keys_N: Keys, digests_N: Keys, seqs_N: Keys, slots_N: Keys, served_N: Mask) -> None:
-        """Mark the rows of these keys and digests alive, each in one place; they are all `sealed`."""
+        """Mark the rows of these keys and digests alive, in a segment or the collection; all must be `sealed`."""
         here_N = super().sealed(keys_N, digests_N, seqs_N)
         for where_N, hold in ((here_N, super().revive), (~here_N, self.remote_rows.add)):
             hold(keys_N[where_N], digests_N[where_N], seqs_N[where_N], slots_N[where_N], served_N[where_N])
@@ -201,23 +202,23 @@ class RemoteShard(SegmentedShard):
         return super().indexed_count() + self.remote_rows.count()
 
     def is_large(self) -> bool:
-        """Whether it has rows, which `settle` may move."""
+        """Whether it has any rows, which `settle` may move."""
         return bool(self.row_count())
 
     def freeze(self) -> Job | None:
-        """Rows are sealed here only if they do not move to the collection."""
+        """See SegmentedShard; None while rows move to the collection."""
         return None if self.config.kind.is_remote else super().freeze()
 
     def settle(self, read: Lock, change: Lock, seqs_of: SeqsOf) -> bool:
-        """Drop rows from memory that the collection has, beside queries and writes; or move them back, if `is_leaving`.
+        """Drop rows from memory that the collection has; or move them back, if `is_leaving`. Queries and writes go on.
 
         Args:
             read: the lock for reading the shard.
             change: the lock for changing it.
-            seqs_of: called under either.
+            seqs_of: slots -> feed numbers; called under either lock.
 
         Returns:
-            Whether the location of all rows is known: the collection lost none, and answered when it was asked first.
+            False if the shard must be loaded again: the collection lost rows, or did not answer in `sealed`.
 
         Raises:
             EngineUnavailable: the engine does not answer.
@@ -244,7 +245,7 @@ class RemoteShard(SegmentedShard):
         return True
 
     def _may_leave(self, read: Lock, newest: int, covered_seq: int) -> bool:
-        """Whether rows may be dropped from memory; those from before the move only once all are there, with recall."""
+        """Whether rows may be dropped from memory: if any were there before the move, only after the recall check."""
         if self._verify_at_seq is None:
             return True
         self._verify_at_seq = newest if self._verify_at_seq == UNKNOWN_YET else self._verify_at_seq
@@ -270,7 +271,7 @@ class RemoteShard(SegmentedShard):
         return False
 
     def is_settled(self) -> bool:
-        """Whether no row has to move."""
+        """Whether no row has to be moved."""
         if self.config.kind.is_remote:
             return not (self.is_leaving or self.local_row_count())
         return not self.remote_rows.row_count()
@@ -292,14 +293,14 @@ class RemoteShard(SegmentedShard):
                 super().upsert(entries.keys_N[current_F], rows_FW[current_F][:, : self.dim], slots_M, served_M)
 
     def _local_rows(self) -> tuple[Keys, Keys, Mask]:
-        """Keys and slots of the rows in memory, and whether they are served."""
+        """Keys, slots and `served` bits of the rows in memory."""
         _, keys_N, _, served_N = self.head.rows()
         keys = [keys_N, *(one.keys_R[one.alive_R] for one in self.segments)]
         served = [served_N, *(one.served_R[one.alive_R] for one in self.segments)]
         return np.concatenate(keys), np.concatenate(SegmentedShard.slots(self)), np.concatenate(served)
 
     def _move_confirmed(self, found: Entries, seqs_of: SeqsOf) -> None:
-        """Move the rows of which the collection has the same ones, as new as the last write of their items."""
+        """Move the rows in memory that are up to date in the collection (`found`)."""
         _, keys_R, slots_R, served_R = self.head.rows()
         (at_M,) = np.nonzero(np.isin(keys_R, found.keys_N))
         self._move(found, self.head.rows()[0][at_M], keys_R[at_M], slots_R[at_M], served_R[at_M], seqs_of)
@@ -316,7 +317,7 @@ class RemoteShard(SegmentedShard):
     def _move(
         self, found: Entries, rows_MW: Vectors, keys_M: Keys, slots_M: Keys, served_M: Mask, seqs_of: SeqsOf
     ) -> None:
-        """Move those of some rows in memory that are up to date in the collection."""
+        """Move the given rows in memory that are up to date in the collection."""
         digests_M, seqs_M = digests(rows_MW[:, : self.dim]), seqs_of(slots_M)
         same_M = is_up_to_date(found, keys_M, digests_M, seqs_M)
         super().delete(keys_M[same_M])

@@ -1,7 +1,8 @@
-"""`Segment`: immutable rows, two bits for each, and the index over them.
+"""`Segment`: immutable rows, two bits per row, and the index over them.
 
-A segment is searched exactly until `build_index`, which runs beside queries, has given it an index. A row is alive
-unless its item was replaced or deleted, and served unless another shard serves its item; rows with both bits are live.
+A segment is searched exactly until `build_index`, which runs concurrently with queries, has built its index. A row is
+alive unless its item was replaced or deleted, and served unless another shard serves its item; a row with both bits is
+live.
 Shape suffixes: Q queries, D dimension, R rows, W their width, K wanted.
 """
 
@@ -33,30 +34,30 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T", bound=np.generic)
 
 MIN_APPROXIMATE = 10_000
-"""A scan of fewer rows takes no longer than the rest of a query."""
+"""Fewest rows for an index by `auto`: a scan of fewer takes no longer than the rest of a query."""
 KINDS_OF_AUTO = IndexKind.IVF, IndexKind.HNSW
-"""What `auto` tries, in this order: inverted lists are built in a fifth of the time of a graph."""
+"""The kinds that `auto` tries, in order: inverted lists are built in a fifth of the time of a graph."""
 FEW_LISTS = 8
-"""If lists reach the recall aim with so few of them (`nprobe`), no graph is faster, and none is built."""
+"""If inverted lists reach the recall aim with at most this `nprobe`, no graph is faster, and none is built."""
 SAMPLE_ROWS, MAX_SAMPLE_SHARE = 2048, 0.25
 """Rows, and their largest share, held out as queries to measure an index over the others, which takes three or four
-seconds. With fewer, the margin for chance asks for a larger effort."""
+seconds. With fewer, the larger margin of error would require a larger effort."""
 SCANNED_COST = 1.5 / COPY_COST
-"""The cost of comparing a row in order, in rows copied together and compared; with a margin."""
+"""The cost of comparing a row in a scan, as a number of gathered rows compared; with a margin."""
 MAX_CACHED = 256
 """Cached search methods, by k, share, number of allowed rows and recall aim."""
 ROW_STATE_BYTES = 5 * 8 + 3
-"""Bytes of a row beside its vector: key, slot, rank by key, sorted key, digest; and three bits, a byte each."""
+"""Bytes of a row without its vector: key, slot, rank by key, sorted key, digest; and three bits, a byte each."""
 
 
 class _SearchMethod(NamedTuple):
     """How a segment is searched.
 
     Attributes:
-        scanned: exactly, or by an index and with which effort.
-        reliable: for how many results the recall aim holds.
-        depth: results to return.
-        oversampled_k: results to ask the index for, which knows nothing of rows that are not allowed.
+        scanned: exactly, or by the index and with which effort.
+        reliable: number of results for which the recall aim holds.
+        depth: number of results to return.
+        oversampled_k: number of results to ask the index for, as some of them will not be allowed.
     """
 
     scanned: Scanned
@@ -66,7 +67,7 @@ class _SearchMethod(NamedTuple):
 
 
 class Segment:
-    """See the module. Not thread-safe, except that `build_index` may run beside searches."""
+    """See the module. Not thread-safe, except that `build_index` may run concurrently with searches."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class Segment:
         digests_R: Keys | None = None,
     ) -> None:
         self.space = space
-        self._order_R = np.argsort(keys_R, kind="stable")  # fast where they ascend, and as a rule they do
+        self._order_R = np.argsort(keys_R, kind="stable")  # fast, because keys are usually ascending
         self._sorted_R = keys_R[self._order_R]
         self.rows_RW, self.keys_R, self.slots_R = rows_RW, keys_R, slots_R
         self.alive_R: Mask = np.ones(len(keys_R), np.bool_)
@@ -87,7 +88,7 @@ class Segment:
         self.config: IndexConfig | None = None
         self.folder: Path | None = None
         self.merge_rejected = False
-        """Whether merging it was tried and not kept, for its recall or its cost; it is not tried again."""
+        """Whether merging it was rejected, for its recall or its cost; it is not tried again."""
         self.provisional = False
         """Whether inverted lists were accepted without trying a graph, which may be faster."""
         self.stored_bytes = 0
@@ -105,7 +106,7 @@ class Segment:
         return len(self.keys_R) - self.dead
 
     def refresh(self) -> None:
-        """Recompute what depends on the bits; to be called after each change of them."""
+        """Recompute all that depends on the bits; must be called after each change of them."""
         self.dead = len(self.alive_R) - int(np.count_nonzero(self.alive_R))
         self._live_R: Mask = self.alive_R & self.served_R
         self._live = int(np.count_nonzero(self._live_R))
@@ -114,7 +115,7 @@ class Segment:
 
     def serve(self, served_S: Mask) -> None:
         """Set which rows are served, by slot."""
-        if self.row_count():  # the bit of a dead row does not matter, but its slot may not exist any more
+        if self.row_count():  # dead rows do not matter, and their slots may no longer exist
             self.served_R = served_S.take(self.slots_R, mode="clip")
         self.refresh()
 
@@ -166,7 +167,7 @@ class Segment:
         return taken_N
 
     def mark_all_dead(self) -> None:
-        """Every row is dead."""
+        """Mark all rows dead."""
         self.alive_R[:] = False
         self.refresh()
 
@@ -202,7 +203,7 @@ class Segment:
         if is_full(at_QC):
             return Hits(scores_QC, self.slots_R.take(at_QC), True, scanned, reliable)
         least = min(reliable, allowed)
-        if least and len(few := np.flatnonzero(at_QC[:, least - 1] == MISSING)):  # the index found too few
+        if least and len(few := np.flatnonzero(at_QC[:, least - 1] == MISSING)):  # too few results by the index
             found = nearest_rows(self.space, queries_QD[few], self.rows_RW, allowed_R, depth)
             scores_QC[few], at_QC[few] = found
             scanned = replace(scanned, exact=allowed)
@@ -220,16 +221,24 @@ class Segment:
         missed: str,
         accept_first: bool = False,
     ) -> bool:
-        """Build an index by this configuration, and measure the effort that reaches its recall aim; takes a while.
+        """Build an index by this configuration and measure the effort that reaches its recall aim. Slow.
 
-        `queries_QD`: recent queries; None: the last rows are used, which `merge_segments` put in random order. If no
-        effort reaches the aim, a warning is logged, with what follows (`missed`), and the segment stays without an
-        index. `accept_first`: take the first index that reaches it. Returns False if it was stopped before the end.
+        If no effort reaches the aim, a warning is logged and the segment stays without an index.
+
+        Args:
+            config: the configuration.
+            queries_QD: recent queries; None: the last rows, which are random (`merge_segments`).
+            stopped: polled.
+            missed: the consequence if the aim is missed, for the log.
+            accept_first: take the first index that reaches the aim.
+
+        Returns:
+            False if it was stopped.
         """
         self.config = config
         if config.kind is IndexKind.EXACT or (config.kind is IndexKind.AUTO and len(self.keys_R) < MIN_APPROXIMATE):
             return True
-        # Rows of the index itself are found too easily as queries, and so are vectors between rows.
+        # Hold out rows as queries: rows in the index, and vectors between them, are found too easily.
         rows_RW, held_out = self.rows_RW, _sampled(len(self.rows_RW))
         indexed_RW = rows_RW[: len(rows_RW) - held_out]
         if queries_QD is None:
@@ -254,9 +263,9 @@ class Segment:
     def _cheapest(
         self, config: IndexConfig, rows_RW: Vectors, queries_QD: Vectors, stopped: Callable[[], bool], enough: float
     ) -> tuple[TunedIndex | None, float] | None:
-        """The cheapest index that reaches the recall aim, None if none does, and the best recall of any.
+        """The cheapest index that reaches the recall aim (None if none does), and the best recall of any.
 
-        If `enough` lists or fewer reach it, no graph is tried. Returns None if it was stopped.
+        If at most `enough` lists reach the aim, no graph is tried. Returns None if it was stopped.
         """
         best, reached = None, 0.0
         for kind in KINDS_OF_AUTO if config.kind is IndexKind.AUTO else (config.kind,):
@@ -272,12 +281,12 @@ class Segment:
         return best, reached
 
     def reorder(self) -> None:
-        """Reorder rows as the index searches them fastest; before anyone searches the segment."""
+        """Reorder rows for the fastest searches by the index; before the segment is searched."""
         if self.tuned is None:
             return
         index = self.tuned.index
         if (kept_RW := index.rows()) is not None:
-            self.rows_RW = kept_RW  # once, not beside a copy
+            self.rows_RW = kept_RW  # do not keep a second copy
         if (order_R := index.reorder()) is None:
             return
         arranged_RW = index.rows()
@@ -288,13 +297,13 @@ class Segment:
         self.refresh()
 
     def cost(self, whole: Segment | None = None) -> float:
-        """The cost of a search in rows compared; for its share of a list over all rows of `whole`, if given."""
+        """The cost of a search in rows compared; with `whole`, for its share of a list over all rows of that."""
         if self.tuned is None:
             return float(len(self.keys_R))
         return self.tuned.cost(1.0 if whole is None else min(1.0, len(self.keys_R) / len(whole.keys_R)))
 
     def _allowed(self, allowed_S: Mask | None) -> tuple[Mask | None, int]:
-        """The allowed live rows (R,), None for all rows, and their number."""
+        """Whether each row (R,) is live and allowed (None: all are), and the number of such rows."""
         if allowed_S is None:
             return self._all_live, self._live
         allowed_R: Mask = allowed_S[self.slots_R]
@@ -342,9 +351,9 @@ class Segment:
 
 
 def merge_segments(segments: Sequence[Segment], chosen: Sequence[Mask]) -> Segment:
-    """A new segment of the chosen rows (R,) of several, one of a key, in random order.
+    """A new segment of the chosen rows (R,) of several segments, at most one per key, in random order.
 
-    Graphs need that order, and `build_index` takes the last rows as a sample of queries.
+    Graphs need a random order, and `build_index` takes the last rows as sample queries.
     """
     taken = [np.flatnonzero(chosen_R) for chosen_R in chosen]
     places = np.random.default_rng(0).permutation(sum(map(len, taken)))

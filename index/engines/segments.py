@@ -1,9 +1,10 @@
-"""`SegmentedShard`: an exact head that takes writes, and sealed segments that an approximate index may serve.
+"""`SegmentedShard`: a head for writes, which is scanned, and sealed segments, which may have an approximate index.
 
-Writes go to the head. When it is large, `freeze` turns it into a segment in one short step; the `Job` it returns builds
-indexes and merges segments beside queries and writes, and `finish` swaps in the result. The owner of the shard locks:
-`search` under a shared lock, `upsert`, `delete` and `freeze` exclusively, `reserve` and `finish` beside searches but
-no other writer, `Job.run` under no lock.
+Writes go to the head. If it is large, `freeze` turns it into segments in one short step and returns a `Job`, which
+builds an index or merges segments concurrently with queries and writes; `finish` swaps in the result.
+
+The owner of the shard locks: `search` under a shared lock; `upsert`, `delete` and `freeze` under an exclusive one;
+`reserve` and `finish` concurrently with searches but not with writers; `Job.run` without a lock.
 
 Shape suffixes: Q queries, K results wanted, N items, D dimension, S slots.
 """
@@ -34,45 +35,45 @@ from index.scan import Mask
 from index.space import Space, Vectors
 
 SEAL_ROWS = 32_768
-"""A head of so many rows is sealed; a scan of it takes a millisecond."""
+"""A head of this many rows is sealed; scanning it takes a millisecond."""
 LARGEST_SEALED = 4 * SEAL_ROWS
 """A larger head (it grew during other jobs) becomes several segments: one large index may take far longer to build.
 
-Once writes have stopped, segments of no more rows in all are merged, whatever their sizes.
+Once writes have stopped, segments with at most this many rows together are merged, whatever their sizes.
 """
 SETTLED_ROWS, SETTLED_SECONDS = 10_000, 10.0
-"""A head of so many rows is sealed once nothing was written for so long."""
+"""A head of this many rows is sealed if nothing was written for this long."""
 FILLED_SECONDS = 60.0
-"""If a head fills faster, items arrive faster than graphs are built: lists are used for now (decision 0046)."""
+"""If a head fills in less time, items arrive faster than graphs are built: use lists for now (decision 0046)."""
 RECENT_QUERIES, MIN_RECENT_QUERIES = 256, 64
-"""Recent queries that are kept, and how many different ones are needed to measure an index with them."""
+"""Number of recent queries kept, and of distinct ones needed to measure an index with them."""
 MERGE_FACTOR = 4
-"""So many segments of about one size are merged, if that makes searches cheaper."""
+"""This many segments of similar size are merged, if that makes searches cheaper."""
 MAX_DEAD_SHARE = 0.3
 """A segment with a larger share of dead rows is rebuilt."""
 SCANNED, KEPT = "every item is compared", "segments stay apart"
-"""For the log: what follows if an index misses the recall aim."""
+"""The consequences, in the log, of an index that misses the recall aim."""
 
 
 @dataclass
 class Job:
-    """Replaces segments by one with an index; `run` takes seconds to minutes, and touches nothing that is served."""
+    """Replaces segments by one with an index; `run` takes seconds to minutes and does not touch what is searched."""
 
     replaced: tuple[Segment, ...]
     alive_at_start: tuple[Mask, ...]
-    """The rows of each that were alive when the job began: those are merged, whatever is deleted meanwhile."""
+    """The rows of each segment that were alive when the job began; these are merged, even if deleted since."""
     config: IndexConfig
     recent_queries: Sequence[Vectors]
-    """Recent queries (D,), the last one last."""
+    """Recent queries (D,), oldest first."""
     files: SegmentFiles | None
     accept_first: bool = False
     """Whether to take the first index that reaches the recall aim, for now."""
     made: Segment = field(init=False)
     merge_rejected: bool = field(default=False, init=False)
-    """Whether the segments stay: one index over all misses the recall aim, or is more expensive to search."""
+    """Whether the segments are kept, because one index over all misses the recall aim or is slower to search."""
 
     def run(self, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Merge the alive rows, index them and write the files; False: it was stopped, there is nothing to swap in."""
+        """Merge the alive rows, index them and write the files; False if stopped: then there is nothing to swap in."""
         self.made = made = merge_segments(self.replaced, self.alive_at_start)
         if not made.keys_R.size:
             return True
@@ -92,7 +93,7 @@ class Job:
         return True
 
     def sample(self) -> Vectors | None:
-        """The different recent queries, to measure an index with; None: too few."""
+        """The distinct recent queries, to measure an index with; None: too few."""
         if len(self.recent_queries) < MIN_RECENT_QUERIES:
             return None
         queries_QD: Vectors = np.unique(np.stack(self.recent_queries), axis=0)
@@ -110,17 +111,17 @@ class SegmentedShard:
     is_remote = False
 
     def __init__(self, dim: int, space: Space, config: IndexConfig, folder: Path | None = None) -> None:
-        """`folder`: of segment files; their rows are dead until `upsert` or `revive` brings them again."""
+        """`folder`: of segment files, whose rows are dead until `upsert` or `revive` confirms them."""
         self.space, self.dim, self.config = space, dim, config
         self.head = FlatShard(dim, space)
         self._files = SegmentFiles(folder) if folder else None
         self.segments = tuple(self._files.load(space, dim)) if self._files else ()
         self._written = self._began = time.monotonic()
-        # The last queries (D,).
+        # Queries (D,), oldest first.
         self._recent_queries: deque[Vectors] = deque(maxlen=RECENT_QUERIES)
 
     def take_over(self, other: SegmentedShard) -> None:
-        """Take the head and segments of `other`, which is not used any more; keep other segments found on disk."""
+        """Take over the head and segments of `other`; keep other segments found on disk."""
         known = {segment.folder for segment in other.segments}
         found = tuple(segment for segment in self.segments if segment.folder not in known)
         self.head, self.segments = other.head, other.segments + found
@@ -132,7 +133,7 @@ class SegmentedShard:
         slots_N: Keys | None = None,
         served_N: Mask | None = None,
     ) -> None:
-        """Store or replace; see Shard. A row that a segment has already is revived there, with its new slot."""
+        """Store or replace; see Shard. A row that is already in a segment is revived there, with its new slot."""
         self._written = time.monotonic()
         keys_N = np.asarray(keys, np.int64)
         slots_N = keys_N if slots_N is None else slots_N
@@ -144,7 +145,7 @@ class SegmentedShard:
         self.head.upsert(keys_N, vectors_ND, slots_N, served_N)
 
     def reserve(self, more: int) -> None:
-        """Make room in the head; see Shard."""
+        """Allocate memory in the head; see Shard."""
         self.head.reserve(more)
 
     def delete(self, keys: Sequence[int] | Keys) -> None:
@@ -154,7 +155,7 @@ class SegmentedShard:
             segment.mark_dead(np.asarray(keys, np.int64))
 
     def serve(self, served_S: Mask) -> None:
-        """Which rows are found; see Shard."""
+        """Set which rows are served; see Shard."""
         self.head.serve(served_S)
         for segment in self.segments:
             segment.serve(served_S)
@@ -169,10 +170,10 @@ class SegmentedShard:
         recall: float | None = None,
         share: float = 1.0,
     ) -> Hits:
-        """The best of head and segments, see Shard; for how they are merged see `index.engines.merge_parts`."""
+        """The best of head and segments, see Shard; merged as in `index.engines.merge_parts`."""
         if not self.segments:
             return self.head.search(queries_QD, k, allowed_S)
-        self._recent_queries.extend(queries_QD[-RECENT_QUERIES:].copy())  # a view would keep its whole request
+        self._recent_queries.extend(queries_QD[-RECENT_QUERIES:].copy())  # a view would keep the whole request
         held: tuple[FlatShard | Segment, ...] = self.head, *self.segments
         searched = [one for one in held if one.count()] or [self.head]
         if len(searched) == 1:
@@ -206,16 +207,16 @@ class SegmentedShard:
         return rows_NW
 
     def in_memory(self, keys_N: Keys) -> tuple[Mask, Vectors]:
-        """Which of these keys have a row in this process (N,), and the vectors of those (M, D), in order."""
+        """Whether each key (N,) has a row in this process, and the vectors (M, D) of those that have, in order."""
         here_N = self.head.has(keys_N)
         for segment in self.segments:
             here_N |= segment.find(keys_N) != MISSING
         return here_N, SegmentedShard.fetch(self, keys_N[here_N])[:, : self.dim]
 
     def sealed(self, keys_N: Keys, digests_N: Keys, seqs_N: Keys) -> Mask:
-        """Which of these vectors are in segments, found by their digests, dead or not (N,).
+        """Whether each vector (N,) is in a segment, alive or dead, by its digest.
 
-        `seqs_N`: the feed numbers of the items' last writes, unused here because rows never change.
+        `seqs_N`: feed numbers of the last writes of the items; only remote shards use them.
         """
         left = np.arange(len(keys_N))
         for segment in self.segments:
@@ -225,7 +226,7 @@ class SegmentedShard:
         return known_N
 
     def revive(self, keys_N: Keys, digests_N: Keys, seqs_N: Keys, slots_N: Keys, served_N: Mask) -> None:
-        """Mark the rows of these keys and digests alive, each in one segment; they are all `sealed`, and dead."""
+        """Mark the rows of these keys and digests alive, each in one segment; all must be `sealed` and dead."""
         left = np.arange(len(keys_N))
         for segment in self.segments:
             at_L = segment.find_by_digest(keys_N[left], digests_N[left])
@@ -237,7 +238,7 @@ class SegmentedShard:
             left = left[~here_L]
 
     def slots_and_digests(self) -> list[tuple[Keys, Callable[[], Keys]]]:
-        """The slots of all rows, in parts, each with a function that returns their digests, UNKNOWN in the head."""
+        """The slots of all rows, in parts, each with a function that returns their digests (UNKNOWN in the head)."""
         head_N = self.head.slots()[0].copy()
         return [
             (head_N, lambda: np.full(len(head_N), UNKNOWN)),
@@ -266,15 +267,15 @@ class SegmentedShard:
         return sum(segment.count() for segment in self.segments if segment.tuned)
 
     def is_large(self) -> bool:
-        """Whether it has segments, or so many rows that they may become one."""
+        """Whether it has segments, or enough rows to seal."""
         return bool(self.segments) or self.head.row_count() >= min(SETTLED_ROWS, SEAL_ROWS)
 
     def freeze(self) -> Job | None:
-        """Seal the head if it is large, and return the next job; None: there is none."""
+        """Seal the head if it is large; returns the next job, None: there is none."""
         now = time.monotonic()
         settled = now - self._written > SETTLED_SECONDS
         accept_first = not settled and now - self._began < FILLED_SECONDS
-        # One array is scanned fastest, so an exact shard stays in its head; but a GPU needs immutable rows.
+        # A single array is scanned fastest, so an exact shard is never sealed; but a GPU needs immutable rows.
         sealed = self.config.kind is not IndexKind.EXACT or gpu.used() is not None
         if self.head.row_count() >= (SETTLED_ROWS if settled else SEAL_ROWS) and sealed:
             self.segments += tuple(_sealed(self.space, self.head))
@@ -287,7 +288,7 @@ class SegmentedShard:
         return Job(due, alive_at_start, self.config, tuple(self._recent_queries), self._files, accept_first)
 
     def finish(self, job: Job) -> None:
-        """Swap in the built segment, in one assignment, with rows deleted or revived since the job began."""
+        """Swap in the built segment in one assignment, updated by rows deleted or revived since the job began."""
         if job.merge_rejected:
             for segment in job.replaced:
                 segment.merge_rejected = True
@@ -300,7 +301,7 @@ class SegmentedShard:
             at = made.find(old.keys_R[stayed_R], dead=True)
             made.alive_R[at] = True
             made.slots_R[at], made.served_R[at] = old.slots_R[stayed_R], old.served_R[stayed_R]
-            # Rows revived since: their item got back a vector that it had before the merged one.
+            # Rows revived since the start: their item got back an older vector.
             rows = (old.rows_RW[back_R], old.keys_R[back_R], old.slots_R[back_R], old.served_R[back_R])
             revived.append(Segment(self.space, *rows))
         made.refresh()
@@ -308,12 +309,12 @@ class SegmentedShard:
         self.segments = (*left, *(one for one in (made, *revived) if one.keys_R.size))
 
     def load_new_segments(self) -> list[Segment]:
-        """Segments on disk that another process wrote since, with all rows dead."""
+        """Load segments that another process wrote to disk, with all rows dead."""
         known = {segment.folder for segment in self.segments if segment.folder is not None}
         return [] if self._files is None else self._files.load(self.space, self.dim, known)
 
     def adopt(self, made: Segment, rows: slice) -> None:
-        """Mark rows of a new segment alive if the same rows are here, and remove those."""
+        """Mark rows of a new segment alive if this shard has the same rows, and remove these."""
         keys_N = made.keys_R[rows]
         rows_RW, keys_R, slots_R, served_R = self.head.rows()
         (at_N,) = np.nonzero(np.isin(keys_R, keys_N))
@@ -327,28 +328,28 @@ class SegmentedShard:
                 other.mark_dead(other.keys_R[at_N][made.revive_matching(*held)])
 
     def has_abandoned(self) -> bool:
-        """Whether a segment has no alive row any more, and the process that built it removed its files."""
+        """Whether a segment has no alive rows and its files were removed by the process that built it."""
         return any(map(_is_abandoned, self.segments))
 
     def drop_abandoned(self) -> None:
-        """Drop such segments."""
+        """Drop the segments of `has_abandoned`."""
         self.segments = tuple(segment for segment in self.segments if not _is_abandoned(segment))
 
     def _revive_matching(self, keys_N: Keys, rows_NW: Vectors, slots_N: Keys, served_N: Mask) -> Mask:
-        """Revive rows that segments have already, each in one, and mark other rows of their keys dead; which (N,)."""
+        """Revive rows that are already in a segment, and mark other rows of their keys dead; returns which (N,)."""
         new_N = np.ones(len(keys_N), np.bool_)
         for segment in self.segments:
             segment.mark_dead(keys_N[~new_N])
             (left,) = np.nonzero(new_N)
-            # Queries wait meanwhile: only rows of known keys are copied.
+            # Queries are blocked here, so only rows of known keys are copied.
             held = left[segment.find(keys_N[left], dead=True) != MISSING]
             if len(held):
                 new_N[held] = ~segment.revive_matching(keys_N[held], rows_NW[held], slots_N[held], served_N[held])
         return ~new_N
 
     def _next_to_replace(self, settled: bool, accept_first: bool) -> tuple[Segment, ...]:
-        """The segments to merge, or the one to rebuild, next."""
-        for segment in self.segments:  # first, so that segments to be merged have known search costs
+        """The segments to merge next, or the single segment to rebuild."""
+        for segment in self.segments:  # first, so that the search costs of segments to merge are known
             if segment.config != self.config:
                 return (segment,)
         mergeable = sorted((segment for segment in self.segments if not segment.merge_rejected), key=Segment.row_count)
@@ -368,7 +369,7 @@ class SegmentedShard:
 
 
 def _sealed(space: Space, head: FlatShard) -> Iterator[Segment]:
-    """The rows of a head as segments of about one size."""
+    """The rows of a head as segments of similar size."""
     pieces = math.ceil(head.row_count() / LARGEST_SEALED)
     split = [np.array_split(share, pieces) for share in head.rows()]
     return (Segment(space, *piece) for piece in zip(*split, strict=True))

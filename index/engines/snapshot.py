@@ -1,9 +1,9 @@
-"""Sealed segments on disk, so that a start maps indexes into memory instead of building them again.
+"""`SegmentFiles`: sealed segments on disk, so that a start maps indexes into memory instead of building them.
 
-A segment's folder holds its keys, the digests of its vectors, its index, its rows if the index is lossy, and last of
-all a manifest with the sha256 of each file; it appears under its name in one step. Loaded rows are dead until the
-change feed, or the digest in the database, confirms each as the vector of its item: the files are a cache, and SQL is
-the truth.
+A segment's folder holds its keys, the digests of its vectors, its index, its rows if the index is lossy, and a manifest
+with the sha256 of each file, written last; the folder is renamed into place atomically. The files are a cache, SQL is
+the source of truth: loaded rows are dead until the change feed, or the digest in the database, confirms each as the
+vector of its item.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Manifest(BaseModel):
 
 
 class SegmentFiles:
-    """The segments of one shard, each a folder in a folder."""
+    """The segments of one shard, each a folder below the shard's."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def keep(self, segment: Segment) -> Segment:
-        """Write a segment, and return it memory-mapped from its files. OSError: the disk is full, or worse."""
+        """Write a segment; returns it memory-mapped from its files. Raises OSError."""
         with incoming_folder(self._folder) as incoming:
             self._write(segment, incoming)
             name = self._folder / incoming.name.removeprefix(INCOMING)
@@ -75,22 +75,22 @@ class SegmentFiles:
         return mapped
 
     def mark_merge_rejected(self, segments: Sequence[Segment]) -> None:
-        """Record that merging these was rejected, so that the next process need not try."""
+        """Record that merging these segments was rejected, so that the next process does not try again."""
         for segment in segments:
             if segment.folder is not None:
-                with suppress(OSError):  # swept meanwhile, or the disk is full
+                with suppress(OSError):  # removed by another process, or the disk is full
                     (segment.folder / MERGE_REJECTED).touch()
 
     def load(self, space: Space, dim: int, known: Collection[Path] = ()) -> list[Segment]:
-        """Load all segments but the `known` ones, with all rows dead.
+        """Load all segments except the `known` ones, with all rows dead.
 
-        Damaged ones and those of another space are removed, and leftovers of a process that was killed.
+        Removes corrupt segments, those of another space, and what killed processes left behind.
         """
         sweep(self._folder)
         unknown = sorted(set(paths_in(self._folder, "*")) - set(known))
         if not unknown:
             return []
-        # Hashing takes most of the time, and no interpreter lock.
+        # Hashing takes most of the time and releases the GIL.
         with ThreadPoolExecutor(min(len(unknown), os.cpu_count() or 1)) as threads:
             opened = list(threads.map(partial(_open_or_remove, space=space, dim=dim), unknown))
         return [segment for segment in opened if segment is not None]
@@ -121,7 +121,7 @@ class SegmentFiles:
 
 
 def remove(segment: Segment) -> None:
-    """Delete the files of a segment, if it has any; what is mapped from them stays readable."""
+    """Delete the files of a segment, if it has any; memory mapped from them stays readable."""
     if segment.folder is not None:
         shutil.rmtree(segment.folder, ignore_errors=True)
 
@@ -129,14 +129,14 @@ def remove(segment: Segment) -> None:
 def _open_or_remove(folder: Path, space: Space, dim: int) -> Segment | None:
     try:
         return _open(folder, space, dim)
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: what FAISS cannot read
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: FAISS cannot read the index
         logger.warning(Event("snapshot_dropped", folder=folder, reason=error))
         shutil.rmtree(folder, ignore_errors=True)
         return None
 
 
 def _open(folder: Path, space: Space, dim: int) -> Segment:
-    """Raises ValueError, OSError or RuntimeError: it is incomplete, or of another space."""
+    """Open a segment. Raises ValueError, OSError or RuntimeError if it is incomplete or of another space."""
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
     except ValidationError as error:
@@ -152,7 +152,7 @@ def _open(folder: Path, space: Space, dim: int) -> Segment:
         rows_RW = np.load(folder / ROWS, mmap_mode="r")
     if rows_RW.shape != (manifest.rows, manifest.width) or {keys_R.shape, digests_R.shape} != {(manifest.rows,)}:
         raise ValueError("files of different lengths")
-    # Slots come with the rows' items.
+    # Slots are set when rows are revived.
     segment = Segment(space, rows_RW, keys_R, np.zeros_like(keys_R), digests_R=digests_R)
     segment.config, segment.folder = manifest.config, folder
     segment.merge_rejected, segment.provisional = (folder / MERGE_REJECTED).exists(), manifest.provisional

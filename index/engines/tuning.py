@@ -1,11 +1,11 @@
-"""`TunedIndex`: an index, and the efforts that reach its recall aim, measured when it is built.
+"""`TunedIndex`: an index and the efforts that reach its recall aim, measured when it is built (`tune`).
 
-They are measured for lists of ten and longer ones; and for an index that holds all, a half, a quarter or an eighth of
-the rows that a merged list is made of: such a part needs to find only the first few, with less effort.
+Efforts are measured for lists of ten and longer ones, and for an index with all, a half, a quarter or an eighth of the
+rows of a merged list: a smaller part needs to find fewer results, with less effort.
 
-Where only some rows are allowed, the index is asked for a longer list, and rows that are not allowed are dropped from
-it. (An index that skips them itself finds few allowed ones that lie away from the query.) If too few are left, the
-allowed rows are compared one by one.
+If only some rows are allowed, the index is asked for a longer list, and rows that are not allowed are dropped from it.
+(If the index skipped them itself, it would find few allowed rows that are far from the query.) If too few are left, the
+allowed rows are compared exhaustively.
 Shape suffixes: Q queries, D dimension, R rows, W their width, K wanted, C candidates, P shares.
 """
 
@@ -29,30 +29,30 @@ from index.space import Lorentz, Space, Vectors
 RECALL_K = 10
 """The k of the recall aim, recall@k."""
 LONG_LISTS = (30, 100, 1000)
-"""Longer lists that are measured, too; other lengths are interpolated or extrapolated from them."""
+"""Longer lists that are measured; other lengths are interpolated, and compared exhaustively beyond the last."""
 SHARES = (1.0, 0.5, 0.25, 0.125)
-"""The shares of a merged list that an index is measured for; the first is the whole list."""
+"""Shares of a merged list that an index is measured for; the first is the whole list."""
 AIMS = (0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
-"""Recall aims that a query may ask for instead of the gallery's; others are rounded up to one of them."""
+"""Measured recall aims for queries with their own aim, which is rounded up to one of these."""
 MAX_AIM_FACTOR = 8
-"""Other aims are tried up to this factor of the effort of the gallery's own."""
+"""Other aims are measured up to this factor of the effort for the gallery's aim."""
 REFINE_FACTOR = 2
-"""Candidates scored exactly, as a factor of those wanted, if the index is lossy or the space rounds."""
+"""Candidates scored exactly, as a factor of the results wanted, if the index is lossy or the space is Lorentz."""
 STANDARD_ERRORS = 2.0
-"""Standard errors of the sample by which its recall is to be above the aim."""
+"""Standard errors by which the recall of the sample must exceed the aim."""
 LONG_SAMPLE = 256
-"""Queries of the sample for LONG_LISTS; fewer suffice, as each finds more results."""
+"""Queries of the sample for LONG_LISTS; fewer suffice, because each has more results."""
 FILTER_DEVIATIONS = 3.0
-"""Standard deviations below the mean for which a longer list still holds enough allowed rows."""
+"""Standard deviations below the mean number of allowed rows for which a longer list still has enough of them."""
 FIRST_QUERIES = 256
-"""Queries of the sample that an effort is tried with first; doubled until the result is significant."""
+"""Queries of the sample that are tried first; doubled until the result is significant."""
 SHARE_DEVIATIONS = 1.25
-"""Standard deviations above its mean share of a list for which a part need not be searched again."""
+"""Standard deviations above the mean number of its results in a list up to which a part is not searched again."""
 TIE_TOLERANCE = 1e-6
-"""Relative difference of scores below which rows are tied, and either counts as found."""
+"""Relative difference of scores up to which rows are tied, so that either counts as found."""
 
 Recalls = NDArray[np.float64]
-"""Of each query (Q,)."""
+"""The recall of each query (Q,)."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class TunedIndex:
     """An index and its measured efforts.
 
     Attributes:
-        index: over the rows of one segment.
-        efforts: the least effort that reaches the recall aim, for each of SHARES.
+        index: the index over the rows of one segment.
+        efforts: smallest effort that reaches the recall aim, for each of SHARES.
         recall: recall@10 over the whole index with the first of `efforts`.
-        aims: the effort that reaches each of AIMS over the whole index, up to the last one that is reached.
-        long: the effort that reaches the recall aim for each of LONG_LISTS over the whole index, up to those for which
-            comparing every row costs less.
+        aims: smallest effort that reaches each of AIMS over the whole index, up to the last aim that is reached.
+        long: smallest effort that reaches the recall aim for each of LONG_LISTS over the whole index, up to the length
+            from which comparing every row costs less.
     """
 
     index: Approximate
@@ -75,34 +75,34 @@ class TunedIndex:
     long: Sequence[int] = ()
 
     def effort_for(self, share: float, k: int, recall: float | None = None) -> float:
-        """The effort that reaches a recall aim for this share of a list of the k best.
+        """The effort that reaches a recall aim for this share of a list of the k best; infinite: compare every row.
 
-        `recall`: the aim, by default the one it was built for. Infinite: compare every row instead.
+        `recall`: the aim, by default the one that the index was built for.
         """
         column = max(place for place, measured in enumerate(SHARES) if measured >= share)
         times, needed = self._aim_factor(recall), self.efforts[column]
         if k <= RECALL_K:
             return times * needed
-        # How much effort a lower aim saves was measured for ten results only.
+        # The savings of lower aims were measured for ten results only.
         return max(max(times, 1.0) * needed * self._length_factor(k), self.index.min_effort(search_depth(k, share)))
 
     def cost_for(self, space: Space, effort: float, k: int) -> float:
-        """The cost of finding k, in rows copied together and compared, with the exact scoring of candidates."""
+        """The cost of finding k results, as a number of gathered rows compared, with exact scoring of candidates."""
         return self.index.cost(effort) + (REFINE_FACTOR * k if is_refined(self.index, space) else 0)
 
     def cost(self, share: float = 1.0) -> float:
-        """The cost of a search over all rows, in rows compared, for this share of a list."""
+        """The cost of a search over all rows for this share of a list, as a number of gathered rows compared."""
         return self.index.cost(self.effort_for(share, RECALL_K))
 
     def _aim_factor(self, recall: float | None) -> float:
-        """The effort of another aim, as a factor of that of its own."""
+        """The effort of an aim, as a factor of the effort of the index's own aim."""
         if recall is None:
             return 1.0
         reached = [effort for aim, effort in zip(AIMS, self.aims, strict=False) if aim >= recall]
         return reached[0] / self.efforts[0] if reached else math.inf
 
     def _length_factor(self, k: int) -> float:
-        """The effort of a longer list, as a factor of that of ten: a power law through the measured lengths."""
+        """The effort of a longer list, as a factor of that of ten: power laws between the measured lengths."""
         lengths, efforts = (RECALL_K, *LONG_LISTS), (self.efforts[0], *self.long)
         place = next((n for n, length in enumerate(lengths) if k <= length), len(LONG_LISTS))
         if place >= len(efforts):
@@ -113,7 +113,7 @@ class TunedIndex:
 
 
 class TuningResult(NamedTuple):
-    """The measured fields of a `TunedIndex`; `efforts` None: none reaches the recall aim."""
+    """The measured fields of a `TunedIndex`; `efforts` is None if none reaches the recall aim."""
 
     efforts: Sequence[int] | None
     recall: float
@@ -122,7 +122,7 @@ class TuningResult(NamedTuple):
 
 
 def tune(index: Approximate, space: Space, rows_RW: Vectors, queries_QD: Vectors, aim: float) -> TuningResult:
-    """Measure the efforts that reach a recall aim, other aims, and the aim for longer lists, with these queries."""
+    """Measure the efforts that reach the recall aim, other aims, and the aim for longer lists, with these queries."""
     sample = _Sample(index, space, rows_RW, queries_QD, RECALL_K)
     efforts, reached = sample.efforts_reaching(aim)
     if efforts is None:
@@ -140,24 +140,24 @@ def tune(index: Approximate, space: Space, rows_RW: Vectors, queries_QD: Vectors
 
 
 def max_expected(k: int, share: float) -> int:
-    """How many of the k best lie in a part at most: the mean, and a margin."""
+    """Largest expected number of the k best in a part with this share: the mean plus a margin."""
     return min(k, math.ceil(k * share + SHARE_DEVIATIONS * math.sqrt(k * share * (1 - share))))
 
 
 def search_depth(k: int, share: float) -> int:
-    """How many results to ask a part for: one more than expected, which shows that there are more."""
+    """Number of results to ask a part for: one more than `max_expected`, which shows whether there are more."""
     return min(k, max_expected(k, share) + 1)
 
 
 def oversampled(k: int, share: float) -> int:
-    """How many results of all rows hold the k best allowed ones, if a random `share` of the rows is allowed."""
+    """Number of results over all rows that contain the k best allowed ones, if a random `share` of rows is allowed."""
     return k if share == 1 else math.ceil((k + FILTER_DEVIATIONS * math.sqrt(k * (1 - share))) / share)
 
 
 def search_index(
     index: Approximate, space: Space, rows_RW: Vectors, queries_QD: Vectors, k: int, effort: int
 ) -> tuple[Vectors, Rows]:
-    """Scores in the space's own terms (Q, K) and row numbers (Q, K), best first; MISSING where it found no more."""
+    """Scores of the space (Q, K) and row numbers (Q, K), best first, then MISSING."""
     queries_QW = np.ascontiguousarray(space.queries(queries_QD))
     if is_refined(index, space):
         candidates_QC = index.search(queries_QW, REFINE_FACTOR * max(k, RECALL_K), effort)[1]
@@ -167,12 +167,12 @@ def search_index(
 
 
 def is_refined(index: Approximate, space: Space) -> bool:
-    """Whether its candidates must be scored exactly afterwards."""
+    """Whether the candidates of an index must be scored exactly afterwards."""
     return index.lossy or isinstance(space, Lorentz)
 
 
 def filter_allowed(allowed_R: Mask, found: tuple[Vectors, Rows], k: int) -> tuple[Vectors, Rows]:
-    """The first k allowed results (Q, C -> K), in their order; MISSING where there are fewer."""
+    """The first k allowed results (Q, C) -> (Q, K), in their order, then MISSING."""
     scores_QC, at_QC = found
     may_QC = (at_QC != MISSING) & allowed_R[at_QC]
     first_QK = np.argsort(~may_QC, axis=1, kind="stable")[:, :k]
@@ -181,7 +181,7 @@ def filter_allowed(allowed_R: Mask, found: tuple[Vectors, Rows], k: int) -> tupl
 
 
 class _SampleResults:
-    """The results of a search for the queries of a sample, computed for as many of them as are needed."""
+    """The results of a search for the queries of a sample, computed as far as they are needed."""
 
     def __init__(self, search: Callable[[Vectors], tuple[Vectors, Rows]], queries_QD: Vectors) -> None:
         self._search, self._queries_QD = search, queries_QD
@@ -189,7 +189,7 @@ class _SampleResults:
         self._known = 0
 
     def first(self, queries: int, depth: int) -> tuple[Vectors, Rows]:
-        """Scores and row numbers of the first queries, (Q, K) each, the first `depth` results."""
+        """The first `depth` results of the first `queries` queries: scores and row numbers (Q, K)."""
         if queries > self._known:
             self._parts.append(self._search(self._queries_QD[self._known : queries]))
             self._known = queries
@@ -203,15 +203,15 @@ class _Sample:
     def __init__(self, index: Approximate, space: Space, rows_RW: Vectors, queries_QD: Vectors, k: int) -> None:
         self._index, self._space, self._rows_RW, self._queries_QD = index, space, rows_RW, queries_QD
         self._k = min(k, len(rows_RW))
-        # By effort and depth: the results measured for one aim serve the next.
+        # By effort and depth: results for one aim are reused for the next.
         self._found: dict[tuple[int, int], _SampleResults] = {}
         self._exact = nearest_rows(space, queries_QD, rows_RW, None, max(1, self._k))
 
     def efforts_reaching(self, aim: float) -> tuple[Sequence[int] | None, float]:
-        """The least effort that reaches the aim for each of SHARES, and its recall over the whole index.
+        """The smallest effort that reaches the aim for each of SHARES, and the recall over the whole index.
 
-        None, and the best recall, if none does. A larger share needs no less effort than a smaller one, so the smaller
-        ones are measured first.
+        None and the best recall if none does. A larger share never needs less effort, so smaller ones are measured
+        first.
         """
         best, found = 0.0, list[int]()
         depths_P = [search_depth(self._k, share) for share in SHARES]
@@ -229,9 +229,9 @@ class _Sample:
         return None, best
 
     def efforts_for_aims(self, aims: Sequence[float], most: float, least: int = 0) -> list[int]:
-        """The least effort that reaches each of these ascending aims over the whole index, up to the last reached.
+        """The smallest effort that reaches each of these ascending aims over the whole index, up to the last reached.
 
-        Efforts above `most`, and those that cost more than comparing every row, do not count.
+        Efforts above `most`, and those that cost more than comparing every row, are excluded.
         """
         found: list[int] = []
         for effort in self._efforts(max(least, self._index.min_effort(self._k))):
@@ -266,7 +266,7 @@ class _Sample:
 
 
 def _reaches(aim: float, recalls: Callable[[int], Recalls], most: int) -> tuple[bool, float]:
-    """Whether the recall is above the aim, by as few of the `most` queries as are significant; and their recall."""
+    """Whether the recall exceeds the aim, and the recall, by as few of `most` queries as are significant."""
     queries = min(FIRST_QUERIES, most)
     while True:
         recall_Q = recalls(queries)
@@ -279,9 +279,9 @@ def _reaches(aim: float, recalls: Callable[[int], Recalls], most: int) -> tuple[
 
 
 def found_mask(exact: tuple[Vectors, Rows], found: tuple[Vectors, Rows], *, higher_is_better: bool) -> Mask:
-    """Which of the exact best rows of each query were found (Q, K), or a tied one instead."""
+    """Whether each of the exact best rows of each query (Q, K), or one tied with it, was found."""
     (exact_QK, exact_at_QK), (found_QK, at_QK) = exact, found
-    # Row numbers made unique over queries: comparing each of a thousand results with each takes gigabytes.
+    # Make row numbers unique over queries: comparing all pairs of a thousand results would take gigabytes.
     first_Q = (1 + max(exact_at_QK.max(initial=0), at_QK.max(initial=0))) * np.arange(len(at_QK))[:, None]
     same_QK = np.isin(exact_at_QK + first_Q, np.where(at_QK == MISSING, MISSING, at_QK + first_Q), kind="sort")
     slack_QK = TIE_TOLERANCE * np.maximum(1, np.abs(exact_QK))
@@ -292,10 +292,10 @@ def found_mask(exact: tuple[Vectors, Rows], found: tuple[Vectors, Rows], *, high
 
 @lru_cache
 def _weights(k: int, share: float) -> NDArray[np.float64]:
-    """The weight of each rank of a part in a merged list of k (C,), summing up to 1.
+    """The weight (C,) of each rank of a part in a merged list of k; the sum is 1.
 
-    Rank r is in the list if at least r of the k are of this part, which is binomial for randomly distributed items; a
-    part with more than `max_expected` is searched again, so that its first results do not matter.
+    Rank r is in the list if at least r of the k are of this part, a binomial tail for randomly distributed items. A
+    part with more than `max_expected` is searched again, so these cases have no weight.
     """
     if share == 1:
         return np.full(k, 1 / k)

@@ -1,1 +1,1 @@
-"""Metrics, gates, fits and calibrations: what is measured, and what is made of it; serving needs only the gate."""
+"""Metrics, gates, fitted edges and calibrations. Start with `index.evaluation.metrics` and `index.evaluation.gate`."""

@@ -1,9 +1,10 @@
-"""Which kind of adapter to fit on pairs, whether more pairs would help, and how to judge the result, in words.
+"""Choose the kind of adapter to fit on pairs (`choose_kind`), and judge the result.
 
-A kind is chosen on a part of the fitting share: a fifth of it is held out once more, every kind is fitted on the rest
-and measured with that fifth. The pairs that measure the edge in the end are not used, so that the reported score of the
-chosen kind is as unbiased as that of a kind chosen by name. The scores reached while choosing are reported separately;
-the best of several is slightly optimistic.
+The kind is chosen on the fitting share alone: every kind is fitted on four fifths of it and measured with the rest. The
+pairs that measure the edge in the end are not used, so the reported score of the chosen kind is as unbiased as that of
+a kind chosen by name. The scores of the choice are reported separately; the best of several is slightly optimistic.
+
+`learning_curve` estimates whether more pairs would help; `recommendation` judges the edge in words.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ from index.transform import normalise_or_zero
 from index.version import Card, Score
 
 AUTO = "auto"
-"""Instead of a kind: choose the best one."""
+"""Stands for a kind: choose the best one."""
 METRIC = "cmc@1"
 SHARES = (4, 2)
-"""The curve's points before the last: a quarter and half of the pairs fitted on."""
+"""Points of the learning curve before the last: a quarter and a half of the fitting pairs."""
 MIN_GAIN = 0.01
-"""If the last doubling surely gained less, more pairs are reported as not worth it."""
+"""If the last doubling gained significantly less, more pairs are reported as not worth it."""
 
 Search = Callable[[Vectors, Vectors], Vectors]
-"""Queries of the new version (Q, M), the same by the old one (Q, N) -> what searches old items (Q, N)."""
+"""(queries of the new version (Q, M), the same of the old version (Q, N)) -> queries that search old items (Q, N)."""
 Fit = Callable[[str, Pairs], Search]
-"""Fits a kind on pairs. Raises InvalidArgument where it cannot be fitted on them."""
+"""Fits a kind on pairs. Raises InvalidArgument if it cannot be fitted on them."""
 
 
 @dataclass(frozen=True)
 class ChosenKind:
-    """The chosen kind, the score of each on the held-out pairs, and why others were not tried."""
+    """The chosen kind, the scores of all kinds on the held-out pairs, and the reasons why others were not tried."""
 
     kind: str
     reached: Mapping[str, Retrieval]
     left_out: Mapping[str, str]
 
     def as_json(self) -> dict[str, Any]:
-        """`tried`: metric by kind; `left_out`: why, by kind."""
+        """`tried`: kind -> metrics; `left_out`: kind -> reason."""
         tried = {
             kind: {metric: vars(measured.interval(metric)) for metric in (METRIC, MEAN_AP)}
             for kind, measured in self.reached.items()
@@ -52,7 +53,7 @@ class ChosenKind:
         return {"tried": tried, "left_out": dict(self.left_out)}
 
     def in_words(self) -> str:
-        """The best beside the next best, and whether chance may have decided."""
+        """The best kind compared with the next best, and whether the difference is significant."""
         best = self.reached[self.kind]
         others = sorted(
             (kind for kind in self.reached if kind != self.kind), key=lambda kind: -kind_score(self, kind)[0]
@@ -66,11 +67,11 @@ class ChosenKind:
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """The score of a kind on the same queries when it is fitted on some of the pairs, then on all.
+    """The score of a kind, on the same queries, by the number of pairs that it was fitted on.
 
     Attributes:
-        scores: pairs fitted on -> CMC@1, fewest pairs first.
-        queries: how many measured them.
+        scores: number of pairs -> CMC@1, ascending.
+        queries: number of queries.
         doubled: the gain of the last doubling, paired over queries; None if half of the pairs are too few to fit on.
     """
 
@@ -90,30 +91,31 @@ class LearningCurve:
         told = f"from {half} to {every} pairs it gained {_interval(self.doubled)}"
         if self.doubled.low > 0:
             return f"More pairs would probably help: {told}."
-        # What none of n queries shows can still happen to 3 in n (rule of three, 95 %): resampling does not see it.
+        # An event that none of n queries shows may still have a rate of 3 / n (rule of three, 95 %), which resampling
+        # cannot show.
         if max(self.doubled.high, 3 / self.queries) < MIN_GAIN:
             return f"More pairs would hardly help: {told}."
         return f"Whether more pairs would help cannot be told: {told}."
 
 
 def kind_score(choice: ChosenKind, kind: str) -> tuple[float, float]:
-    """The sort key of kinds: CMC@1, ties by mAP."""
+    """The sort key of a kind: CMC@1, then mAP."""
     measured = choice.reached[kind]
     return measured.mean(METRIC), measured.mean(MEAN_AP)
 
 
 def choose_kind(kinds: Iterable[str], fit: Fit, pairs: Pairs, old: Card, seed: int = 0) -> ChosenKind:
-    """Fit every kind on four fifths of the fitting share and measure it with the fifth; best by CMC@1, ties by mAP.
+    """Fit every kind on four fifths of the fitting share and measure it with the rest; best by CMC@1, ties by mAP.
 
     Args:
-        kinds: the simplest first; of equals the first is chosen.
-        fit: of one kind.
-        pairs: of `split_pairs`; its queries are not looked at.
-        old: the older version's card.
-        seed: of the split.
+        kinds: the simplest first; of equal ones the first is chosen.
+        fit: fits one kind.
+        pairs: from `split_pairs`; its queries are not used.
+        old: card of the older version.
+        seed: seed of the split.
 
     Raises:
-        InvalidArgument: no query to choose by has a relevant item, or no kind could be fitted.
+        InvalidArgument: no held-out query has a relevant item, or no kind could be fitted.
     """
     inner = split_pairs(pairs.new_SM, pairs.old_SN, pairs.labels_S, seed)
     if not inner.relevance.valid.any():
@@ -133,16 +135,17 @@ def choose_kind(kinds: Iterable[str], fit: Fit, pairs: Pairs, old: Card, seed: i
 
 
 def learning_curve(kind: str, fit: Fit, pairs: Pairs, old: Card, whole: Retrieval) -> LearningCurve:
-    """Fit on a quarter and on half of the pairs, and measure with the same queries that measured the edge.
+    """Fit on a quarter and on half of the pairs, and measure with the queries that measured the edge.
 
-    Nothing is chosen by the curve, so the queries stay unbiased. It has no point where so few pairs determine no map.
+    Nothing is chosen by the curve, so the queries stay unbiased. Numbers of pairs that do not determine a map are
+    skipped.
 
     Args:
-        kind: what was fitted.
-        fit: of one kind.
-        pairs: what it was fitted on and measured with.
-        old: the older version's card.
-        whole: what the edge, fitted on all of them, reached.
+        kind: the fitted kind.
+        fit: fits one kind.
+        pairs: the pairs that it was fitted on and measured with.
+        old: card of the older version.
+        whole: the result of the edge that was fitted on all pairs.
     """
     points: dict[int, Retrieval] = {}
     counts = [len(pairs.new_SM) // share for share in SHARES]
@@ -159,7 +162,7 @@ def learning_curve(kind: str, fit: Fit, pairs: Pairs, old: Card, whole: Retrieva
 
 
 def cmc_gain(better: Retrieval, worse: Retrieval) -> Score:
-    """Paired bootstrap of a difference in CMC@1 over the queries valid on both sides."""
+    """Difference in CMC@1 by paired bootstrap over the queries that are valid on both sides."""
     both = better.valid & worse.valid
     return paired_bootstrap(better.per_query(METRIC)[both], worse.per_query(METRIC)[both])
 
@@ -168,9 +171,9 @@ def recommendation(kind: str, new_old: Retrieval, old_old: Retrieval | None) -> 
     """How to judge a measured edge.
 
     Args:
-        kind: of the adapter.
-        new_old: the result of queries along the edge.
-        old_old: the result of the old version's own queries; None without labels, when each finds itself.
+        kind: kind of the adapter.
+        new_old: result of queries along the edge.
+        old_old: result of the old version's own queries; None without labels, as each query would find itself.
     """
     cost = " Each query is encoded by both versions." if kind == "slerp" else ""
     if old_old is None:
@@ -186,7 +189,7 @@ def recommendation(kind: str, new_old: Retrieval, old_old: Retrieval | None) -> 
 
 
 def serving_map(adapter: Affine | SlerpAdapter, old: Card) -> Search:
-    """The map that serving applies to queries, without its files."""
+    """The map that serving applies to queries, without writing files."""
     if isinstance(adapter, SlerpAdapter):
         return adapter
     space = space_from_json(old.space)
@@ -194,7 +197,7 @@ def serving_map(adapter: Affine | SlerpAdapter, old: Card) -> Search:
 
 
 def _check_fits(kind: str, pairs: Pairs, old: Card) -> None:
-    """Raise InvalidArgument where a kind could be fitted but would not serve, or would take too long."""
+    """Raise InvalidArgument if a kind could be fitted but not served, or would take too long."""
     if kind != "slerp":
         return
     if not old.encoder:

@@ -1,6 +1,6 @@
-"""Adapters: query edges fitted on pairs of embeddings of the same images; no encoder is trained, torch is not needed.
+"""Adapters: query edges fitted on pairs of embeddings of the same inputs, without training an encoder, without torch.
 
-Each maps new queries to vectors that search old items. They hold without any image, so they also join versions that
+Each maps new queries to vectors that search old items. They need only embeddings, so they also connect versions that
 were bought rather than trained. `training.adapters` adds one that needs torch. Shape suffixes: S pairs, M new
 dimension, N old dimension, R rank.
 """
@@ -21,7 +21,7 @@ from index.transform import slerp
 from index.version import EDGE_ARRAYS, EdgeKind
 
 FEW_PAIRS = 4_000
-"""Below so many pairs Drift-Adapter (Vejendla 2025, arXiv 2509.23471) sees the recall of the old index fall."""
+"""With fewer pairs the recall of the old index falls in Drift-Adapter (Vejendla 2025, arXiv 2509.23471)."""
 ALPHAS = tuple(np.linspace(0, 1, 11))
 """The weights that slerp chooses from."""
 
@@ -31,14 +31,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Affine:
-    """new W + bias: what a `matrix` edge serves. W is (M, N), bias (N,), both float32."""
+    """new W + bias, served as a `matrix` edge. W is (M, N), bias (N,), both float32."""
 
     weight: Vectors
     bias: Vectors
     kind = EdgeKind.MATRIX
 
     def __call__(self, new_SM: Vectors) -> Vectors:
-        """(S, M) -> (S, N), not yet normalised; serving does that where the old space is cosine."""
+        """(S, M) -> (S, N), not normalised; serving normalises if the old space is cosine."""
         return new_SM @ self.weight + self.bias
 
     def save(self, place: Path) -> None:
@@ -50,8 +50,8 @@ class Affine:
 class SlerpAdapter:
     """Spherical interpolation from the old model's query (alpha 0) to the aligned new one (alpha 1).
 
-    W is (M, N) float32, a Procrustes map. Where M > N, the old side stands padded with zeros on the sphere of R^M: of
-    the aligned query only the first N components are kept, and not normalised again, since no item has the others.
+    W is (M, N) float32, a Procrustes map. If M > N, old vectors are points of the sphere in R^M, padded with zeros:
+    only the first N components of the aligned query are kept, and not normalised again, since no item has the others.
     """
 
     weight: Vectors
@@ -59,7 +59,7 @@ class SlerpAdapter:
     kind = EdgeKind.SLERP
 
     def __call__(self, new_SM: Vectors, old_SN: Vectors) -> Vectors:
-        """Both encoders' unit queries (S, M) and (S, N) -> (S, N), of length 1, or at most 1 where M > N."""
+        """Unit queries of both encoders (S, M) and (S, N) -> (S, N), of length 1, or at most 1 if M > N."""
         return slerp(old_SN, new_SM @ self.weight, self.alpha)
 
     def save(self, place: Path) -> None:
@@ -68,17 +68,17 @@ class SlerpAdapter:
 
 
 def procrustes(new_SM: Vectors, old_SN: Vectors) -> Affine:
-    """The orthogonal map, reflections allowed, that brings new embeddings nearest to old ones (Schonemann 1966).
+    """The orthogonal map (reflections allowed) with the least squared distance of new to old (Schonemann 1966).
 
-    W = U V^T of the singular value decomposition of new^T old. Of unequal dimensions the smaller space is padded with
-    zeros, which the thin decomposition does by itself: W has orthonormal columns (M >= N) or rows (M <= N).
+    W = U V^T of the singular value decomposition of new^T old. The thin decomposition pads the smaller space with
+    zeros: W has orthonormal columns (M >= N) or rows (M <= N).
     """
     new, old = check_pairs(new_SM, old_SN)
     return Affine(orthogonal(new, old).astype(np.float32), np.zeros(old.shape[1], np.float32))
 
 
 def ridge(new_SM: Vectors, old_SN: Vectors, *, strength: float = 1e-3) -> Affine:
-    """Least squares with an L2 penalty on W: `strength` times the mean variance of a new component; the bias is free.
+    """Least squares with an L2 penalty on W, `strength` times the mean variance of a new component; not on the bias.
 
     Raises:
         InvalidArgument: `strength` is not above 0, or the pairs do not determine the map.
@@ -90,9 +90,9 @@ def ridge(new_SM: Vectors, old_SN: Vectors, *, strength: float = 1e-3) -> Affine
 
 
 def low_rank(new_SM: Vectors, old_SN: Vectors, *, rank: int = 64, strength: float = 1e-3) -> Affine:
-    """Affine map whose W has at most this rank: `ridge`, projected on the main directions of what it predicts.
+    """Affine map whose W has at most this rank: `ridge`, projected on the principal directions of its predictions.
 
-    That projection is the least-squares solution among matrices of the rank (reduced-rank regression, Izenman 1975);
+    This is the least-squares solution among matrices of this rank (reduced-rank regression, Izenman 1975);
     Drift-Adapter (arXiv 2509.23471) fits the same family by gradient descent.
 
     Raises:
@@ -110,10 +110,10 @@ def low_rank(new_SM: Vectors, old_SN: Vectors, *, rank: int = 64, strength: floa
 
 
 def fit_slerp(new_SM: Vectors, old_SN: Vectors, labels_S: Ints) -> SlerpAdapter:
-    """Procrustes, then that of `ALPHAS` which retrieves best on the support set itself (Ricci 2026, 2609.39836).
+    """Procrustes, and the alpha of `ALPHAS` with the best retrieval on the support set (Ricci 2026, 2609.39836).
 
-    The paper chooses by Recall@1 across two modalities, where a query is not itself an item. Within one modality the
-    old query is its own item, so each query leaves itself out and an item of its class counts: CMC@1, ties by mAP.
+    The paper chooses by Recall@1 across two modalities, where a query is not an item. Within one modality the old query
+    is its own item, so it is left out and items of its class are relevant: CMC@1, ties by mAP.
 
     Args:
         new_SM: unit new embeddings of the support set.
@@ -129,12 +129,12 @@ def fit_slerp(new_SM: Vectors, old_SN: Vectors, labels_S: Ints) -> SlerpAdapter:
 
 
 def few_pairs_warning(count: int) -> str | None:
-    """A warning about an adapter fitted on so few pairs; None if they are enough."""
+    """A warning if an adapter is fitted on fewer than FEW_PAIRS pairs, else None."""
     return f"{count} pairs: fewer than {FEW_PAIRS} leave an adapter's score uncertain" if count < FEW_PAIRS else None
 
 
 def check_pairs(new_SM: Any, old_SN: Any) -> tuple[Floats, Floats]:
-    """The pairs in float64.
+    """Check the pairs; returns them in float64.
 
     Raises:
         InvalidArgument: not two finite arrays (S, dim) of the same S >= 2.
@@ -160,7 +160,7 @@ def _ridge(new: Floats, old: Floats, strength: float) -> tuple[Floats, Floats]:
     """W (M, N), and a root R (M, M) of the penalised covariance R^T R.
 
     Raises:
-        InvalidArgument: the pairs do not determine it.
+        InvalidArgument: the pairs do not determine the map.
     """
     new, old = new - new.mean(0), old - old.mean(0)
     gram_MM = new.T @ new

@@ -1,9 +1,9 @@
 """The cost of models and backfills: multiply-accumulates counted in ONNX graphs, and estimates of time and storage.
 
-Conv, ConvTranspose, Gemm and MatMul are counted, as the papers do; normalisation, pooling and activations are not. A
-multiply-accumulate is one multiplication and one addition. The body of a loop counts as often as it runs.
+Conv, ConvTranspose, Gemm and MatMul are counted, as in the papers; normalisation, pooling and activations are not. A
+multiply-accumulate (MAC) is one multiplication and one addition. The body of a loop counts once per iteration.
 
-onnx is imported where it is used: the service starts without it.
+onnx is imported where it is used, so the service starts without it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ def count_macs(model: Path, inputs: dict[str, tuple[int, ...]]) -> int:
 
     Args:
         model: an .onnx file.
-        inputs: the shape of each input, the batch included: (1, ...) counts one item.
+        inputs: the shape of each input with its batch: (1, ...) counts one item.
 
     Raises:
-        InvalidVersionFolder: only running the model would tell a shape inside it, how often a loop runs, or which
-            branch is taken.
+        InvalidVersionFolder: a shape, the iterations of a loop, or the branch taken are only known at run time.
     """
     import onnx
     from onnx import shape_inference
@@ -43,7 +42,7 @@ def count_macs(model: Path, inputs: dict[str, tuple[int, ...]]) -> int:
 
 @dataclass(frozen=True)
 class ItemCost:
-    """The cost of moving one item: multiply-accumulates, and seconds of one worker if known."""
+    """The cost of moving one item: multiply-accumulates, and seconds of one worker (None: unknown)."""
 
     macs: int | None
     seconds: float | None
@@ -63,15 +62,15 @@ class BackfillCost:
 def estimate_backfill(
     items: int, cost: ItemCost, *, old_floats: int, new_floats: int, workers: int = 1, rate: float | None = None
 ) -> BackfillCost:
-    """Estimate a backfill; old embeddings are kept, as they are until their version is retired.
+    """Estimate a backfill; old embeddings are kept, because they are stored until their version is retired.
 
     Args:
-        items: at least 0.
-        cost: of one item.
-        old_floats: numbers stored per item so far, vector and side-information.
+        items: number of items, at least 0.
+        cost: cost of one item.
+        old_floats: numbers stored per item before, vector and side-information.
         new_floats: numbers stored per item in addition.
-        workers: that share the items; they are assumed independent.
-        rate: items a second over all workers at most.
+        workers: number of workers, assumed independent.
+        rate: limit of items per second over all workers; None: no limit.
     """
     if items < 0 or workers < 1 or (rate is not None and rate <= 0):
         raise InvalidArgument("items must be at least 0, workers at least 1, and rate above 0")
@@ -88,14 +87,14 @@ def estimate_backfill(
 
 
 def provider_seconds(api: EmbeddingApi, items: int, tokens: float) -> float:
-    """The least seconds to embed items of so many tokens each by a provider's API, by the limits of one process."""
+    """Least seconds to embed items of `tokens` tokens each by a provider's API, within the limits of one process."""
     calls = math.ceil(items / api.batch_size)
     minutes = max(calls / (api.requests_per_minute or math.inf), items * tokens / (api.tokens_per_minute or math.inf))
     return 60 * minutes
 
 
 def provider_price(api: EmbeddingApi, items: int, tokens: float) -> float | None:
-    """The provider's price for that; None: unknown."""
+    """The provider's price of embedding items of `tokens` tokens each; None: unknown."""
     return None if api.price is None else items * tokens * api.price / 1e6
 
 
@@ -107,7 +106,7 @@ def _fix_inputs(model: Any, inputs: dict[str, tuple[int, ...]]) -> None:
         del shape.dim[:]
         for size in inputs[declared.name]:
             shape.dim.add().dim_value = size
-    # What was declared for another batch would win over what is inferred.
+    # Shapes declared for another batch would override the inferred ones.
     del model.graph.value_info[:]
     for output in model.graph.output:
         output.type.tensor_type.ClearField("shape")
@@ -134,7 +133,7 @@ def _constants(graph: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _GraphReader:
-    """Counts in a graph: its file, and by name shapes and single constants, those of outer graphs included."""
+    """Counts in a graph: its file, and shapes and scalar constants by name, including those of outer graphs."""
 
     file: str
     shapes: Mapping[str, tuple[int, ...] | None]
@@ -148,7 +147,7 @@ class _GraphReader:
         )
 
     def _macs_in_bodies(self, node: Any) -> int:
-        """Those of the graphs that a node runs: a loop's body times its iterations, branches if they cost the same."""
+        """Multiply-accumulates of a node's subgraphs: loops times iterations, branches if they cost the same."""
         bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
         counts = {self._in_body(body).macs(body) for body in bodies}
         if not any(counts):
@@ -162,7 +161,7 @@ class _GraphReader:
         return _GraphReader(self.file, shapes, constants)
 
     def _iterations(self, node: Any, body: Any) -> int:
-        """How often the body of a loop runs."""
+        """The number of iterations of a loop."""
         about = {attribute.name: attribute for attribute in node.attribute}
         if node.op_type == "Scan":
             first = node.input[len(node.input) - about["num_scan_inputs"].i]
@@ -179,10 +178,10 @@ class _GraphReader:
     def _macs_of_product(self, node: Any) -> int:
         first, second = (self._shape(name, node) for name in node.input[:2])
         if node.op_type == "ConvTranspose":
-            # Each input number meets the whole kernel of its group: weight (C, M / groups, k...).
+            # Each input number is multiplied by the whole kernel of its group: weight (C, M / groups, k...).
             return math.prod(first) * math.prod(second[1:])
         if node.op_type == "Conv":
-            # Each output number adds up one kernel: weight (M, C / groups, k...).
+            # Each output number is the sum over one kernel: weight (M, C / groups, k...).
             return math.prod(self._shape(node.output[0], node)) * math.prod(second[1:])
         if node.op_type == "Gemm":
             transposed = {a.name: a.i for a in node.attribute}
@@ -200,7 +199,7 @@ class _GraphReader:
 
 
 def encoder_macs(version: Version) -> int:
-    """Multiply-accumulates of embedding one image by a version, its side-information included. Raises as count_macs."""
+    """Multiply-accumulates of embedding one image, with its side-information. Raises as `count_macs`."""
     spec = version.card.preprocess
     assert spec is not None
     files = [ENCODER, SIDE] if version.card.side_dim else [ENCODER]
@@ -209,7 +208,7 @@ def encoder_macs(version: Version) -> int:
 
 
 def forward_macs(edge: Edge, old: Card) -> int:
-    """Multiply-accumulates of moving one stored item over an item edge. Raises as count_macs does."""
+    """Multiply-accumulates of transforming one stored item along an item edge. Raises as `count_macs`."""
     assert edge.folder is not None
     return count_macs(edge.folder / EDGE_MODEL[edge.kind], {"embedding": (1, old.dim), "side": (1, old.side_dim)})
 

@@ -1,9 +1,9 @@
-"""Backfill curves: the metric while a gallery moves from an old version to a new one, item by item.
+"""Backfill curves: a metric while the items of a gallery move from an old version to a new one (`measure_curves`).
 
-At each share the unmoved items are met along their route and the moved ones in the new version. Both rank as one list,
-in the modes of `index.merge`: by raw scores; by the place in the own shard; calibrated, by the log-odds of
-`index.calibration`; and label-free, by those of `evalue_calibration`, which no label has touched. Each half of the
-queries is ranked with the maps fitted on the other half, so no query is measured with a map that has seen it.
+At each point, queries reach the unmoved items along their route and the moved items in the new version. Both are ranked
+as one list, in the modes of `index.merge`: raw, rank, calibrated (`index.calibration`), and label-free, by the log-odds
+of `evalue_calibration`, which needs no labels. Each half of the queries is ranked with maps fitted on the other half,
+so no query is measured with a map that was fitted on it.
 Shape suffixes: Q queries, N items, P points of the curve, B one block of queries.
 """
 
@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class MeasuredCurve:
-    """A measured curve, and the metric's mean over the whole backfill with its interval over queries."""
+    """A measured curve, and the mean of the metric over the whole backfill with its interval over queries."""
 
     curve: BackfillCurve
     area: Score
@@ -68,18 +68,18 @@ def curve_values(
     seed: int = 0,
     fit_on: Ints | None = None,
 ) -> dict[tuple[str, str], Floats]:
-    """What each query finds during a backfill, in several orders and modes.
+    """The metric of each query during a backfill, in several orders and modes.
 
     Args:
-        before: how the queries meet the items where no item has moved.
-        after: how they meet them where all have; items in the same order.
-        relevance: which items are.
-        orders: name -> (N,) positions, first to move first.
+        before: queries and items before any item has moved.
+        after: queries and items after all have moved; items in the same order.
+        relevance: the relevant items.
+        orders: name -> (N,) positions of items in the order in which they move.
         modes: some of RAW, RANK, CALIBRATED and LABEL_FREE.
         metric: "cmc@<k>" or "mAP@1.0".
         points: P, at least 2.
-        seed: of the two halves and of the items drawn to fit the maps.
-        fit_on: numbers of the queries that maps are fitted on, for all; by default each half ranks by the other's.
+        seed: seed of the two halves and of the items drawn to fit the maps.
+        fit_on: queries to fit the maps on, for all queries; by default each half uses the maps of the other.
 
     Returns:
         (order, mode) -> the metric of each valid query, (P, V).
@@ -101,13 +101,13 @@ def curve_values(
 def backfill_values(
     old_BN: Floats, new_BN: Floats, relevant_BN: Bools, order_N: Ints, metric: str = "cmc@1", points: int = POINTS
 ) -> Floats:
-    """The metric of each query, (P, B), while items move in this order.
+    """The metric of each query (P, B) while items move in this order.
 
     Args:
-        old_BN: cost of each item as long as it has not moved, lower is better.
-        new_BN: cost once it has.
+        old_BN: cost of each item before it moves, lower is better.
+        new_BN: cost of each item after it has moved.
         relevant_BN: whether it is relevant.
-        order_N: positions, first to move first.
+        order_N: positions of items in the order in which they move.
         metric: "cmc@<k>" or "mAP@1.0".
         points: P, at least 2.
     """
@@ -120,9 +120,9 @@ def backfill_values(
 def fused_values(
     old_BN: Floats, new_BN: Floats, relevant_BN: Bools, order_N: Ints, metric: str = "cmc@1", points: int = POINTS
 ) -> Floats:
-    """As `backfill_values`, but the items rank by their places among the unmoved and among the moved ones, by share.
+    """`backfill_values` by the ranking of `index.merge.merge_rank`.
 
-    That is `index.merge.merge_rank`: of equal places the unmoved item comes first, its shard being the older.
+    Items rank by their weighted ranks among the unmoved and the moved ones; of equal ones the unmoved comes first.
     """
     ranked_by = [np.lexsort((relevant_BN, cost_BN)) for cost_BN in (old_BN, new_BN)]
     values = []
@@ -137,7 +137,7 @@ def fused_values(
 
 
 def _places(sizes: Sequence[int]) -> list[Floats]:
-    """Per shard (S,) where each of its places comes in the list of all."""
+    """For each shard, the position in the merged list of each of its ranks (S,)."""
     share = np.concatenate([(1 + np.arange(size)) * sum(sizes) / max(size, 1) for size in sizes])
     place = np.empty(len(share))
     place[share.argsort(kind="stable")] = np.arange(len(share))
@@ -145,14 +145,14 @@ def _places(sizes: Sequence[int]) -> list[Floats]:
 
 
 class _ScoredShard:
-    """One way to compare: costs of a block of queries, raw and by each kind of map."""
+    """Computes the costs of a block of queries, raw and by each kind of map."""
 
     def __init__(self, shard: Compared, maps: Mapping[str, Sequence[Calibration]], half_Q: Ints) -> None:
         self.space, self.maps, self.half_Q = shard.space, maps, half_Q
         self.queries, self.items = comparable(shard)
 
     def costs(self, rows: slice, self_B: Ints, relevant_BN: Bools) -> dict[str, Floats]:
-        """Scale -> (B, N), lower is better; a query's own image costs infinitely much and is not relevant."""
+        """Scale -> (B, N), lower is better; a query's own image has infinite cost and is not relevant."""
         score_BN = scores_of(costs(self.queries[rows], self.items, self.space), self.space)
         raw_BN = (-score_BN if self.space.higher_is_better else score_BN).astype(np.float64)
         made = {RAW: raw_BN, **{kind: np.empty_like(raw_BN) for kind in self.maps}}
@@ -168,7 +168,7 @@ class _ScoredShard:
 def _maps(
     shards: Sequence[Compared], relevance: Relevance, others: Sequence[Ints], modes: Sequence[str], seed: int
 ) -> list[dict[str, list[Calibration]]]:
-    """For each way to compare, by each mode that has maps: for each half of the queries the map fitted on the other."""
+    """For each of `shards` and mode with maps: for each half of the queries, the map fitted on the other half."""
     fits = {CALIBRATED: fit_maps, LABEL_FREE: fit_evalue_maps}
     made = {
         mode: [fit(shards, relevance, rows, seed) for rows in others] for mode, fit in fits.items() if mode in modes
@@ -186,25 +186,25 @@ def _per_query(cost_BN: Floats, relevant_BN: Bools, metric: str) -> Floats:
 
 
 def _bounds(items: int, points: int) -> list[int]:
-    """How many items have moved at each point."""
+    """The number of moved items at each point."""
     return [round(share * items) for share in np.linspace(0, 1, points)]
 
 
 def _moved(order_N: Ints, points: int) -> Iterator[Bools]:
-    """(N,) at each point: which items have moved."""
+    """Whether each item (N,) has moved, for each point."""
     position_N = np.argsort(order_N)
     return (position_N < bound for bound in _bounds(len(order_N), points))
 
 
 def _first_is_right(old_BN: Floats, new_BN: Floats, relevant_BN: Bools, order_N: Ints, bounds: Sequence[int]) -> Floats:
-    """CMC@1 at every point without ranking: the best relevant item against the best other one; a tie is a miss."""
+    """CMC@1 (P, B) without ranking: whether the best relevant item beats the best other one; a tie is a miss."""
     best_relevant = _best(np.where(relevant_BN, old_BN, np.inf), np.where(relevant_BN, new_BN, np.inf), order_N, bounds)
     best_other = _best(np.where(relevant_BN, np.inf, old_BN), np.where(relevant_BN, np.inf, new_BN), order_N, bounds)
     return (best_relevant < best_other).astype(np.float64)
 
 
 def _best(old_BN: Floats, new_BN: Floats, order_N: Ints, bounds: Sequence[int]) -> Floats:
-    """(P, B) lowest cost when the first `bounds[p]` items of the order cost `new` and the others `old`."""
+    """Lowest cost (P, B) if the first `bounds[p]` items of the order cost `new` and the others `old`."""
 
     def steps(cost_BN: Floats) -> Iterator[Floats]:
         for start, end in itertools.pairwise(bounds):

@@ -1,7 +1,7 @@
-"""How far queries are from the pairs that an edge was fitted on: it may not hold for others.
+"""The domain of a fitted edge: whether queries are similar to the pairs that it was fitted on.
 
-A query is out of the edge's domain if the nearest of the fitted pairs' new vectors is less similar to it than for 99
-of 100 held-out pairs. Shape suffixes: R fitted pairs, Q queries, M new dimension.
+A query is out of the domain if its similarity to the nearest of the fitted pairs' new vectors is below that of 99 of
+100 held-out pairs. Shape suffixes: R fitted pairs, Q queries, M new dimension.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from index.space import Space, Vectors
 from index.version import EDGE_DOMAIN
 
 OUTSIDE = 0.01
-"""The share of held-out pairs that counts as out of the domain."""
+"""The share of held-out pairs that is out of the domain by definition."""
 MOST_NUMBERS, LEAST_PAIRS, MOST_PAIRS = 1 << 20, 50, 1000
 """The stored sample of fitted pairs: largest number of floats, and fewest and most pairs."""
 OUTSIDE_WARNING = 0.05
-"""From this share of queries on, five times that of held-out pairs, a warning is given."""
+"""Share of queries out of the domain from which a warning is given: five times that of held-out pairs."""
 Z95 = 1.96
 
 
 @dataclass(frozen=True)
 class Domain:
-    """The domain of an edge: fitted pairs `reference` (R, M), and the least similarity of a query within."""
+    """The domain of an edge: vectors of fitted pairs, `reference` (R, M), and the least similarity of a query in it."""
 
     reference_RM: Vectors
     least: float
 
     def save(self, folder: Path) -> None:
-        """Write it beside the edge's other files."""
+        """Write it into the folder of the edge."""
         np.savez(folder / EDGE_DOMAIN, reference=self.reference_RM, least=np.array([self.least], np.float32))
 
 
 @dataclass(frozen=True)
 class DomainCoverage:
-    """So many of `queries` are out of the domain; `low` and `high` bound their share (95 %, Wilson).
+    """The number of `queries` out of the domain; `low` and `high` bound their share (95 %, Wilson).
 
-    `expected` is the share of held-out pairs; `nearest` the median likeness of a query to its nearest pair, `least` the
-    one below which it is out. In `l2` and `lorentz` likeness is minus the distance.
+    `expected` is the share of held-out pairs; `nearest` the median similarity of a query to its nearest pair, `least`
+    the limit of the domain. In `l2` and `lorentz` spaces the similarity is minus the distance.
     """
 
     queries: int
@@ -57,37 +57,37 @@ class DomainCoverage:
 
     @property
     def share(self) -> float:
-        """Of the queries, those out of the domain."""
+        """The share of queries out of the domain."""
         return self.outside / self.queries
 
     def in_words(self) -> str:
-        """What it means."""
+        """The result as text."""
         told = f"{self.share:.1%} [{self.low:.1%}, {self.high:.1%}] of {self.queries} queries are out of its domain"
         held = f"of held-out pairs {self.expected:.0%} are"
         if self.low > OUTSIDE_WARNING:
-            return f"Do not trust what the edge was measured to do: {told}, {held}. Fit it on pairs like these queries."
+            return f"Do not trust the edge's measured scores: {told}, {held}. Fit it on pairs like these queries."
         if self.high <= OUTSIDE_WARNING:
             return f"These queries are like the pairs that the edge was fitted on: {told}, {held}."
-        return f"Whether these queries are like the pairs cannot be told yet: {told}, {held}. Check more of them."
+        return f"It is uncertain whether these queries are like the pairs: {told}, {held}. Check more queries."
 
 
 def fit_domain(pairs: Pairs, space: Space) -> Domain:
-    """The domain of an edge that was fitted on pairs, by the pairs that were held out. `space`: the new version's."""
+    """The domain of an edge, from its fitted and held-out pairs. `space`: of the new version."""
     count = int(np.clip(MOST_NUMBERS // pairs.new_SM.shape[1], LEAST_PAIRS, MOST_PAIRS))
-    reference_RM = pairs.new_SM[:count]  # drawn already
+    reference_RM = pairs.new_SM[:count]  # these are in random order
     nearest_Q = _nearest(pairs.new_QM, reference_RM, space)
     return Domain(reference_RM, float(np.quantile(nearest_Q, OUTSIDE)))
 
 
 def read_domain(folder: Path, dim: int, expected: str | None = None) -> Domain:
-    """What `Domain.save` wrote, of a new version of `dim` numbers. Raises InvalidVersionFolder, ChangedOnDisk."""
+    """Read the file of `Domain.save`; `dim`: of the new version. Raises InvalidVersionFolder, ChangedOnDisk."""
     shapes = {"reference": (None, dim), "least": (1,)}
     arrays = read_arrays(folder / EDGE_DOMAIN, EDGE_DOMAIN, shapes, expected=expected)
     return Domain(arrays["reference"], float(arrays["least"][0]))
 
 
 def check_domain(domain: Domain, queries_QM: Vectors, space: Space) -> DomainCoverage:
-    """How many queries, at least one, are out of a domain."""
+    """Count the queries (at least one) that are out of a domain."""
     nearest_Q = _nearest(queries_QM, domain.reference_RM, space)
     outside, count = int((nearest_Q < domain.least).sum()), len(nearest_Q)
     low, high = _wilson(outside, count)
@@ -95,12 +95,12 @@ def check_domain(domain: Domain, queries_QM: Vectors, space: Space) -> DomainCov
 
 
 def as_json(domain: Domain) -> dict[str, Any]:
-    """What an edge's evidence says of it."""
+    """The entry in the evidence of an edge."""
     return {"pairs": len(domain.reference_RM), "outside": OUTSIDE, "least": domain.least}
 
 
 def _nearest(queries_QM: Vectors, reference_RM: Vectors, space: Space) -> Vectors:
-    """The likeness of each query to the nearest pair (Q,): higher is more alike."""
+    """The similarity of each query to the nearest pair (Q,), higher is more similar."""
     queries_QW, items_RW = comparable(Compared(queries_QM, reference_RM, space))
     least = [costs(queries_QW[rows], items_RW, space).min(axis=1) for rows in blocks(len(queries_QW), len(items_RW))]
     scores_Q = scores_of(np.concatenate(least), space)

@@ -1,23 +1,23 @@
-"""A calibration without labels: how many random items would score at least as well?
+"""Calibration without labels (`fit_evalue`): how many random items would score at least as well?
 
-Where classes are unknown, a score is judged by what chance gives. Of N items that have nothing to do with a query,
-E(s) = N * P(a random pair scores at least as well as s) are expected to reach score s: the E-value of sequence search
-(BLAST: Karlin and Altschul 1990; Altschul 1997). One relevant item among those E makes the odds 1 : E, so
+Without labels, a score is judged by chance. Of N items unrelated to a query, E(s) = N * P(a random pair scores at least
+as well as s) are expected to reach score s: the E-value of sequence search (BLAST: Karlin and Altschul 1990; Altschul
+1997). One relevant item among those E has the odds 1 : E, so
 
     log-odds(s) = -log E(s) = -log(N * tail(s)).
 
-Scores of two versions rank together by it, because a score that one random item in a million reaches says the same in
-both. Only the order is meant: the probability 1 / (1 + E) is right for a query with exactly one relevant item.
+This makes scores of two versions comparable: a score that one random item in a million reaches means the same in both.
+Only the order is meaningful: the probability 1 / (1 + E) holds for a query with exactly one relevant item.
 
-`tail` is estimated on P random pairs of a query and an item, scored through the route that the map is for: at knots it
-is the share of pairs at least as good, down to the best quarter. Beyond, it falls exponentially, at the rate of that
-quarter's median excess. Extrapolating from so early is deliberate: some random pairs are right, and the better a
-version is, the more its far tail holds nothing else. Counted as chance they would turn the order round (with the ten
-classes of digits they did); a median bears them as long as fewer than about one pair in eight is right.
+`tail` is estimated on P random pairs of a query and an item, scored along the route that the map is for. At knots, down
+to the best quarter, it is the share of pairs that score at least as well. Beyond, it falls exponentially, at the rate
+of the median excess of that quarter. It is extrapolated from so early on purpose: some random pairs are relevant, and
+in a good version the far tail consists of them. Counted as chance they would reverse the order (with the ten classes of
+digits they did); the median tolerates them up to about one relevant pair in eight.
 
-Every map of a gallery must be given the same N, the items of the whole gallery: it then shifts all of them alike and
-leaves every ranking as it is. The result is an ordinary `Calibration`: same JSON, strictly monotone, so the order
-inside a shard never changes. Shape suffixes: P pairs, K knots.
+All maps of a gallery must use the same N, the items of the whole gallery: it shifts all of them equally and changes no
+ranking. The result is an ordinary `Calibration`: same JSON, strictly monotone, so the order inside a shard never
+changes. Shape suffixes: P pairs, K knots.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ Ints = NDArray[np.int64]
 
 KNOTS = 32
 TAIL = 4
-"""One pair in so many, the best, is beyond the last knot."""
+"""The best 1 / TAIL of the pairs are beyond the last knot."""
 RESOLUTION = 1e-9
-"""Scores that differ by less are the same: they were float32."""
+"""Scores that differ by less are equal: they were float32."""
 
 
 def fit_evalue(scores: ArrayLike, items: int, *, higher_is_better: bool) -> Calibration:
     """Fit the map on scores of random pairs of a query and an item.
 
     Args:
-        scores: (P,) what a user reads, finite; the pairs drawn independently of their score, a query never with itself.
-        items: N, at least 1: how many items the gallery holds, the same for all maps that rank together.
+        scores: (P,) as users see them, finite, of pairs drawn independently of their score, never a query with itself.
+        items: N, at least 1: number of items of the gallery, the same for all maps that are used together.
         higher_is_better: the order of the scores.
 
     Raises:
@@ -65,14 +65,14 @@ def fit_evalue(scores: ArrayLike, items: int, *, higher_is_better: bool) -> Cali
 
 
 def _places(pairs: int) -> Ints:
-    """Which of the pairs, worst first, are knots: the tails they leave fall evenly in the logarithm."""
+    """The positions of the knots among the pairs, worst first; their tails are evenly spaced in the logarithm."""
     left = np.geomspace(pairs, min(pairs, max(2, pairs // TAIL)), KNOTS)
     return np.asarray(pairs - np.round(left).astype(np.int64))
 
 
 def _rate(goodness_P: Floats, last: float) -> float:
-    """How fast the tail falls beyond the last knot, per unit of goodness: half of an exponential's excess is log 2."""
+    """The rate of the tail beyond the last knot, per unit of goodness: an exponential's median is log 2 / rate."""
     beyond = goodness_P[goodness_P > last] - last
-    # Where every pair beyond scores the same, all there is to go by is the spread.
+    # No pair is beyond the last knot: estimate the median from the standard deviation of all.
     middle = np.median(beyond) if len(beyond) else np.log(2) * goodness_P.std()
     return float(np.log(2) / middle) if middle > RESOLUTION else 1.0

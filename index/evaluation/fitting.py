@@ -1,6 +1,6 @@
-"""An edge fitted on pairs of embeddings: split, fit, and measure what was not fitted on.
+"""Fit an edge on pairs of embeddings: split the pairs, fit, and measure on held-out queries.
 
-Both who fit edges go through here: `training.fit_edge`, into a version folder, and the service, from stored items.
+Used by `training.fit_edge`, which writes into a version folder, and by the service, for stored items.
 Shape suffixes: S pairs, M new dimension, N old dimension, Q queries, I items.
 """
 
@@ -27,14 +27,14 @@ from index.version import Card, EdgeKind, Score
 Ints = NDArray[np.int64]
 
 HELD_OUT, MAX_HELD_OUT = 5, 10_000
-"""One pair in so many measures the edge and is not fitted on, at most so many of them."""
+"""One in HELD_OUT pairs, at most MAX_HELD_OUT, measures the edge and is not used for the fit."""
 MAX_COMPARED_PAIRS = 10_000
-"""Choosing slerp's weight compares each pair with each, once for each weight: more take too long."""
+"""Largest number of pairs for slerp, which compares all pairs with each other once for each weight."""
 METRICS = ("cmc@1", "cmc@5", MEAN_AP)
 
 
 class PairArrays(NamedTuple):
-    """Pairs as given: `new` (S, M) and `old` (S, N), row by row of the same inputs, and their classes (S,) if known."""
+    """Pairs as given: `new` (S, M) and `old` (S, N), rows of the same inputs, and their classes (S,) if known."""
 
     new: NDArray[Any]
     old: NDArray[Any]
@@ -43,15 +43,15 @@ class PairArrays(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairs:
-    """Embeddings of the same images by both versions, valid in their spaces.
+    """Embeddings of the same inputs by both versions, valid in their spaces.
 
     Attributes:
-        new_SM, old_SN: what to fit on.
-        labels_S: their classes, where they are known.
+        new_SM, old_SN: pairs to fit on.
+        labels_S: their classes, if known.
         new_QM, old_QN: queries to measure with.
         new_items_IM, old_items_IN: items to measure on.
-        relevance: which items are. Without labels only the query's own image is.
-        labelled: whether there were labels.
+        relevance: the relevant items; without labels only the query's own input.
+        labelled: whether there are labels.
     """
 
     new_SM: Vectors
@@ -66,18 +66,18 @@ class Pairs:
 
 
 def check_pair_arrays(given: PairArrays, new: Card, old: Card, least: int, what: str = "pairs") -> PairArrays:
-    """The same as vectors of the versions' spaces.
+    """Check pairs; returns them as valid vectors of the versions' spaces.
 
     Args:
         given: arrays of any shape.
-        new: the newer version's card.
-        old: the older one's.
-        least: so many pairs are needed.
-        what: they are called in errors.
+        new: card of the newer version.
+        old: card of the older version.
+        least: smallest legal number of pairs.
+        what: name of the pairs in errors.
 
     Raises:
-        InvalidArgument: other shapes, or too few.
-        InvalidVector: vectors that are not valid in a version's space; names the row.
+        InvalidArgument: other shapes, or too few pairs.
+        InvalidVector: a vector is not valid in its version's space; names the row.
     """
     count = len(given.new) if given.new.ndim else 0
     if given.new.shape != (count, new.dim) or given.old.shape != (count, old.dim) or count < least:
@@ -94,13 +94,13 @@ def check_pair_arrays(given: PairArrays, new: Card, old: Card, least: int, what:
 
 
 def split_pairs(new_SM: Vectors, old_SN: Vectors, labels_S: ArrayLike | None, seed: int = 0) -> Pairs:
-    """A fifth of the pairs, drawn by `seed`, are the queries that measure the edge; all pairs are items.
+    """Split pairs: a random fifth are the queries that measure the edge, the rest is fitted on; all pairs are items.
 
     Args:
         new_SM: (S, M), S at least HELD_OUT.
-        old_SN: (S, N), of the same images.
-        labels_S: (S,) classes, or None; then a query must find itself.
-        seed: of the split.
+        old_SN: (S, N), of the same inputs.
+        labels_S: (S,) classes; None: only a query's own input is relevant.
+        seed: seed of the split.
     """
     count = len(new_SM)
     order = np.random.default_rng(seed).permutation(count)
@@ -120,10 +120,10 @@ def split_pairs(new_SM: Vectors, old_SN: Vectors, labels_S: ArrayLike | None, se
 
 
 def fit_adapter(kind: str, pairs: Pairs, new: Card, old: Card, options: Mapping[str, float]) -> Affine | SlerpAdapter:
-    """Fit one of `FITS`; `low_rank` by half the numbers of the smaller version where these are fewer than its rank.
+    """Fit one of `FITS`; if the smaller dimension is below the default rank of `low_rank`, its half is the default.
 
     Raises:
-        InvalidArgument: the kind is unknown, an option is out of range, or slerp has no labels or no cosine spaces.
+        InvalidArgument: an unknown kind, an option out of range, or slerp without labels or cosine spaces.
     """
     if kind not in FITS:
         raise InvalidArgument(f"kind must be one of {', '.join(FITS)}, not {kind!r}", pointer="/kind")
@@ -148,13 +148,13 @@ FITS: dict[str, Callable[..., Affine | SlerpAdapter]] = {
 
 
 def legal_options(fit: Callable[..., Any] | None) -> dict[str, int | float]:
-    """The numbers that can be set of an adapter, with their defaults."""
+    """The options of an adapter with their defaults."""
     parameters = inspect.signature(fit).parameters.values() if fit else ()
     return {p.name: p.default for p in parameters if type(p.default) in (int, float)}
 
 
 def measure(queries_QN: Vectors, pairs: Pairs, old: Card) -> Retrieval:
-    """How queries in the old version's space find their old items: the edge's, or the old version's own."""
+    """The retrieval of old items by queries in the old version's space, mapped by the edge or of the old version."""
     compared = Compared(queries_QN, pairs.old_items_IN, space_from_json(old.space))
     relevance = pairs.relevance
     return mixed_retrieval([compared], relevance.query_codes, relevance.item_codes, remove_self=relevance.self_Q)
@@ -166,7 +166,7 @@ def intervals(measured: Retrieval) -> dict[str, Score]:
 
 
 def fit_calibration_maps(kind: EdgeKind, queries_QN: Vectors, pairs: Pairs, new: Card, old: Card) -> dict[str, Any]:
-    """The edge's `calibration` field, see `index.edge_maps`. The pairs have labels."""
+    """The edge's `calibration` field, see `index.edge_maps`. The pairs must have labels."""
     rows = np.flatnonzero(pairs.relevance.valid)
     edge = Compared(queries_QN, pairs.old_items_IN, space_from_json(old.space))
     own = Compared(pairs.new_QM, pairs.new_items_IM, space_from_json(new.space))
@@ -176,14 +176,14 @@ def fit_calibration_maps(kind: EdgeKind, queries_QN: Vectors, pairs: Pairs, new:
 def calibration_field(
     kind: EdgeKind, edge: Compared, own: Compared, relevance: LabelRelevance, rows: Ints
 ) -> dict[str, Any]:
-    """The maps of an edge and of the new version's own items, and the merge mode that serves both best.
+    """The maps of an edge and of the new version's own items, and the best merge mode for both.
 
     Args:
-        kind: of the edge.
-        edge: queries of the new version and the items the edge leads to.
-        own: the same queries and items, by the new version.
-        relevance: which items are.
-        rows: the queries to fit on, at least one.
+        kind: kind of the edge.
+        edge: queries of the new version and the items that the edge reaches.
+        own: the same queries and items, embedded by the new version.
+        relevance: the relevant items.
+        rows: numbers of the queries to fit on, at least one.
     """
     through, same = fit_maps([edge, own], relevance, rows)
     chosen = choose_merge_mode(edge, own, relevance, default=default_mode([kind.value]))

@@ -1,4 +1,4 @@
-"""Negative flips one by one: which queries a new version gets wrong, what it finds first instead, and how bad it is.
+"""List negative flips (`worst_flips`): queries that a new version gets wrong, and what it finds first instead.
 
 Shape suffixes: Q queries, N items, B one block of queries.
 """
@@ -17,12 +17,12 @@ from index.evaluation.relevance import Relevance
 
 @dataclass(frozen=True)
 class Flip:
-    """A query whose first match was right under old/old and is wrong under new/old.
+    """A query whose first match is relevant under old/old but not under new/old.
 
     Attributes:
-        query: its number.
-        wrong: the number of its first match under new/old.
-        rank: the rank of its first relevant item under new/old, from 2 on; it was 1 under old/old.
+        query: number of the query.
+        wrong: number of its first match under new/old.
+        rank: rank of its first relevant item under new/old, at least 2; it was 1 under old/old.
     """
 
     query: int
@@ -31,14 +31,14 @@ class Flip:
 
 
 def worst_flips(old_old: Measured, new_old: Measured, shard: Compared, relevance: Relevance, most: int) -> list[Flip]:
-    """At most `most` of the negative flips that a gate counts, the deepest fall (largest `rank`) first.
+    """At most `most` of the negative flips that a gate counts, largest `rank` first.
 
     Args:
-        old_old: what the old version's queries found, `cmc@1` among it.
-        new_old: what the new version's found among the same items.
-        shard: what `new_old` was measured on.
-        relevance: which of its items are relevant to its queries.
-        most: how many flips to give, at least 0.
+        old_old: result of the old version's queries, with `cmc@1`.
+        new_old: result of the new version's queries over the same items.
+        shard: queries and items of `new_old`.
+        relevance: the relevant items of each query.
+        most: largest number of flips, at least 0.
     """
     lost_Q = (old_old.per_query(FIRST) > 0) & (new_old.per_query(FIRST) == 0) & old_old.valid & new_old.valid
     flipped = np.flatnonzero(lost_Q)
@@ -49,7 +49,7 @@ def worst_flips(old_old: Measured, new_old: Measured, shard: Compared, relevance
         cost_BN, relevant_BN = costs(queries[some], items, shard.space), relevance.relevant(some)
         leave_out(relevance.self_Q[some], cost_BN, relevant_BN)
         wrong_BN = np.where(relevant_BN, np.inf, cost_BN)
-        # As where flips are counted: of equal costs the wrong ones come first.
+        # As in counting flips, irrelevant items of equal cost come first.
         best_B = np.where(relevant_BN, cost_BN, np.inf).min(axis=1)
         rank_B = 1 + (wrong_BN <= best_B[:, None]).sum(axis=1)
         found += map(Flip, some.tolist(), wrong_BN.argmin(axis=1).tolist(), rank_B.tolist())

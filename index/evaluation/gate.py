@@ -1,4 +1,4 @@
-"""The gate: may a new version serve over what an old one stored? M(new/old) against M(old/old), on the same queries."""
+"""The gate (`gate`): M(new/old) compared with M(old/old) on the same queries, before a new version is deployed."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from index.version import Score
 Measured = Retrieval | PerQuery
 
 MIN_QUERIES = 5
-"""The fewest queries, of a slice or in all, for an interval to mean anything: of one it is a point."""
+"""Smallest number of queries, in all or of a slice, for an interval."""
 
 ERROR_RATE = 0.05
-"""Error rate of an interval, and of all slices' intervals together: else chance would make some of many look worse."""
+"""Error rate of an interval, and of the intervals of all slices together, so that none looks worse by chance."""
 
 
 class GateVerdict(StrEnum):
@@ -42,9 +42,9 @@ class GateVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class Slice:
-    """The queries that share a value of a metadata field, and what the new version does to them.
+    """The result for the queries that share a value of a metadata field.
 
-    The intervals of all slices' `difference`, by Student's t, hold together at 95 % (Bonferroni).
+    The intervals of `difference`, by Student's t, hold for all slices together at 95 % (Bonferroni).
     """
 
     value: str
@@ -56,21 +56,21 @@ class Slice:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A gate's answer and what it rests on.
+    """The verdict of a gate and its evidence.
 
     Attributes:
-        verdict: `pass` when the interval of `difference` lies above 0, `refuse` when it lies below, else `warn`; also
-            `warn` instead of `pass` when the interval of a slice lies below 0, and of fewer than MIN_QUERIES queries.
+        verdict: `pass` if the interval of `difference` is above 0, `refuse` if it is below, else `warn`. Also `warn`
+            instead of `pass` if the interval of a slice is below 0 or there are fewer than MIN_QUERIES queries.
         metric: "cmc@<k>", "mAP@1.0", "TAR@FAR=<f>" or "recall@<k>".
         old_old: M(old/old) with its interval.
-        new_old: M(new/old), through the route that serving would take.
-        new_new: M(new/new), where it was measured: what a full backfill would give.
+        new_old: M(new/old), along the route that serving would take.
+        new_new: M(new/new), if measured: the result after a full backfill.
         difference: M(new/old) - M(old/old) by paired bootstrap.
-        negative_flips: number of queries whose first match was right under old/old and is wrong under new/old.
-        gap_closed: (new/old - old/old) / (new/new - old/old): the share of the whole gain that is there before any
-            backfill; None where new/new is unknown, or one of them is not better than old/old.
-        queries: how many queries were compared; those without a correct item are skipped.
-        slices: worst difference first; those of fewer than MIN_QUERIES queries are left out.
+        negative_flips: number of queries whose first match is relevant under old/old but not under new/old.
+        gap_closed: (new/old - old/old) / (new/new - old/old): the share of the whole gain that is reached before any
+            backfill; None if new/new is unknown, or one of them is not better than old/old.
+        queries: number of queries compared; those without a relevant item are skipped.
+        slices: worst difference first, without slices of fewer than MIN_QUERIES queries.
     """
 
     verdict: GateVerdict
@@ -98,18 +98,18 @@ def gate(
     seed: int = 0,
     slice_of: Sequence[str | None] | None = None,
 ) -> Verdict:
-    """Compare what the gallery would answer after deploying with what it answers now.
+    """Compare the answers of the gallery after a deployment with its present ones.
 
     Args:
         old_old: the current version's queries over the stored items.
-        new_old: the new version's queries over the same items, by the route that serving would take.
-        new_new: the new version's queries over items of its own, if measured.
+        new_old: the new version's queries over the same items, along the route that serving would take.
+        new_new: the new version's queries over the items embedded by it, if measured.
         metric: the metric that decides, measured in all of them. Flips are counted on CMC@1, which must be measured.
-        seed: of the bootstrap.
-        slice_of: (Q,) the slice of each query, None for those in no slice.
+        seed: seed of the bootstrap.
+        slice_of: (Q,) the slice of each query, None for none.
 
     Raises:
-        InvalidArgument: an unknown metric, different queries, or no query with a correct item.
+        InvalidArgument: an unknown metric, different queries, or no query with a relevant item.
     """
     old_Q, new_Q = old_old.per_query(metric), new_old.per_query(metric)
     if old_Q.shape != new_Q.shape:
@@ -152,6 +152,6 @@ def _slices(old_Q: Floats, new_Q: Floats, valid_Q: Bools, slice_of: Sequence[str
     for value, rows in large:
         old, new = old_Q[rows], new_Q[rows]
         mean, low, high = astuple(t_interval(new - old, 1 - ERROR_RATE / len(large)))
-        difference = Score(mean, max(low, -1.0), min(high, 1.0))  # of metrics from 0 to 1
+        difference = Score(mean, max(low, -1.0), min(high, 1.0))  # of metrics in [0, 1]
         found.append(Slice(value, len(rows), float(old.mean()), float(new.mean()), difference))
     return sorted(found, key=lambda one: one.difference.value)

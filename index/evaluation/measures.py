@@ -1,6 +1,6 @@
-"""What a gate can measure per query besides CMC and mAP: TAR@FAR, and recall where nothing is labelled.
+"""Metrics per query for gates besides CMC and mAP: TAR@FAR, and recall of a reference ranking or of listed items.
 
-Both rank as `metrics` does, blockwise, and leave each query's own image out. Shape suffixes: Q queries, N
+Both rank blockwise, as `metrics` does, and leave out each query's own image. Shape suffixes: Q queries, N
 items, K results, B one block of queries.
 """
 
@@ -16,12 +16,12 @@ from index.errors import InvalidArgument
 from index.evaluation.metrics import Bools, Compared, Floats, Ints, blocks, comparable, costs, ordered
 
 FIRST = "cmc@1"
-"""Whether the first match is right: what flips are counted on."""
+"""Whether the first match is relevant; flips are counted on it."""
 
 
 @dataclass(frozen=True)
 class PerQuery:
-    """Metrics by name, (Q,) each, `cmc@1` among them; `valid` (Q,) is False for queries that do not count."""
+    """Name -> metric (Q,), including `cmc@1`; `valid` (Q,) is False for queries that are skipped."""
 
     values: Mapping[str, Floats]
     valid: Bools
@@ -34,7 +34,7 @@ class PerQuery:
 
 
 def first_items(shard: Compared, k: int, remove_self: ArrayLike) -> NDArray[np.int64]:
-    """(Q, K) numbers of the k best items of each query, best first; equal ones in the order of their numbers.
+    """Numbers (Q, K) of the k best items of each query, best first; ties in the order of their numbers.
 
     Raises:
         InvalidArgument: k is not 1 to the number of items that are not the query itself.
@@ -49,7 +49,7 @@ def first_items(shard: Compared, k: int, remove_self: ArrayLike) -> NDArray[np.i
 
 
 def recall(found_QK: Ints, truth_QK: Ints) -> PerQuery:
-    """recall@k: share of the true first k that are among the first k found; the first match is right if it is true."""
+    """recall@k: share of the reference's first k among the first k found; for `cmc@1` these k are relevant."""
     return recall_of(found_QK, truth_QK, truth_QK.shape[1])
 
 
@@ -65,10 +65,10 @@ def recall_of(found_QK: Ints, relevant_QR: Ints, k: int) -> PerQuery:
 def tar(
     shard: Compared, query_labels: ArrayLike, item_labels: ArrayLike, far: float, remove_self: ArrayLike
 ) -> PerQuery:
-    """TAR@FAR: share of a query's own class that passes the lowest threshold letting at most `far` of all others pass.
+    """TAR@FAR: share of a query's own class above the lowest threshold that at most `far` of all other pairs pass.
 
-    The threshold is one for all queries, from all pairs of different classes; the mean over queries weighs each query
-    alike, however many items its class has.
+    There is one threshold for all queries, from all pairs of different classes. The mean over queries weights all
+    queries equally, however many items their classes have.
 
     Raises:
         InvalidArgument: there is no pair of one class, or none of different classes.
@@ -96,14 +96,14 @@ def tar(
         same_BN = query_codes[rows, None] == item_codes
         accepted.append((same_BN & (cost_BN < limit)).sum(axis=1))
         best_B = cost_BN.min(axis=1)
-        # Among equals the wrong one counts.
+        # Irrelevant items of equal cost come first.
         first.append(~((cost_BN == best_B[:, None]) & ~same_BN).any(axis=1))
     values = np.concatenate(accepted) / np.maximum(same_Q, 1)
     return PerQuery({f"TAR@FAR={far:g}": values, FIRST: np.concatenate(first).astype(np.float64)}, same_Q > 0)
 
 
 def _first(cost_BN: NDArray[np.float32], k: int) -> NDArray[np.int64]:
-    """(B, K) the columns of the k lowest costs, lowest first, equal ones in their order."""
+    """The columns (B, K) of the k lowest costs, lowest first, ties in their order."""
     keys_BN = ordered(cost_BN).astype(np.uint64)
     keys_BN <<= np.uint64(32)
     keys_BN |= np.arange(cost_BN.shape[1], dtype=np.uint64)

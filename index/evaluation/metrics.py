@@ -24,17 +24,17 @@ Ints = NDArray[np.int64]
 
 MEAN_AP = "mAP@1.0"
 BLOCK_SCORES = 4_000_000
-"""Scores held at once by default: about 100 MB with the sort keys beside them, whatever the number of items."""
+"""Scores per block by default: about 100 MB with their sort keys, whatever the number of items."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Items of one version, and all queries as they reach them (encoded or transformed for that version's space).
+    """Items of one version, and all queries in its space (embedded, or transformed along a route).
 
     Attributes:
         queries: (Q, D).
         items: (N, D), valid in `space`; N may be 0.
-        space: how they are scored. Raw scores of several spaces only rank together when they are of one kind.
+        space: the space. Raw scores of several shards only rank together if their spaces are of one kind.
     """
 
     queries: Vectors
@@ -44,12 +44,12 @@ class Compared:
 
 @dataclass(frozen=True)
 class Retrieval:
-    """What a ranking gave each query.
+    """The result of each query.
 
     Attributes:
-        hits: k -> (Q,) whether an item of the query's class is among its first k.
+        hits: k -> (Q,) whether a relevant item is among the first k.
         ap: (Q,) non-interpolated average precision over the full ranking, in [0, 1].
-        valid: (Q,) False where no item is correct; such a query is skipped, not a miss.
+        valid: (Q,) False for a query without relevant items, which is skipped and not a miss.
     """
 
     hits: Mapping[int, Bools]
@@ -58,7 +58,7 @@ class Retrieval:
 
     @property
     def skipped(self) -> int:
-        """Number of queries without a correct item."""
+        """Number of queries without a relevant item."""
         return int((~self.valid).sum())
 
     def per_query(self, metric: str) -> Floats:
@@ -73,7 +73,7 @@ class Retrieval:
         return _mean(self.per_query(metric)[self.valid])
 
     def cmc(self, k: int) -> float:
-        """CMC@k: share of valid queries with a correct item among the first k."""
+        """CMC@k: share of valid queries with a relevant item among the first k."""
         return self.mean(f"cmc@{k}")
 
     def interval(self, metric: str, seed: int = 0) -> Score:
@@ -108,15 +108,14 @@ def mixed_retrieval(
 ) -> Retrieval:
     """Rank the items of several versions as one list, and measure CMC@k and average precision.
 
-    Items that score the same (in float32) are ranked worst case: the wrong ones first.
+    Ties (in float32) are ranked pessimistically: irrelevant items first.
 
     Args:
-        shards: what is compared with what; items are numbered through, shard after shard.
+        shards: queries and items of each version; items are numbered consecutively, shard after shard.
         query_labels: (Q,) class of each query; any comparable type.
         item_labels: (N,) class of each item.
-        remove_self: (Q,) the item that is the same image as the query, -1 where there is none. It is left out of that
-            query's ranking.
-        ks: which CMC@k.
+        remove_self: (Q,) the item that is the same image as the query, -1 if none; left out of that query's ranking.
+        ks: the k of CMC@k.
         block: queries ranked at once; by default as many as BLOCK_SCORES allows.
 
     Raises:
@@ -136,16 +135,16 @@ def mixed_retrieval(
 
 
 def ranked(cost_BN: NDArray[np.float32], relevant_BN: Bools, ks: Sequence[int] = (1, 5)) -> Retrieval:
-    """Rank the items of each query by rising cost, and measure. `leave_out` first what must not be found."""
+    """Rank the items of each query by ascending cost, and measure. Call `leave_out` before."""
     keys_BN = _sort_keys(cost_BN, relevant_BN)
     keys_BN.sort(axis=1)
     return _measure((keys_BN & 1).astype(bool), relevant_BN.sum(axis=1), ks)
 
 
 def ordered(cost_BN: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """Integers in the order of the costs.
+    """Integers (B, N) in the order of the costs.
 
-    IEEE floats order as integers once negative ones are inverted and the sign bit of the others is set.
+    IEEE floats sort as integers if negative ones are inverted and the sign bit of the others is set.
     """
     bits = (cost_BN + np.float32(0)).view(np.uint32)  # + 0 turns -0 into 0
     bits ^= (bits.view(np.int32) >> 31).view(np.uint32) | np.uint32(1 << 31)
@@ -153,7 +152,7 @@ def ordered(cost_BN: NDArray[np.float32]) -> NDArray[np.uint32]:
 
 
 def leave_out(self_B: Ints, cost_BN: NDArray[np.floating], relevant_BN: Bools) -> None:
-    """Move each query's own image (-1: it has none) behind everything, as a wrong item."""
+    """Make each query's own image (-1: none) the last of its ranking, and irrelevant; in place."""
     rows = np.flatnonzero(self_B >= 0)
     cost_BN[rows, self_B[rows]] = np.inf
     relevant_BN[rows, self_B[rows]] = False
@@ -162,19 +161,19 @@ def leave_out(self_B: Ints, cost_BN: NDArray[np.floating], relevant_BN: Bools) -
 def retrieval_from_rankings(
     ranked_labels_QK: ArrayLike, query_labels: ArrayLike, positives: ArrayLike, ks: Sequence[int] = (1, 5)
 ) -> Retrieval:
-    """The same measures from rankings that a service answered.
+    """Measure rankings that a service answered.
 
     Args:
-        ranked_labels_QK: class of each match, best first; a shorter answer is padded with a label no query has.
+        ranked_labels_QK: class of each match, best first; padded with a label that no query has.
         query_labels: (Q,) class of each query.
-        positives: (Q,) how many items of the query's class there are at all. Those not ranked count as missed, so the
-            average precision is exact when K is the number of items.
-        ks: which CMC@k.
+        positives: (Q,) number of all items of the query's class. Those not ranked count as missed, so the average
+            precision is exact if K is the number of items.
+        ks: the k of CMC@k.
     """
     relevant_QK = np.asarray(ranked_labels_QK) == np.asarray(query_labels)[:, None]
     positives_Q = np.asarray(positives)
     if (relevant_QK.sum(axis=1) > positives_Q).any():
-        raise InvalidArgument("a ranking holds more correct items than there are", pointer="/positives")
+        raise InvalidArgument("a ranking has more correct items than exist", pointer="/positives")
     return joined([_measure(relevant_QK, positives_Q, ks)], ks)
 
 
@@ -211,7 +210,7 @@ def paired_bootstrap(a_Q: ArrayLike, b_Q: ArrayLike, seed: int = 0, *, n: int = 
 def t_interval(values: ArrayLike, level: float) -> Score:
     """Mean of (Q,) values, two or more, with its interval by Student's t.
 
-    It holds for five values, and at a level close to 1, where a percentile bootstrap's misses far more often.
+    Valid also for five values and for levels close to 1, for which a percentile bootstrap misses far more often.
     """
     values_Q = np.asarray(values, np.float64)
     mean, size = float(values_Q.mean()), len(values_Q)
@@ -220,7 +219,7 @@ def t_interval(values: ArrayLike, level: float) -> Score:
 
 
 def _t_quantile(p: float, degrees: float) -> float:
-    """Of Student's t distribution with four degrees of freedom or more (Abramowitz and Stegun 1964, 26.7.5)."""
+    """Quantile of Student's t with at least four degrees of freedom (Abramowitz and Stegun 1964, 26.7.5)."""
     z = NormalDist().inv_cdf(p)
     terms = (
         (z**3 + z) / 4,
@@ -238,20 +237,20 @@ def p_com(old_old: float, new_old: float, independent: float) -> float:
 
 
 def update_gain(old_old: float, new_old: float, independent: float) -> float | None:
-    """`p_com` where compatibility holds, M(new/old) > M(old/old), else None (BCT, 2003.11942, section 3.3).
+    """`p_com` if M(new/old) > M(old/old), else None (BCT, 2003.11942, section 3.3).
 
-    None also where there is no gain of which it could be a share.
+    Also None if M(ind/ind) is not above M(old/old).
     """
     return p_com(old_old, new_old, independent) if min(new_old, independent) > old_old else None
 
 
 def p_up(new_new: float, independent: float) -> float:
-    """(M(new/new) - M(ind/ind)) / M(ind/ind): what compatibility cost the new model (HBCT, with the self term)."""
+    """(M(new/new) - M(ind/ind)) / M(ind/ind): the loss of the new model by compatibility (HBCT, with the self term)."""
     return (new_new - independent) / independent if independent else float("nan")
 
 
 def negative_flips(old_Q: ArrayLike, new_Q: ArrayLike) -> int:
-    """Number of queries right under old/old and wrong under new/old."""
+    """Number of queries that are hits under old/old and misses under new/old."""
     return int((np.asarray(old_Q, bool) & ~np.asarray(new_Q, bool)).sum())
 
 
@@ -264,7 +263,7 @@ def linear_cka(x_ND: ArrayLike, y_NE: ArrayLike) -> float:
 
 @dataclass(frozen=True)
 class CompatibilityMatrix:
-    """Versions oldest first; `values[i, j]` is M(i/j), queries by i and items by j <= i, NaN elsewhere or unknown."""
+    """`values[i, j]` is M(i/j) for queries by i and items by j <= i, versions oldest first; else, or unknown: NaN."""
 
     names: tuple[str, ...]
     values: Floats
@@ -277,7 +276,7 @@ class CompatibilityMatrix:
 
 
 def compatibility_matrix(names: Sequence[str], measure: Callable[[str, str], float | None]) -> CompatibilityMatrix:
-    """Fill the matrix of a chain of versions, oldest first; `measure(new, old)` gives M(new/old) or None."""
+    """Fill the matrix of a chain of versions, oldest first; `measure(new, old)` returns M(new/old) or None."""
     values = np.full((len(names), len(names)), np.nan)
     for i, new in enumerate(names):
         for j, old in enumerate(names[: i + 1]):
@@ -302,13 +301,13 @@ def comparable(shard: Compared) -> tuple[Floats, Floats]:
 
 
 def blocks(queries: int, items: int, block: int | None = None) -> list[slice]:
-    """Cut the queries so that a block holds about BLOCK_SCORES scores, or `block` queries."""
+    """Split queries into blocks of `block` queries, by default of about BLOCK_SCORES scores."""
     size = block or max(1, BLOCK_SCORES // max(items, 1))
     return [slice(start, start + size) for start in range(0, queries, size)]
 
 
 def costs(queries_BW: Floats, items_NW: Floats, space: Space) -> NDArray[np.float32]:
-    """(B, N), lower is better. Rounded to float32 so that equal vectors tie whatever the order of summation was.
+    """Costs (B, N), lower is better, rounded to float32 so that equal vectors tie whatever the order of summation.
 
     Negative inner products, squared Euclidean distances, or Lorentz distances as a shard scores them (`scores_of`).
     """
@@ -324,7 +323,7 @@ def costs(queries_BW: Floats, items_NW: Floats, space: Space) -> NDArray[np.floa
 
 
 def scores_of(cost: NDArray[np.float32], space: Space) -> NDArray[np.float32]:
-    """The scores a user reads, from costs of any shape."""
+    """Costs of any shape -> the scores that users see."""
     if isinstance(space, Lorentz):
         return cost
     return space.score(-cost if space.inner_product else cost)
@@ -354,7 +353,7 @@ def _check(
 
 
 def _sort_keys(cost_BN: NDArray[np.float32], relevant_BN: Bools) -> NDArray[np.uint64]:
-    """Cost above, relevance as the lowest bit: sorting plain integers ranks wrong items first among equals."""
+    """Integers of cost (upper bits) and relevance (lowest bit): sorted, irrelevant items come first among ties."""
     keys = ordered(cost_BN).astype(np.uint64)
     keys <<= np.uint64(1)
     keys |= relevant_BN
@@ -362,7 +361,7 @@ def _sort_keys(cost_BN: NDArray[np.float32], relevant_BN: Bools) -> NDArray[np.u
 
 
 def _measure(relevant_BK: Bools, positives_B: Ints, ks: Sequence[int]) -> Retrieval:
-    """Hits and average precision of ranked relevance, best first."""
+    """Hits and average precision from the relevance of ranked items, best first."""
     row, rank = np.nonzero(relevant_BK)
     found_B = np.bincount(row, minlength=len(relevant_BK))
     before_B = np.cumsum(found_B) - found_B
@@ -373,7 +372,7 @@ def _measure(relevant_BK: Bools, positives_B: Ints, ks: Sequence[int]) -> Retrie
 
 
 def joined(parts: Sequence[Retrieval], ks: Sequence[int]) -> Retrieval:
-    """What blocks of queries gave, as one."""
+    """Concatenate the results of blocks of queries."""
     if not parts:
         return Retrieval({k: np.empty(0, bool) for k in ks}, np.empty(0), np.empty(0, bool))
     hits = {k: np.concatenate([p.hits[k] for p in parts]) for k in ks}

@@ -1,11 +1,11 @@
-"""Which merge mode is best for a gallery with items of two versions: measured, or else a default.
+"""Choose the merge mode for a gallery with items of two versions by simulating a backfill (`choose_merge_mode`).
 
-A backfill is simulated: the same queries rank a gallery of which 0, 20, ... 100 % of the items have moved, in every
-mode, each half of the queries with the maps fitted on the other half. The modes are compared by paired bootstrap over
-the queries' areas under these curves, by the metric asked for and a second one: CMC@1, which most users see, or mAP,
-which is of the whole ranking and less noisy. A gain counts in half-widths of its interval. The default mode yields to
-one whose two gains over it add up to more than one half-width, unless that is worse beyond the interval by the metric
-asked for; then that one is challenged in the same way.
+The same queries rank a gallery of which 0, 20, ... 100 % of the items have moved, in every mode, each half of the
+queries with the maps fitted on the other half. Modes are compared by paired bootstrap over the queries' areas under
+these curves, by the metric asked for and a second one: CMC@1, which most users see, or mAP, which measures the whole
+ranking and is less noisy. Gains are measured in half-widths of their intervals. A mode replaces the default if its two
+gains over it add up to more than one half-width, unless it is significantly worse by the metric asked for. The
+remaining modes then challenge the winner in the same way.
 
 Shape suffixes: Q queries, N items, P points of a curve.
 """
@@ -27,7 +27,7 @@ from index.version import Score
 Floats = NDArray[np.float64]
 
 QUERIES, ITEMS, POINTS = 500, 2_000, 6
-"""The largest sample to compare modes on, and the points of its curves."""
+"""The largest sample to compare modes on, and the number of points of its curves."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class ChosenMode:
 
     Attributes:
         mode: raw, calibrated or rank.
-        metric: the one asked for.
-        areas: mode -> the area under the curve by that metric.
-        gains: mode -> the area of `mode` minus that one's by that metric, paired.
-        queries: how many were compared.
+        metric: the metric asked for.
+        areas: mode -> the area under its curve by that metric.
+        gains: other mode -> the area of the best mode minus its area, by that metric, paired.
+        queries: number of queries compared.
     """
 
     mode: Mode
@@ -52,15 +52,15 @@ class ChosenMode:
 def choose_merge_mode(
     before: Compared, after: Compared, relevance: Relevance, *, default: Mode, metric: str = "cmc@1", seed: int = 0
 ) -> ChosenMode | None:
-    """Simulate a backfill, and choose its best mode.
+    """Simulate a backfill and choose its best mode.
 
     Args:
-        before: queries and items that have not moved.
-        after: the same where they have; items in the same order.
+        before: queries and items before any item has moved.
+        after: the same after all have moved; items in the same order.
         relevance: by labels, or by a ranking.
-        default: the mode that another has to beat.
+        default: the mode that others have to beat.
         metric: "cmc@<k>" or "mAP@1.0".
-        seed: of what is drawn.
+        seed: seed of the sample and the bootstrap.
 
     Returns:
         None if fewer than two queries have relevant items.
@@ -81,12 +81,12 @@ def choose_merge_mode(
 
 
 def decide_mode(areas: Mapping[str, Mapping[Mode, Floats]], default: Mode, seed: int = 0) -> ChosenMode:
-    """The best mode.
+    """Choose the best mode from areas under curves.
 
     Args:
         areas: metric -> mode -> (Q,) area of each query; the metric asked for comes first.
-        default: the mode that another has to beat.
-        seed: of the bootstrap.
+        default: the mode that others have to beat.
+        seed: seed of the bootstrap.
     """
     metric = next(iter(areas))
     best = default
@@ -110,7 +110,7 @@ def _half_widths(gain: Score) -> float:
 
 
 def _area(values_PQ: Floats) -> Floats:
-    """(Q,) the mean of each query's curve."""
+    """The mean (Q,) of each query's curve."""
     return np.asarray(np.trapezoid(values_PQ, dx=1 / (len(values_PQ) - 1), axis=0))
 
 

@@ -1,4 +1,4 @@
-"""The order of a backfill, and the curve it gives: the metric while the gallery moves from old to new.
+"""The order of a backfill (`backfill_order`), and its curve: the metric while the gallery moves from old to new.
 
 Shape suffixes: N items, P points of the curve.
 """
@@ -18,19 +18,19 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 POINTS = 21
-"""A curve is measured at 0, 5, ... 100 % of the items moved."""
+"""Points of a curve: 0, 5, ... 100 % of the items moved."""
 
 
 @dataclass(frozen=True)
 class PendingItems:
-    """The N items a backfill has to move.
+    """The N items that a backfill has to move.
 
     Attributes:
-        stored: (N,) when each was stored; any number that grows with time.
+        stored: (N,) time at which each was stored, as any increasing number.
         uncertainty: (N,) the forward transform's uncertainty of each, if known.
-        matches: (N,) how often each was matched by queries, if counted.
-        transformed: (N,) whether an item edge has moved each already, if that can be.
-        seed: of a random order.
+        matches: (N,) how often each was a match of queries, if counted.
+        transformed: (N,) whether an item edge has already moved each, if possible.
+        seed: seed of a random order.
     """
 
     stored: ArrayLike
@@ -79,13 +79,14 @@ ORDERS: dict[str, Callable[[PendingItems], Ints]] = {
     "traffic": _traffic,
     "transformed": _transformed,
 }
-"""Which items move first. `uncertainty`: the most uncertain ones of the forward transform (FastFill); `traffic`: those
-that queries match most; `transformed`: those that an item edge moved, before those that nothing moved yet.
+"""Order -> function of the positions of items, first to move first. `uncertainty`: the most uncertain ones of the
+forward transform first (FastFill); `traffic`: those that queries match most; `transformed`: those that an item edge has
+already moved.
 """
 
 
 def hyperbolic_uncertainty(curvature: float, x_ND: Vectors) -> Floats:
-    """(N,) in (0, 1]: an embedding near the origin of hyperbolic space is unsure.
+    """Uncertainty (N,) in (0, 1], larger for embeddings near the origin of hyperbolic space.
 
     1 - tanh(sqrt(K) |v|), v the tangent vector at the origin (HBCT, Bui 2025, 2506.05826, eq. 10, for any K).
 
@@ -99,17 +100,17 @@ def hyperbolic_uncertainty(curvature: float, x_ND: Vectors) -> Floats:
 
 
 def ranks(scores_N: ArrayLike) -> Floats:
-    """(N,) in [0, 1): the share of scores below each. Equal scores rank equally; makes scores of two scales one."""
+    """Share of scores below each (N,), in [0, 1); equal for ties. Makes scores of different scales comparable."""
     given_N = np.asarray(scores_N, np.float64)
     below_N: Floats = np.searchsorted(np.sort(given_N), given_N) / max(len(given_N), 1)
     return below_N
 
 
 def backfill_order(order: str, pending: PendingItems) -> Ints:
-    """Positions (N,) of the waiting items, first to move first.
+    """Positions (N,) of the pending items, first to move first.
 
     Raises:
-        InvalidArgument: `order` is not one of `ORDERS`, or it needs an uncertainty that is not there.
+        InvalidArgument: `order` is not one of `ORDERS`, or data that it needs are missing.
     """
     if order not in ORDERS:
         raise InvalidArgument(f"order must be one of {', '.join(ORDERS)}, not {order!r}", pointer="/order")
@@ -118,17 +119,17 @@ def backfill_order(order: str, pending: PendingItems) -> Ints:
 
 @dataclass(frozen=True)
 class BackfillCurve:
-    """A metric while items move: `values[p]` with the share `shares[p]` of them moved, (P,) each."""
+    """A metric while items move: `values[p]` after the share `shares[p]` of items has moved, (P,) each."""
 
     shares: Floats
     values: Floats
 
     @property
     def area(self) -> float:
-        """Area under the curve: the metric's mean over the whole backfill (trapezoids)."""
+        """Area under the curve (trapezoidal rule): the mean of the metric over the whole backfill."""
         return float(np.trapezoid(self.values, self.shares))
 
     @property
     def largest_dip(self) -> float:
-        """How far the metric ever falls below what it had reached before; 0 when it never falls."""
+        """Largest drop of the metric below its previous maximum; 0 if it never falls."""
         return float((np.maximum.accumulate(self.values) - self.values).max())

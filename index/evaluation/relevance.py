@@ -1,4 +1,4 @@
-"""Which items are relevant for which queries: by class, by lists, or by a reference ranking.
+"""Relevant items of queries: by class, by lists, or by a reference ranking.
 
 Shape suffixes: Q queries, N items, K listed items, B one block of queries.
 """
@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ListedRelevance:
-    """The listed items of each query are relevant: `relevant_QK`, -1 where they are fewer than K; `items` is N."""
+    """The listed items of each query are relevant: `relevant_QK`, padded with -1; `items` is N."""
 
     relevant_QK: Ints
     items: int
@@ -27,7 +27,7 @@ class ListedRelevance:
 
     @property
     def valid(self) -> Bools:
-        """(Q,) whether a query has any relevant item."""
+        """Whether each query (Q,) has a relevant item."""
         return np.asarray((self.relevant_QK >= 0).any(axis=1))
 
     def relevant(self, rows: slice | Ints) -> Bools:
@@ -55,7 +55,7 @@ class LabelRelevance:
 
     Attributes:
         query_codes, item_codes: (Q,), (N,) classes.
-        self_Q: (Q,) the item that is the same image as the query, -1 without one.
+        self_Q: (Q,) the item that is the same image as the query, -1 if none.
     """
 
     query_codes: Ints
@@ -64,7 +64,7 @@ class LabelRelevance:
 
     @property
     def valid(self) -> Bools:
-        """(Q,) whether a query has any relevant item besides itself."""
+        """Whether each query (Q,) has a relevant item besides itself."""
         if not len(self.item_codes):
             return np.zeros(len(self.query_codes), bool)
         classes, count = np.unique(self.item_codes, return_counts=True)
@@ -73,7 +73,7 @@ class LabelRelevance:
         return np.asarray(count_Q > (self.self_Q >= 0))
 
     def relevant(self, rows: slice | Ints) -> Bools:
-        """(B, N) for a block of queries; a query's own image still counts, see `leave_out`."""
+        """Relevance (B, N) for a block of queries; includes a query's own image, see `leave_out`."""
         return np.asarray(self.query_codes[rows, None] == self.item_codes)
 
 

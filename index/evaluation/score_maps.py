@@ -1,8 +1,8 @@
-"""Fitting the score maps (`index.calibration`) of several ways to compare that rank together.
+"""Fit the score maps (`index.calibration`) of several shards that rank together (`fit_maps`).
 
-Where the scores of all ways are of one kind of space, raw scores rank them too, and the labels of few queries are weak
-evidence against that: each map is drawn towards one common map of all pairs, which ranks the list as raw scores do, as
-if FEW queries had been seen that support it.
+If all scores are of one kind of space, raw scores are comparable too, and the labels of few queries are weak evidence
+against that. So each map is shrunk towards one common map of all pairs, which ranks as raw scores do, with the weight
+of FEW queries.
 
 Shape suffixes: Q queries, N items, S pairs drawn, B one block of queries.
 """
@@ -23,12 +23,12 @@ from index.space import Space
 
 BEST = 100
 DRAWN = 100
-"""A map is fitted on each query's BEST best items, and DRAWN of its others, weighted to stand for all of these."""
+"""A map is fitted on the BEST best items of each query and on DRAWN random others, weighted to represent all others."""
 FITTING_QUERIES = 1_000
 EVALUE_PAIRS = 20_000
-"""About how many random pairs a map without labels is fitted on."""
+"""Approximate number of random pairs to fit a map without labels."""
 FEW = 20
-"""The weight of raw scores being comparable, in queries."""
+"""Weight of the common map, in queries."""
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -40,7 +40,7 @@ ScoredPairs = tuple[Table, Bools, Floats]
 
 
 def fit_maps(shards: Sequence[Compared], relevance: Relevance, rows: Ints, seed: int = 0) -> list[Calibration]:
-    """Fit the score maps of ways to compare that rank together, on these queries, at most FITTING_QUERIES of them.
+    """Fit one score map per shard on these queries (`rows`), at most FITTING_QUERIES of them.
 
     Raises:
         InvalidArgument: no query, or no item.
@@ -55,7 +55,7 @@ def fit_maps(shards: Sequence[Compared], relevance: Relevance, rows: Ints, seed:
 
 
 def fit_evalue_maps(shards: Sequence[Compared], relevance: Relevance, rows: Ints, seed: int = 0) -> list[Calibration]:
-    """Fit maps by `evalue_calibration` on these queries, each with as many random items, never its own image.
+    """Fit maps by `evalue_calibration` on these queries, each with equally many random items, never its own image.
 
     Raises:
         InvalidArgument: no query, or no item.
@@ -73,7 +73,7 @@ def _fit(pairs: ScoredPairs, space: Space) -> Calibration:
 
 
 def _best_and_drawn(shard: Compared, relevance: Relevance, rows: Ints, seed: int) -> ScoredPairs:
-    """Each query's best items, and some drawn to stand for the rest."""
+    """The pairs of each query with its best items, and with random others."""
     generator = np.random.default_rng(seed)
     rows = rows if len(rows) <= FITTING_QUERIES else generator.choice(rows, FITTING_QUERIES, replace=False)
     drawn = [_draw_pairs(cost_BN, relevant_BN, generator) for cost_BN, relevant_BN in _costs(shard, relevance, rows)]
@@ -93,7 +93,7 @@ def _random_scores(shard: Compared, relevance: Relevance, rows: Ints, seed: int)
 
 
 def _costs(shard: Compared, relevance: Relevance, rows: Ints) -> Iterator[tuple[Table, Bools]]:
-    """For blocks of the queries: costs (B, N), infinite for a query's own image, and relevance."""
+    """For each block of queries: costs (B, N), infinite for a query's own image, and relevance (B, N)."""
     if not (len(rows) and len(shard.items)):
         raise InvalidArgument("score maps are fitted on at least one query and one item")
     queries, items = comparable(shard)
@@ -105,7 +105,7 @@ def _costs(shard: Compared, relevance: Relevance, rows: Ints) -> Iterator[tuple[
 
 
 def _draw_pairs(cost_BN: Table, relevant_BN: Bools, generator: np.random.Generator) -> tuple[Table, Bools, Floats]:
-    """Costs, relevance and weights of the pairs of a block that a map is fitted on."""
+    """Costs, relevance and weights (S,) of the pairs of a block that a map is fitted on."""
     items = cost_BN.shape[1]
     if items <= BEST + DRAWN:
         column_BS = np.broadcast_to(np.arange(items), cost_BN.shape)

@@ -1,6 +1,6 @@
-"""Verification (are these two the same?) and open-set identification (who is this, if anyone stored?).
+"""Verification (are two inputs of one identity?) and open-set identification (which stored identity, if any?).
 
-Scores are higher for more alike. Shape suffixes: P pairs, Q queries, N items, B one block of queries.
+Higher scores mean more similar. Shape suffixes: P pairs, Q queries, N items, B one block of queries.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def tar_at_far(scores: ArrayLike, same: ArrayLike, fars: ArrayLike, *, interp: b
     """Verification: true accept rate at each false accept rate.
 
     Args:
-        scores: (P,) scores of pairs, higher for more alike.
-        same: (P,) whether a pair shows one identity.
+        scores: (P,) scores of pairs, higher means more similar.
+        same: (P,) whether a pair is of one identity.
         fars: targets in [0, 1].
         interp: False takes the threshold with the largest FAR that does not exceed the target; True interpolates the
             ROC curve linearly.
@@ -37,10 +37,10 @@ def tar_at_far(scores: ArrayLike, same: ArrayLike, fars: ArrayLike, *, interp: b
 def best_scores(
     queries_QD: Vectors, query_labels: ArrayLike, items_ND: Vectors, item_labels: ArrayLike, space: Space
 ) -> tuple[Floats, Floats]:
-    """Each query's best score among items of its class, and among all others: what `tpir_at_fpir` takes.
+    """Best score of each query among items of its class, and among all others: the input of `tpir_at_fpir`.
 
     Returns:
-        (Q,) and (Q,), higher is better in every space; -inf where there is no such item.
+        (Q,) and (Q,), higher is better in every space; -inf if there is no such item.
     """
     queries, items = comparable(Compared(queries_QD, items_ND, space))
     query_classes, item_classes = np.asarray(query_labels), np.asarray(item_labels)
@@ -57,10 +57,10 @@ def tpir_at_fpir(own_Q: Floats, other_Q: Floats, fpirs: ArrayLike, *, any_rank: 
     """Open-set identification: true positive identification rate at each false positive one.
 
     Args:
-        own_Q: best score among items of the query's identity; -inf for a query whose identity is not stored.
+        own_Q: best score among items of the query's identity; -inf if its identity is not stored.
         other_Q: best score among all other items.
-        fpirs: targets in [0, 1]: the share of not stored queries whose best score passes the threshold.
-        any_rank: True counts a query when its own item passes the threshold at any rank, False only at rank 1.
+        fpirs: targets in [0, 1]: the share of queries without stored identity whose best score passes the threshold.
+        any_rank: True: a query counts if its own item passes the threshold at any rank; False: only at rank 1.
     """
     stored_Q = np.isfinite(own_Q)
     found = own_Q[stored_Q]
@@ -70,7 +70,7 @@ def tpir_at_fpir(own_Q: Floats, other_Q: Floats, fpirs: ArrayLike, *, any_rank: 
 
 
 def _accepted(genuine: Floats, impostor: Floats, targets: ArrayLike) -> Floats:
-    """Share of `genuine` above the lowest threshold that lets no more than the target share of `impostor` pass."""
+    """Share of `genuine` above the lowest threshold that at most the target share of `impostor` passes."""
     if not len(genuine) or not len(impostor):
         raise InvalidArgument("a rate needs scores on both sides: same and different identity")
     falling = np.sort(impostor)[::-1]
