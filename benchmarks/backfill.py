@@ -1,4 +1,4 @@
-"""What a backfill reaches, and what it costs the queries beside it.
+"""The speed of a backfill, and its cost to queries that run meanwhile.
 
     python benchmarks/backfill.py small        # worker against plain loops, re-encoding with a small encoder
     python benchmarks/backfill.py resnet50     # with a ResNet-50-sized one
@@ -6,10 +6,10 @@
     python benchmarks/backfill.py fct          # over one of 5.7 million parameters
     python benchmarks/backfill.py queries      # p50 and p99 of queries: no backfill, rate-limited, full speed
 
-Everything is made here: a ResNet-50-sized encoder with random weights, a small one, an item edge, random pictures. The
-plain loops are what a script would do without any bookkeeping: `compute` only computes (images decoded, nothing read
-from or written to a database); `script` also reads its inputs and writes its results, a block a transaction. Rounds of
-worker and loops take turns, so that a busy machine slows all of them.
+The script makes everything itself: a ResNet-50-sized encoder with random weights, a small one, an item edge, random
+images. The plain loops do the work of a script without any bookkeeping: `compute` only computes (images decoded, no
+database access); `script` also reads its inputs and writes its results, one block per transaction. Rounds of worker and
+loops take turns, so that a busy machine slows all of them.
 """
 
 from __future__ import annotations

@@ -1,25 +1,24 @@
-"""Backfill curves in every merge mode: what a gallery finds while its items move, as a table a data set.
+"""Backfill curves in every merge mode: accuracy while the items of a gallery move, as one table per data set.
 
     python benchmarks/backfill_curves.py digits --versions runs/digits
     python benchmarks/backfill_curves.py omniglot --root FOLDER --versions runs/omniglot/seed0
 
-The versions are those of a run of benchmarks/compatibility.py (one seed's folder); cases whose versions are not there
-are left out. For digits, which take seconds, missing versions are trained. `procrustes` and `slerp` are edges fitted
-here from the independent version to the old one, on at most 4,000 training images; those versions are copied, nothing
-in the folder changes.
+The versions are those of a run of benchmarks/compatibility.py (one seed's folder); cases without their versions are
+left out. For digits, which take seconds, missing versions are trained. `procrustes` and `slerp` are edges fitted here
+from the independent version to the old one, on at most 4,000 training images. They are written to copies of the
+versions; the folder stays unchanged.
 
 Measured at 0, 5, ... 100 % of the items moved, mean of three random orders, on a subset: the items and queries of 100
-random classes, at most 2,000 and 500 of them, never one image on both sides. Modes: `raw`, `rank` (reciprocal rank
-fusion), `calibrated` (maps fitted with labels on one half of the queries rank the other half) and `label-free` (maps of
-`evalue_calibration`, same halves, no labels). Kinds of backfill: items are encoded again; or, `fct by h`, moved by
-FCT's forward transform. In both, unmoved FCT items are met by `dual`.
+random classes, at most 2,000 and 500 of them, no image on both sides. Modes: `raw`, `rank` (reciprocal rank fusion),
+`calibrated` (maps fitted with labels on one half of the queries rank the other half) and `label-free` (maps of
+`evalue_calibration`, same halves, no labels). Kinds of backfill: items are re-encoded or, `fct by h`, moved by FCT's
+forward transform. In both, queries reach unmoved FCT items by `dual`.
 
 First table: the area under the curve, in percent, and its paired difference to `raw`. Second: the lowest point of the
-curve minus old/old, in points; below 0 it is a dip (a curve that starts with new/old below old/old cannot be without
-one). Intervals are 95 % percentile bootstraps over queries, 1,000 resamples; the lowest point is found anew in each.
-The aim of a calibration is no dip beyond its interval, and the largest area: "yes" where both hold, "tied" where a mode
-has a larger area within the interval of the difference, else "no" and why. Label-free maps are held against raw and
-rank only.
+curve minus old/old, in points; a negative value is a dip (inevitable if new/old starts below old/old). Intervals are 95
+% percentile bootstraps over queries, 1,000 resamples; each resample finds its own lowest point. A calibration should
+have no dip beyond its interval, and the largest area: "yes" if both hold, "tied" if a mode has a larger area within the
+interval of the difference, else "no" and why. Label-free maps are compared only with raw and rank.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How long queries wait while their own gallery is built: written and sealed, at rest, merged anew, written down.
+"""How long queries wait while their own gallery is written, sealed, at rest, compacted and saved as a snapshot.
 
     python benchmarks/background.py [ITEMS]
 
-ITEMS (default 100000) clustered unit vectors of 128 numbers into a real service by arrays, as fast as it takes them.
-One client in a process of its own asks one embedding at a time without a pause. `sealing`: from the first item until no
+Writes ITEMS (default 100000) clustered unit vectors of 128 numbers to a real service by arrays, at full speed. One
+client, in a separate process, sends one embedding at a time without a pause. `sealing`: from the first item until no
 index was built for some seconds. `at rest`: nothing is written. `compaction`: two fifths of the items get other
-vectors, so that what is left of their segments is built anew. `snapshot`: a fifth gets other metadata, until the
-gallery is written down.
+vectors, so that the rest of their segments is rebuilt. `snapshot`: a fifth gets other metadata, until the snapshot of
+the gallery is written.
 """
 
 from __future__ import annotations

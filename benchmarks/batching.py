@@ -1,12 +1,13 @@
-"""What dynamic batches give: queries by image from 1, 4, 16 and 64 clients at once, batched and one by one.
+"""The gain of dynamic batches: queries by image from 1, 4, 16 and 64 concurrent clients, batched and one by one.
 
     python benchmarks/batching.py [FOLDER_OR_BACKBONE,...] [SIDE] [SECONDS] [ROUNDS]
 
-Two services run beside each other on the same images, one with batches and one that encodes each query by itself (on
-as many threads); they take turns, ROUNDS times, SECONDS each, and the best round counts, since other programs only ever
-take time away. A version folder, or the name of a timm backbone, which is exported with random weights for SIDE pixels.
-The clients are one asyncio process on the same cores. `encode` leaves HTTP, decoding and search out: as many threads
-bring ready inputs. The last line is the largest difference of an embedding in a batch from the same alone.
+Two services run side by side on the same images, one with batches and one that encodes each query separately (with the
+same number of threads). They take turns, ROUNDS times, SECONDS each; the best round counts, because other programs can
+only slow a round. The argument is a version folder or the name of a timm backbone, which is exported with random
+weights for SIDE pixels. The clients are one asyncio process on the same cores. `encode` leaves out HTTP, decoding and
+search: as many threads pass ready inputs. The last line is the largest difference between an embedding in a batch and
+the same one alone.
 """
 
 from __future__ import annotations

@@ -1,14 +1,20 @@
-"""Every method on one data set over several seeds, as a table to put beside the papers'.
+"""Every method on one data set over several seeds, as a table to compare with the papers' tables.
 
     python benchmarks/compatibility.py omniglot --root FOLDER --seeds 3 --out runs/omniglot
 
-trains what OUT/seed<N>/ does not hold yet, one version after the other, measures it, and writes the table so far to
-OUT/table.md. Stop it at any time: the same command goes on. A recipe's settings can be changed for all versions by
---set, as in `regraft train`, and for one by PART.FIELD=VALUE, as fct.epochs=80; --methods leaves some out; --table only
-prints what is there; --write FILE also puts it into the document FILE, between `<!-- table FAMILY -->` and
-`<!-- end -->`, where rows of methods that OUT does not hold stay; --label TEXT is for a second table of a family, `<!--
-table FAMILY TEXT -->`; --picture FILE draws the table, as the document has it, as SVG. What the columns mean is said in
-training/comparison_table.py.
+trains the versions that OUT/seed<N>/ lacks, one after the other, measures them, and writes the current table to
+OUT/table.md. It can be stopped at any time; the same command continues.
+
+    --set FIELD=VALUE        changes a recipe setting of all versions, as in `regraft train`
+    --set PART.FIELD=VALUE   changes it for one, as fct.epochs=80
+    --methods METHOD...      only these methods
+    --table                  trains nothing and prints the table of what is there
+    --write FILE             also writes the table into FILE, between `<!-- table FAMILY -->` and `<!-- end -->`;
+                             rows of methods that OUT lacks stay
+    --label TEXT             for a second table of a family, `<!-- table FAMILY TEXT -->`
+    --picture FILE           draws the table of the document as SVG
+
+training/comparison_table.py explains the columns.
 """
 
 from __future__ import annotations

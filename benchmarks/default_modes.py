@@ -4,24 +4,24 @@
     python benchmarks/default_modes.py digits --seeds 5
     python benchmarks/default_modes.py photos --data photo-sets --seeds 5
 
-Versions are cheap stand-ins, so that there can be many: gradient histograms and colours of real images, reduced by
+Versions are cheap stand-ins, which allows many of them: gradient histograms and colours of real images, reduced by
 principal components, then a linear discriminant projection fitted on training classes (old: half of the classes, a
 third of the features; new: all). The edges:
 
     identity   new is a ridge regression of the new features on the old embeddings and the old class means (after BCT)
-    truncate   the same, beside further dimensions of its own (after BT2 and OCA); `zero_pad` without renormalising
+    truncate   the same, beside further dimensions (after BT2 and OCA); `zero_pad` without renormalising
     procrustes an independent new version, and a rotation fitted on training images; `dual` none, queries by the old
     forward    old items carried to the new space by ridge regression; unmoved ones by `dual`
 
 `photos` are real networks instead: examples/photos-v1 and photos-v2 (OCA, so `truncate`), and a rotation from the new
 to the old one fitted on classes that both know; each seed draws 20 of the 25 classes that no training saw.
 
-Classes of the gallery are hidden: no projection has seen them. Queries are cut in two. One half chooses as a gate does
-(`modes.choose_merge_mode`),
-the other measures every mode; maps are fitted on the choosing half. Printed: the area under the
-curve (0, 10, ... 100 % moved in random order) of the default, the gain of each other mode over it with its interval
-over the images that were queries, each with the mean of its seeds, and how often each was chosen. `held` says that no
-other mode beats the default beyond it; where one does, `corrected` says it of the intervals of all rows together.
+The classes of the gallery are hidden: no projection has seen them. One half of the queries chooses the mode as a gate
+does (`modes.choose_merge_mode`) and fits the maps; the other half measures every mode. Printed: the area under the
+curve (0, 10, ... 100 % moved in random order) of the default; the gain of each other mode over it, with its interval
+over the query images; each with the mean of its seeds; and how often each mode was chosen. `held`: no other mode beats
+the default beyond the interval. If one does, `corrected` says whether this holds for the intervals of all rows
+together.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What a deployment costs in memory: a swap of who serves what, beside queries, and against moving the vectors.
+"""The time of a deployment in memory, alone and beside queries, against moving the vectors.
 
     python benchmarks/deploy_time.py [ITEMS,...] [SWAPS]
 
-ITEMS (default 100000,1000000; 128 components) hold an embedding by v1, every fifth of them one by v2 too, joined by an
-identity edge. The gallery goes from v1 to v2 and back, SWAPS times each (default 10), so that each time a fifth of the
-items is served by another version: first alone, then while one thread asks without a pause. `wait` is how much longer
-the slowest query took than the median; beside it that of queries while nothing is swapped, which is what the machine
-does. Moving vectors is how it was done before: they leave one shard for the other.
+ITEMS (default 100000,1000000; 128 components) have an embedding by v1, and every fifth item also one by v2; an identity
+edge joins the versions. The gallery changes from v1 to v2 and back, SWAPS times each (default 10), so that each time
+another version serves a fifth of the items: first alone, then while one thread queries without a pause. `wait` is how
+much longer the slowest query took than the median; the column beside it is the same while nothing is swapped, which is
+the noise of the machine. Moving vectors is the earlier implementation: vectors leave one shard for the other.
 """
 
 from __future__ import annotations

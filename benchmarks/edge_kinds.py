@@ -1,23 +1,24 @@
-"""`--kind auto` on hidden pairs beside every single kind of fitted edge: does it ever lose by more than chance?
+"""`--kind auto` against every single kind of fitted edge on hidden pairs: does it ever lose by more than chance?
 
     python benchmarks/edge_kinds.py [SETS...] [--data FOLDER] [--pairs 2500] [--seeds 3]
 
-A fifth of the pairs is hidden: neither fitted on nor chosen by. Every kind is fitted on the rest and asked for the
-hidden ones among all old embeddings; `auto` is the kind that `choose_kind` takes of the rest. `labels`: right is what
-shares the class, and slerp, which needs them and asks both encoders, takes part; `own`: each must find itself.
+A fifth of the pairs is hidden: used neither to fit nor to choose. Every kind is fitted on the rest and must find the
+hidden ones among all old embeddings; `auto` is the kind that `choose_kind` chooses on the rest. `labels`: a match is
+right if it shares the class, and slerp takes part, which needs labels and uses both encoders. `own`: each query must
+find itself.
 
-Relations between two versions that are known, of 250 clusters in 128 numbers, both sides with noise:
+Known relations between two versions, of 250 clusters in 128 numbers, with noise on both sides:
 
     rotation   of the new space
     affine     to 96 numbers, of condition 30, with an offset
     low rank   the old space knows 24 directions of the new one
     bent       a layer of 192 tanh, to 96 numbers
 
-and of images: `digits`, the encoders examples/v1 and examples/v2-fct (trained apart); with --data `cifar100`, the
+Images: `digits`, the encoders examples/v1 and examples/v2-fct (trained independently); with --data `cifar100`, the
 encoders examples/photos-v1 and photos-v2, and `omniglot`, discriminant projections of gradient histograms, the old one
-of half of the classes and a third of the features. Printed: CMC@1 in per cent of the queries of all seeds, what `auto`
-chose, and its score minus that of the best single kind, known only afterwards, with the 95 % interval paired over
-queries.
+of half of the classes and a third of the features. Printed: CMC@1 in percent over the queries of all seeds, the choice
+of `auto`, and its score minus that of the best single kind, which is known only afterwards, with the 95 % interval
+paired over queries.
 """
 
 from __future__ import annotations

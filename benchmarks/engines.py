@@ -1,16 +1,16 @@
-"""What an engine costs beside FAISS, on the same vectors, through a real service: stored, found, asked, held in memory.
+"""The cost of an external engine against FAISS, through a real service on the same vectors: writes, queries, memory.
 
     python benchmarks/engines.py [ROWS,...] [KIND,...]
 
-Clustered unit vectors of 128 numbers with two metadata fields, stored by arrays; k = 10, one query at a time, first as
-the gallery answers, then with `exact`. ROWS 10000 and 50000; KINDs auto (FAISS) and pgvector, or milvus with 5000 rows
-at most. `stored`: from the first write until nothing more is to be done for the rows. `memory`: of the API process,
-started anew, above that of one without items. Processor time is that of the API process and, behind the +, of the
-engine's processes: it holds on a busy machine, wall time does not.
+Clustered unit vectors of 128 numbers with two metadata fields, stored by arrays; k = 10, one query at a time, first
+with the default settings of the gallery, then with `exact`. ROWS 10000 and 50000; KINDs auto (FAISS) and pgvector, or
+milvus with 5000 rows at most. `stored`: from the first write until the rows need no more work. `memory`: of the API
+process after a restart, above one without items. Processor time is that of the API process and, after the +, of the
+engine's processes. It is valid on a busy machine, wall time is not.
 
-PostgreSQL is pip's, on a Unix socket and without fsync, for pgvector alone. Milvus is milvus-lite, a double for tests
-that compares all rows in Python: its times say nothing of Milvus, and it is asked less. FAISS scans fewer than 10,000
-rows, and has a graph from there on.
+PostgreSQL is pip's, on a Unix socket and without fsync, and only for pgvector. Milvus is milvus-lite, a test double
+that compares all rows in Python: its times say nothing about Milvus, so it gets fewer queries. FAISS scans fewer than
+10,000 rows and has a graph from there on.
 """
 
 from __future__ import annotations

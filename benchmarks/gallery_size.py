@@ -2,9 +2,9 @@
 
     python benchmarks/gallery_size.py [ITEMS,...]
 
-ITEMS (default 10000,100000) embeddings of 128 numbers, over HTTP, on a real service. While the gallery is deleted
-another client writes items into another gallery, one a request. The exponent is the slope in log-log of time over
-items, fitted to all sizes: 0 does not grow, 1 grows as the gallery does. Loading: of a gallery just written.
+ITEMS (default 10000,100000) embeddings of 128 numbers, over HTTP, on a real service. While the gallery is deleted,
+another client writes items to another gallery, one per request. The exponent is the slope in log-log of time over
+items, fitted to all sizes: 0 is constant, 1 is proportional to the gallery. The loaded gallery has just been written.
 """
 
 from __future__ import annotations

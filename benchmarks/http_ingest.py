@@ -1,10 +1,10 @@
-"""Embeddings into a gallery over HTTP, in each form of a body, beside a floor: rows into SQLite, committed to the disk.
+"""Ingest of embeddings over HTTP in each body format, against a floor: rows inserted into SQLite, committed to disk.
 
     python benchmarks/http_ingest.py [BATCHES] [ITEMS]
 
-BATCHES of ITEMS x 128 with two metadata fields each, in turns: the floor, JSON, arrays (.npy), tables (Arrow), each
-into a table or gallery of its own, which is loaded and only scanned. Read the ratios. CPU is that of whoever stores,
-for a batch.
+BATCHES of ITEMS x 128 with two metadata fields each, in turns: the floor, JSON, arrays (.npy), tables (Arrow). Each
+writes to a separate table or gallery, which is loaded and only scanned. Compare the ratios. CPU is that of the storing
+process per batch.
 """
 
 from __future__ import annotations

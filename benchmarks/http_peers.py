@@ -1,4 +1,4 @@
-"""Servers that `http_speed.py` asks beside Regraft: a floor that does the least a server can, and Chroma's."""
+"""The servers that `http_speed.py` compares with Regraft: a floor with the least possible work, and Chroma's."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Queries of one embedding over HTTP beside a floor that does the least a server can: p50, p99, requests/s, CPU.
+"""Queries of one embedding over HTTP against a floor with the least possible work: p50, p99, requests/s, CPU.
 
     python benchmarks/http_speed.py [ITEMS] [SECONDS] [INDEX] [FORM] [PROCESSES]
 
 A gallery of ITEMS embeddings of 128 numbers, k = 10, INDEX `exact` or `auto`, FORM `json` or `npy`. The floor is one
-Starlette route that reads JSON with orjson, asks the index that Regraft would build of all rows and writes ids, scores
-and metadata with orjson. Chroma's server is asked too where the environment has it (extra `bench`). All are asked in
-turns by the same client, with 1, 8 and 32 connections for SECONDS each, on the machine that runs them: read ratios.
-CPU is a request's, of all PROCESSES of the server. Last come `GET /health` alone, and beside 32 connections that ask.
+Starlette route that reads JSON with orjson, searches the index that Regraft would build of all rows and writes ids,
+scores and metadata with orjson. Chroma's server takes part if it is installed (extra `bench`). The same client queries
+all servers in turns, with 1, 8 and 32 connections for SECONDS each, on the machine that runs them: compare ratios. CPU
+is per request, of all PROCESSES of the server. Last come `GET /health` alone, and beside 32 querying connections.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""`regraft import` of files, beside reading the same file alone: rows a second of each, in one run.
+"""`regraft import` of files against only reading the same file: rows per second of each, in one run.
 
     python benchmarks/imports.py [ITEMS]
 
-ITEMS x 128 in each form: Parquet with two columns of metadata, .npy with ids in a text file, .fvecs, and a flat index
-of FAISS. `alone` is the library that the format belongs to, which reads all vectors (and columns) into memory a piece
-at a time; `source` is `regraft.sources` giving its batches to nobody; `import` is the client's import into a gallery
-of a service on this machine, each into a gallery of its own that is only scanned, committed to the disk. CPU is the
-command's and the service's, a thousand rows.
+ITEMS x 128 in each format: Parquet with two columns of metadata, .npy with ids in a text file, .fvecs, and a flat FAISS
+index. `alone`: the library of the format reads all vectors (and columns) into memory piece by piece. `source`:
+`regraft.sources` reads the batches, and nothing uses them. `import`: the client imports into a gallery of a service on
+this machine, committed to disk; each import has a separate gallery that is only scanned. CPU is the command's and the
+service's, per thousand rows.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Approximate search in process, beside FAISS's own index over the same vectors: speed and recall, in one run.
+"""Approximate search in process against FAISS's own index over the same vectors: speed and recall, in one run.
 
     python benchmarks/index_speed.py [ITEMS] [QUERIES] [DIM] [KIND] [DRAW]
 
 ITEMS (default 100000) unit vectors of DIM (128) numbers in one gallery, sealed by `build_index` as KIND (hnsw or ivf).
-DRAW `clustered` (default): around 2,000 centres; `flat`: in 24 dimensions, with a little noise, where neighbours are
-harder to tell. Queries take turns, one at a time and one thread, between the gallery, its shard, FAISS on the index of
-the largest segment with the effort that was measured for it, and FAISS's flat index; a ratio is that of the medians of
+DRAW `clustered` (default): around 2,000 centres; `flat`: in 24 dimensions with a little noise, where neighbours are
+harder to distinguish. Queries alternate, one at a time on one thread, between the gallery, its shard, FAISS on the
+index of the largest segment with its measured effort, and FAISS's flat index. A ratio is that of the medians of
 processor time, which other programs disturb least. Then filters that 50, 10, 1 and 0.1 % of the items pass: the recall
-against an exact query of the same gallery, and its time. Last a start that finds the index on disk, and the bytes of an
+against an exact query of the same gallery, and its time. Last a start that finds the index on disk, and the bytes per
 item there.
 """
 

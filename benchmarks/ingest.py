@@ -1,10 +1,10 @@
-"""Queries of one gallery while another one takes large batches of embeddings as JSON: how long they wait.
+"""How long queries of one gallery wait while another gallery receives large batches of embeddings as JSON.
 
     python benchmarks/ingest.py [ITEMS] [DIM] [SECONDS]
 
-One service and two client processes on one machine: one asks a gallery of 1,000 items by an embedding, again and again;
-the other sends batches of ITEMS embeddings of DIM numbers (about 20 bytes each) to another gallery, one by one,
-for SECONDS. The first line is without it. The service's own interpreter is what both share.
+One service and two client processes on one machine. One client queries a gallery of 1,000 items by an embedding, again
+and again; the other sends batches of ITEMS embeddings of DIM numbers (about 20 bytes each) to another gallery, one by
+one, for SECONDS. The first line is without these batches. Both clients share the service's interpreter.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a start costs where there are many galleries, which nobody has asked for yet.
+"""The cost of a start with many galleries that no request has used yet.
 
     python benchmarks/many_galleries.py [GALLERIES,...] [STARTS]
 
-Each of GALLERIES (default 10,10000) holds three items. A service without HTTP is started STARTS times (default 5) over
-each, in turns; then one gallery is asked. Processor time, medians: until it is up, until that gallery has answered, and
-of the seconds behind it, in which a thread sweeps the files of galleries that are gone.
+Each of GALLERIES (default 10,10000) holds three items. A service without HTTP starts STARTS times (default 5) over each
+number, in turns; then one gallery is queried. Processor time, medians: until the service is up, until that gallery has
+answered, and of the following seconds, in which a thread removes the files of deleted galleries.
 """
 
 from __future__ import annotations

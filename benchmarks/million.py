@@ -1,13 +1,13 @@
-"""A gallery of a million on one machine: filled, sealed, asked, killed, started, deployed, rolled back.
+"""A gallery of a million on one machine: ingest, sealing, queries, a kill, a restart, a deployment, a rollback.
 
     python benchmarks/million.py [ITEMS] [INDEX] [DIM]
 
-ITEMS (default 1000000) clustered unit vectors of DIM numbers (default 128) with two metadata fields, into a real
-service by arrays; INDEX `auto` (default), `hnsw` or `ivf`. Then it seals, answers (recall against brute force) as soon
-as no more than a head is scanned, and again when nothing is left to merge; is killed with SIGKILL, starts and answers
-again. A second version with an identity edge serves a tenth of the items after a deployment and none after the
-roll-back, once those are sealed: how long each takes, and how long one client that asks without a pause ever waits.
-`OMP_NUM_THREADS=2` has indexes built on two cores.
+Writes ITEMS (default 1000000) clustered unit vectors of DIM numbers (default 128) with two metadata fields to a real
+service by arrays; INDEX `auto` (default), `hnsw` or `ivf`. The gallery seals and answers queries (recall against brute
+force) as soon as only a head is scanned, and again when nothing is left to merge. Then the service is killed with
+SIGKILL, restarts and answers again. A second version with an identity edge serves a tenth of the items after a
+deployment and none after the rollback, once those are sealed: how long each takes, and the longest wait of one client
+that queries without a pause. `OMP_NUM_THREADS=2` builds indexes on two cores.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What a query over several versions costs beside one over a single version, and what each kind of edge costs.
+"""The cost of a query over several versions against one over a single version, and the cost of each kind of edge.
 
     python benchmarks/mixed_versions.py [ITEMS,...] [QUERIES] [KIND]
 
-The same ITEMS (default 100000,1000000; 128 components, clustered unit vectors) lie in galleries of 1, 2, 4 and 8
-versions, joined to the asking one by identity edges. The galleries take turns, query by query, in random order, so that
-whatever else the machine does falls on all alike; a ratio is that of the medians. KIND exact (default): every gallery
-must first find what brute force finds, so recall is 1. KIND hnsw or ivf: every shard gets its index, recall is
-measured, and times are the processor's. The last table times the transform of each edge kind, 128 to
-128 components, beside a scan of the same run.
+The same ITEMS (default 100000,1000000; 128 components, clustered unit vectors) are in galleries of 1, 2, 4 and 8
+versions, joined by identity edges to the version that queries. The galleries take turns, query by query, in random
+order, so that other load affects all alike; a ratio is that of the medians. KIND exact (default): every gallery must
+first find what brute force finds, so recall is 1. KIND hnsw or ivf: every shard gets its index, recall is measured, and
+times are the processor's. The last table times the transform of each edge kind, 128 to 128 components, against a scan
+of the same run.
 """
 
 from __future__ import annotations

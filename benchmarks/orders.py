@@ -1,11 +1,11 @@
-"""Methods in the order of P_com: inside each paper's own run, and inside ours.
+"""Methods in the order of P_com, in each paper's own run and in ours.
 
     python benchmarks/orders.py docs/results/training.md --write docs/results.md
 
-Ours are the tables that `benchmarks/compatibility.py FAMILY --write` put into the document; P_com of mAP, and of CMC-1
-where a row has none because another machine trained the independent version, is computed from their rounded figures.
-Where some methods have fewer seeds, those with all of them stand in a line of their own.
---write FILE puts the orders between `<!-- table orders -->` and `<!-- end -->`.
+Our runs are the tables that `benchmarks/compatibility.py FAMILY --write` put into the document. P_com of mAP is
+computed from their rounded figures, and so is P_com of CMC-1 if a row has none because another machine trained the
+independent version. If some methods have fewer seeds, those with all seeds get a separate line. --write FILE puts the
+orders between `<!-- table orders -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations

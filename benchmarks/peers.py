@@ -1,13 +1,13 @@
-"""Approximate search in process: Regraft beside the libraries and embedded databases that people use, in one run.
+"""Approximate search in process: Regraft against widely used libraries and embedded databases, in one run.
 
     python benchmarks/peers.py [ITEMS,...] [QUERIES] [DIM] [ENGINE+...]
 
-The same ITEMS (default 10000,100000) clustered unit vectors of DIM (128) numbers in each engine that is installed
-(`pip install hnswlib usearch qdrant-edge-py lancedb chromadb milvus-lite pymilvus`; FAISS always) and whose name begins
-with an ENGINE. Each takes, of its own efforts, the least that reaches recall@10 0.95 and 0.99 with a thousand other
-queries. Those of the table then take turns between all engines in random order, one at a time and 64 in one call, so
-that whatever else the machine does falls on all alike: read the ratios. FAISS is asked with parameters made once, which
-cost as much as a small search. `MiB` is what the process grew by.
+The same ITEMS (default 10000,100000) clustered unit vectors of DIM (128) numbers in each engine that is installed (`pip
+install hnswlib usearch qdrant-edge-py lancedb chromadb milvus-lite pymilvus`; FAISS always) and whose name begins with
+an ENGINE. Each engine uses the least of its efforts that reaches recall@10 0.95 and 0.99 with a thousand other queries.
+The queries of the table then alternate between all engines in random order, one at a time and 64 in one call, so that
+other load affects all alike: compare ratios. The search parameters of FAISS are created once, because creating them
+costs as much as a small search. `MiB` is the growth of the process.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How well the encoders for photos find things of the same kind, old, new and across, beside what needs no training.
+"""Accuracy of the encoders for photos, old, new and across versions, against baselines without training.
 
     python benchmarks/photos.py ROOT [QUERIES] [ITEMS]
 
-ROOT is what their recipes were trained on (training/recipes/photos.py). Of every class in ROOT/test the first QUERIES
-images by name (default 10) ask, the next ITEMS (default 20) are the items. Everything runs as in serving: exported
-encoders, the edge of the new version. Queries are counted apart by what the training of the two versions knew of their
-class.
+ROOT is the training data of their recipes (training/recipes/photos.py). Of every class in ROOT/test the first QUERIES
+images by name (default 10) are queries, the next ITEMS (default 20) are the items. Everything runs as in serving:
+exported encoders, the edge of the new version. Queries are counted separately by whether the trainings of the two
+versions knew their class.
 """
 
 from __future__ import annotations

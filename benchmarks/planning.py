@@ -1,11 +1,12 @@
-"""Planning a backfill of a large gallery: what it takes, and how long writes to the gallery wait meanwhile.
+"""The cost of planning a backfill of a large gallery, and how long writes to the gallery wait meanwhile.
 
     python benchmarks/planning.py [ITEMS] [ORDER ...]
 
-On SQLite, without vectors: planning reads none. Each order in a process of its own, so that none finds the memory that
-another one left. The growth is that of the largest resident size. Processor seconds are of the process; `longest` is
-the longest processor time of one of its writing transactions, for so long is every other write kept out, and `wait` the
-longest that a thread beside it waited for one which takes a number of the feed, by the clock, so mind the load.
+On SQLite, without vectors: planning reads none. Each order runs in a separate process, so that none reuses the memory
+of another. The growth is that of the largest resident size. Processor seconds are of the process. `longest` is the
+longest processor time of one of its writing transactions, during which no other write can run. `wait` is the longest
+time that a concurrent thread waited for a transaction that takes a number of the feed. It is wall time, so mind the
+load.
 """
 
 from __future__ import annotations

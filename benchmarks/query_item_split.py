@@ -1,9 +1,9 @@
-"""Cut the test images of an image folder into queries and items, so that a measurement costs less.
+"""Split the test images of an image folder into queries and items, so that a measurement costs less.
 
     python benchmarks/query_item_split.py ROOT OUT --queries 4 --items 8
 
-lays out OUT/train, OUT/query and OUT/gallery as links: all of ROOT/train, and of every class in ROOT/test the first
-images by name for the queries and the next ones for the items.
+makes OUT/train, OUT/query and OUT/gallery as links: all of ROOT/train, and of every class in ROOT/test the first images
+by name for the queries and the next ones for the items.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Version folders and pictures for measurements of speed: real architectures, random weights."""
+"""Version folders and images for speed benchmarks: real architectures, random weights."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Two API processes on one PostgreSQL behind a proxy: queries that fail while one is killed or ends.
+"""Two API processes on one PostgreSQL behind a proxy: queries that fail while one is killed or stopped.
 
     python benchmarks/replicas.py [ITEMS] [CLIENTS] [WRITES]
 
-A gallery of ITEMS embeddings of 128 numbers, CLIENTS that ask all the time. Then the delay of replication: one item is
-written at A, and B is asked for it at the moment of A's answer; beside it B's time where nothing was written. And into
-an engine: in a gallery of pgvector, from A's answer until the engine covers that write; queries find it before. Both
-processes that are replaced are the same release: a schema that is newer than the program is what
-tests/engines/test_rolling_upgrade.py is about. The PostgreSQL and the proxy are those of the tests, on the machine that
-runs all: read counts and ratios.
+A gallery of ITEMS embeddings of 128 numbers, and CLIENTS that query all the time. Then the delay of replication: one
+item is written to A, and B is queried for it as soon as A has answered; for comparison, B's time if nothing was
+written. For an engine, a gallery of pgvector: the time from A's answer until the engine has that write; queries find it
+earlier. Both processes that are replaced are the same release; tests/engines/test_rolling_upgrade.py tests a schema
+that is newer than the program. The PostgreSQL and the proxy are those of the tests, on the same machine: compare counts
+and ratios.
 """
 
 from __future__ import annotations

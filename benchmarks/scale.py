@@ -1,10 +1,10 @@
-"""What 1 M to 1 G items take, from measured costs of one item, and a simulation of backfill, queries and failures.
+"""The needs of 1 M to 1 G items, from measured costs of one item, and a simulation of backfill, queries and failures.
 
     python benchmarks/scale.py
 
-Prints the tables of docs/scale.md. `COSTS` are measured, or are said to be assumed; each says by which command, and
-docs/performance.md when. Everything else follows from them by the arithmetic here, and is an estimate. The simulation
-has a fixed seed and no clock.
+Prints the tables of docs/scale.md. `COSTS` are measured or marked as assumed; each names its command, and
+docs/performance.md the date. Everything else is computed from them here and is an estimate. The simulation has a fixed
+seed and no clock.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Print the length of every module, and how long functions are; exit 1 when a module passes 400 lines.
+"""Print the length of every module and the lengths of functions; exit 1 if a module has more than 400 lines.
 
-A function's length leaves out its docstring, as in shared figures of other code bases.
+A function's length does not count its docstring, as in published figures of other code bases.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What `regraft sweep` found for several methods, as a table: the recipe's own weights beside the best of its trials.
+"""The results of `regraft sweep` for several methods as a table: the recipe's own weights and the best of its trials.
 
     python benchmarks/sweeps.py digits runs/sweep-bct runs/sweep-oca [--write docs/results/training.md]
 
-reads the cards of the trials that ended; one that diverged did not. --write puts the table between `<!-- table sweeps
-FAMILY -->` and `<!-- end -->`.
+reads the cards of the finished trials; a diverged trial is not finished. --write puts the table between `<!-- table
+sweeps FAMILY -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations

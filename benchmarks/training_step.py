@@ -1,11 +1,11 @@
-"""What a training step of each method costs beside an independent step and one look of the old model.
+"""The cost of a training step of each method, relative to an independent step plus one forward of the old model.
 
     python benchmarks/training_step.py [BACKBONE] [SIDE] [BATCH] [ROUNDS]
 
-All methods take turns in one run, forward, backward and optimiser, on random images of SIDE pixels; the figure is the
-best of ROUNDS, since other programs only ever add to it. The last column is relative to an independent step and one
-forward of the old model: what a method has above 1 is its own arithmetic, and with BT2 the forward of the independent
-model. "cached" is with `cache_old`, where no frozen model is asked.
+All methods take turns in one run, forward, backward and optimiser, on random images of SIDE pixels. The figure is the
+best of ROUNDS, because other programs can only add to it. The last column is relative to an independent step and one
+forward of the old model: what exceeds 1 is the method's own arithmetic, and for BT2 the forward of the independent
+model. "cached" is with `cache_old`, without any forward of a frozen model.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""What a choice does to quality, on one data set over several seeds.
+"""The effect of a choice on quality, on one data set over several seeds.
 
     python benchmarks/variants.py forms       the forms of a method that papers and codes differ in
     python benchmarks/variants.py hbct        HBCT's ablations
-    python benchmarks/variants.py cache_old   old embeddings made once, of images that are not augmented
+    python benchmarks/variants.py cache_old   old embeddings computed once, of images that are not augmented
     python benchmarks/variants.py scales      the scale of the logits of class means
     python benchmarks/variants.py epochs      HBCT, trained for longer
     python benchmarks/variants.py sides       FCT's side-information
-    python benchmarks/variants.py views       what SimCLR's side-information is trained with
+    python benchmarks/variants.py views       the views that train SimCLR's side-information
 
 On scikit-learn's digits (minutes on a CPU), or on another family of recipes with --family and --root. Seed N adds 10 N
-to the seed of every recipe, references included. A value is the mean over seeds; its interval is the 95 % percentile
+to the seed of every recipe, including references. A value is the mean over seeds. Its interval is the 95 % percentile
 bootstrap over queries, each query's value being its mean over seeds; differences are paired. Versions and measurements
-lie in --out; what is there is not made again. --held-out measures on a tenth of the training images, which nothing is
-trained on then: to choose by. --write FILE puts the table between `<!-- table TABLE FAMILY -->` and `<!-- end -->`.
+are kept in --out and reused. --held-out measures on a tenth of the training images, on which nothing is then trained:
+use it to choose. --write FILE puts the table between `<!-- table TABLE FAMILY -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A backfill by 1, 2 and 4 worker processes on one PostgreSQL: items a second, and what keeps them from more.
+"""A backfill by 1, 2 and 4 worker processes on one PostgreSQL: items per second, and what limits them.
 
     python benchmarks/workers.py [IMAGES] [VECTORS] [ROUNDS]
 
-Re-encoding IMAGES with a small encoder, and transforming VECTORS of 128 numbers by an item edge. The workers are real
-processes with a thread each, started before and warmed by a backfill that is not counted. Rounds of the three numbers
-take turns; figures are medians. `busy`: cores that the workers, and the PostgreSQL, kept busy. `of their time`: items
-for each second of processor time of both, which holds on a busy machine too. PostgreSQL is pip's, without fsync, on the
-machine that runs all: with two cores no more than two can be had.
+Re-encodes IMAGES with a small encoder, and transforms VECTORS of 128 numbers by an item edge. The workers are real
+processes with one thread each, started before and warmed up by a backfill that is not counted. Rounds of the three
+numbers take turns; figures are medians. `busy`: cores that the workers, and the PostgreSQL, kept busy. `of their time`:
+items per second of processor time of both, which is valid on a busy machine too. PostgreSQL is pip's, without fsync, on
+the same machine: two cores limit the gain to two.
 """
 
 from __future__ import annotations

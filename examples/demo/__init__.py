@@ -1,1 +1,1 @@
-"""The upgrade story, told with real processes and real images: `python -m examples.demo`."""
+"""The upgrade demo, with real processes and real images: `python -m examples.demo`."""

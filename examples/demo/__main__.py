@@ -1,12 +1,12 @@
-"""The upgrade story, over HTTP, with a real service and a real worker: `python -m examples.demo`.
+"""The upgrade demo over HTTP, with a real service and a real worker: `python -m examples.demo`.
 
     old/old   a gallery of handwritten digits, stored and searched through v1, which knows five digits
     new/old   v2 is deployed: at once every query goes through v2, the items are still v1's
     new/new   a worker has moved every item to v2, while one client kept querying and another kept writing
 
-Told for three ways to be compatible, each in a gallery of its own. In the first, service and worker are killed with
-kill -9 in the middle. At the end of each: back to v1 in one call, and forward again. Then once more step by step: gate
-report, shadow, canary, and a remote worker that is paused, resumed and rolled back in the middle.
+It runs for three compatible methods, each in a separate gallery. In the first, service and worker are killed with kill
+-9 half-way. Each ends with a rollback to v1 in one call, and the way forward again. Then one more upgrade step by step:
+gate report, shadow, canary, and a remote worker that is paused, resumed and rolled back half-way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Engines that the demo's galleries may lie in, as servers of their own."""
+"""External engines for the demo's galleries, started as separate servers."""
 
 from __future__ import annotations
 

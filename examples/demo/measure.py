@@ -1,4 +1,4 @@
-"""Asking the service and measuring its answers; only `stored_state` and `chunks_in_hand` look inside."""
+"""Query the service and measure its answers; only `stored_state` and `chunks_in_hand` read its internals."""
 
 from __future__ import annotations
 

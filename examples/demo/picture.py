@@ -1,4 +1,4 @@
-"""The picture that the demo leaves: accuracy along each backfill, and what some queries found on the way."""
+"""The picture of the demo: accuracy along each backfill, and the matches of some queries on the way."""
 
 from __future__ import annotations
 

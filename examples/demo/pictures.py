@@ -1,4 +1,4 @@
-"""The handwritten digits as files: what the demo stores, what it asks with, and what comes and goes meanwhile."""
+"""The handwritten digits as files: items, queries, and the images that are added and deleted meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real service and real workers, as processes of their own that can be killed and started again."""
+"""The real service and real workers as separate processes that can be killed and restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo leaves behind: a table, demo-report.json and expectations not met."""
+"""The results of the demo: a table, demo-report.json and the expectations that were not met."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """An upgrade step by step, in a small gallery: gate report, shadow, canary, current, and a remote worker's backfill.
 
-The backfill is paused, resumed, rolled back in the middle, and brought to its end after the way forward is taken again.
+The backfill is paused, resumed and rolled back half-way; after the version is deployed again, it is completed.
 """
 
 from __future__ import annotations

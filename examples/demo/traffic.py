@@ -1,8 +1,7 @@
-"""Two clients that go on while the gallery is upgraded: one queries, one ingests and deletes. Both check every answer.
+"""Two clients that run during the upgrade: one queries, one ingests and deletes. Both check every answer.
 
-An answer that is wrong, an error, or no answer counts as failed. The one exception is named: while the demo itself
-has killed the service nothing can answer, so such a request counts as interrupted and is sent again until it is
-answered.
+A wrong answer, an error, or no answer counts as failed. The one exception: while the demo itself has killed the
+service, a request counts as interrupted and is sent again until it is answered.
 """
 
 from __future__ import annotations
