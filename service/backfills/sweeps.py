@@ -274,7 +274,7 @@ class _Sweep:
         return and_(waiting, not_(is_failed), item.c.seq + 0 < job.sweep_seq)
 
     def _budget(self) -> int | None:
-        """How many more items may be planned, None: all. A share is turned into a limit by the first count of items."""
+        """How many more items may be planned, None: all. The first sweep counts items to turn a share into a limit."""
         job = self.job
         if job.share is not None and job.total == 0:
             found = sum(map(len, keys_by_age(self.database, self._eligible(), job.filter)))
@@ -322,7 +322,7 @@ def _planned_keys(database: Database, job: BackfillRow) -> Keys:
 
 
 def _close(connection: Connection, job: BackfillRow, order: Order) -> BackfillState | None:
-    """End a complete sweep; with the gallery's lock, so that nothing is written while its backfill ends."""
+    """End a complete sweep, and its backfill if nothing is left; the gallery's lock keeps writes out meanwhile."""
     seq = take_seq(connection, job.gallery_id, 0)
     planned = {
         "sweep_seq": None,

@@ -1,1 +1,1 @@
-"""The doctor: checks a data folder, says what to do, and fixes what is safe."""
+"""The doctor: checks of a data folder, with advice and safe fixes; start at `examination`."""

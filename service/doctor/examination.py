@@ -1,7 +1,7 @@
-"""The doctor: checks a data folder, says what is wrong and what to do, and fixes what is safe to fix.
+"""Run all checks of a data folder, and the safe fixes; see `Doctor.examine`.
 
-A fix is safe if it changes wrong answers only, and loses nothing: vectors are normalised, damaged embeddings removed
-from items that keep something better, and files removed that nothing refers to.
+A fix is safe if it loses nothing and changes only wrong answers: it normalises vectors, removes damaged embeddings of
+items that keep something better, and removes files that nothing refers to.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Doctor:
         self._database = database
 
     def examine(self, *, fix: bool = False) -> list[Finding]:
-        """Every finding, the worst first; with `fix`, after fixing what is safe to fix."""
+        """Every finding, the worst first; with `fix`, also apply safe fixes."""
         registry = Registry(self._database, self._settings)
         registry.sync()
         blobs = open_blobs(self._database, self._settings.blobs_url)
         context = Context(self._settings, self._database, registry, blobs)
         findings = [finding for check in CHECKS for finding in check(context, fix)]
-        # Last: embeddings removed above decide which one serves an item.
+        # Last, because embeddings removed above change which one serves an item.
         findings += [*places.check(context), *sets.check(context)]
         return sorted((f for f in findings if f.count), key=lambda f: (ORDER[f.severity], f.code))

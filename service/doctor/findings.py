@@ -56,9 +56,10 @@ class Context:
 
 
 def remove_orphans(context: Context, orphan: Finding, stored: KeysOnDisk, advice: str, *, fix: bool) -> Finding:
-    """Count stored keys (with their age in seconds) that nothing names, and with `fix` remove them.
+    """Count stored keys (with their age in seconds) that nothing names; with `fix`, remove them.
 
-    `advice`: where no stored key is named at all, nothing is removed: a wrong setting must not cost all files.
+    If no stored key is named at all, nothing is removed, since a wrong setting must not cost all files; `advice`
+    then replaces that of the finding.
     """
     any_named = stored.any_named()
     for unnamed_keys in stored.unnamed(ORPHAN_SECONDS):

@@ -1,4 +1,4 @@
-"""A set of keys on disk, for the doctor: a large store has more keys than fit into memory."""
+"""A set of keys on disk, since a large store has more keys than fit into memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ BLOCK = 1000
 
 
 class KeysOnDisk:
-    """Keys, each with a value and whether it was named; in a temporary file without a name."""
+    """Keys, each with a value and whether it was named, in an anonymous temporary file."""
 
     def __init__(self) -> None:
-        self._file = sqlite3.connect("", isolation_level=None, check_same_thread=False)  # "": a file without a name
+        self._file = sqlite3.connect("", isolation_level=None, check_same_thread=False)  # "": a temporary file
         self._file.execute("pragma journal_mode=off")
         self._file.execute("create table kept (key primary key, value, named default 0) without rowid")
         self._file.execute("begin")
@@ -26,7 +26,7 @@ class KeysOnDisk:
         self._file.executemany("insert or ignore into kept (key, value) values (?, ?)", keys)
 
     def add(self, key: object, value: object) -> object:
-        """Add one key; returns its value, which is the first one that was added."""
+        """Add one key; returns its value: the first that was added."""
         self.put([(key, value)])
         return self._file.execute("select value from kept where key = ?", (key,)).fetchone()[0]
 
@@ -43,7 +43,7 @@ class KeysOnDisk:
         return self._file.execute("select 1 from kept where named limit 1").fetchone() is not None
 
     def unnamed(self, above: float) -> Iterator[list[str]]:
-        """The keys that are not named and whose values are above this, in blocks."""
+        """The keys that are not named and whose values are greater than `above`, in blocks."""
         rows = self._file.execute("select key from kept where not named and value > ? order by key", (above,))
         while found := rows.fetchmany(BLOCK):
             yield [key for (key,) in found]

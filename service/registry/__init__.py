@@ -1,1 +1,1 @@
-"""Versions and edges as this process knows them, their encoders, and where items belong by them."""
+"""Versions and edges as this process has loaded them, their encoders, and the placement of items by them."""

@@ -1,7 +1,7 @@
-"""The calibrations that gates have fitted for a gallery (`service.upgrades.gates.maps`), as they are kept.
+"""Store and read the calibrations that gates have fitted for a gallery (`service.upgrades.gates.maps`).
 
-They come into force with the deployment that rests on their gate, for as long as it is tried out or current, so that
-rolling back brings the answers from before. Every function runs in its caller's transaction.
+They apply while the deployment that rests on their gate is in a trial or current, so that a rollback restores the
+earlier answers. Every function runs in its caller's transaction.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def store(
     evidence: Mapping[str, Any],
     modes: Mapping[MapKey, str],
 ) -> None:
-    """Store the maps that a gate fitted; the best merge mode goes with the map of the route it was measured along."""
+    """Store the maps that a gate fitted; the best merge mode is stored with the map of the route it was measured on."""
     rows = [
         {
             "gallery_id": gallery_id,
@@ -62,7 +62,7 @@ def maps_of(
 
 
 def forget_edge(connection: Connection, key: EdgeKey) -> int:
-    """Delete every map that was fitted for a route along this edge; returns how many."""
+    """Delete every map fitted for a route along this edge; returns how many."""
     rows = connection.execute(select(calibration.c.id, calibration.c.route)).all()
     stale = [row.id for row in rows if list(key) in row.route]
     connection.execute(delete(calibration).where(calibration.c.id.in_(stale)))

@@ -1,6 +1,6 @@
-"""Embeds the images and texts of a request by any version, in batches with other requests.
+"""Embed the images or texts of a request by any version, in batches with other requests.
 
-`embed_images` and `embed_texts` return an `Encode`: `encode(version)` embeds the queries, once for each version.
+`embed_images` and `embed_texts` return an `Encode`: `encode(version)` embeds the queries, once per version.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def read_pixels(file: BinaryIO, spec: Preprocess, decoder: Decoder, note: Callab
 
 
 def embed_images(registry: Registry, files: Sequence[BinaryIO], decoder: Decoder, image_losses: ImageLosses) -> Encode:
-    """Embeds images; holds the encoder inputs of a few at a time. An error points to `/images/<number>`.
+    """An `Encode` of images; holds only a batch of encoder inputs at a time. Errors point to `/images/<number>`.
 
-    What a version does not see of them is added to `image_losses`.
+    Images that lose much in a version's preprocessing are added to `image_losses`.
     """
 
     def encode(version: LoadedVersion) -> Vectors:
@@ -53,7 +53,7 @@ def embed_images(registry: Registry, files: Sequence[BinaryIO], decoder: Decoder
 
 
 def embed_texts(registry: Registry, texts: Sequence[str]) -> Encode:
-    """Embeds texts. A version without text entrance raises NoTextEntrance, a text InvalidText at `/texts/<number>`."""
+    """An `Encode` of texts, which raises NoTextEntrance for a version without one, InvalidText at `/texts/<number>`."""
 
     def encode(version: LoadedVersion) -> Vectors:
         if not version.card.text:
@@ -73,7 +73,7 @@ def embed_texts(registry: Registry, texts: Sequence[str]) -> Encode:
 
 @contextmanager
 def errors_at(pointer: str) -> Iterator[None]:
-    """Make errors point at this part of the request."""
+    """Make errors point to this part of the request."""
     try:
         yield
     except RegraftError as error:
@@ -82,7 +82,7 @@ def errors_at(pointer: str) -> Iterator[None]:
 
 
 def _blocks(count: int, read: Callable[[int], X]) -> Iterator[Callable[[], list[X]]]:
-    """For each block of queries a function that reads its inputs."""
+    """For each block of queries, a function that reads its inputs."""
     for start in range(0, count, BATCH):
         numbers = range(start, min(start + BATCH, count))
         yield functools.partial(_read_all, read, numbers)

@@ -1,4 +1,4 @@
-"""Folders of versions and edges that another machine accepted, fetched when they are first needed here."""
+"""Folders of versions and edges that another machine accepted, fetched on first use here."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def version_key(card_sha256: str) -> str:
 
 
 def edge_key(folder: str) -> str:
-    """The key of an edge's folder in the store; `folder`: that of its row, unique to it."""
+    """The key of an edge's folder in the store; `folder`: the unique folder in the edge's row."""
     return f"edges/{folder}"
 
 
 def fetch_folder(folders: FolderStore, final: Path, key: str, needed: str = CARD) -> bool:
-    """Replace `final` by the stored folder of a key. Returns False: none is stored. Its content is checked when loaded.
+    """Replace the folder `final` by the stored one; False: none is stored. The caller checks its content by loading it.
 
     Raises:
         StoreUnreachable, InvalidVersionFolder, OSError: `final` is unchanged.

@@ -1,4 +1,4 @@
-"""Folders of versions and edges as .zip files for remote workers: packed once for all workers that fetch one together.
+"""Folders of versions and edges as .zip files for remote workers: packed once for all workers that fetch concurrently.
 
 Workers that start together fetch the same version, whose archive may have gigabytes.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class PackedFolders:
-    """The archives that are being fetched. Safe to share between threads."""
+    """The archives that are being fetched. Thread-safe."""
 
     def __init__(self) -> None:
         self._archives: dict[Hashable, _Archive] = {}
@@ -21,10 +21,10 @@ class PackedFolders:
 
     @contextmanager
     def fetching(self, key: Hashable, pack: Callable[[Path], None]) -> Iterator[Path]:
-        """The archive of this key; it is removed when the last of those who fetch it is done.
+        """Context with the archive of a key, which is removed when its last user leaves.
 
-        `pack` writes it if there is none yet; others wait meanwhile. Raises what `pack` raises; the next caller tries
-        again.
+        `pack` writes it if there is none yet, while other callers wait. Errors of `pack` are raised; the next caller
+        retries.
         """
         with self._lock:
             archive = self._archives.setdefault(key, _Archive())

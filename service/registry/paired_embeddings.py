@@ -1,6 +1,6 @@
-"""Items that hold embeddings by two versions, on which edges are fitted and claims verified.
+"""Items that hold embeddings by two versions, for fitting edges and verifying claims; see `draw_pairs`.
 
-Embeddings that a forward edge made are left out: they show what that edge does, not what the version's encoder does.
+Embeddings made by a forward edge are left out: they show what the edge does, not what the version's encoder does.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def draw_pairs(
     """Up to `sample` items that hold both embeddings, and with `label` that metadata field, drawn by `seed`.
 
     Returns:
-        The items, in the order drawn, and how many hold both embeddings, with the field or without.
+        The items, in the order drawn, and how many items hold both embeddings, with or without the field.
     """
     eligible = and_(*_live(gallery_id), has_own_embedding(new.id), has_own_embedding(old.id))
     items = RandomItems(connection, eligible, seed)
@@ -111,7 +111,7 @@ def draw_pairs(
 
 
 def label_text(metadata: Mapping[str, Any], label: str) -> str:
-    """A metadata field that exists, as text: the item's class."""
+    """The existing metadata field `label` as text, by `value_text`."""
     return value_text(value_at(metadata, label))
 
 
@@ -120,7 +120,7 @@ def _labelled(row: PairRow, label: str) -> bool:
 
 
 def draw_with_blobs(connection: Connection, gallery_id: int, limit: int, seed: int) -> list[BlobRow]:
-    """Up to `limit` live items of a gallery that have an image, drawn by `seed`."""
+    """Up to `limit` live items of a gallery that have an image or a text, drawn by `seed`."""
     has_image = and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.blob.is_not(None))
     found: list[BlobRow] = []
     for block in blocks(RandomItems(connection, has_image, seed).first(limit)):

@@ -1,7 +1,7 @@
 """Trials: the settings of a shadow or canary, its counts, and the limits at which a canary ends.
 
-Counts of several processes add up in the database, so a report is sums and histograms only: its size does not grow
-with the number of queries. Times are milliseconds.
+The counts of several processes are added up in the database, so a report has only sums and histograms, and its size
+does not grow with the number of queries. Times are in milliseconds.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ERRORS_KEPT = 5
 RECENT = 100
 """A canary's limits apply to its newest answers: this many times `min_queries`, up to twice as many.
 
-Over all answers, a version that breaks late would serve as long again before it showed. Over ten times `min_queries`, a
-version with half the errors of a limit of 1 % would exceed it by chance, sooner or later.
+Over all answers, a version that breaks late would serve about as long again before this is noticed. Over only ten times
+`min_queries`, a version with half the error rate of a 1 % limit would exceed it by chance sooner or later.
 """
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -82,7 +82,7 @@ class Counters:
             self.counts[name] += amount  # type: ignore[assignment]  # sums of overlaps are fractions
 
     def add_latency(self, side: str, seconds: float, queries: int = 1) -> None:
-        """Add the time of queries that the old or new version answered together."""
+        """Add the latency of queries that were answered together; `side`: by the version `old` or `new`."""
         self.latency[side][bucket(seconds * 1000)] += queries
 
     def add_error(self, error: Exception, queries: int = 1) -> None:
@@ -92,7 +92,7 @@ class Counters:
         self.errors = [*self.errors, {"at": time.time(), "error": text}][-ERRORS_KEPT:]
 
     def as_json(self) -> dict[str, Any]:
-        """The counts as they are stored."""
+        """The counts in their stored form."""
         latency = {side: {str(b): n for b, n in found.items()} for side, found in self.latency.items()}
         return {"counts": dict(self.counts), "latency": latency, "errors": self.errors}
 
@@ -105,7 +105,7 @@ class Counters:
 
 
 def counters_from_json(value: Mapping[str, Any]) -> Counters:
-    """What is stored -> sums."""
+    """The counters of a stored report."""
     latency = {side: Counter({int(b): n for b, n in found.items()}) for side, found in value["latency"].items()}
     return Counters(Counter(value["counts"]), latency, list(value["errors"]))
 
@@ -116,7 +116,7 @@ def bucket(milliseconds: float) -> int:
 
 
 def quantile(histogram: Mapping[int, int], q: float) -> float | None:
-    """The time below which a share `q` of the answers lies, None without any."""
+    """The latency (ms) below which a share `q` of the answers lies; None: there are no answers."""
     remaining = q * sum(histogram.values())
     for number in sorted(histogram):
         remaining -= histogram[number]
@@ -164,7 +164,7 @@ def exceeded_limit(settings: Mapping[str, Any], report: Mapping[str, Any]) -> st
 def active_rollout(
     connection: Connection, registry: Registry, gallery_id: int
 ) -> tuple[Rollout | None, tuple[int, ...]]:
-    """The running trial of a gallery, and the gates on which its current version and that trial rest."""
+    """The running trial of a gallery, and the gates on which its current deployment and the trial rest."""
     active = deployment.c.state.in_((SHADOW, CANARY, "current"))
     rows = connection.execute(
         select(deployment).where(deployment.c.gallery_id == gallery_id, active).order_by(deployment.c.id)
@@ -183,7 +183,7 @@ def report_of(connection: Connection, deployment_id: int) -> dict[str, dict[str,
 def add_counters(
     connection: Connection, deployment_id: int, phase: str, counters: Counters
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Add counts to a report; returns the trial's settings and newest counts, None when it is over."""
+    """Add counts to a report; returns the trial's settings and newest counts, None if the trial is over."""
     # The lock keeps two processes from overwriting each other's report.
     statement = select(deployment.c.settings).where(deployment.c.id == deployment_id, deployment.c.state == phase)
     rollout = connection.execute(statement.with_for_update()).first()

@@ -1,7 +1,7 @@
-"""What items are, images and texts, as the inputs of several versions at once: each is decoded once, one at a time.
+"""Read stored images and texts as inputs of several versions (`read_inputs`), and embed them (`embed`).
 
-An image goes through a version's image encoder, a text through its text entrance, as an item: with the prompt that the
-version has for items. Vectors are (N, D), side-information (N, S).
+Each one is decoded once for all versions, one at a time. An image goes through a version's image encoder, a text
+through its text entrance, by default with the prompt for items. Vectors are (N, D), side-information (N, S).
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from service.store.blob_keys import is_text
 
 
 class ContentSource(Protocol):
-    """Where images and texts are read from."""
+    """A store from which images and texts are read."""
 
     def read_all(self, keys: Iterable[str]) -> Iterator[Callable[[], bytes]]:
-        """For each key, in order, a call that returns what is stored under it.
+        """For each key, in order, a function that returns its content.
 
-        The call raises:
-            FileNotFoundError: it is gone.
-            OSError: it is there and cannot be read.
-            RegraftError: the store itself is out of reach, which is no fault of the item.
+        The function raises:
+            FileNotFoundError: there is no such content.
+            OSError: it exists and cannot be read.
+            RegraftError: the store does not answer, which is no fault of the item.
         """
 
 
 class TextEntrance(Protocol):
-    """What embeds the texts of a version, as `index.text.TextEncoder` does; safe to share between threads."""
+    """Embeds the texts of a version, as `index.text.TextEncoder` does. Thread-safe."""
 
     batch: int
-    """Texts that are worth one call."""
+    """The best number of texts per call."""
     tokens: int
-    """Tokens that a provider has counted so far; 0 where there is none."""
+    """Tokens that a provider has billed so far; 0 if there is no provider."""
 
     def prepare(self, text: str, side: str = ...) -> Any:
-        """A text as what `vectors` takes, with the version's prompt for its side. Raises InvalidText."""
+        """A text as an input of `vectors`, with the version's prompt for its side. Raises InvalidText."""
 
     def vectors(self, texts: Sequence[Any]) -> Vectors:
         """Embed prepared texts -> (N, D), valid for the version's space."""
 
 
 class Embeds(Protocol):
-    """A version, as `service.registry.registry.LoadedVersion` is one."""
+    """A version, such as `service.registry.registry.LoadedVersion`."""
 
     @property
     def name(self) -> str: ...
@@ -64,7 +64,7 @@ class Embeds(Protocol):
 
 @dataclass(frozen=True)
 class Input:
-    """A stored image, (C, H, W), or text as a version takes it, and the seconds that making it took of the decoded."""
+    """A stored image (C, H, W) or text as a version's input, and the seconds of its preprocessing without decoding."""
 
     value: Any
     text: bool
@@ -72,12 +72,12 @@ class Input:
 
 
 Inputs = Mapping[str, Input]
-"""By the name of a version."""
+"""Version name -> input."""
 
 
 @dataclass(frozen=True)
 class InputRequest:
-    """A stored content, by its key if there is one, and the versions that take it; `side`: whose prompt a text gets."""
+    """A blob key (None: no content), and the versions to embed it; `side`: the prompt of a text, `query` or `item`."""
 
     blob: str | None
     versions: Sequence[Embeds]
@@ -85,7 +85,7 @@ class InputRequest:
 
 
 def decode_text(content: bytes) -> str:
-    """A stored text. Raises InvalidText."""
+    """Decode a stored text. Raises InvalidText."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -93,23 +93,23 @@ def decode_text(content: bytes) -> str:
 
 
 def embeds(card: Card, blob: str) -> bool:
-    """Whether a version can embed a stored content of this key."""
+    """Whether a version can embed the image or text of this key."""
     return card.text if is_text(blob) else bool(card.encoder)
 
 
 def make_input(version: Embeds, blob: str, content: bytes, decoder: Decoder) -> Input:
-    """A stored content as a version's input. Raises InvalidImage, InvalidText; NoEncoder, NoTextEntrance."""
+    """A stored image or text as a version's input. Raises InvalidImage, InvalidText; NoEncoder, NoTextEntrance."""
     if is_text(blob):
         return Input(version.text_encoder().prepare(decode_text(content), "item"), text=True)
     return Input(decoder.pixels(content, version.encoder().spec), text=False)
 
 
 def read_inputs(contents: ContentSource, decoder: Decoder, requests: Sequence[InputRequest]) -> Iterator[Inputs | None]:
-    """The inputs of each request, in order; None where the content is gone or cannot be read.
+    """The inputs of each request, in order; None if its content is missing or cannot be read.
 
     Raises:
-        StoreUnreachable: it cannot be told.
-        NoEncoder, NoTextEntrance: a version does not embed what it is.
+        StoreUnreachable: the store does not answer.
+        NoEncoder, NoTextEntrance: a version does not embed images, or texts.
     """
     reads = contents.read_all(request.blob for request in requests if request.blob)
     for request in requests:
@@ -131,7 +131,7 @@ def _read_inputs(read: Callable[[], bytes], decoder: Decoder, request: InputRequ
 
 
 def embed(version: Embeds, inputs: Sequence[Input]) -> Embedded:
-    """Embed contents, of which there may be none; side-information is there where it is of each of them."""
+    """Embed N >= 0 inputs; side-information is None unless all inputs are images and the version has it."""
     vectors = np.empty((len(inputs), version.card.dim), np.float32)
     side = None
     for text in (False, True):
@@ -146,7 +146,7 @@ def embed(version: Embeds, inputs: Sequence[Input]) -> Embedded:
 
 
 def time_each(version: Embeds, inputs: Sequence[Input]) -> list[float]:
-    """How long each takes by itself, from what was decoded to its embedding, in seconds."""
+    """The seconds of embedding each input alone, including preprocessing, without decoding."""
     seconds = []
     for each in inputs:
         started = time.perf_counter()

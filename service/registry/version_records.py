@@ -1,4 +1,4 @@
-"""The rows of versions, which the registry follows: read and written here."""
+"""Read and write the rows of versions, which the registry follows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def registered_ids(connection: Connection, names: Sequence[str]) -> list[int]:
     """The numbers of versions, in the order of their names.
 
     Raises:
-        InvalidVersionFolder: one of them, which an edge leads to, is not registered.
+        InvalidVersionFolder: one of them is not registered; the message calls it the end of an edge.
     """
     rows = connection.execute(select(version.c.name, version.c.id).where(version.c.name.in_(names)))
     found = {row.name: row.id for row in rows}
@@ -40,7 +40,7 @@ def registered_ids(connection: Connection, names: Sequence[str]) -> list[int]:
 
 
 def registered_sha256(connection: Connection, name: str) -> str | None:
-    """The card's sha256 of a registered version, None when there is none of this name."""
+    """The card's sha256 of a registered version; None: no version has this name."""
     return connection.execute(select(version.c.card_sha256).where(version.c.name == name)).scalar()
 
 

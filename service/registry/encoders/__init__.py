@@ -1,1 +1,1 @@
-"""Encoders: loaded when needed, run in dynamic batches."""
+"""Encoders: loaded on first use, run in dynamic batches."""

@@ -1,10 +1,9 @@
-"""Dynamic batches: what concurrent requests encode at the same time goes through the model together.
+"""Dynamic batching: inputs of concurrent requests go through the model together; see `Batcher`.
 
-There is no thread of its own. A request whose inputs are ready encodes them itself if a run is free, with what others
-have left in the queue; while all runs are busy the queue grows, and so do the batches. Only when others are known to be
-preparing their inputs does the first one wait for them, never longer than `wait_seconds` or than a run takes, since a
-wait could hardly save more; a lone request never waits. An encoder that is quicker than a hand-over from thread to
-thread is not batched at all.
+No extra thread is used. If a run is free, a request whose inputs are ready leads a batch: it encodes its inputs and
+those that others have left in the queue. While all runs are busy, the queue grows, and so do the batches. A leader
+waits only while other requests prepare their inputs, at most `wait_seconds` and at most the time of a run, since a
+wait could hardly save more; a lone request never waits. An encoder that is faster than waking a thread is not batched.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ X = TypeVar("X")
 
 
 class Sliceable(Protocol):
-    """One row an input: an array, or a list."""
+    """An array or list with one row per input."""
 
     def __len__(self) -> int: ...
 
@@ -37,7 +36,7 @@ R = TypeVar("R", bound=Sliceable)
 
 
 class _Request(Generic[X, R]):
-    """Inputs that wait for their batch; `turn` is set when there is a result, an error, or a run for it to lead."""
+    """Inputs that wait for their batch; `turn` is set when it has a result or an error, or shall lead a run."""
 
     def __init__(self, inputs: Sequence[X]) -> None:
         self.inputs = inputs
@@ -61,7 +60,7 @@ class Batcher(Generic[X, R]):
 
         Args:
             encode: inputs -> one row each; may be called by `runs` threads at a time.
-            size: most inputs in a batch; a request that brings more is a batch of its own.
+            size: most inputs in a batch; a request with more is a batch alone.
             wait_seconds: how long a batch may wait for requests that are being prepared.
             runs: batches encoded at the same time.
         """
@@ -74,7 +73,7 @@ class Batcher(Generic[X, R]):
         self._preparing = 0
         self._arrived = threading.Condition(self._lock)
         self._gathering = False
-        # Estimated seconds of a run: the least measured, growing slowly, since a busy machine only adds to it.
+        # Estimated seconds of a run: the minimum, which grows slowly, as a busy machine only makes runs longer.
         self._run_seconds = float("inf")
 
     def __call__(self, prepare: Callable[[], Sequence[X]]) -> R:
@@ -106,7 +105,7 @@ class Batcher(Generic[X, R]):
             raise
 
     def _take_run(self) -> bool:
-        """Whether the caller may lead a batch now: a run is free, and nobody is gathering one already."""
+        """Take a free run, if no batch is being gathered; returns whether the caller leads a batch now."""
         if self._gathering or not self._free:
             return False
         self._free -= 1
@@ -122,7 +121,7 @@ class Batcher(Generic[X, R]):
             self._pass_on()  # another run may be free
         try:
             self._encode_all(batch)
-        except BaseException as error:  # this very thread is being ended: the others must not wait for it
+        except BaseException as error:  # this thread is being ended: the others must not wait for it
             for request in batch:
                 request.error = error
             raise
@@ -135,7 +134,7 @@ class Batcher(Generic[X, R]):
                     request.turn.set()
 
     def _gather(self) -> None:
-        """Wait, within limits, while others prepare their inputs. The lock is held, but for the waiting."""
+        """Wait, within limits, while others prepare their inputs. Holds the lock except while waiting."""
         until = time.monotonic() + min(self._wait_seconds, self._run_seconds)
         while self._preparing and sum(len(request.inputs) for request in self._queue) < self._size:
             remaining = until - time.monotonic()
@@ -143,7 +142,7 @@ class Batcher(Generic[X, R]):
                 return
 
     def _batch(self, own: _Request[X, R]) -> list[_Request[X, R]]:
-        """Take `own` and then the oldest requests off the queue, as many as fit."""
+        """Take `own` and as many of the oldest requests as fit off the queue."""
         self._queue.remove(own)
         batch, inputs = [own], len(own.inputs)
         while self._queue and inputs + len(self._queue[0].inputs) <= self._size:
@@ -162,7 +161,7 @@ class Batcher(Generic[X, R]):
             self._queue[0].turn.set()
 
     def _encode_all(self, batch: Sequence[_Request[X, R]]) -> None:
-        """Encode a batch; where that is refused, each request by itself, so that one cannot fail the others."""
+        """Encode a batch; on an error, each request separately, so that one cannot fail the others."""
         inputs = [x for request in batch for x in request.inputs]
         try:
             rows = self._encode_timed(inputs)

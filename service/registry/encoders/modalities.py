@@ -1,6 +1,6 @@
 """The encoders of one version in memory: loaded on first use, batched over requests, dropped when idle.
 
-Dropping removes the reference only: a caller that uses an encoder keeps it until done.
+Dropping only removes a reference: a caller that uses an encoder keeps it until it is done.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Embedded = tuple[Vectors, Vectors | None]
 
 
 class ImageModality:
-    """The image encoder of a version. Queries and items are batched apart: a long ingest does not hold up queries."""
+    """The image encoder of a version. Queries and items are batched separately: ingests do not delay queries."""
 
     def __init__(self, version: Version, settings: Settings) -> None:
-        """Load it. Raises NoEncoder, InvalidVersionFolder."""
+        """Load the encoder. Raises NoEncoder, InvalidVersionFolder."""
         self.encoder = encoder = Encoder(version, settings.execution)
         self.queries: Batcher[Pixels, Vectors] = _batcher(lambda px: encoder.vectors(np.stack(px)), settings)
         self.items: Batcher[Pixels, list[Embedded]] = _batcher(self._rows, settings)
@@ -46,10 +46,10 @@ class ImageModality:
 
 
 class TextModality:
-    """The text entrance of a version. Queries and items are batched apart, as those of images are."""
+    """The text entrance of a version; queries and items are batched separately, as in `ImageModality`."""
 
     def __init__(self, version: Version, settings: Settings) -> None:
-        """Load it. Raises NoTextEntrance, InvalidVersionFolder."""
+        """Load the entrance. Raises NoTextEntrance, InvalidVersionFolder, ProviderUnavailable."""
         self.encoder: TextEncoder | ApiEncoder = open_texts(version, settings.execution, settings.apis)
         self.queries: Embed = self._calls(settings, queries=True)
         self.items: Embed = self._calls(settings, queries=False)
@@ -58,13 +58,13 @@ class TextModality:
         encoder = self.encoder
         if isinstance(encoder, TextEncoder):
             return _batcher(encoder.vectors, settings)
-        # A call to a provider gains nothing from batching, and would fail for all.
+        # Calls to a provider gain nothing from batching, and one failure would affect all requests.
         embed = encoder.query_vectors if queries else encoder.vectors
         return lambda prepare: embed(prepare())
 
 
 class Lazy(Generic[T]):
-    """A value that is made when it is first needed. Safe to share between threads."""
+    """A value that is created on first use. Thread-safe."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -78,7 +78,7 @@ class Lazy(Generic[T]):
         return self._value is not None
 
     def get(self) -> T:
-        """The value; made now if need be, by one thread while others wait for it."""
+        """The value; created if necessary, by one thread while others wait."""
         with self._lock:
             self._used = time.monotonic()
             if self._value is None:
@@ -86,11 +86,11 @@ class Lazy(Generic[T]):
             return self._value
 
     def touch(self) -> None:
-        """Count this moment as a use, without making it."""
+        """Count this moment as a use, without creating the value."""
         self._used = time.monotonic()
 
     def drop(self, idle_seconds: float) -> None:
-        """Drop the value if it has not been used for so long."""
+        """Drop the value if it has not been used for `idle_seconds`."""
         with self._lock:
             if time.monotonic() - self._used >= idle_seconds:
                 self._value = None

@@ -1,4 +1,4 @@
-"""What embeds the texts of a version: its own model, or a provider's API."""
+"""Open the text entrance of a version: its own model, or a provider's API."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def open_texts(version: Version, execution: Execution, apis: Collection[str]) ->
     """The text entrance of a version.
 
     Args:
-        version: any.
+        version: with or without a text entrance.
         execution: how its own model runs.
-        apis: the embedding APIs that may be called.
+        apis: the base URLs of embedding APIs that may be called.
 
     Raises:
         NoTextEntrance: it has none.
-        InvalidVersionFolder: its model or probe is not what the card says.
-        ProviderUnavailable: its API is not among those.
+        InvalidVersionFolder: its model or probe does not match the card.
+        ProviderUnavailable: its API is not in `apis`.
     """
     return TextEncoder(version, execution) if version.card.api is None else ApiEncoder(version, apis)
