@@ -304,6 +304,18 @@ def test_replicas_hear_of_a_retirement_that_was_cut_off(served: Served, monkeypa
     assert known(served) == {"v2": 10}
 
 
+def test_a_partition_that_holds_rows_is_not_dropped_and_is_emptied_at_once(database: Database) -> None:
+    timeout = text("show lock_timeout")
+    partitions.drop(database, 1, 1)
+    assert places(database) == START
+    with database.write() as connection:
+        before = connection.execute(timeout).scalar_one()
+        assert partitions.empty(connection, 1, 1)
+        assert connection.execute(timeout).scalar_one() == before
+    partitions.drop(database, 1, 1)
+    assert names(database) == {"embedding_default", "embedding_2_1"}
+
+
 def tells_at_once(connection: Any, _: object) -> None:
     """Have the server know what a session did when it is put back, and not a second later."""
     connection.execute("select pg_stat_force_next_flush()")
