@@ -73,7 +73,7 @@ class Upgrade:
 
 
 Draw = Callable[[int], Iterator[tuple[Upgrade, LabelRelevance]]]
-"""A seed -> upgrades, and what is right in each."""
+"""A seed -> upgrades, and the relevant items of each."""
 
 
 def main() -> None:
@@ -91,8 +91,8 @@ def main() -> None:
         chosen: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         for seed in range(arguments.seeds):
             for metric in ("cmc@1", MEAN_AP):
-                for upgrade, right in draw(seed):
-                    mode, area = measured(upgrade, right, metric, arguments.few, seed)
+                for upgrade, relevance in draw(seed):
+                    mode, area = measured(upgrade, relevance, metric, arguments.few, seed)
                     found[upgrade.kind, metric].append({"default": area[mode], **area})
                     chosen[upgrade.kind, metric][mode] += 1
         for (kind, metric), areas in found.items():
@@ -126,11 +126,11 @@ def photos(root: Path) -> Draw:
         classes = generator.permutation(len(hidden))[:20]
         among = generator.permutation(np.flatnonzero(np.isin(labels, classes)))
         query, item = among[: len(among) // 3], among[len(among) // 3 :]
-        right = LabelRelevance(labels[query], labels[item], np.full(len(query), -1))
+        relevance = LabelRelevance(labels[query], labels[item], np.full(len(query), -1))
         for kind, moved in (("truncate", cut), ("matrix", turned), ("dual", old_x)):
             before = Compared(moved[query].astype(np.float32), old_x[item].astype(np.float32), COSINE)
             after = Compared(new_x[query].astype(np.float32), new_x[item].astype(np.float32), COSINE)
-            yield Upgrade(kind, before, after, query), right
+            yield Upgrade(kind, before, after, query), relevance
 
     return draw
 
@@ -162,18 +162,20 @@ def by_image(values: Floats, image: NDArray[np.int64]) -> Floats:
 
 
 def measured(
-    upgrade: Upgrade, right: LabelRelevance, metric: str, few: int, seed: int
+    upgrade: Upgrade, relevance: LabelRelevance, metric: str, few: int, seed: int
 ) -> tuple[str, dict[str, Floats]]:
     """The mode that one half of the queries chooses, and each mode's area for the queries of the other half."""
-    half = np.random.default_rng(seed).permutation(len(right.query_codes)) % 2
+    half = np.random.default_rng(seed).permutation(len(relevance.query_codes)) % 2
     choosing, judging = np.flatnonzero(half == 0)[:few], np.flatnonzero(half == 1)
-    own = LabelRelevance(right.query_codes[choosing], right.item_codes, right.self_Q[choosing])
+    own = LabelRelevance(relevance.query_codes[choosing], relevance.item_codes, relevance.self_Q[choosing])
     sides = [Compared(side.queries[choosing], side.items, COSINE) for side in (upgrade.before, upgrade.after)]
     chosen = choose_merge_mode(*sides, own, default=default_mode([upgrade.kind]), metric=metric, seed=seed)
     order = {"": np.random.default_rng(seed + 1).permutation(len(upgrade.before.items))}
-    values = curve_values(upgrade.before, upgrade.after, right, order, MODES, metric=metric, points=11, fit_on=choosing)
-    asked = np.isin(np.flatnonzero(right.valid), judging)
-    asked_Q = np.flatnonzero(right.valid)[asked]
+    values = curve_values(
+        upgrade.before, upgrade.after, relevance, order, MODES, metric=metric, points=11, fit_on=choosing
+    )
+    asked = np.isin(np.flatnonzero(relevance.valid), judging)
+    asked_Q = np.flatnonzero(relevance.valid)[asked]
     area = {mode: np.trapezoid(curve, dx=0.1, axis=0)[asked] for (_, mode), curve in values.items()}
     area["image"] = upgrade.images[asked_Q]
     return (chosen.mode.value if chosen else RAW), area
@@ -202,17 +204,17 @@ def upgrades(
     wide = np.hstack([bct, 0.7 * new[:, :OLD_DIM]])
     turned = unit(new @ rotation(new[train], old[train]))
     carried = unit(old @ ridge(old[train], new[train]))
-    right = LabelRelevance(labels[query], labels[item], np.full(len(query), -1))
+    relevance = LabelRelevance(labels[query], labels[item], np.full(len(query), -1))
 
     def pair(queries: Floats, items: Floats) -> Compared:
         return Compared(queries[query].astype(np.float32), items[item].astype(np.float32), COSINE)
 
-    yield Upgrade("identity", pair(bct, old), pair(bct, bct), query), right
-    yield Upgrade("truncate", pair(bct, old), pair(unit(wide), unit(wide)), query), right
-    yield Upgrade("zero_pad", pair(wide[:, : old.shape[1]] / 1.22, old), pair(unit(wide), unit(wide)), query), right
-    yield Upgrade("matrix", pair(turned, old), pair(new, new), query), right
-    yield Upgrade("dual", pair(old, old), pair(new, new), query), right
-    yield Upgrade("forward", pair(new, carried), pair(new, new), query), right
+    yield Upgrade("identity", pair(bct, old), pair(bct, bct), query), relevance
+    yield Upgrade("truncate", pair(bct, old), pair(unit(wide), unit(wide)), query), relevance
+    yield Upgrade("zero_pad", pair(wide[:, : old.shape[1]] / 1.22, old), pair(unit(wide), unit(wide)), query), relevance
+    yield Upgrade("matrix", pair(turned, old), pair(new, new), query), relevance
+    yield Upgrade("dual", pair(old, old), pair(new, new), query), relevance
+    yield Upgrade("forward", pair(new, carried), pair(new, new), query), relevance
 
 
 def discriminant(x: Floats, labels: NDArray[np.int64], dim: int) -> Floats:

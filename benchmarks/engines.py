@@ -76,7 +76,7 @@ def main(sizes: Sizes = (10_000, 50_000), kinds: str = "auto,pgvector") -> None:
 
 
 def measure(kind: str, vectors: Any, queries: Any) -> None:
-    right = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
+    truth = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
     with tempfile.TemporaryDirectory() as folder, elsewhere(kind, Path(folder)) as engine:
         os.environ.update(engine.settings)
         scratch = Path(folder)
@@ -94,7 +94,7 @@ def measure(kind: str, vectors: Any, queries: Any) -> None:
             told = f"| {len(vectors)} | {kind} | {stored:,.0f} | {spent}"
             for search, count in zip(("served", "exact"), ASKED.get(kind, (QUERIES, EXACT_QUERIES)), strict=True):
                 mine, its = cpu_seconds(pid), engine.cpu()
-                figures = " | ".join(asked(http, queries[:count], right[:count], exact=search == "exact"))
+                figures = " | ".join(asked(http, queries[:count], truth[:count], exact=search == "exact"))
                 each = both(1e3 * (cpu_seconds(pid) - mine) / count, 1e3 * (engine.cpu() - its) / count)
                 print(f"{told} | {search} | {figures} | {each} | {memory:,.0f} |", flush=True)
 
@@ -155,7 +155,7 @@ def wait_until_stored(http: httpx.Client, kind: str, queries: Any) -> None:
     raise TimeoutError(f"{kind}: the rows are not in their place after {MOST_SECONDS:.0f} s")
 
 
-def asked(http: httpx.Client, queries: Any, right: Any, *, exact: bool) -> Iterator[str]:
+def asked(http: httpx.Client, queries: Any, truth: Any, *, exact: bool) -> Iterator[str]:
     """Recall and the times of queries, one at a time."""
     took, found = [], []
     for one in queries:
@@ -163,7 +163,7 @@ def asked(http: httpx.Client, queries: Any, right: Any, *, exact: bool) -> Itera
         answer = query(http, one[None], exact=exact)
         took.append(1000 * (time.perf_counter() - began))
         found.append({int(match["id"][1:]) for match in answer["results"][0]["matches"]})
-    yield f"{np.mean([len(ids & set(best)) / K for ids, best in zip(found, right.tolist(), strict=True)]):.3f}"
+    yield f"{np.mean([len(ids & set(best)) / K for ids, best in zip(found, truth.tolist(), strict=True)]):.3f}"
     yield from (f"{ms:.1f}" for ms in np.percentile(took, (50, 99)))
 
 

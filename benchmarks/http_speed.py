@@ -62,7 +62,7 @@ def main(
         exact, effort = searched(url, vectors[:1])
         print(f"{exact} items are scanned, the others are indexed")
         asks = [request(url, "/v1/galleries/asked/query", *body(one, form)) for one in queries]
-        right = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
+        truth = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
         with ExitStack() as running:
             peers = {"floor": running.enter_context(floor_of(vectors, about, K, exact=index == "exact"))}
             if CHROMA.exists():
@@ -71,7 +71,7 @@ def main(
                 name: (peer.pid, peer.url, [request(peer.url, peer.path, peer.body(one), JSON) for one in queries])
                 for name, peer in peers.items()
             } | {"regraft": (service, url, asks)}
-            found = {name: recall(where, requests, right) for name, (_, where, requests) in asked.items()}
+            found = {name: recall(where, requests, truth) for name, (_, where, requests) in asked.items()}
             print(f"{items} items, index {index} (effort {effort}), {form}; load {os.getloadavg()[0]:.1f}")
             print(f"| server | connections | recall@10 | p50 ms | p99 ms | requests/s | CPU ms |\n|{' --- |' * 7}")
             for connections in CONNECTIONS:
@@ -184,11 +184,11 @@ def request(url: str, path: str, content: bytes, kind: str) -> bytes:
 # The client
 
 
-def recall(url: str, asks: Sequence[bytes], right: Any) -> float:
+def recall(url: str, asks: Sequence[bytes], truth: Any) -> float:
     """The share of the best items that the answers name."""
     found = []
     with socket.create_connection(url.removeprefix("http://").rsplit(":", 1)) as connection:
-        for ask, expected in zip(asks, right, strict=True):
+        for ask, expected in zip(asks, truth, strict=True):
             connection.sendall(ask)
             answer = b""
             while not is_whole(answer):

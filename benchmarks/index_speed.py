@@ -70,7 +70,7 @@ def measure(x: Vectors, queries: Vectors, config: IndexConfig, folder: Path) -> 
     print(f"{count} x {dim}: sealed and indexed in {time.perf_counter() - started:.1f} s")
     flat = faiss.IndexFlatIP(dim)
     flat.add(x)
-    right = flat.search(queries, K)[1]
+    truth = flat.search(queries, K)[1]
 
     def ours(query: Vectors) -> Sequence[int]:
         return gallery.search("v", lambda _: query, K).keys_QK[0]
@@ -87,7 +87,7 @@ def measure(x: Vectors, queries: Vectors, config: IndexConfig, folder: Path) -> 
         f"FAISS {config.kind}": lambda query: keys[tuned.index.index.search(query, K, params=params)[1][0]],
         "FAISS flat": lambda query: flat.search(query, K)[1][0],
     }
-    compare(ways, queries, right)
+    compare(ways, queries, truth)
     filtered(gallery, queries)
     again(x, items, folder)
 
@@ -117,11 +117,11 @@ def fill(gallery: Gallery, x: Vectors, items: dict[int, Item], block: int = 10_0
         gallery.apply({("v", "encoded"): (keys, x[start : start + block])}, items={key: items[key] for key in keys})
 
 
-def recall(found: Sequence[Sequence[int]], right: Sequence[Sequence[int]]) -> float:
-    return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found, right, strict=True)]))
+def recall(found: Sequence[Sequence[int]], truth: Sequence[Sequence[int]]) -> float:
+    return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found, truth, strict=True)]))
 
 
-def compare(ways: dict[str, Find], queries: Vectors, right: Sequence[Sequence[int]]) -> None:
+def compare(ways: dict[str, Find], queries: Vectors, truth: Sequence[Sequence[int]]) -> None:
     random, spent = np.random.default_rng(2), {name: [] for name in ways}
     found: dict[str, list[Sequence[int]]] = {name: [] for name in ways}
     for query in queries:
@@ -134,16 +134,16 @@ def compare(ways: dict[str, Find], queries: Vectors, right: Sequence[Sequence[in
     print(f"| | recall@10 | CPU p50 ms | p99 ms | speed against {raw} |\n| --- | --- | --- | --- | --- |")
     for name in ways:
         p50, p99 = np.percentile(spent[name], (50, 99))
-        print(f"| {name} | {recall(found[name], right):.4f} | {p50 * 1e3:.3f} | {p99 * 1e3:.3f} | {floor / p50:.2f} |")
+        print(f"| {name} | {recall(found[name], truth):.4f} | {p50 * 1e3:.3f} | {p99 * 1e3:.3f} | {floor / p50:.2f} |")
 
 
 def filtered(gallery: Gallery, queries: Vectors) -> None:
     print("| items that pass | recall@10 | CPU p50 ms | exact | by the index |\n| --- | --- | --- | --- | --- |")
     for share in SHARES:
         where = parse_filter({"field": "share", "range": {"lt": share}})
-        found, right, spent, exact_spent = [], [], [], []
+        found, truth, spent, exact_spent = [], [], [], []
         for query in queries[:100]:
-            for exact, into, times in ((False, found, spent), (True, right, exact_spent)):
+            for exact, into, times in ((False, found, spent), (True, truth, exact_spent)):
                 started = time.thread_time()
                 answer = gallery.search("v", lambda _, q=query: q[None], K, filter=where, exact=exact)
                 times.append(time.thread_time() - started)
@@ -151,7 +151,7 @@ def filtered(gallery: Gallery, queries: Vectors) -> None:
                 if not exact:
                     how = answer.shards[0].scanned
         p50, exact_p50 = np.median(spent), np.median(exact_spent)
-        row = (f"{share:.1%}", f"{recall(found, right):.4f}", f"{p50 * 1e3:.3f}", f"{exact_p50 * 1e3:.3f}")
+        row = (f"{share:.1%}", f"{recall(found, truth):.4f}", f"{p50 * 1e3:.3f}", f"{exact_p50 * 1e3:.3f}")
         print(f"| {' | '.join(row)} | {how.approximate}, effort {how.effort} |")
 
 

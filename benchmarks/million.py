@@ -44,7 +44,7 @@ ASKING_SECONDS = 4.0
 
 def main(items: int = 1_000_000, index: Literal["auto", "hnsw", "ivf"] = "auto", dim: int = DIM) -> None:
     vectors, queries = draw(items, ASKED, dim)
-    right = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
+    truth = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         with served(scratch) as (url, pid):
@@ -54,9 +54,9 @@ def main(items: int = 1_000_000, index: Literal["auto", "hnsw", "ivf"] = "auto",
                 http.post("/galleries/g/deployments", json={"version": "v1"}).raise_for_status()
                 report("ingested", timed(lambda: fill(http, vectors, "v1")), f"{len(vectors)} x {dim} by arrays")
                 report("sealed and indexed", timed(lambda: wait_until_sealed(http, queries)), "after the last write")
-                ask(http, url, queries, right)
+                ask(http, url, queries, truth)
                 report("merged, too", timed(lambda: wait_until_at_rest(pid)), "nothing is left to build")
-                ask(http, url, queries, right)
+                ask(http, url, queries, truth)
                 print(f"| memory | {resident_bytes(pid) / len(vectors):,.0f} bytes an item | the whole process |")
                 print(
                     f"| disk | {disk_bytes(scratch / 'd') / len(vectors):,.0f} bytes an item | database and indexes |"
@@ -66,7 +66,7 @@ def main(items: int = 1_000_000, index: Literal["auto", "hnsw", "ivf"] = "auto",
         with served(scratch) as (url, pid), client(url) as http:
             search(http, "v1", queries[:1])
             report("killed, started: the first answer", time.perf_counter() - started, "with Python's own start")
-            ask(http, url, queries, right)
+            ask(http, url, queries, truth)
             fill(http, vectors[: len(vectors) // 10], "v2")
             wait_until_at_rest(pid)
             with waiting(url, queries) as waits:
@@ -127,9 +127,9 @@ def wait_until_sealed(http: httpx.Client, queries: Any) -> None:
     sys.exit(f"not sealed within {SEALING_SECONDS:.0f} s")
 
 
-def ask(http: httpx.Client, url: str, queries: Any, right: Any) -> None:
+def ask(http: httpx.Client, url: str, queries: Any, truth: Any) -> None:
     hits = 0
-    for query, expected in zip(queries, right, strict=True):
+    for query, expected in zip(queries, truth, strict=True):
         (result,) = search(http, "v1", query[None])["results"]
         hits += len({match["id"] for match in result["matches"]} & {f"i{at}" for at in expected})
     took = asyncio.run(load(url, asks(url, queries), 1, ASKING_SECONDS))

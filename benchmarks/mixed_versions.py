@@ -123,9 +123,9 @@ def gallery_of(items: Vectors, shards: int, config: IndexConfig) -> Gallery:
 
 def recall(gallery: Gallery, items: Vectors, queries: Vectors) -> float:
     """The share of the ten best of all versions that are found."""
-    right = np.argsort(-(queries @ items.T), axis=1)[:, :K]
+    truth = np.argsort(-(queries @ items.T), axis=1)[:, :K]
     found = gallery.search("v0", lambda _: queries, K, mode="raw").keys_QK
-    return float(np.mean([np.isin(one, other).mean() for one, other in zip(right, found, strict=True)]))
+    return float(np.mean([np.isin(one, other).mean() for one, other in zip(truth, found, strict=True)]))
 
 
 def check(galleries: dict[int, Gallery], items: Vectors, queries: Vectors) -> None:

@@ -278,7 +278,7 @@ def main(sizes: Sizes = (10_000, 100_000), queries: int = 300, dim: int = 128, e
 def measure(size: int, count: int, dim: int, chosen: tuple[str, ...], scratch: Path) -> None:
     vectors, asked = draw(size, count + CHOOSING, dim)
     nearest = faiss.knn(asked, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
-    queries, right = asked[:count], nearest[:count]
+    queries, truth = asked[:count], nearest[:count]
     built: dict[str, tuple[Engine, float, float]] = {}
     for name, (engine, package, fast) in ENGINES.items():
         if name.startswith(chosen) and importlib.util.find_spec(package) and (fast or size <= SLOW_ABOVE):
@@ -306,7 +306,7 @@ def measure(size: int, count: int, dim: int, chosen: tuple[str, ...], scratch: P
     for (name, effort), took in one.items():
         _, seconds, mib = built[name]
         speed = " | ".join(f"{ms:.3f}" for ms in np.percentile(took, (50, 99)) * 1e3)
-        gained = recall(found[name, effort], right)
+        gained = recall(found[name, effort], truth)
         cost = f"{1 / np.mean(took):,.0f} | {TOGETHER / np.median(many[name, effort]):,.0f} | {seconds:.1f} | {mib:.0f}"
         print(f"| {size} | {name} | {effort or '-'} | {gained:.3f} | {speed} | {cost} |", flush=True)
 
@@ -316,10 +316,10 @@ def tell(text: str) -> None:
     print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
 
 
-def least(engine: Engine, aim: float, queries: Vectors, right: Any) -> int:
+def least(engine: Engine, aim: float, queries: Vectors, truth: Any) -> int:
     """The least effort that reaches the aim; the largest where none does."""
     for effort in engine.efforts:
-        if recall(engine.search(queries, effort), right) >= aim:
+        if recall(engine.search(queries, effort), truth) >= aim:
             return effort
     return engine.efforts[-1]
 
