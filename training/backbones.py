@@ -107,7 +107,7 @@ def timm_trunk(name: str, channels: int, start: str) -> tuple[nn.Module, int]:
     if not _known(name):
         names = timm.list_models() + timm.list_pretrained()
         near = ", ".join(difflib.get_close_matches(name, names, n=5)) or "none"
-        raise InvalidArgument(f"timm knows no model {name!r}; did you mean {near}?", pointer="/backbone")
+        raise InvalidArgument(f"timm knows no model {name!r}; near it: {near}", pointer="/backbone")
     if start == FRESH:
         trunk = timm.create_model(name, in_chans=channels, num_classes=0)
     else:

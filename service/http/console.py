@@ -23,23 +23,23 @@ PATHS = {"/", "/console", SCRIPT, STYLE}
 
 @router.get("/")
 def redirect_to_console() -> RedirectResponse:
-    """Redirect to the console."""
+    """Redirect the root to the page."""
     return RedirectResponse("console", headers=HEADERS)
 
 
 @router.get("/console")
 def read_page() -> FileResponse:
-    """Get the page of the console."""
+    """The page."""
     return page_file("service.http", "console.html", "text/html", HEADERS)
 
 
 @router.get(SCRIPT)
 def read_script() -> FileResponse:
-    """Get the script of the console."""
+    """The page's script."""
     return page_file("service.http", "console.js", "text/javascript", HEADERS)
 
 
 @router.get(STYLE)
 def read_style() -> FileResponse:
-    """Get the style sheet of the console."""
+    """The page's style sheet."""
     return page_file("service.http", "console.css", "text/css", HEADERS)

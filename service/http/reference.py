@@ -43,23 +43,23 @@ STARTING = """SwaggerUIBundle({
 
 @router.get("/docs")
 def read_page() -> HTMLResponse:
-    """Get the page of the API reference."""
+    """The page."""
     return HTMLResponse(PAGE, headers=HEADERS)
 
 
 @router.get(f"/docs/{START}")
 def read_start() -> Response:
-    """Get the script that starts Swagger UI."""
+    """The script that starts Swagger UI."""
     return Response(STARTING, media_type="text/javascript", headers=HEADERS)
 
 
 @router.get(f"/docs/{SCRIPT}")
 def read_script() -> FileResponse:
-    """Get the script of Swagger UI."""
+    """Swagger UI."""
     return page_file("fastapi_offline", SCRIPT, "text/javascript", HEADERS)
 
 
 @router.get(f"/docs/{STYLE}")
 def read_style() -> FileResponse:
-    """Get the style sheet of Swagger UI."""
+    """The style sheet."""
     return page_file("fastapi_offline", STYLE, "text/css", HEADERS)

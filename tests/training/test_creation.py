@@ -145,14 +145,11 @@ def array(file: Path) -> Path:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (lambda file: Timm("resnet1", file), "timm knows no model 'resnet1'; did you mean resnet"),
-        (
-            lambda file: Timm(f"{SMALL}.r160", file),
-            r"timm knows no model 'test_vit.r160'; did you mean test_vit.r160_in1k",
-        ),
+        (lambda file: Timm("resnet1", file), "timm knows no model 'resnet1'; near it: resnet"),
+        (lambda file: Timm(f"{SMALL}.r160", file), r"timm knows no model 'test_vit.r160'; near it: test_vit.r160_in1k"),
         (lambda file: Timm("test_resnet", file), "weights cannot be had from .*model.pth: .*--weights FILE names"),
         (lambda file: Timm(SMALL, file.with_name("none")), "weights cannot be had from .*none: no such file"),
-        (lambda file: Torchvision("vgg", file), "torchvision has no image model 'vgg'; did you mean vgg1"),
+        (lambda file: Torchvision("vgg", file), "torchvision knows no model 'vgg' of whole images; near it: vgg1"),
         (lambda file: Torchvision("resnet18", file), "weights cannot be had from .*model.pth: "),
         (
             lambda file: Torchvision("resnet18", array(file.with_name("array.pt"))),

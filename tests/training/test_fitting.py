@@ -136,7 +136,7 @@ def test_ctrl_c_or_sigterm_is_one_line_and_leaves_only_what_is_needed_to_go_on(
         stopped = CliRunner().invoke(app, ["train", "mine", "--out", str(out)])
 
     assert stopped.exit_code == 130
-    assert stopped.stderr.strip() == "regraft: stopped; run the same command to continue from the last finished epoch"
+    assert stopped.stderr.strip() == "regraft: stopped; the same command goes on from the last finished epoch"
     assert left(tmp_path) == {"v.checkpoint", "v-logs"}
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -160,7 +160,7 @@ def test_a_full_disk_at_export_leaves_the_version_before_and_the_next_start_only
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
         with pytest.raises(
-            Unwritable, match=r"/v could not be written: No space left on device; its previous content is unchanged"
+            Unwritable, match=r"/v could not be written: No space left on device; what was there before still is"
         ):
             path.train(RECIPE, out, progress=False)
 

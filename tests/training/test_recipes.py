@@ -36,7 +36,7 @@ def test_a_recipe_survives_its_card(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("digit_bct", "'digit_bct' is unknown; did you mean digits_bct"),
+        ("digit_bct", "'digit_bct' is unknown; near it: digits_bct"),
         ("digits", "'digits' is a family of recipes, such as digits_v1, .*`regraft recipes digits`"),
         ("zzz", "'zzz' is unknown; `regraft recipes` lists them"),
     ],

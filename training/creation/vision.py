@@ -85,7 +85,7 @@ class Torchvision:
         if self.name not in known:
             near = ", ".join(difflib.get_close_matches(self.name, known, n=5)) or "none"
             raise InvalidArgument(
-                f"torchvision has no image model {self.name!r}; did you mean {near}?", pointer="/torchvision"
+                f"torchvision knows no model {self.name!r} of whole images; near it: {near}", pointer="/torchvision"
             )
         default = torchvision.models.get_model_weights(self.name).DEFAULT
         transform = default.transforms()
