@@ -1,4 +1,4 @@
-"""What the service refuses and why: an error for each kind, with its status and its code. `http.problems` says it."""
+"""The errors of the service, each with its HTTP status and code; `http.problems` turns them into responses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from index.errors import RegraftError
 
 
 class UnknownGallery(RegraftError):
-    """There is no gallery of this name."""
+    """No gallery has this name."""
 
     status = 404
     code = "unknown_gallery"
@@ -23,14 +23,14 @@ class UnknownVersion(RegraftError):
 
 
 class DeletedMeanwhile(RegraftError):
-    """What this needs was deleted at this very moment. Nothing was changed; asked again, it says what is gone."""
+    """Something that this request uses was deleted meanwhile. Nothing was changed; a retry says what is missing."""
 
     status = 409
     code = "deleted_meanwhile"
 
 
 class UnknownItem(RegraftError):
-    """The gallery holds no item of this id."""
+    """The gallery has no item of this id."""
 
     status = 404
     code = "unknown_item"
@@ -44,14 +44,14 @@ class NoImage(RegraftError):
 
 
 class GalleryExists(RegraftError):
-    """A gallery of this name exists already."""
+    """A gallery of this name already exists."""
 
     status = 409
     code = "gallery_exists"
 
 
 class VersionExists(RegraftError):
-    """A version of this name but other content is registered already."""
+    """A version of this name with other content is already registered."""
 
     status = 409
     code = "version_exists"
@@ -65,14 +65,14 @@ class NoCurrentVersion(RegraftError):
 
 
 class VersionBroken(RegraftError):
-    """The version's folder is not what was registered: it is quarantined."""
+    """The version's folder differs from what was registered: it is quarantined."""
 
     status = 503
     code = "version_broken"
 
 
 class EdgeBroken(RegraftError):
-    """The edge's files are not what was accepted: it is not used."""
+    """The edge's files differ from what was accepted: it is not used."""
 
     status = 503
     code = "edge_broken"
@@ -86,28 +86,28 @@ class DuplicateId(RegraftError):
 
 
 class ItemExists(RegraftError):
-    """An item of this id is there, and it was asked not to replace any."""
+    """An item of this id exists, and the request does not replace items."""
 
     status = 409
     code = "item_exists"
 
 
 class InvalidItem(RegraftError):
-    """The item is not what it should be."""
+    """The item is invalid."""
 
     status = 422
     code = "invalid_item"
 
 
 class InvalidBody(RegraftError):
-    """The body is not what this route reads."""
+    """The body is invalid for this route."""
 
     status = 422
     code = "invalid_body"
 
 
 class UnknownParameter(RegraftError):
-    """The route has no such query parameter, or takes it once."""
+    """The query parameter is unknown to this route or repeated."""
 
     status = 422
     code = "unknown_parameter"
@@ -128,84 +128,84 @@ class Unauthorized(RegraftError):
 
 
 class Forbidden(RegraftError):
-    """The key does not open this: its scope (query, ingest or admin, each of which opens more), or its galleries."""
+    """The key does not permit this: its scope (query < ingest < admin) or its galleries are too narrow."""
 
     status = 403
     code = "forbidden"
 
 
 class KeyExists(RegraftError):
-    """There is a key of this name."""
+    """A key of this name already exists."""
 
     status = 409
     code = "key_exists"
 
 
 class UnknownKey(RegraftError):
-    """There is no key of this name."""
+    """No key has this name."""
 
     status = 404
     code = "unknown_key"
 
 
 class NobodyAsked(RegraftError):
-    """Without REGRAFT_API_KEY no request needs a key: start the service with one, then make others."""
+    """Keys require REGRAFT_API_KEY: start the service with one, then create others."""
 
     status = 409
     code = "no_api_key"
 
 
 class ForeignOrigin(RegraftError):
-    """A service without an API key answers this machine's own programs only: no web pages, no proxies."""
+    """A service without an API key only answers programs on this machine: no web pages, no proxies."""
 
     status = 403
     code = "foreign_origin"
 
 
 class OutOfMemory(RegraftError):
-    """The service has too little memory for this request now; nothing was changed."""
+    """The service has not enough memory for this request; nothing was changed."""
 
     status = 503
     code = "out_of_memory"
 
 
 class OutOfMemoryCommitted(RegraftError):
-    """The change was committed; then the service had too little memory for the rest, or to say so."""
+    """The change was committed, then the service ran out of memory."""
 
     status = 503
     code = "out_of_memory_committed"
 
 
 class OutOfMemoryUnknown(RegraftError):
-    """The service had too little memory while it committed; whether the change was made is unknown."""
+    """The service ran out of memory during the commit; it is unknown whether the change was made."""
 
     status = 503
     code = "out_of_memory_unknown"
 
 
 class DatabaseUnavailable(RegraftError):
-    """The database does not answer now; whether a change that was asked for was made is unknown."""
+    """The database does not answer; it is unknown whether a requested change was made."""
 
     status = 503
     code = "database_unavailable"
 
 
 class DatabaseDamaged(RegraftError):
-    """The database is damaged: stop the service, and restore it from a backup."""
+    """The database is damaged: stop the service and restore it from a backup."""
 
     status = 503
     code = "database_damaged"
 
 
 class StorageFull(RegraftError):
-    """There is no space left to store this."""
+    """No disk space left to store this."""
 
     status = 503
     code = "storage_full"
 
 
 class StorageReadOnly(RegraftError):
-    """The service may not write where it has to: a folder or file belongs to somebody else, or is mounted read-only."""
+    """The service cannot write: a folder or file belongs to another user or is mounted read-only."""
 
     status = 503
     code = "storage_read_only"

@@ -1,4 +1,4 @@
-"""What travels in bodies: models for the routes where clarity counts, plain JSON where thousands of numbers travel."""
+"""Request bodies: pydantic models, and checks of plain JSON for bodies with thousands of numbers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from index.version import EdgeKind
 from service.errors import InvalidBody
 
 LIMIT = "x-limit"
-"""In a schema: the setting that says how many elements a list may have."""
+"""The schema extension that names the setting for the largest length of a list."""
 MOST = (1 << 53) - 1
-"""The largest integer that every reader of JSON keeps as it is (RFC 8259, section 6)."""
+"""The largest integer that every reader of JSON represents exactly (RFC 8259, section 6)."""
 NAME = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", "maxLength": 64}
-"""The schema of a gallery's or a version's name, as `index.version.NAME` has it."""
+"""The schema of a gallery's or a version's name, equivalent to `index.version.NAME`."""
 Number = Annotated[int, Field(ge=1, le=MOST)]
-"""What the database numbers: gates, deployments, backfills, chunks, edges."""
+"""A number from the database: of a gate, deployment, backfill, chunk or edge."""
 Seed = Annotated[int, Field(ge=0, le=MOST)]
 ID = {
     "type": "string",
@@ -33,17 +33,17 @@ ID = {
     "pattern": r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$",
     "description": LEGAL_ID,
 }
-"""The schema of an item's id, as far as JSON Schema can say it."""
+"""The schema of an item's id, as far as JSON Schema can express it."""
 Name = Annotated[str, WithJsonSchema(NAME)]
-"""A gallery's or a version's. One that cannot be is as unknown as any other."""
+"""The name of an existing gallery or version; not validated: an illegal one is unknown like any other."""
 ItemId = Annotated[str, WithJsonSchema(ID)]
-"""An item's in a path. One that cannot be is as unknown as any other."""
+"""The id of an item in a path; not validated, like `Name`."""
 KindName = Annotated[str, WithJsonSchema({"type": "string", "enum": list(EdgeKind)})]
-"""An edge's in a path. One that cannot be is as unknown as any other."""
+"""The kind of an edge in a path; not validated, like `Name`."""
 NO_ZERO = r"^[^\x00]*$"
-"""PostgreSQL stores no zero character, and compares with none."""
+"""PostgreSQL can neither store nor compare the NUL character."""
 Reason = Annotated[str, Field(max_length=1024, pattern=NO_ZERO)]
-"""Words for the audit or a report."""
+"""A text for the audit log or a report."""
 FieldPath = Annotated[str, Field(min_length=1, max_length=1024)]
 """A metadata field, as filters name it."""
 PATCHES = {
@@ -57,15 +57,15 @@ PATCHES = {
     },
 }
 MAX_CHUNK = 4096
-"""Items of a backfill that a worker takes, and gives back, at once."""
+"""Most items in a chunk of a backfill."""
 FILTER = {"type": "object", "description": "docs/filters.md"}
-"""The schema of a metadata filter in a body that a model reads."""
+"""The schema of a metadata filter in a pydantic model."""
 MAX_FIELDS = 100
-"""Fields an object of a body can have."""
+"""Most fields of an object in a body."""
 NUMBERS = 1 << 14
-"""Numbers of embeddings that are read in one go."""
+"""Numbers of embeddings that are converted at a time."""
 MAX_SHOWN = 100
-"""Characters of an unknown field's name that an error repeats."""
+"""Characters of an unknown field's name that an error shows."""
 
 
 class Body(BaseModel):
@@ -74,16 +74,16 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     largest: ClassVar[str] = "max_model_bytes"
-    """The setting that says how large it may be."""
+    """The setting for the largest size of the body."""
     lists: ClassVar[Mapping[str, str]] = {}
-    """By the name of a list the setting that says how many elements it may have."""
+    """Name of a list -> the setting for its largest length."""
 
     @model_validator(mode="before")
     @classmethod
     def _few_fields(cls, value: Any) -> Any:
-        # Each unknown one would be an error of its own.
+        # Each unknown field would be a separate error.
         if isinstance(value, dict) and len(value) > MAX_FIELDS:
-            raise ValueError(f"an object of {len(value)} fields; at most {MAX_FIELDS}")
+            raise ValueError(f"the object has {len(value)} fields; at most {MAX_FIELDS} are legal")
         return value
 
 
@@ -129,13 +129,13 @@ class MetadataIn(Body):
 
 
 def take_object(value: object, legal: set[str], pointer: str) -> dict[str, Any]:
-    """A JSON object that has no fields but `legal` ones.
+    """Check that a value is a JSON object with only `legal` fields, and return it.
 
     Raises:
-        InvalidBody: it is something else, or names the unknown field.
+        InvalidBody: it is not an object, or it has an unknown field, to which the pointer leads.
     """
     if not isinstance(value, dict):
-        raise InvalidBody(f"this must be a JSON object, not {type(value).__name__}", pointer=pointer)
+        raise InvalidBody(f"must be a JSON object, not {type(value).__name__}", pointer=pointer)
     if not value.keys() <= legal:
         name = min(value.keys() - legal)[:MAX_SHOWN]
         raise InvalidBody(f"unknown field {name!r}; legal: {', '.join(sorted(legal))}", pointer=f"{pointer}/{name}")
@@ -143,28 +143,28 @@ def take_object(value: object, legal: set[str], pointer: str) -> dict[str, Any]:
 
 
 def check_embeddings(value: object, dim: int, space: Space, pointer: str, version: str) -> Vectors:
-    """A JSON list of embeddings by `version`, or an array of them -> (N, dim) float32, valid for its space.
+    """A JSON list of embeddings by `version`, or an array -> (N, dim) float32, valid for its space.
 
     Raises:
-        InvalidVector: not a list of lists of `dim` finite numbers, or no direction where one is needed; the pointer
-            names the first bad one.
+        InvalidVector: not a list of lists of `dim` finite numbers, or a zero vector where a direction is needed; the
+            pointer leads to the first bad one.
     """
     if not isinstance(value, (list, np.ndarray)) or not len(value):
         raise InvalidVector("embeddings must be a list of at least one embedding", pointer=pointer)
     if isinstance(value, np.ndarray):
         return check_vectors(value, dim, space, pointer=pointer, version=version)
-    # A few at a time: NumPy holds the interpreter's lock while it reads a list.
+    # A few at a time, since NumPy holds the GIL while it reads a list.
     step = max(1, NUMBERS // dim)
     blocks = [_numbers(value[start : start + step], dim) for start in range(0, len(value), step)]
     whole = [block for block in blocks if block is not None]
     if len(whole) < len(blocks):
         bad = next(row for row, one in enumerate(value) if _numbers([one], dim) is None)
-        raise InvalidVector(f"an embedding by {version!r} is a list of {dim} numbers", pointer=f"{pointer}/{bad}")
+        raise InvalidVector(f"an embedding by {version!r} must be a list of {dim} numbers", pointer=f"{pointer}/{bad}")
     return check_vectors(whole[0] if len(whole) == 1 else np.concatenate(whole), dim, space, pointer=pointer)
 
 
 def _numbers(rows: list[Any], dim: int) -> NDArray[Any] | None:
-    """Lists of `dim` numbers as an array; None: they are something else."""
+    """Lists of `dim` numbers as an array; None: they are not such lists."""
     try:
         if set(map(len, rows)) != {dim}:  # a row of millions would be read to its end
             return None

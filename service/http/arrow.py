@@ -34,7 +34,7 @@ def pyarrow() -> Any:
     try:
         import pyarrow as pa
     except ImportError:
-        raise UnsupportedMediaType(f"{ARROW} needs pyarrow: pip install 'regraft[arrow]'") from None
+        raise UnsupportedMediaType(f"{ARROW} requires pyarrow: pip install 'regraft[arrow]'") from None
     return pa
 
 
@@ -67,7 +67,7 @@ def read_queries(raw: bytes, max_rows: int) -> NDArray[Any]:
     """The one column of a table of queries (Q, D). Raises as `read_items`."""
     table = _table(raw, max_rows)
     if other := sorted(set(table.column_names) - {EMBEDDING}):
-        raise InvalidBody(f"a table of queries has the column {EMBEDDING!r} and no other", pointer=f"/{other[0]}")
+        raise InvalidBody(f"a table of queries must have only the column {EMBEDDING!r}", pointer=f"/{other[0]}")
     return _matrix(table)
 
 
@@ -128,7 +128,7 @@ def _table(raw: bytes, max_rows: int) -> pa.Table:
     pa = pyarrow()
     try:
         if any(map(_is_compressed, _messages(raw))):
-            raise InvalidBody("the stream is compressed: write it without", pointer="")
+            raise InvalidBody("the stream must not be compressed", pointer="")
         with pa.ipc.open_stream(raw) as stream:
             _check_columns(stream.schema)
             batches, rows = [], 0
@@ -140,7 +140,7 @@ def _table(raw: bytes, max_rows: int) -> pa.Table:
                 batches.append(batch)
             return pa.Table.from_batches(batches, stream.schema)
     except (pa.ArrowException, struct.error, ValueError, IndexError, OSError) as error:
-        raise InvalidBody(f"this is no stream in Arrow's IPC format: {str(error)[:200]}") from error
+        raise InvalidBody(f"the body is not a stream in Arrow's IPC format: {str(error)[:200]}") from error
 
 
 def _check_columns(schema: pa.Schema) -> None:
@@ -151,7 +151,7 @@ def _check_columns(schema: pa.Schema) -> None:
         legal = ("float",) if kind is not field.type else ("float", "int", "uint", "bool", "string", "large_string")
         legal = ("halffloat", "double", *legal)
         if str(kind).rstrip("0123456789") not in legal:
-            told = "a column is of texts, numbers or truth values, and embeddings are fixed-size lists of floats"
+            told = "columns must be strings, numbers or booleans, and embeddings fixed-size lists of floats"
             raise InvalidBody(f"{told}, not {str(field.type)[:100]}", pointer=f"/{field.name}")
 
 
@@ -161,14 +161,16 @@ def _is_matrix(kind: pa.DataType) -> bool:
 
 def _column(table: pa.Table, name: str, kind: str) -> pa.ChunkedArray:
     if name not in table.column_names or not str(table.schema.field(name).type).endswith(kind):
-        raise InvalidBody(f"the table needs the column {name!r}, of type {kind}", pointer=f"/{name}")
+        raise InvalidBody(f"the table must have the column {name!r} of type {kind}", pointer=f"/{name}")
     return table.column(name)
 
 
 def _matrix(table: pa.Table) -> NDArray[Any]:
     """The embeddings (N, D); a missing number is NaN, which no embedding may hold."""
     if EMBEDDING not in table.column_names or not _is_matrix(kind := table.schema.field(EMBEDDING).type):
-        raise InvalidBody("the table needs the column 'embedding', of fixed-size lists of floats", pointer="/embedding")
+        raise InvalidBody(
+            "the table must have the column 'embedding' of fixed-size lists of floats", pointer="/embedding"
+        )
     column = table.column(EMBEDDING)
     if column.null_count:
         raise InvalidBody("an embedding is null", pointer=f"/{EMBEDDING}")

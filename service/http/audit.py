@@ -21,7 +21,7 @@ def list_all(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before: Annotated[Number | None, Query(description="only rows with a smaller id")] = None,
 ) -> AuditPage:
-    """Changes to versions, edges, evaluation sets, backfills and galleries, newest first."""
+    """List changes to versions, edges, evaluation sets, backfills and galleries, newest first."""
     found = select(audit).order_by(audit.c.id.desc()).limit(limit)
     if before is not None:
         found = found.where(audit.c.id < before)

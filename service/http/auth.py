@@ -211,13 +211,13 @@ class Guard:
         """
         host, origin = headers.get(b"host", b""), headers.get(b"origin")
         if not is_loopback(named := _without_port(host)) and named != self.settings.host:
-            raise ForeignOrigin(f"{_text(host)!r} is not this machine; {ForeignOrigin.__doc__}")
+            raise ForeignOrigin(f"{_text(host)!r} is not this machine: {ForeignOrigin.__doc__}")
         if origin is not None and origin.lower() not in (b"http://" + host.lower(), b"https://" + host.lower()):
-            raise ForeignOrigin(f"a page of {_text(origin)!r} is not this service's own; {ForeignOrigin.__doc__}")
+            raise ForeignOrigin(f"the request comes from a page of {_text(origin)!r}: {ForeignOrigin.__doc__}")
         if (site := headers.get(b"sec-fetch-site", b"none")) not in OWN_PAGES:
-            raise ForeignOrigin(f"this is a {_text(site)} request; {ForeignOrigin.__doc__}")
+            raise ForeignOrigin(f"this is a {_text(site)} request: {ForeignOrigin.__doc__}")
         if (name := _proxy_header(tuple(headers))) is not None:
-            raise ForeignOrigin(f"a proxy forwarded this (header {_text(name)!r}); {ForeignOrigin.__doc__}")
+            raise ForeignOrigin(f"a proxy forwarded the request (header {_text(name)!r}): {ForeignOrigin.__doc__}")
 
     def _limit(self, path: str) -> int:
         return self.settings.max_archive_bytes if path in UPLOAD_PATHS else self.settings.max_body_bytes
@@ -269,4 +269,4 @@ def _text(header: bytes) -> str:
 
 
 def _too_large(limit: int) -> str:
-    return f"the body is larger than {limit} bytes, the most this route accepts"
+    return f"the body is larger than {limit} bytes, the limit of this route"

@@ -25,7 +25,7 @@ def failures(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     cursor: str = "",
 ) -> FailurePage:
-    """Items that could not be moved, with the reason."""
+    """List the items that failed, with reasons."""
     after = decode_cursor(number, cursor)
     with service.database.read() as connection:
         row = backfill_row(connection, number)

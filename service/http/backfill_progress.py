@@ -70,10 +70,10 @@ async def events(
     poller: Annotated[ProgressPoller, Depends(poller_of)],
     last_event_id: Annotated[str, Header()] = "",
 ) -> AsyncIterator[ServerSentEvent]:
-    """The backfill whenever it changes, as server-sent events `progress`, and each new `point` of its curve.
+    """Stream a backfill as server-sent events: `progress` after each change, and each new `point` of its curve.
 
-    The stream ends when the backfill does and its curve, if it has one, will have no more points, and when the key that
-    asked for it is deleted. While the database is away it says nothing.
+    The stream ends when the backfill and its curve, if any, are complete, or when the request's key is deleted.
+    While the database is unavailable, no events are sent.
     """
     key: ApiKeyRow | None = request.state.key
     # A client that goes away ends this where it waits; it holds nothing meanwhile, and FastAPI keeps the stream alive.

@@ -90,7 +90,7 @@ class BackfillIn(Body):
 def create(
     name: Name, body: BackfillIn, response: Response, service: Service, context: RequestContext
 ) -> BackfillInfo | BackfillEstimate:
-    """Move the gallery's items to its current version; workers start once it is planned. `dry_run`: an estimate."""
+    """Start a backfill to the gallery's current version; workers start once it is planned. `dry_run`: an estimate."""
     if context.dry_run:
         response.status_code = 200
         return _estimate(service, name, body)
@@ -114,7 +114,7 @@ def create(
 
 @router.get("/galleries/{name}/backfills")
 def list_all(name: Name, service: Service, limit: Newest = None) -> BackfillList:
-    """Every backfill of a gallery, or the newest, oldest first."""
+    """List a gallery's backfills, oldest first; `limit`: only the newest."""
     with service.database.read() as connection:
         rows = backfill_rows(connection, gallery_named(connection, name).id, limit)
         return BackfillList(
@@ -124,25 +124,25 @@ def list_all(name: Name, service: Service, limit: Newest = None) -> BackfillList
 
 @router.get("/backfills/{number}", dependencies=[KEY_OPENS_BACKFILL])
 def show(number: Number, service: Service) -> BackfillInfo:
-    """State and progress of a backfill."""
+    """Show the state and progress of a backfill."""
     return snapshot(service, number).shown
 
 
 @router.post("/backfills/{number}/pause", dependencies=[KEY_OPENS_BACKFILL])
 def pause(number: Number, service: Service, context: RequestContext) -> BackfillInfo:
-    """Let no chunk be claimed or committed until it is resumed."""
+    """Pause a backfill: no chunk is claimed or committed until it is resumed."""
     return _change_state(service, number, (BackfillState.RUNNING,), BackfillState.PAUSED, context)
 
 
 @router.post("/backfills/{number}/resume", dependencies=[KEY_OPENS_BACKFILL])
 def resume(number: Number, service: Service, context: RequestContext) -> BackfillInfo:
-    """Go on with a paused backfill."""
+    """Resume a paused backfill."""
     return _change_state(service, number, (BackfillState.PAUSED,), BackfillState.RUNNING, context)
 
 
 @router.post("/backfills/{number}/cancel", dependencies=[KEY_OPENS_BACKFILL])
 def cancel(number: Number, service: Service, context: RequestContext) -> BackfillInfo:
-    """End a backfill; what it moved stays moved."""
+    """Cancel a backfill; items already moved stay moved."""
     return _change_state(service, number, ACTIVE, BackfillState.CANCELLED, context)
 
 
@@ -233,7 +233,7 @@ def _target(connection: Connection, registry: Registry, gallery_id: int, name: s
     assert row is not None
     current = registry.current_of(row)
     if name is not None and registry.named(name) is not current:
-        raise NotCurrent(f"version {name!r} is not current, {current.name!r} is: deploy it first", pointer="/version")
+        raise NotCurrent(f"version {name!r} is not current ({current.name!r} is): deploy it first", pointer="/version")
     return current
 
 
@@ -247,17 +247,21 @@ def _check_possible(connection: Connection, registry: Registry, request: Backfil
     if request.kind == SUPPLIED:
         limiting = ("chunk_size", "rate", "share", "limit", "origin", "filter")
         if present := [name for name in limiting if getattr(request, name) is not None]:
-            why = f"a backfill that waits for embeddings waits for all items: leave {present[0]} out"
+            why = f"a supplied backfill includes all items: omit {present[0]}"
             raise InvalidArgument(why, pointer=f"/{present[0]}")
         if request.order != "random":
-            raise InvalidArgument("what comes from outside comes in its own order: leave order out", pointer="/order")
+            raise InvalidArgument("a supplied backfill has no order: omit order", pointer="/order")
         return
     kind = Kind(request.kind)
     target.check()
     if kind is Kind.REENCODE and not (target.card.encoder or target.card.text):
-        raise NoEncoder(f"version {target.name!r} has no encoder: reencode is not possible", pointer="/kind")
+        raise NoEncoder(
+            f"kind reencode requires an encoder, which version {target.name!r} does not have", pointer="/kind"
+        )
     if kind is Kind.TRANSFORM and connection.execute(forward_from(target.id)).first() is None:
-        raise NoRoute(f"no forward edge leads to version {target.name!r}: transform is not possible", pointer="/kind")
+        raise NoRoute(
+            f"kind transform requires a forward edge to version {target.name!r}, which does not exist", pointer="/kind"
+        )
     for declared in registry.item_edges_to(target) if kind is Kind.TRANSFORM else ():
         declared.check()
 

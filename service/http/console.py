@@ -23,23 +23,23 @@ PATHS = {"/", "/console", SCRIPT, STYLE}
 
 @router.get("/")
 def redirect_to_console() -> RedirectResponse:
-    """Redirect the root to the page."""
+    """Redirect to the console."""
     return RedirectResponse("console", headers=HEADERS)
 
 
 @router.get("/console")
 def read_page() -> FileResponse:
-    """The page."""
+    """Get the page of the console."""
     return page_file("service.http", "console.html", "text/html", HEADERS)
 
 
 @router.get(SCRIPT)
 def read_script() -> FileResponse:
-    """The page's script."""
+    """Get the script of the console."""
     return page_file("service.http", "console.js", "text/javascript", HEADERS)
 
 
 @router.get(STYLE)
 def read_style() -> FileResponse:
-    """The page's style sheet."""
+    """Get the style sheet of the console."""
     return page_file("service.http", "console.css", "text/css", HEADERS)

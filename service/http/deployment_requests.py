@@ -64,7 +64,7 @@ def check_options(body: StepIn, steps: Sequence[DeploymentState]) -> None:
             step_names = ", ".join(step.value for step in steps) or "registered"
             expected = " or ".join(step.value for step in DeploymentState if step in steps_of_option)
             legal_here = ", ".join(legal) or "none"
-            why = f"{name}: belongs to the step {expected}; the steps of this call ({step_names}) take: {legal_here}"
+            why = f"{name} is only legal for {expected}; legal for the steps of this call ({step_names}): {legal_here}"
             raise InvalidArgument(why, pointer=f"/{name}")
 
 

@@ -55,7 +55,7 @@ class RetireIn(Body):
 def create(
     name: Name, body: DeploymentIn, response: Response, service: Service, context: IfMatchContext
 ) -> DeploymentInfo:
-    """Deploy a version: by default make it current at once, so that queries go through it over everything stored."""
+    """Deploy a version: by default make it current at once, so that every query uses it over all stored items."""
     service.registry.sync()
     version = service.registry.named(body.version)
     until = DeploymentState(body.until)
@@ -74,7 +74,7 @@ def create(
 
 @router.get("/galleries/{name}/deployments")
 def list_all(name: Name, response: Response, service: Service, limit: Newest = None) -> DeploymentList:
-    """Every deployment of a gallery, or the newest, oldest first; the ETag belongs to all of them together."""
+    """List a gallery's deployments, oldest first; `limit`: only the newest. The ETag covers all of them."""
     with service.database.read() as connection:
         gallery_id = gallery_named(connection, name).id
         rows = history(connection, gallery_id, limit)
@@ -84,7 +84,7 @@ def list_all(name: Name, response: Response, service: Service, limit: Newest = N
 
 @router.get("/galleries/{name}/deployments/{number}")
 def show(name: Name, number: Number, response: Response, service: Service) -> DeploymentDetail:
-    """A deployment, every step it took, and what its shadow or canary has counted."""
+    """Show a deployment, its steps, and the counts of its shadow or canary."""
     with service.database.read() as connection:
         row = deployment_row(connection, gallery_named(connection, name).id, number)
         steps = transitions(connection, number)
@@ -104,7 +104,7 @@ def show(name: Name, number: Number, response: Response, service: Service) -> De
 def advance(
     name: Name, number: Number, body: AdvanceIn, response: Response, service: Service, context: IfMatchContext
 ) -> DeploymentInfo:
-    """Take one step of a deployment."""
+    """Move a deployment to its next state."""
     to = DeploymentState(body.to)
     check_options(body, [to])
     with service.database.lookup() as connection:
@@ -124,10 +124,10 @@ def advance(
 def create_rollback(
     name: Name, response: Response, service: Service, context: IfMatchContext, body: RollbackIn | None = None
 ) -> RollbackResult:
-    """Undo the newest decision: end the deployment that is on its way, or go back to what was current before.
+    """Roll back: end the deployment in progress, or else make the previous version current again.
 
-    Items that hold embeddings of the version that is current again return to it at once. Refused without `force` when
-    its queries could not reach items that are reached now.
+    Items with embeddings of that version return to it at once. Refused without `force` if items that queries reach now
+    would become unreachable.
     """
     body = body or RollbackIn()
     with _change(service, name, response, context) as (connection, gallery_id):
@@ -144,7 +144,7 @@ def create_rollback(
 def create_retirement(
     name: Name, body: RetireIn, response: Response, service: Service, context: IfMatchContext
 ) -> RetireResult:
-    """Free a version's embeddings and shards; refused while items depend on them."""
+    """Retire a version: delete its embeddings and shards; refused while items depend on them."""
     service.registry.sync()
     version = service.registry.named(body.version)
     prechecked = precheck(service.database, service.registry, name, version, context.if_match)

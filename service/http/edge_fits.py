@@ -34,7 +34,7 @@ TEXTS = {"new", "old", "kind"}
 FILE_FIELDS = (*sorted(TEXTS), "options", "seed", "replace")
 """Fields of a fit on a file of pairs; the others are about stored items."""
 FIT_SCHEMA = FitIn.model_json_schema()
-PAIRS_FILE = {**FILE, "description": "an .npz: `new` (S, M), `old` (S, N), row by row, and `labels` (S,) if known"}
+PAIRS_FILE = {**FILE, "description": "an .npz: `new` (S, M), `old` (S, N), matching rows, and optionally `labels` (S,)"}
 BODY = reads(
     json=FIT_SCHEMA,
     form=fields(
@@ -46,9 +46,9 @@ BODY = reads(
 
 @router.post("/edges:fit", status_code=201, openapi_extra=BODY)
 async def create_fit(request: Request, response: Response, service: Service, context: RequestContext) -> EdgeInfo:
-    """Fit an edge and measure it on pairs it was not fitted on.
+    """Fit an edge and measure it on held-out pairs.
 
-    As JSON on items that hold embeddings by both versions; as a form on the file `pairs`, an .npz as NumPy writes it.
+    As JSON: on items with embeddings by both versions. As a form: on the file `pairs`, an .npz as NumPy writes it.
     """
     response.status_code = context.status(201)
     if media_type(request, JSON, FORM) == JSON:
@@ -59,7 +59,7 @@ async def create_fit(request: Request, response: Response, service: Service, con
         return await service.run_write(fit_file, service, form, context)
 
 
-QUERIES_FILE = {**FILE, "description": "queries by `new`, a matrix in NumPy's format (.npy), a row each"}
+QUERIES_FILE = {**FILE, "description": "queries by `new`, a matrix in NumPy's format (.npy), one per row"}
 CHECK_SCHEMA = DomainIn.model_json_schema()
 CHECK_BODY = reads(
     json=CHECK_SCHEMA,
@@ -72,14 +72,14 @@ CHECK_BODY = reads(
 
 @router.post("/edges:check", openapi_extra=CHECK_BODY)
 async def check_domain(request: Request, service: Service) -> DomainCheck:
-    """How far queries are from the pairs that an edge was fitted on: queries that are sent, or items of a gallery."""
+    """Measure how far queries, sent or taken from a gallery, are from the pairs that an edge was fitted on."""
     most = service.settings.max_model_bytes
     if media_type(request, JSON, FORM) == JSON:
         raw = await read_body(request, most)
         return await service.run_blocking(lambda: _check_domain(service, parse_json(raw), None))
     async with read_form(request, files="vectors", fields=TEXTS, max_files=1, max_field_bytes=most) as form:
         if not form.files:
-            raise InvalidBody("the form needs one file in the field 'vectors', an .npy", pointer="/vectors")
+            raise InvalidBody("the form must have one .npy file in the field 'vectors'", pointer="/vectors")
         return await service.run_blocking(lambda: _check_domain(service, dict(form.fields), form.files[0].file))
 
 
@@ -103,7 +103,7 @@ def fit_file(service: Runtime, form: Form, context: ChangeContext) -> EdgeInfo:
         RequestValidationError: a field is missing or wrong.
     """
     if not form.files:
-        raise InvalidBody("the form needs one file in the field 'pairs', an .npz", pointer="/pairs")
+        raise InvalidBody("the form must have one .npz file in the field 'pairs'", pointer="/pairs")
     request = _validated(
         FitIn, {name: text if name in TEXTS else _json(name, text) for name, text in form.fields.items()}
     )

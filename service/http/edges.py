@@ -51,7 +51,7 @@ ADD_BODY = reads(
                     "items": {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 100},
                     "seed": {"type": "integer", "minimum": 0, "maximum": MOST, "default": 0},
                 },
-                description="only with the kind identity: what the two are compared on",
+                description="only for kind identity: what the two versions are compared on",
             ),
             "replace": SWITCH,
         },
@@ -72,7 +72,7 @@ class EdgeIn(Body):
 
 @router.get("/edges")
 def list_all(service: Service, new: Name | None = None, old: Name | None = None) -> EdgeList:
-    """Every edge, or those from `new`, or those to `old`."""
+    """List all edges, or only those from `new` or to `old`."""
     service.registry.sync()
     for name in (n for n in (new, old) if n is not None):
         service.registry.named(name)
@@ -82,16 +82,16 @@ def list_all(service: Service, new: Name | None = None, old: Name | None = None)
 
 @router.get("/edges/{new}/{old}/{kind}")
 def show(new: Name, old: Name, kind: KindName, service: Service) -> EdgeInfo:
-    """One edge, with what was measured along it."""
+    """Show an edge with its measured scores."""
     service.registry.sync()
     return describe(find(service.registry, (new, old, kind)))
 
 
 @router.post("/edges", status_code=201, openapi_extra=ADD_BODY)
 async def add(request: Request, response: Response, service: Service, context: RequestContext) -> EdgeInfo:
-    """Add an edge: an edge folder sent as the .zip file `archive`, or as JSON a kind that needs no files.
+    """Add an edge: an edge folder as the .zip file `archive`, or, as JSON, a kind that needs no files.
 
-    As JSON an `identity` claims that both versions are one model; it is verified before it is accepted.
+    As JSON, an `identity` claims that both versions are one model; it is verified before it is accepted.
     """
     response.status_code = context.status(201)
     if media_type(request, JSON, FORM) == JSON:
@@ -112,7 +112,7 @@ def delete(
     force: bool = False,
     reason: Reason = "",
 ) -> EdgeRemoval:
-    """Remove an edge. Refused while items could not be reached without it, unless it is forced with a reason."""
+    """Remove an edge. Refused if items would become unreachable, unless forced with a reason."""
     removal = remove(
         service.database, service.registry, service.replica, (new, old, kind), context, force=force, reason=reason
     )
@@ -132,9 +132,9 @@ def add_archive(service: Runtime, form: Form, context: ChangeContext) -> EdgeRec
         InvalidVersionFolder: names the file and field at fault.
     """
     if missing := next((name for name in ("new", "old") if name not in form.fields), None):
-        raise InvalidBody(f"the form needs the field {missing!r}, the name of a version", pointer=f"/{missing}")
+        raise InvalidBody(f"the form must have the field {missing!r}, the name of a version", pointer=f"/{missing}")
     if not form.files:
-        raise InvalidBody("the form needs one file in the field 'archive'", pointer="/archive")
+        raise InvalidBody("the form must have one file in the field 'archive'", pointer="/archive")
     replacing = FLAG.get(form.fields.get("replace", "false"))
     if replacing is None:
         raise InvalidBody("replace must be true or false", pointer="/replace")
@@ -147,7 +147,7 @@ def add_archive(service: Runtime, form: Form, context: ChangeContext) -> EdgeRec
         edge = load_edge(folder, new.name, old.name)
         if edge.kind is EdgeKind.IDENTITY and not edge.scores:
             raise InvalidArgument(
-                "an identity edge without scores is a claim: send it as JSON, so that it is verified",
+                "an identity edge without scores must be verified: send it as JSON",
                 pointer="/archive",
             )
         check_no_edge(service.registry, edge.key, replacing)
@@ -173,11 +173,11 @@ def add_plain(service: Runtime, raw: bytes, context: ChangeContext) -> EdgeRecor
     new, old = _both_versions(service, request.new, request.old)
     kind = EdgeKind(request.kind)
     if request.verify is not None and kind is not EdgeKind.IDENTITY:
-        raise InvalidArgument("only an identity is verified", pointer="/verify")
+        raise InvalidArgument("verify is only legal for kind identity", pointer="/verify")
     edge = Edge(new.name, old.name, kind, old_encoder=old.card.encoder)
     _check(service, edge, new, old, request.replace)
     if kind is not EdgeKind.IDENTITY:
-        origin_details = {"warning": "nothing is measured on this edge: any measured one comes before it"}
+        origin_details = {"warning": "this edge has no measured scores: any measured edge is preferred"}
         return _accept(service, EdgeRecord(edge, EdgeOrigin.ADDED, origin_details), context, request.replace)
     evidence, scores = verify(
         service.database,
@@ -224,7 +224,7 @@ def _dependent(dependent: Dependent) -> DependentGallery:
 
 def _both_versions(service: Runtime, new: str, old: str) -> tuple[LoadedVersion, LoadedVersion]:
     if new == old:
-        raise InvalidArgument("new and old must be two versions", pointer="/old")
+        raise InvalidArgument("new and old must be different versions", pointer="/old")
     return service.registry.named(new), service.registry.named(old)
 
 

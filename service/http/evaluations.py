@@ -47,10 +47,10 @@ MAX_NAME = 128
 MAX_RELEVANT = 1_000
 """Items that an entry may name."""
 
-LABEL: dict[str, Any] = {"description": "any JSON; entries of equal labels belong together"}
-RELEVANT = {**many(ID), "maxItems": MAX_RELEVANT, "description": "items of the gallery that are right for it, by id"}
+LABEL: dict[str, Any] = {"description": "any JSON value; entries with equal labels belong together"}
+RELEVANT = {**many(ID), "maxItems": MAX_RELEVANT, "description": "ids of the relevant items of the gallery"}
 ENTRY = {"label": LABEL, "metadata": {"type": "object"}, "relevant": RELEVANT}
-TEXT = {"type": "string", "minLength": 1, "description": "where there are no embeddings: what it is"}
+TEXT = {"type": "string", "minLength": 1, "description": "the text of the entry, if the set has no embeddings"}
 SET_NAME = {
     "type": "string",
     "maxLength": MAX_NAME,
@@ -72,7 +72,7 @@ EVALUATION_BODY = reads(
             "entries": many(fields({**ENTRY, "text": TEXT}), least=2),
             "embeddings": {
                 "type": "object",
-                "description": "by the name of each version, an embedding for each entry",
+                "description": "version name -> one embedding for each entry",
                 "minProperties": 1,
                 "additionalProperties": many(EMBEDDING, least=2),
             },
@@ -99,7 +99,7 @@ class EvaluationDraft:
 async def create(
     name: Name, request: Request, response: Response, service: Service, context: RequestContext
 ) -> EvaluationInfo:
-    """Keep images, texts, or embeddings by every version that will be compared, with what is right for each."""
+    """Add an evaluation set: images, texts, or embeddings by each compared version, with labels or relevant ids."""
     settings = service.settings
     response.status_code = context.status(201)
     if media_type(request, JSON, FORM) == JSON:
@@ -117,7 +117,7 @@ async def create(
 
 @router.get("/galleries/{name}/evaluations")
 def list_all(name: Name, service: Service) -> EvaluationList:
-    """Every evaluation set of a gallery, oldest first."""
+    """List a gallery's evaluation sets, oldest first."""
     with service.database.read() as connection:
         rows = evaluation_rows(connection, gallery_named(connection, name).id)
         return EvaluationList(evaluations=[_describe(service, connection, row) for row in rows])
@@ -125,7 +125,7 @@ def list_all(name: Name, service: Service) -> EvaluationList:
 
 @router.get("/galleries/{name}/evaluations/{number}")
 def show(name: Name, number: Number, service: Service) -> EvaluationInfo:
-    """One evaluation set."""
+    """Show an evaluation set."""
     with service.database.read() as connection:
         row = evaluation_row(connection, gallery_named(connection, name).id, number)
         return _describe(service, connection, row)
@@ -139,7 +139,7 @@ def show(name: Name, number: Number, service: Service) -> EvaluationInfo:
     responses={200: {"description": "a dry run: what would be deleted", "model": EvaluationInfo}},
 )
 def remove(name: Name, number: Number, service: Service, context: RequestContext) -> Response:
-    """Delete an evaluation set; gate reports that were measured on it stay."""
+    """Delete an evaluation set; gate reports measured on it stay."""
     with service.database.write(dry_run=context.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id
         row = evaluation_row(connection, gallery_id, number)
@@ -159,7 +159,7 @@ def remove(name: Name, number: Number, service: Service, context: RequestContext
 def by_images(service: Runtime, form: Form) -> EvaluationDraft:
     """An evaluation set out of a form. Raises InvalidBody, BodyTooLarge or InvalidImage, naming the entry."""
     if "entries" not in form.fields:
-        raise InvalidBody("the form needs the field 'entries', a JSON list", pointer="/entries")
+        raise InvalidBody("the form must have the field 'entries', a JSON list", pointer="/entries")
     with errors_at("/entries"):
         value = parse_json(form.fields["entries"])
     entries = _entries(value, {*ENTRY, "image"}, service.settings)
@@ -187,7 +187,7 @@ def by_json(service: Runtime, raw: bytes) -> EvaluationDraft:
         return _by_embeddings(service, body, entries)
     for number, entry in enumerate(entries):
         if "text" not in entry:
-            why = "the body has no embeddings, so that each entry needs a text"
+            why = "the body has no embeddings, so each entry must have a text"
             raise InvalidBody(why, pointer=f"/entries/{number}/text")
         try:
             texts.append(read_text(entry["text"], service.settings.max_text_bytes))
@@ -208,7 +208,7 @@ def _by_embeddings(service: Runtime, body: Mapping[str, Any], entries: Sequence[
         with errors_at("/embeddings"):
             card = service.registry.named(version).card
         if not isinstance(rows, list) or len(rows) != len(entries):
-            why = f"there must be one embedding for each of the {len(entries)} entries"
+            why = f"must have one embedding for each of the {len(entries)} entries"
             raise InvalidBody(why, pointer=f"/embeddings/{version}")
         pointer = f"/embeddings/{version}"
         embeddings[version] = check_embeddings(rows, card.dim, space_from_json(card.space), pointer, version)
@@ -220,7 +220,7 @@ def _entries(entries: object, legal: set[str], settings: Settings) -> list[dict[
     if not isinstance(entries, list) or len(entries) < 2:
         raise InvalidBody("entries must be a JSON list of at least two entries", pointer="/entries")
     if len(entries) > limit:
-        raise BodyTooLarge(f"entries holds {len(entries)} entries; at most {limit}", pointer="/entries")
+        raise BodyTooLarge(f"entries has {len(entries)} entries; at most {limit} are legal", pointer="/entries")
     for number, entry in enumerate(entries):
         take_object(entry, legal, f"/entries/{number}")
         if not isinstance(entry.get("metadata", {}), dict):
@@ -236,13 +236,15 @@ def _check_relevant(entry: Mapping[str, Any], number: int, *, expected: bool) ->
     """Raise InvalidBody unless the entry names relevant items exactly where the first one does, and validly."""
     relevant, pointer = entry.get("relevant"), f"/entries/{number}/relevant"
     if ("relevant" in entry) is not expected:
-        raise InvalidBody("every entry names relevant items, or none does", pointer=pointer)
+        raise InvalidBody("either all entries must have relevant items, or none", pointer=pointer)
     if not expected:
         return
     if not isinstance(relevant, list) or not 1 <= len(relevant) <= MAX_RELEVANT or not all(map(is_item_id, relevant)):
         raise InvalidBody(f"relevant must be a list of 1 to {MAX_RELEVANT} ids of items", pointer=pointer)
     if entry.get("label") is not None:
-        raise InvalidBody("an entry has a label or names relevant items, not both", pointer=f"/entries/{number}/label")
+        raise InvalidBody(
+            "an entry must have either a label or relevant items, not both", pointer=f"/entries/{number}/label"
+        )
 
 
 def _name(value: object) -> str:

@@ -41,7 +41,7 @@ def media_type(request: Request, *legal: str) -> str:
     """The body's media type, one of `legal`. Raises UnsupportedMediaType."""
     found = type_of(request.headers.get("content-type", ""))
     if found not in legal:
-        raise UnsupportedMediaType(f"this route reads {' or '.join(legal)}, not {found or 'a body without a type'}")
+        raise UnsupportedMediaType(f"the content type must be {' or '.join(legal)}, not {found or 'missing'}")
     return found
 
 
@@ -73,7 +73,7 @@ async def read_form(
         raise kind(f"the form cannot be read: {error.detail}", pointer=f"/{files}") from error
     except UnicodeError as error:  # by some of Python's encodings; UTF-8 is what everyone sends
         header = request.headers["content-type"]
-        raise UnsupportedMediaType(f"the form cannot be read in the charset of {header!r}: use UTF-8") from error
+        raise UnsupportedMediaType(f"the form cannot be decoded as {header!r}: use UTF-8") from error
     try:
         yield _checked(parsed, files, fields, array)
     finally:
@@ -94,7 +94,7 @@ def _checked(parsed: FormData, files: str, fields: set[str], array: str) -> Form
         else:
             raise InvalidBody(_why_refused(name, value, files, fields, array), pointer=f"/{name}")
     if uploads and arrays:
-        raise InvalidBody(f"a form holds {files} or {array}, not both", pointer=f"/{array}")
+        raise InvalidBody(f"a form must have either {files} or {array}, not both", pointer=f"/{array}")
     return Form(texts, uploads, arrays[0] if arrays else None)
 
 

@@ -42,13 +42,13 @@ def create(body: GalleryIn, request: Request, service: Service) -> GalleryInfo:
             gallery_id = insert_gallery(connection, body.name, body.index)
             record(connection, request.state.who, "gallery_created", body.name)
     except IntegrityError:
-        raise GalleryExists(f"gallery {body.name!r} exists already", pointer="/name") from None
+        raise GalleryExists(f"gallery {body.name!r} already exists", pointer="/name") from None
     return describe(service.replica.get(gallery_id))
 
 
 @router.get("/galleries")
 def list_all(request: Request, service: Service) -> GalleryList:
-    """Every gallery that the key opens."""
+    """List the galleries that the key permits."""
     key: ApiKeyRow | None = request.state.key
     _catch_up(service)
     with service.database.read() as connection:
@@ -63,7 +63,7 @@ async def _load_unless_loading(name: Name, service: Service) -> None:
 
 @router.get("/galleries/{name}", dependencies=[Depends(_load_unless_loading)])
 def show(name: Name, service: Service) -> GalleryInfo:
-    """One gallery; one that is being loaded as the database has it, with how far that is."""
+    """Show a gallery; while it is loading, as the database has it, with the progress."""
     if service.replica.progress(name) is None:
         return describe(service.replica.find(name))
     with service.database.read() as connection:
@@ -72,7 +72,7 @@ def show(name: Name, service: Service) -> GalleryInfo:
 
 @router.patch("/galleries/{name}", dependencies=[LOADED])
 def change(name: Name, body: GalleryChange, service: Service, context: RequestContext) -> GalleryInfo:
-    """Change how a gallery is indexed, while it serves."""
+    """Change a gallery's index while it serves."""
     service.engines.check(body.index.kind)
     with service.database.write(dry_run=context.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id
@@ -87,7 +87,7 @@ def change(name: Name, body: GalleryChange, service: Service, context: RequestCo
 
 @router.delete("/galleries/{name}", status_code=204, dependencies=[CONFIRMED])
 def remove(name: Name, service: Service, context: RequestContext) -> None:
-    """Delete a gallery with its items, images, deployments and backfills; those of a large one are freed afterwards."""
+    """Delete a gallery with its items, images, deployments and backfills; large ones are freed in the background."""
     with service.database.write(dry_run=context.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id
         if context.dry_run:

@@ -14,11 +14,15 @@ from service.http.gate_plots import BETTER, OPEN, WORSE, bars, differences
 
 COLOURS = {"pass": BETTER, "warn": OPEN, "refuse": WORSE}
 WORDS = {
-    "pass": "The new version is better over what is stored: deploying it improves every answer at once.",
-    "warn": "The measured difference does not decide, or a slice gets worse: look before deploying.",
-    "refuse": "The new version is worse over what is stored: deploying it needs a written reason.",
+    "pass": "The new version is better over the stored items: deploying it improves answers at once.",
+    "warn": "The measured difference is not significant, or a slice gets worse: check before deploying.",
+    "refuse": "The new version is worse over the stored items: deploying it requires a reason.",
 }
-BARS = (("old_old", "M(old/old), now"), ("new_old", "M(new/old), at once"), ("new_new", "M(new/new), after a backfill"))
+BARS = (
+    ("old_old", "M(old/old), now"),
+    ("new_old", "M(new/old), after deploying"),
+    ("new_new", "M(new/new), after a backfill"),
+)
 DIFFERENCE = "M(new/old) - M(old/old), percentage points: right of 0 is better"
 
 TEMPLATES = Environment(
@@ -57,17 +61,17 @@ def page(gallery: str, gate: GateReport, images: Mapping[str, str]) -> str:
 
 
 def _measured(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    chosen = "every one that can ask" if report["exhaustive"] else f"at most {report['sample']}, drawn"
-    covered = "every one that can be compared" if report["whole"] else "a sample"
+    chosen = "all" if report["exhaustive"] else f"at most {report['sample']}, sampled"
+    covered = "all comparable items" if report["whole"] else "a sample"
     of = "own items" if report["evaluation"] is None else f"evaluation set {report['evaluation']}"
     label = report["label"] or ("that of each entry" if report["labelled"] else "none")
     return [
         ("measured on", f"the gallery's {of}"),
         ("label", label),
         ("metric", report["metric"]),
-        ("queries", f"{report['queries']} ({chosen}) that had something to find"),
-        ("items on the gallery side", f"{report['items']} ({covered})"),
-        ("left out", f"{report['unreadable']} that could not be read, {report['unlabelled']} without a label"),
+        ("queries", f"{report['queries']} ({chosen}) with a relevant item"),
+        ("items in the gallery", f"{report['items']} ({covered})"),
+        ("left out", f"{report['unreadable']} unreadable, {report['unlabelled']} without a label"),
         ("seed", str(report["seed"])),
         ("date", datetime.fromtimestamp(report["created"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")),
         ("by", report["who"]),
@@ -78,7 +82,7 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     gap = report["gap_closed"]
     facts = [
         ("route", " → ".join(report["route"]) or "the same version"),
-        ("negative flips", f"{report['negative_flips']} first matches were right and are wrong"),
+        ("negative flips", f"{report['negative_flips']} queries whose first match was right and is now wrong"),
         ("share of the gap closed", "unknown" if gap is None else f"{gap:.0%} before any backfill"),
         ("calibrations fitted", str(report["calibrations"])),
     ]

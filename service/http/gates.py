@@ -74,7 +74,7 @@ class GateIn(Body):
 
 @router.post("/galleries/{name}/gates", status_code=201)
 def create(name: Name, body: GateIn, response: Response, service: Service, context: RequestContext) -> GateReport:
-    """Compare a version with the current one; also fit the calibrations that deploying it would need."""
+    """Measure a version against the current one, and fit the calibrations for its deployment."""
     service.registry.sync()
     new = service.registry.named(body.version)
     new.check()
@@ -105,7 +105,7 @@ def create(name: Name, body: GateIn, response: Response, service: Service, conte
 
 @router.get("/galleries/{name}/gates")
 def list_all(name: Name, service: Service, limit: Newest = None) -> GateList:
-    """Every gate report of a gallery, or the newest, oldest first."""
+    """List a gallery's gate reports, oldest first; `limit`: only the newest."""
     with service.database.read() as connection:
         statement = select(gate_report).where(gate_report.c.gallery_id == gallery_named(connection, name).id)
         rows = all_of(GateRow, connection.execute(statement.order_by(gate_report.c.id.desc()).limit(limit)))
@@ -114,14 +114,14 @@ def list_all(name: Name, service: Service, limit: Newest = None) -> GateList:
 
 @router.get("/galleries/{name}/gates/{number}")
 def show(name: Name, number: Number, service: Service) -> GateReport:
-    """A gate report."""
+    """Show a gate report."""
     with service.database.read() as connection:
         return describe(_row(connection, name, number))
 
 
 @router.get("/galleries/{name}/gates/{number}/page", response_class=HTMLResponse)
 def show_page(name: Name, number: Number, service: Service) -> Response:
-    """A gate report as one HTML page with plots and images of flips, which needs nothing from elsewhere."""
+    """Get a gate report as one self-contained HTML page with plots and images of flips."""
     with service.database.read() as connection:
         row = _row(connection, name, number)
         report = describe(row)
@@ -194,7 +194,7 @@ def _draw_relevant(
 ) -> DrawnSides:
     """The sides for entries that name relevant items: those items first, then others."""
     if request.label is not None:
-        raise InvalidArgument("the evaluation set names relevant items: leave label out", pointer="/label")
+        raise InvalidArgument("the evaluation set has relevant items: omit label", pointer="/label")
     first = list(live_keys(connection, gallery_id, entries).values())
     options = DrawOptions(None, None, 0, request.seed, outside_queries=len(entries), first=first)
     return draw_sides(connection, gallery_id, old, new, options)

@@ -39,15 +39,15 @@ class Draining(RegraftError):
 
 @router.get("/health")
 async def health() -> Health:
-    """The process answers."""
+    """Check that the process answers."""
     return Health(status="ok", version=VERSION)
 
 
 @router.get("/health/ready")
 async def ready(service: Service) -> Readiness:
-    """The database answers, and the replica follows it and has loaded what it is to load first.
+    """Check readiness: the database answers, the replica follows it and has preloaded its galleries.
 
-    Degraded is ready too: what is not damaged is served.
+    Degraded counts as ready: everything undamaged is served.
     """
     # Not on the threads of requests: all may wait for a slow store of images while queries go on.
     return await asyncio.to_thread(_readiness, service)
@@ -65,7 +65,7 @@ def _readiness(service: Runtime) -> Readiness:
     if (name := service.preload.loading) is not None:
         progress = service.replica.progress(name)
         how_far = f": {progress.done} of {progress.total} items are in memory" if progress is not None else ""
-        raise NotReady(f"gallery {name} is being loaded{how_far}")
+        raise NotReady(f"gallery {name} is loading{how_far}")
     found = list(problems(service))
     status, cache = "degraded" if found else "ready", service.replica.cache
     return Readiness(
@@ -93,7 +93,7 @@ def problems(service: Runtime) -> Iterator[str]:
             yield f"the {kind} edge from {new} to {old} is not used: {declared.problem}"
     for live in service.replica.all():
         if missing := live.gallery.missing():
-            yield f"gallery {live.name}: {missing} items are left out, by missing or damaged embeddings"
+            yield f"gallery {live.name}: {missing} items are left out because their embeddings are missing or damaged"
         if live.current is not None:
             yield from _out_of_reach(service.registry, live.name, live.current, live.gallery.items_by_version())
     yield from _disk_problems(service)
@@ -107,7 +107,7 @@ def _disk_problems(service: Runtime) -> Iterator[str]:
     settings = service.settings
     places = (settings.data, settings.versions, sqlite_file(settings.database_url))
     for place in unwritable(place for place in places if place):
-        yield f"the service may not write to {place}"
+        yield f"the service has no permission to write to {place}"
 
 
 def _out_of_reach(
@@ -117,4 +117,4 @@ def _out_of_reach(
         if route_to(registry, current, registry.named(version)) is None:
             encoders = registry.encoders() if current.card.encoder else frozenset[str]()
             why = registry.graph().unreachable(current.name, version, encoders)
-            yield f"gallery {gallery}: {items} items of {version} are out of reach: {why}"
+            yield f"gallery {gallery}: {items} items of {version} are unreachable: {why}"

@@ -46,7 +46,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes > MAX_HEAD_BYTES:
-            self.send_400_response(f"The head of the request is longer than {MAX_HEAD_BYTES} bytes.")
+            self.send_400_response(f"The request headers are longer than {MAX_HEAD_BYTES} bytes.")
 
     def on_message_begin(self) -> None:
         """Read the first bytes of a request."""

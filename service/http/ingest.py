@@ -126,7 +126,7 @@ def _ingest_embeddings(
     version = _version(to.service, body.get("version", to.current.name))
     batch = _embedding_batch(to, body, "embedding" if rows is None else "")
     if rows is not None and rows.shape != (batch.size, version.card.dim):
-        needed = f"{batch.size} rows, one an item, of {version.card.dim} numbers, as {version.name!r} makes them"
+        needed = f"{batch.size} rows, one per item, of dimension {version.card.dim}, that of {version.name!r}"
         raise InvalidBody(f"embeddings must be {needed}, not {rows.shape}", pointer=pointer)
     items = _check_embeddings(batch, version, to.options.origin, rows)
     return store_embeddings(to, version, items, batch)
@@ -142,7 +142,7 @@ def _embedding_batch(to: Destination, body: dict[str, Any], content: str) -> Ing
     if adds:
         for draft in (draft for draft in batch.drafts if draft.metadata is not None):
             batch.refuse(
-                draft.index, draft.id, InvalidItem("metadata stay as they are: leave them out", pointer="/metadata")
+                draft.index, draft.id, InvalidItem("metadata cannot be changed here: omit it", pointer="/metadata")
             )
         batch.drafts = [draft for draft in batch.drafts if draft.metadata is None]
     return batch
@@ -156,7 +156,7 @@ def _version(service: Runtime, name: object) -> LoadedVersion:
 
 def _listed(form: Form) -> Any:
     if "items" not in form.fields:
-        raise InvalidBody("the form needs the field 'items', a JSON list", pointer="/items")
+        raise InvalidBody("the form must have the field 'items', a JSON list", pointer="/items")
     with errors_at("/items"):
         return parse_any_json(form.fields["items"])
 

@@ -79,7 +79,7 @@ def read_batch(
     if not isinstance(listed, list) or not listed:
         raise InvalidBody("items must be a JSON list of at least one item", pointer="/items")
     if len(listed) > max_batch:
-        raise BodyTooLarge(f"items holds {len(listed)} items; at most {max_batch} in one request", pointer="/items")
+        raise BodyTooLarge(f"items has {len(listed)} items; at most {max_batch} per request", pointer="/items")
     batch = IngestBatch(len(listed))
     plain = "" if either else beside
     if (drafts := _plain_drafts(listed, content, plain, settings.max_metadata_bytes)) is not None:
@@ -90,7 +90,7 @@ def read_batch(
         try:
             draft = _draft(index, value, content, beside, settings.max_metadata_bytes, either=either)
             if draft.id in ids:
-                raise DuplicateId(f"an earlier item of this batch has the id {draft.id!r}", pointer="/id")
+                raise DuplicateId(f"an earlier item of the batch has the same id {draft.id!r}", pointer="/id")
         except RegraftError as error:
             batch.refuse(index, value.get("id") if isinstance(value, dict) else None, error)
         else:
@@ -122,7 +122,7 @@ def _draft(index: int, value: object, content: str, beside: str, max_metadata: i
         raise InvalidItem(f"id must be {LEGAL_ID}", pointer="/id")
     is_text = either and fields.get(beside) is not None
     if is_text and content in fields:
-        raise InvalidItem(f"an item has {content} or {beside}, not both", pointer=f"/{beside}")
+        raise InvalidItem(f"an item must have either {content} or {beside}, not both", pointer=f"/{beside}")
     if content and content not in fields and not is_text:
         raise InvalidItem(f"{content} is missing", pointer=f"/{content}")
     metadata = fields.get("metadata", {})

@@ -39,7 +39,7 @@ def ingest_texts(to: Destination, body: Mapping[str, Any]) -> Ingested:
         CurrentChanged: another version is current by now.
     """
     if "version" in body:
-        why = "version names what made embeddings, and there are none: the current version embeds texts"
+        why = "version is only legal with embeddings: the current version embeds texts"
         raise InvalidBody(why, pointer="/version")
     check_reads_texts(to)
     batch = read_batch(body.get("items"), "text", to.service.settings)
@@ -73,7 +73,7 @@ def check_reads_texts(to: Destination, number: int = 0) -> None:
     """Raise NoTextEntrance, at the item of this number, where the current version does not embed texts."""
     if not to.current.card.text:
         legal = ", ".join(sorted(to.service.registry.text_encoders())) or "none"
-        why = f"version {to.current.name!r}, the current one, has no text entrance (versions with one: {legal})"
+        why = f"the current version {to.current.name!r} has no text entrance (versions with one: {legal})"
         raise NoTextEntrance(why, pointer=f"/items/{number}/text")
 
 
@@ -82,7 +82,7 @@ def read_text(value: object, max_bytes: int) -> bytes:
     with errors_at("/text"):
         content = check_text(value, None).encode()
         if len(content) > max_bytes:
-            raise InvalidText(f"the text takes {len(content)} bytes in UTF-8; at most {max_bytes} are legal")
+            raise InvalidText(f"the text has {len(content)} bytes in UTF-8; at most {max_bytes} are legal")
         return content
 
 

@@ -99,7 +99,7 @@ def _patch(
     merged: list[tuple[ItemRow, dict[str, Any]]] = []
     for external_id, patch in patches.items():
         if (row := rows.get(external_id)) is None:
-            refused[external_id] = UnknownItem("the gallery holds no item of this id", pointer="/id")
+            refused[external_id] = UnknownItem("the gallery has no item of this id", pointer="/id")
         elif why := storage_problem(patched := merge_patch(row.metadata, patch), max_bytes):
             refused[external_id] = InvalidItem(f"metadata {why}", pointer="/metadata")
         else:

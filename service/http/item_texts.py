@@ -56,12 +56,12 @@ def add_texts(service: Runtime, keys: Iterable[Iterable[int]], rows: Iterable[Se
     for key, text in zip(blobs, _read(service.blobs, blobs.values()), strict=True):
         texts[key] = text
         if (bytes_left := bytes_left - times_shown[key] * len(text or "")) < 0:
-            raise too_long("texts", service.settings.max_body_bytes, "none of their texts")
+            raise too_long("texts", service.settings.max_body_bytes, "no texts")
     for key, match in pairs:
         match["text"] = texts.get(key)
 
 
 def too_long(what: str, most: int, instead: str) -> InvalidArgument:
     """The error of matches that would show more than an answer can hold."""
-    told = f"the {what} of all matches are longer than {most} characters: ask for fewer matches, or for {instead}"
+    told = f"the {what} of all matches exceed {most} characters: request fewer matches, or {instead}"
     return InvalidArgument(told, pointer="/k")

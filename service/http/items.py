@@ -47,41 +47,39 @@ router = APIRouter(route_class=CheckedRoute, tags=["items"])
 
 MAX_PAGE = 1000
 
-Replace = Annotated[
-    bool | None, Query(description="items that are there: true: nothing of them stays; false: they are refused")
-]
+Replace = Annotated[bool | None, Query(description="existing items: true: replaced entirely; false: refused")]
 MODES = {None: UpdateMode.UPSERT, True: UpdateMode.REPLACE, False: UpdateMode.INSERT_ONLY}
 MadeBy = Annotated[
     Literal["supplied", "transformed"],
-    Query(description="of embeddings: `transformed`: a forward edge made them, in another gallery"),
+    Query(description="origin of embeddings; `transformed`: made by a forward edge, in another gallery"),
 ]
-TableVersion = Annotated[str | None, Query(description="of a table in Arrow's format: what made the embeddings")]
-WithText = Annotated[bool, Query(description="show the texts that items are")]
+TableVersion = Annotated[str | None, Query(description="version of the embeddings of a table in Arrow's format")]
+WithText = Annotated[bool, Query(description="show the texts of items")]
 FilterText = Annotated[
-    str | None, Query(alias="filter", description="a metadata filter as JSON: only items whose metadata pass it")
+    str | None, Query(alias="filter", description="metadata filter as JSON: only items that match it")
 ]
 IMAGE = gives("image/*")
 # An id that itself ends in /image is shown as any other; an image that was damaged on disk has no type.
 IMAGE[200]["content"] |= {"application/json": {}, "application/octet-stream": {}}
 METADATA = {"type": "object"}
-TEXT = {"type": "string", "minLength": 1, "description": "what the item is, or what its embedding is of"}
+TEXT = {"type": "string", "minLength": 1, "description": "the item's text"}
 INGEST_BODY = reads(
-    arrow="`id`, `embedding` (fixed-size lists of floats), and a column for each field of the metadata",
+    arrow="`id`, `embedding` (fixed-size lists of floats), and one column per metadata field",
     form=fields(
         {
             "items": many(fields({"id": ID, "metadata": METADATA, "image": FILE_NAME, "text": TEXT}, required=("id",))),
             "images": many(FILE),
             "embeddings": {
                 **FILE,
-                "description": "in place of images: a matrix in NumPy's format (.npy), a row an item",
+                "description": "instead of images: a matrix in NumPy's format (.npy), one row per item",
             },
-            "version": {**NAME, "description": "what made the embeddings; default: the gallery's current version"},
+            "version": {**NAME, "description": "version of the embeddings; default: the gallery's current version"},
         },
         required=("items",),
     ),
     json=fields(
         {
-            "version": {**NAME, "description": "what made the embeddings; default: the gallery's current version"},
+            "version": {**NAME, "description": "version of the embeddings; default: the gallery's current version"},
             "items": many(
                 {
                     "anyOf": [
@@ -120,10 +118,10 @@ async def ingest(
     origin: MadeBy = "supplied",
     version: TableVersion = None,
 ) -> Response:
-    """Store items; with `atomic` either all or none.
+    """Store items; with `atomic`, all or none.
 
-    Images and texts are embedded by the current version. An embedding for an item that is there is put beside those by
-    other versions, an image or a text takes the place of whatever the item holds, and metadata that are not named stay.
+    The current version embeds images and texts. For an existing item, an embedding is added to those by other versions,
+    an image or a text replaces the item's content and embeddings, and metadata that are not sent stay.
     """
     settings, options = service.settings, IngestOptions(atomic, MODES[replace], Origin(origin))
     if (answer := await ingest_body(request, service, name, version, options)) is not None:
@@ -137,9 +135,9 @@ async def ingest(
         max_field_bytes=settings.max_json_bytes,
     ) as form:
         if form.array is None and "version" in form.fields:
-            raise InvalidBody("version names what made embeddings, and there are none", pointer="/version")
+            raise InvalidBody("version is only legal with embeddings", pointer="/version")
         if form.array is None and origin != "supplied":
-            raise InvalidArgument("origin is of embeddings, and these are images", pointer="/origin")
+            raise InvalidArgument("origin is only legal with embeddings, not with images", pointer="/origin")
         stored = ingest_images if form.array is None else ingest_array
         return await service.run_write(lambda: respond(stored(service, name, form, options)))
 
@@ -150,7 +148,7 @@ async def ingest_body(
     """Store the embeddings of a body in JSON or a table in Arrow's format; None: it is a form."""
     kind = media_type(request, JSON, FORM, ARROW)
     if version is not None and kind != ARROW:
-        raise UnknownParameter("version is in the body, but for a table in Arrow's format", pointer="/version")
+        raise UnknownParameter("version must be in the body, except for a table in Arrow's format", pointer="/version")
     if kind == FORM:
         return None
     raw = await read_body(
@@ -177,13 +175,13 @@ def list_page(
     with_text: WithText = False,
     where: FilterText = None,
 ) -> ItemPage:
-    """A page of the gallery's items. With a filter it may hold fewer than `limit`, or none, though `next` leads on."""
+    """List items, one page at a time. With a filter a page may have fewer than `limit` items while `next` is set."""
     return _list(service, name, limit, cursor, with_text, None if where is None else _filter(where))
 
 
 @router.post("/galleries/{name}/items:list")
 def list_passing(name: Name, body: ListIn, service: Service) -> ItemPage:
-    """A page of the items that pass a filter, which is too long for an address."""
+    """List the items that match a filter, one page at a time; the filter is in the body, so it may be long."""
     parse_filter(body.filter)  # an empty gallery would not check it
     return _list(service, name, body.limit, body.cursor or "", body.with_text, body.filter)
 
@@ -220,20 +218,20 @@ def _filter(text: str) -> dict[str, Any]:
     try:
         parsed = parse_any_json(text)
     except InvalidBody as error:
-        raise InvalidFilter(f"a filter in an address is JSON: {error.message}", pointer="/filter") from error
+        raise InvalidFilter(f"the query parameter filter must be JSON: {error.message}", pointer="/filter") from error
     parse_filter(parsed)
     return dict(parsed)
 
 
 @router.post("/galleries/{name}/items:delete")
 def remove_many(name: Name, body: DeletionIn, service: Service, context: RequestContext) -> DeleteResult:
-    """Delete items by their ids, unknown ones are named; or all whose metadata pass a filter."""
+    """Delete items by id (unknown ids are listed), or all that match a filter."""
     if body.filter is not None and "ids" in body.model_fields_set:
-        raise InvalidArgument("give ids or a filter, not both", pointer="/filter")
+        raise InvalidArgument("ids and filter cannot be used together", pointer="/filter")
     if body.filter is not None:
         return DeleteResult(deleted=delete_passing(service, name, body.filter, dry_run=context.dry_run), missing=[])
     if not body.ids:
-        raise InvalidArgument("ids must name at least one item; or give a filter", pointer="/ids")
+        raise InvalidArgument("ids must have at least one id; or give a filter", pointer="/ids")
     ids = list(dict.fromkeys(body.ids))
     deleted = delete_named(service, name, ids, dry_run=context.dry_run)
     return DeleteResult(deleted=len(deleted), missing=[i for i in ids if i not in deleted])
@@ -243,19 +241,19 @@ def remove_many(name: Name, body: DeletionIn, service: Service, context: Request
 def change_metadata(
     name: Name, body: MetadataIn, service: Service, context: RequestContext, atomic: bool = False
 ) -> MetadataResult:
-    """Change the metadata of items that are there, by JSON Merge Patch; what else they hold stays."""
+    """Change the metadata of items by JSON Merge Patch; everything else stays."""
     if body.filter is None:
         if body.metadata is not None:
-            raise InvalidArgument("metadata beside items are those of a filter: give one", pointer="/metadata")
+            raise InvalidArgument("metadata beside items requires a filter", pointer="/metadata")
         return patch_named(service, name, body.items, context, atomic=atomic)
     if "items" in body.model_fields_set:
-        raise InvalidArgument("give items or a filter, not both", pointer="/filter")
+        raise InvalidArgument("items and filter cannot be used together", pointer="/filter")
     if atomic:
         raise InvalidArgument(
-            "items that pass a filter are changed a thousand at a time: not atomic", pointer="/atomic"
+            "atomic cannot be used with filter: items are changed a thousand at a time", pointer="/atomic"
         )
     if body.metadata is None:
-        raise InvalidArgument("metadata is missing: what to change of the items that pass", pointer="/metadata")
+        raise InvalidArgument("metadata is missing: the changes for the matching items", pointer="/metadata")
     return patch_passing(service, name, body.filter, body.metadata, context)
 
 
@@ -265,7 +263,7 @@ def change_metadata(
     responses=IMAGE,
 )
 def show_image(name: Name, item_id: ItemId, request: Request, service: Service) -> Response:
-    """The image as it was given."""
+    """Get an item's image, unchanged."""
     if request.scope["raw_path"].upper().endswith(b"%2FIMAGE"):
         return JSONResponse(show(name, f"{item_id}/image", service).model_dump())  # the id itself ends in /image
     while True:
@@ -273,14 +271,14 @@ def show_image(name: Name, item_id: ItemId, request: Request, service: Service) 
         image = service.blobs.fetch(key)
         if image is None:
             if _blob_of(service, name, item_id) == key:
-                raise NoImage("the image of this item is gone")
+                raise NoImage("the image of this item is missing")
             continue  # replaced between the two reads
         return Response(image, media_type=_media_type_of(image))
 
 
 @router.get("/galleries/{name}/items/{item_id:path}")
 def show(name: Name, item_id: ItemId, service: Service) -> ItemDetail:
-    """One item and the embeddings it holds."""
+    """Show an item and its embeddings."""
     with service.database.read() as connection:
         gallery = gallery_named(connection, name)
         row = live_item(connection, gallery.id, item_id)
@@ -293,7 +291,7 @@ def show(name: Name, item_id: ItemId, service: Service) -> ItemDetail:
 
 @router.delete("/galleries/{name}/items/{item_id:path}", status_code=204)
 def remove(name: Name, item_id: ItemId, service: Service) -> None:
-    """Delete one item."""
+    """Delete an item."""
     if not delete_named(service, name, [item_id]):
         with service.database.read() as connection:
             live_item(connection, gallery_named(connection, name).id, item_id)

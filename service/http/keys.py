@@ -35,7 +35,7 @@ class KeyIn(Body):
 
 @router.post("/keys", status_code=201)
 def create(body: KeyIn, request: Request, service: Service) -> NewKey:
-    """Make a key; the answer shows it, and nothing does later."""
+    """Create a key; only this answer shows it."""
     check_name(body.name, RESERVED)
     if service.settings.api_key is None:
         raise NobodyAsked
@@ -45,13 +45,13 @@ def create(body: KeyIn, request: Request, service: Service) -> NewKey:
             row, key = add_key(connection, body.name, body.scope, body.galleries)
             record(connection, request.state.who, "key_created", body.name, **_access(row))
     except IntegrityError:
-        raise KeyExists(f"key {body.name!r} exists already: delete it first", pointer="/name") from None
+        raise KeyExists(f"key {body.name!r} already exists: delete it first", pointer="/name") from None
     return NewKey(name=row.name, created=row.created, key=key, **_access(row))
 
 
 @router.get("/keys")
 def list_all(service: Service) -> KeyList:
-    """Every key, without itself."""
+    """List the keys, without their secrets."""
     with service.database.lookup() as connection:
         rows = all_keys(connection)
     return KeyList(keys=[KeyInfo(name=row.name, created=row.created, **_access(row)) for row in rows])
@@ -59,7 +59,7 @@ def list_all(service: Service) -> KeyList:
 
 @router.delete("/keys/{name}", status_code=204, dependencies=[CONFIRMED])
 def remove(name: Name, service: Service, context: RequestContext) -> None:
-    """Have a key open nothing any more: here at once, in other processes within a second."""
+    """Delete a key: it stops working in this process at once, in others within a second."""
     with service.database.write(dry_run=context.dry_run) as connection:
         row = key_named(connection, name)
         delete_key(connection, name)
@@ -71,7 +71,7 @@ def _check_galleries(connection: Connection, names: Sequence[str]) -> None:
     existing = {row.name for row in all_galleries(connection)}
     for place, name in enumerate(names):
         if name not in existing:
-            raise UnknownGallery(f"there is no gallery {name!r}", pointer=f"/galleries/{place}")
+            raise UnknownGallery(f"gallery {name!r} does not exist", pointer=f"/galleries/{place}")
 
 
 def _access(row: ApiKeyRow) -> dict[str, Any]:

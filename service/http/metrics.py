@@ -42,10 +42,10 @@ class RequestMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         labels = ("method", "route", "status")
-        self._ended = Counter("regraft_requests", "Requests that were answered.", labels, registry=self.registry)
+        self._ended = Counter("regraft_requests", "Answered requests.", labels, registry=self.registry)
         self._seconds = Histogram(
             "regraft_request_seconds",
-            "Seconds from a request's head to the end of its answer.",
+            "Seconds from the headers of a request to the end of its answer.",
             ("route",),
             buckets=SECONDS,
             registry=self.registry,
@@ -82,16 +82,18 @@ class Gauges(Collector):
         lives = replica.all()
         now, waiting = self._read([live.id for live in lives])
         followed = waiting is not None and replica.failure is None
-        yield _gauge("regraft_ready", "1: the database answers, the change feed is followed.", float(followed))
+        yield _gauge(
+            "regraft_ready", "1: the database answers and the process follows the change feed.", float(followed)
+        )
         problem_count = float(len(list(problems(self._service))))
-        yield _gauge("regraft_problems", "What readiness lists as damaged or out of reach.", problem_count)
+        yield _gauge("regraft_problems", "Problems that readiness lists.", problem_count)
         yield _gauge("regraft_galleries_bytes", "Memory of the loaded galleries.", replica.cache.bytes())
         help_text = "Items by the version that serves them."
         items = GaugeMetricFamily("regraft_items", help_text, labels=("gallery", "version"))
         lag = GaugeMetricFamily(
-            "regraft_feed_lag", "Numbers of the change feed not in memory yet.", labels=("gallery",)
+            "regraft_feed_lag", "Changes of the feed that are not yet in memory.", labels=("gallery",)
         )
-        behind = "Numbers of the change feed that a collection in an engine does not cover yet."
+        behind = "Changes of the feed that a collection in an engine does not yet have."
         engine_lag = GaugeMetricFamily("regraft_engine_lag", behind, labels=("gallery", "version", "origin"))
         for live in lives:
             for version, count in live.gallery.items_by_version().items():
@@ -104,7 +106,7 @@ class Gauges(Collector):
         yield lag
         yield engine_lag
         if waiting is not None:
-            yield _gauge("regraft_backfill_items_waiting", "Items that running backfills have still to move.", waiting)
+            yield _gauge("regraft_backfill_items_waiting", "Items that running backfills still have to move.", waiting)
 
     def _read(self, gallery_ids: Sequence[int]) -> tuple[Mapping[int, tuple[int, int | None]], int | None]:
         """These galleries' `galleries_now`, and the `backlog`; empty and None where the database does not answer."""
@@ -128,7 +130,7 @@ def _gauge(name: str, help_text: str, value: float) -> Metric:
 
 @router.get("/metrics", include_in_schema=False)
 async def metrics(request: Request, service: Service) -> Response:
-    """Everything, in text. Needs the API key like every route but `/v1/health`."""
+    """Get metrics in Prometheus's text format; requires the API key."""
     # Not on the threads of requests: a service whose requests all wait has metrics, too.
     text = await asyncio.to_thread(_exposition, request.app.metrics, service)
     return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)

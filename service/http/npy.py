@@ -41,7 +41,7 @@ def read_npy_labels(raw: bytes, pointer: str) -> NDArray[Any]:
     Raises:
         InvalidBody: it holds none, or the labels are not as many as the header says.
     """
-    header, end = _header(raw, _LABELS, "labels (N,), whole numbers or texts", pointer)
+    header, end = _header(raw, _LABELS, "labels (N,) of integers or strings", pointer)
     return _elements(raw, end, header[1], (int(header[2]),), pointer)
 
 
@@ -51,7 +51,7 @@ def _header(raw: bytes, legal: re.Pattern[bytes], needed: str, pointer: str) -> 
     start = 12 if long else 10
     end = start + int.from_bytes(raw[8:start], "little")
     if not raw.startswith(MAGIC) or not (long or raw[6:8] == b"\x01\x00") or end - start > MAX_HEADER:
-        raise InvalidBody("this is no array in NumPy's format (.npy, version 1 or 2)", pointer=pointer)
+        raise InvalidBody("not an array in NumPy's format (.npy, version 1 or 2)", pointer=pointer)
     header = legal.fullmatch(raw[start:end])
     if header is None:
         raise InvalidBody(f"the array must be {needed}", pointer=pointer)
@@ -62,6 +62,6 @@ def _elements(raw: bytes, end: int, type_code: bytes, shape: tuple[int, ...], po
     """The elements after the header, as one row."""
     kind = np.dtype(type_code.decode())
     if math.prod(shape) * kind.itemsize != len(raw) - end:
-        sizes = f"{math.prod(shape) * kind.itemsize} bytes of numbers, and {len(raw) - end} follow"
-        raise InvalidBody(f"the array's header tells of {sizes}", pointer=pointer)
+        sizes = f"{math.prod(shape) * kind.itemsize} bytes, but {len(raw) - end} follow"
+        raise InvalidBody(f"the array's header declares {sizes}", pointer=pointer)
     return np.frombuffer(raw, kind, offset=end)

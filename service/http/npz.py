@@ -27,7 +27,7 @@ def read_pairs(stream: BinaryIO, max_bytes: int) -> PairArrays:
     """
     arrays = _unpacked(stream, max_bytes)
     if missing := next((name for name in NEEDED if name not in arrays), None):
-        raise InvalidBody(f"the pairs lack the array {missing!r}", pointer=f"{POINTER}/{missing}")
+        raise InvalidBody(f"the pairs have no array {missing!r}", pointer=f"{POINTER}/{missing}")
     new, old = (read_npy(arrays[name], f"{POINTER}/{name}") for name in NEEDED)
     labels = read_npy_labels(arrays["labels"], f"{POINTER}/labels") if "labels" in arrays else None
     return PairArrays(new, old, labels)
@@ -42,9 +42,11 @@ def _unpacked(stream: BinaryIO, max_bytes: int) -> dict[str, bytes]:
                 raise InvalidBody(f"unknown array {unknown!r}; legal: {', '.join(KNOWN)}", pointer=POINTER)
             # Other methods have no bound on what a small part becomes.
             if any(info.compress_type not in {ZIP_STORED, ZIP_DEFLATED} for info in members.values()):
-                raise InvalidBody("the pairs are compressed in another way than NumPy's", pointer=POINTER)
+                raise InvalidBody("the pairs must be uncompressed or compressed as NumPy does", pointer=POINTER)
             if (size := sum(info.file_size for info in members.values())) > max_bytes:
-                raise BodyTooLarge(f"the pairs take {size} bytes unpacked; at most {max_bytes}", pointer=POINTER)
+                raise BodyTooLarge(
+                    f"the pairs have {size} bytes unpacked; at most {max_bytes} are legal", pointer=POINTER
+                )
             return {name: archive.read(info) for name, info in members.items()}
     except (BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as error:
-        raise InvalidBody(f"the pairs are no .npz that can be read: {error}", pointer=POINTER) from error
+        raise InvalidBody(f"the pairs cannot be read as .npz: {error}", pointer=POINTER) from error

@@ -26,8 +26,8 @@ from service.settings import Settings
 Document = dict[str, Any]
 
 BEARER = HTTPBearer(
-    description="The API key, or one made by `POST /v1/keys` whose scope opens the operation: query, ingest or admin; "
-    "each opens what those before it do, for all galleries or those it names. Below /v1/work the worker key does, too."
+    description="The API key, or a key of `POST /v1/keys` whose scope permits the operation: query, ingest or admin; "
+    "each includes the previous ones, for all galleries or those it names. /v1/work also accepts the worker key."
 ).model
 
 DESCRIPTION = """A retrieval service whose gallery outlives its embedding model.

@@ -49,7 +49,7 @@ def parse_json(raw: bytes | str) -> Any:
     """
     value = parse_any_json(raw)
     if _may_hold_halves(raw) and not is_whole(value):
-        raise InvalidBody("this is not JSON: a string holds half of a surrogate pair")
+        raise InvalidBody("the body is not JSON: a string has half of a surrogate pair")
     return value
 
 
@@ -61,10 +61,10 @@ def parse_any_json(raw: bytes | str) -> Any:
                 return value
         text = raw if isinstance(raw, str) else raw.decode()
         if (containers := text.count("[") + text.count("{")) > MAX_CONTAINERS:
-            raise BodyTooLarge(f"the body holds {containers} lists and objects; at most {MAX_CONTAINERS}")
+            raise BodyTooLarge(f"the body has {containers} lists and objects; at most {MAX_CONTAINERS} are legal")
         return _Reader(text).whole()
     except (ValueError, RecursionError) as error:
-        raise InvalidBody(f"this is not JSON: {error}") from error
+        raise InvalidBody(f"the body is not JSON: {error}") from error
 
 
 def _quickly(text: bytes | str) -> Any:
@@ -194,7 +194,7 @@ class _Reader:
             return found, at + 1
         while True:
             if len(found) > MAX_MEMBERS:
-                raise BodyTooLarge(f"an object holds more than {MAX_MEMBERS} members")
+                raise BodyTooLarge(f"an object has more than {MAX_MEMBERS} members")
             if (many := self._read_members(at, "{}")) is not None:
                 members, at = many
                 found |= members

@@ -60,7 +60,9 @@ def change_passing(
     changed = 0
     for keys in regroup(passing_keys, BLOCK):
         if service.stopping.is_set():
-            raise ShuttingDown(f"the service is being stopped; {changed} items are {done}, ask again for the others")
+            raise ShuttingDown(
+                f"the service is stopping; {changed} items are {done}: repeat the request for the others"
+            )
         changed += _change_block(service, gallery_id, keys, where, change)
         time.sleep(PAUSE_SECONDS)
     return changed

@@ -36,7 +36,7 @@ CODES = {
 }
 """Codes of the errors that the framework raises; the phrases of HTTP change with the Python release."""
 PROBLEM = "application/problem+json"
-UNCHANGED = "the database does not answer now; nothing was changed"
+UNCHANGED = "the database does not answer; nothing was changed"
 """Replaces the message of `DatabaseUnavailable` where nothing can have been committed."""
 
 

@@ -43,23 +43,23 @@ STARTING = """SwaggerUIBundle({
 
 @router.get("/docs")
 def read_page() -> HTMLResponse:
-    """The page."""
+    """Get the page of the API reference."""
     return HTMLResponse(PAGE, headers=HEADERS)
 
 
 @router.get(f"/docs/{START}")
 def read_start() -> Response:
-    """The script that starts Swagger UI."""
+    """Get the script that starts Swagger UI."""
     return Response(STARTING, media_type="text/javascript", headers=HEADERS)
 
 
 @router.get(f"/docs/{SCRIPT}")
 def read_script() -> FileResponse:
-    """Swagger UI."""
+    """Get the script of Swagger UI."""
     return page_file("fastapi_offline", SCRIPT, "text/javascript", HEADERS)
 
 
 @router.get(f"/docs/{STYLE}")
 def read_style() -> FileResponse:
-    """The style sheet."""
+    """Get the style sheet of Swagger UI."""
     return page_file("fastapi_offline", STYLE, "text/css", HEADERS)

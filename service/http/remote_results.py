@@ -87,12 +87,12 @@ def check_complete(connection: Connection, chunk: Chunk, body: ResultIn) -> None
     """Raise InvalidBody unless every item that still waits is named, once, and no other."""
     named = [*(m.item for m in body.moved), *(f.item for f in body.failed)]
     if foreign := set(named) - set(chunk.item_ids):
-        raise InvalidBody(f"item {min(foreign)} is not of this chunk", pointer="/moved")
+        raise InvalidBody(f"item {min(foreign)} is not in this chunk", pointer="/moved")
     if len(named) > len(set(named)):
         raise InvalidBody("an item is named twice", pointer="/moved")
     if missing := set(chunks.remaining_items(connection, chunk)) - set(named):
         raise InvalidBody(
-            f"{len(missing)} items of the chunk are missing, item {min(missing)} is one", pointer="/moved"
+            f"{len(missing)} items of the chunk are missing, among them item {min(missing)}", pointer="/moved"
         )
 
 
@@ -100,7 +100,7 @@ def check_edges(connection: Connection, body: ResultIn) -> None:
     """Raise EdgeReplaced unless every edge that was applied is still declared."""
     declared = set(connection.execute(select(edge.c.id).where(edge.c.id.in_(body.edges))).scalars())
     if gone := set(body.edges) - declared:
-        raise EdgeReplaced(f"edge {min(gone)} was replaced meanwhile: give the chunk back and claim it again")
+        raise EdgeReplaced(f"edge {min(gone)} was replaced: release the chunk and claim it again")
 
 
 def encoded_images(connection: Connection, chunk: Chunk) -> set[ItemAt]:
@@ -166,5 +166,5 @@ def _floats(text: str, pointer: str) -> Vectors:
     except (binascii.Error, ValueError):
         raise InvalidVector("must be base64 of little-endian float32 numbers", pointer=pointer) from None
     if len(raw) % STORED.itemsize:
-        raise InvalidVector(f"{len(raw)} bytes are no whole number of float32 numbers", pointer=pointer)
+        raise InvalidVector(f"{len(raw)} bytes are not a multiple of 4, the size of a float32", pointer=pointer)
     return np.frombuffer(raw, STORED).astype(np.float32)

@@ -81,7 +81,7 @@ class ClaimIn(Body):
 
 @router.post("/work:claim", response_model=WorkClaim, responses={204: {"description": "nothing to do"}})
 def claim(body: ClaimIn, service: Service) -> Any:
-    """Lease the next chunk; 204 when there is none."""
+    """Claim the next chunk; 204 if there is none."""
     owner = f"{chunks.REMOTE}{body.worker}:{uuid.uuid4().hex}"
     chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
     if chunk is None:
@@ -101,10 +101,10 @@ def claim(body: ClaimIn, service: Service) -> Any:
 
 @router.get("/work/{chunk}")
 def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True, cursor: str | None = None) -> WorkInputs:
-    """The items of a leased chunk, with their embeddings, or their images and texts unless the worker has its own.
+    """List the items of a claimed chunk with embeddings, or with images and texts unless the worker has its own.
 
-    With a `cursor`, "" at first, a page of them where images are large: `next` is the cursor of the one behind it.
-    Without, all of them, for workers that know of no pages.
+    With a `cursor`, at first "": one page at a time if images are large; `next` is the cursor of the next page.
+    Without it: all items, for workers without paging.
     """
     after = decode_cursor(chunk, cursor or "")
     with service.database.read() as connection:
@@ -120,7 +120,7 @@ def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True, cu
 
 @router.post("/work/{chunk}")
 def give(chunk: Number, lease: Lease, body: ResultIn, service: Service) -> WorkCounts:
-    """Take a chunk's results, after checking them; refused results leave the lease as it is."""
+    """Commit a chunk's results after checking them; refused results leave the lease unchanged."""
     with service.database.read() as connection:
         held = chunks.leased_chunk(connection, chunk, lease)
         check_complete(connection, held, body)
@@ -137,7 +137,7 @@ def give(chunk: Number, lease: Lease, body: ResultIn, service: Service) -> WorkC
 
 @router.post("/work/{chunk}/extend")
 def extend(chunk: Number, lease: Lease, service: Service) -> dict[str, float]:
-    """A heartbeat: the lease is counted from now."""
+    """Renew the lease of a chunk (heartbeat)."""
 
     def prolong(connection: Connection, held: Chunk) -> None:
         if not chunks.extend(connection, held, service.settings.lease_seconds):
@@ -149,13 +149,13 @@ def extend(chunk: Number, lease: Lease, service: Service) -> dict[str, float]:
 
 @router.post("/work/{chunk}/release", status_code=204)
 def release(chunk: Number, lease: Lease, service: Service, failed: bool = False) -> None:
-    """Give a chunk back undone: free at once, or one that failed when its lease has run out."""
+    """Release a chunk undone: it is free at once, or, if it failed, when its lease expires."""
     _on(service, chunk, lease, chunks.abandon if failed else chunks.release)
 
 
 @router.get("/work/versions/{name}", response_class=FileResponse, responses=gives("application/zip"))
 def archive(name: Name, service: Service) -> FileResponse:
-    """A version folder as a .zip, for a worker that has to run it."""
+    """Get a version folder as a .zip, for a worker that runs it."""
     registered = service.registry.named(name)
     registered.check_folder()
     key = ("version", name, registered.card_sha256)
@@ -164,11 +164,11 @@ def archive(name: Name, service: Service) -> FileResponse:
 
 @router.get("/work/edges/{number}", response_class=FileResponse, responses=gives("application/zip"))
 def edge_archive(number: Number, service: Service) -> FileResponse:
-    """An edge's folder as a .zip, for a worker that has to apply it; 404 once it was replaced."""
+    """Get an edge folder as a .zip, for a worker that applies it; 404 once it was replaced."""
     service.registry.sync_edges()
     declared = next((d for d in service.registry.edges() if d.id == number), None)
     if declared is None:
-        raise UnknownEdge(f"there is no edge number {number} (any more)")
+        raise UnknownEdge(f"edge number {number} does not exist or was replaced")
     edge = declared.edge
     with service.registry.opening(edge):
         return _Download(service.packed.fetching(("edge", number, fingerprint(edge)), partial(pack, edge)))
@@ -235,7 +235,7 @@ def _check_share(holders: Sequence[str], owner: str) -> None:
         (len(holders), MOST_REMOTE, "remote workers hold"),
     ):
         if held >= most:
-            raise TooManyChunks(f"{who} {held} chunks, the most there may be: return or release some first")
+            raise TooManyChunks(f"{who} {held} chunks, the maximum: return or release some first")
 
 
 def _on(service: Runtime, chunk: int, lease: str, change: Callable[[Connection, Chunk], None]) -> None:

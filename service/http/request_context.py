@@ -18,7 +18,7 @@ class ConditionalContext(ChangeContext):
     if_match: str | None
 
 
-DryRun = Annotated[bool, Query(description="check and answer as if, but change nothing")]
+DryRun = Annotated[bool, Query(description="check and answer as usual, but change nothing")]
 
 
 async def context_of(request: Request, dry_run: DryRun = False) -> ChangeContext:
@@ -36,7 +36,7 @@ async def conditional_context_of(
 
 
 async def confirmed(
-    request: Request, confirm: Annotated[str, Query(description="the last part of the path once more")]
+    request: Request, confirm: Annotated[str, Query(description="the last part of the path, repeated")]
 ) -> None:
     """Raise InvalidArgument unless a deletion of more than an item says twice what it deletes.
 
@@ -45,7 +45,7 @@ async def confirmed(
     """
     *_, last = request.path_params.values()
     if confirm != last:
-        raise InvalidArgument(f"confirm must be {last!r}: the last part of the path once more", pointer="/confirm")
+        raise InvalidArgument(f"confirm must be {last!r}: the last part of the path, repeated", pointer="/confirm")
 
 
 CONFIRMED = Depends(confirmed)

@@ -31,7 +31,7 @@ async def runtime_of(request: Request) -> Runtime:
 
 
 Service = Annotated[Runtime, Depends(runtime_of)]
-Newest = Annotated[int | None, Query(ge=1, le=1000, description="at most so many, the newest; default: all")]
+Newest = Annotated[int | None, Query(ge=1, le=1000, description="only this many, the newest; default: all")]
 """Of a gallery's history, which grows for ever."""
 
 
@@ -106,7 +106,7 @@ def _check_lists(value: Any, model: type[Body], settings: Settings) -> None:
     for name, setting in model.lists.items():
         elements = value.get(name) if isinstance(value, dict) else None
         if isinstance(elements, list) and len(elements) > (limit := getattr(settings, setting)):
-            raise BodyTooLarge(f"{name} holds {len(elements)} elements; at most {limit}", pointer=f"/{name}")
+            raise BodyTooLarge(f"{name} has {len(elements)} elements; at most {limit} are legal", pointer=f"/{name}")
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -28,7 +28,7 @@ def check_allowed(key: ApiKeyRow, method: str, path: str) -> None:
     """Raise Forbidden, with the reason, unless the key's scope and its galleries allow a request."""
     required = required_scope(method, path)
     if SCOPES.index(key.scope) < SCOPES.index(required):
-        raise Forbidden(f"the scope of the key {key.name!r} is {key.scope}, and this wants {required}")
+        raise Forbidden(f"this requires the scope {required}; the key {key.name!r} has the scope {key.scope}")
     if key.galleries is not None and not _opens_gallery(key, method, path):
         raise outside_galleries(key)
 
@@ -49,4 +49,4 @@ def _opens_gallery(key: ApiKeyRow, method: str, path: str) -> bool:
 
 def outside_galleries(key: ApiKeyRow) -> Forbidden:
     """The error for a key limited to some galleries that asks for another."""
-    return Forbidden(f"the key {key.name!r} is for these galleries alone: {', '.join(key.galleries or ())}")
+    return Forbidden(f"the key {key.name!r} is only valid for these galleries: {', '.join(key.galleries or ())}")

@@ -30,7 +30,7 @@ router = APIRouter(route_class=CheckedRoute, tags=["query"])
 
 QUERY_KEY = "X-Query-Key"
 QueryKey = Annotated[
-    str | None, Header(alias=QUERY_KEY, description="queries of one key stay with one version during a canary")
+    str | None, Header(alias=QUERY_KEY, description="during a canary, queries with the same value use the same version")
 ]
 MAX_FIELD_BYTES = 1 << 20
 
@@ -44,7 +44,7 @@ OPTION_SCHEMAS: dict[str, Any] = SearchParams.model_json_schema()["properties"]
 OPTION_SCHEMAS["filter"] |= {"anyOf": [{"$ref": "#/components/schemas/Filter"}, {"type": "null"}]}
 QUERY_SCHEMAS: dict[str, Any] = {
     "texts": many({"type": "string", "minLength": 1, "maxLength": MAX_CHARACTERS}),
-    "items": many(ID, description="ids of stored items: more like these"),
+    "items": many(ID, description="ids of stored items: find similar items"),
 }
 QUERY_BODY = reads(
     arrow="the column `embedding` (fixed-size lists of floats), and parameters as of an array",
@@ -52,7 +52,7 @@ QUERY_BODY = reads(
     form=fields({"images": many(FILE), **QUERY_SCHEMAS, **OPTION_SCHEMAS}, required=("images",)),
     json=fields(
         {
-            "version": {**NAME, "description": "which version made the embeddings"},
+            "version": {**NAME, "description": "version of the embeddings"},
             "embeddings": many(EMBEDDING),
             **QUERY_SCHEMAS,
             **OPTION_SCHEMAS,
@@ -65,7 +65,7 @@ QUERY_BODY = reads(
 
 @router.post("/galleries/{name}/query", response_model=SearchResponse, openapi_extra=QUERY_BODY)
 async def query(name: Name, request: Request, service: Service, key: QueryKey = None) -> Response:
-    """The k best items for each query, over every version the gallery holds; `strict` refuses a degraded answer."""
+    """Search for the k best items of each query, over all versions; `strict` refuses a degraded answer."""
     media_type(request, JSON, FORM, NPY, ARROW)  # all but a form do not come here, see `service.http.query_route`
     async with read_form(
         request,

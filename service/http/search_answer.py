@@ -133,7 +133,7 @@ def _show(
             made_by, origin, route = shards[shard]
             metadata = stored if fields is None else _projected(stored, fields)
             if (length := length + len(metadata)) > max_bytes:
-                raise too_long("metadata", max_bytes, "fewer of their `fields`")
+                raise too_long("metadata", max_bytes, "fewer `fields`")
             matches.append(
                 {
                     "id": name,

@@ -136,7 +136,7 @@ def from_form(service: Runtime, live: LoadedGallery, form: Form) -> SearchReques
     """A search request with image files; the other fields are JSON texts, `mode` and `cursor` as they are."""
     body = {name: text if name in PLAIN else _read_field(name, text) for name, text in form.fields.items()}
     if not form.files:
-        raise InvalidBody("the form needs at least one file in the field 'images'", pointer="/images")
+        raise InvalidBody("the form must have at least one file in the field 'images'", pointer="/images")
     return _request_of(service, live, body, form.files)
 
 
@@ -178,7 +178,7 @@ def _parts(
     service: Runtime, live: LoadedGallery, body: Mapping[str, Any], files: Sequence[UploadFile]
 ) -> list[QueryBatch]:
     if "version" in body and "embeddings" not in body:
-        raise InvalidBody("version names what made embeddings, and there are none", pointer="/version")
+        raise InvalidBody("version is only legal with embeddings", pointer="/version")
     parts = [_images(service, files)] if files else []
     if "embeddings" in body or not (files or "texts" in body or "items" in body):
         parts.append(_embeddings(service, body))
@@ -205,7 +205,7 @@ def _embeddings(service: Runtime, body: Mapping[str, Any]) -> QueryBatch:
     """Embeddings: only the edges of the version that made them lead to other items."""
     values, version = body.get("embeddings"), body.get("version")
     if not isinstance(version, str):
-        raise InvalidBody("version must name the version that made the embeddings", pointer="/version")
+        raise InvalidBody("version must be the version of the embeddings", pointer="/version")
     registered = service.registry.named(version)
     _check_count(service, values, "/embeddings")
     vectors = check_embeddings(values, registered.card.dim, registered.space, "/embeddings", registered.name)
@@ -279,10 +279,10 @@ def _cursor(end: int, ranking: str, queries: Queries) -> str:
 def _check_count(service: Runtime, queries: object, pointer: str) -> None:
     limit = service.settings.max_batch
     if isinstance(queries, (list, np.ndarray)) and len(queries) > limit:
-        raise BodyTooLarge(f"{len(queries)} queries; at most {limit} in one request", pointer=pointer)
+        raise BodyTooLarge(f"{len(queries)} queries; at most {limit} per request", pointer=pointer)
 
 
 def _check_size(queries: int, offset: int, k: int, limit: int) -> None:
     if queries * (offset + k) > limit:
-        legal = f"at most {limit} matches in one response, so k can be {max(limit // queries - offset, 0)}"
-        raise InvalidArgument(f"k is {k} for {queries} queries behind {offset} matches; {legal}", pointer="/k")
+        legal = f"a response has at most {limit} matches, so k can be at most {max(limit // queries - offset, 0)}"
+        raise InvalidArgument(f"k is {k} for {queries} queries at offset {offset}; {legal}", pointer="/k")

@@ -72,7 +72,7 @@ def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator
     for number, external_id in enumerate(ids):
         rows = found.get(external_id)
         if not rows:
-            raise UnknownItem(f"the gallery holds no item {external_id!r}", pointer=f"/items/{number}")
+            raise UnknownItem(f"the gallery has no item {external_id!r}", pointer=f"/items/{number}")
         versions = [service.registry.by_id(row.version_id) for row in rows]
         embeddings = {
             version.name: from_bytes([row.vector], version.card.dim)[0]
@@ -81,7 +81,7 @@ def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator
         }
         first = rows[0]
         if not embeddings and first.blob is None:
-            why = f"what item {external_id!r} holds is damaged: `regraft doctor` names it"
+            why = f"the stored data of item {external_id!r} are damaged: see `regraft doctor`"
             raise DamagedEmbedding(why, pointer=f"/items/{number}")
         serving = [version.id for version in versions if version.name in embeddings] or [
             version.id for version in versions
@@ -111,5 +111,5 @@ def _content(service: Runtime, member: QueryItem) -> bytes:
     content = service.blobs.fetch(member.blob)
     if content is None:
         kind = "text" if is_text(member.blob) else "image"
-        raise NoImage(f"the {kind} of this item is gone, and it holds no embedding of the version that asks")
+        raise NoImage(f"the {kind} of this item is missing, and it has no embedding by the query's version")
     return content

@@ -35,14 +35,14 @@ from service.store.vector_codec import from_bytes, is_usable
 
 router = APIRouter(route_class=CheckedRoute, tags=["items"])
 
-VERSION = {**NAME, "description": "what made the embeddings; default: the gallery's current version"}
+VERSION = {**NAME, "description": "version of the embeddings; default: the gallery's current version"}
 NAMED = {"id": ID}
 BODY = reads(
     arrow="`id` and `embedding` (fixed-size lists of floats)",
     form=fields(
         {
             "items": many(fields(NAMED, required=("id",))),
-            "embeddings": {**FILE, "description": "a matrix in NumPy's format (.npy), a row an item"},
+            "embeddings": {**FILE, "description": "a matrix in NumPy's format (.npy), one row per item"},
             "version": VERSION,
         },
         required=("items", "embeddings"),
@@ -66,9 +66,9 @@ async def put(
     origin: MadeBy = "supplied",
     version: TableVersion = None,
 ) -> Response:
-    """Add what a version says of items that are there; ids that are not are named, with `atomic` they refuse all.
+    """Add a version's embeddings to existing items; unknown ids are listed, with `atomic` they refuse the request.
 
-    An embedding takes the place of one by the same version and lies beside those by others; metadata stay.
+    An embedding replaces the one by the same version; embeddings by other versions and metadata stay.
     """
     options = IngestOptions(atomic, UpdateMode.UPDATE_ONLY, Origin(origin))
     if (answer := await ingest_body(request, service, name, version, options)) is not None:
@@ -81,7 +81,7 @@ async def put(
         max_field_bytes=service.settings.max_json_bytes,
     ) as form:
         if not form.files:
-            raise InvalidBody("the form needs a file in NumPy's format (.npy)", pointer="/embeddings")
+            raise InvalidBody("the form must have a file in NumPy's format (.npy)", pointer="/embeddings")
         array = Form(form.fields, (), form.files[0])
         return await service.run_write(lambda: respond(ingest_array(service, name, array, options)))
 
@@ -93,11 +93,11 @@ def read(
     service: Service,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
     cursor: str = "",
-    versions: Annotated[str, Query(description="names, with commas between them; default: all that items hold")] = "",
+    versions: Annotated[str, Query(description="version names, separated by commas; default: all")] = "",
     with_text: WithText = False,
-    ids: Annotated[str, Query(description="a JSON list of ids: only these, of those that are there")] = "",
+    ids: Annotated[str, Query(description="a JSON list of ids: only these items")] = "",
 ) -> Response:
-    """A page of the gallery's items with the vectors they hold, as JSON or as a table in Arrow's format."""
+    """List items with their vectors, one page at a time, as JSON or as a table in Arrow's format."""
     conditions = [item.c.external_id.in_(_parse_ids(ids))] if ids else []
     named = [service.registry.named(one) for one in versions.split(",") if one]
     with service.database.read() as connection:
@@ -159,7 +159,7 @@ def missing(
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
     cursor: str = "",
 ) -> MissingPage:
-    """Ids of items that hold no embedding by a version, but for what a transform made."""
+    """List the ids of items without an embedding by a version; transformed embeddings do not count."""
     with service.database.read() as connection:
         gallery = gallery_named(connection, name)
         by = service.registry.named(version)

@@ -25,10 +25,10 @@ def storage_problem(value: Any, max_bytes: int) -> str | None:
     try:
         size = len(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
     except UnicodeEncodeError:
-        return "holds half of a surrogate pair"
+        return "has half of a surrogate pair"
     except ValueError:
-        return "must hold finite numbers (float64)"
-    return f"takes {size} bytes as JSON; at most {max_bytes}" if size > max_bytes else None
+        return "must have only finite numbers (float64)"
+    return f"has {size} bytes as JSON; at most {max_bytes} are legal" if size > max_bytes else None
 
 
 def are_plain(values: Sequence[Any], max_bytes: int) -> bool:

@@ -40,14 +40,14 @@ router = APIRouter(route_class=CheckedRoute, tags=["versions"])
     openapi_extra=reads(form=fields({"archive": FILE}, required=("archive",))),
 )
 async def register(request: Request, response: Response, service: Service, context: RequestContext) -> VersionInfo:
-    """Register a version folder sent as the .zip file `archive`.
+    """Register a version folder, sent as the .zip file `archive`.
 
-    Sending the same one again changes nothing (200), unless its folder was damaged meanwhile: then it is whole again.
+    Sending the same version again changes nothing (200), or repairs its folder if it is damaged.
     """
     media_type(request, FORM)
     async with read_form(request, files="archive", fields=set(), max_files=1, max_field_bytes=1024) as form:
         if not form.files:
-            raise InvalidBody("the form needs one file in the field 'archive'", pointer="/archive")
+            raise InvalidBody("the form must have one file in the field 'archive'", pointer="/archive")
         described, is_new = await service.run_write(register_archive, service, form.files[0].file, context)
     response.status_code = context.status(201 if is_new else 200)
     return described
@@ -55,21 +55,21 @@ async def register(request: Request, response: Response, service: Service, conte
 
 @router.get("/versions")
 def list_all(service: Service) -> VersionList:
-    """Every registered version, in order of registration."""
+    """List all registered versions, in order of registration."""
     service.registry.sync()
     return VersionList(versions=[describe(service.registry, registered) for registered in service.registry.all()])
 
 
 @router.get("/versions/{name}")
 def show(name: Name, service: Service) -> VersionInfo:
-    """One registered version."""
+    """Show a registered version."""
     service.registry.sync_edges()  # another process may have deleted it
     return describe(service.registry, service.registry.named(name))
 
 
 @router.delete("/versions/{name}", status_code=204, dependencies=[CONFIRMED])
 def delete(name: Name, service: Service, context: RequestContext) -> None:
-    """Delete a version that nothing uses, with the edges from it. Refused while anything depends on it."""
+    """Delete an unused version with the edges from it. Refused while anything depends on it."""
     remove(service.settings.versions, service.database, service.registry, name, context)
 
 
@@ -144,7 +144,7 @@ def _registered(service: Runtime, version: Version) -> str | None:
     with service.database.lookup() as connection:
         sha256 = registered_sha256(connection, version.name)
     if sha256 not in {None, card_sha256(version.folder)}:
-        raise VersionExists(f"version {version.name!r} is registered with other content", pointer="/archive")
+        raise VersionExists(f"version {version.name!r} is already registered with other content", pointer="/archive")
     return sha256
 
 
@@ -158,7 +158,7 @@ def _register(service: Runtime, loaded: Version, context: ChangeContext) -> None
             insert_version(connection, loaded, old_ids)
         except IntegrityError:  # another replica's, at the same moment
             raise VersionExists(
-                f"version {loaded.name!r} is registered since this moment", pointer="/archive"
+                f"version {loaded.name!r} was registered at the same time", pointer="/archive"
             ) from None
         record(connection, context.who, "version_registered", loaded.name, card_sha256=card_sha256(folder))
         # A version that cannot be described must not be committed: every list of versions would fail from then on.

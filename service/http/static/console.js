@@ -111,7 +111,7 @@ const more = (list, command) => (list.length > NEWEST ? el("p", { class: "note" 
 
 function gateLink(gallery, gate) {
   if (!gate || sessionStorage.getItem("key") !== null) return gate || "";  // a browser sends no key with a link
-  return el("a", { href: `v1/${place("galleries", gallery, "gates", gate, "page")}`, title: "the report" }, gate);
+  return el("a", { href: `v1/${place("galleries", gallery, "gates", gate, "page")}`, title: "gate report" }, gate);
 }
 
 // Views: each gives what is shown now; that of a gallery gives two parts, above and below the search
@@ -125,7 +125,7 @@ async function showGalleries() {
       one.current ? [dot(one.current), one.current] : el("span", { class: "note" }, "none"),
       count(one.items), mixBar(one), one.loading ? `loading, ${count(one.loading.done)} items` : one.index.kind,
     ]),
-    "There is no gallery yet: regraft gallery create NAME")]];
+    "No galleries yet: regraft gallery create NAME")]];
 }
 
 async function showGallery(name) {
@@ -145,7 +145,7 @@ async function showGallery(name) {
       one.id, [dot(one.version), one.version], one.kind, chip(one.planning ? "planning" : one.state, one.state),
       `${count(one.done)} of ${count(one.total)}`, bar([["moved", one.done, colour(one.version)]], one.total),
       count(one.failed), one.state === "running" ? duration(one.eta_seconds) : ""]),
-    "Nothing was moved: older items are compared across versions."),
+    "No backfills: older items are compared across versions."),
     more(backfills, `regraft backfill list ${name}`),
     newest(backfills).filter((one) => one.curve && one.curve.points.length).slice(0, 1).map((one) => [
       el("p", { class: "note" }, `${one.curve.metric} along backfill ${one.id}: `,
@@ -154,14 +154,14 @@ async function showGallery(name) {
     el("h2", {}, "Deployments"),
     table(["", "version", "before", "state", "gate", "when", "why"], newest(deployments).map((one) => [
       one.id, [dot(one.version), one.version], one.previous || "", chip(one.state), gateLink(name, one.gate),
-      moment(one.created), one.reason]), "No version was deployed: regraft deploy GALLERY VERSION"),
+      moment(one.created), one.reason]), "No deployments: regraft deploy GALLERY VERSION"),
     more(deployments, `regraft deployment list ${name}`),
     el("h2", {}, "Gates"),
     table(["", "versions", "verdict", "metric", "old/old", "new/old", "new/new", "difference", "flips"],
       newest(gates).map((one) => [
         gateLink(name, one.id), `${one.current} → ${one.version}`, chip(one.verdict), one.metric, score(one.old_old), score(one.new_old),
         score(one.new_new), score(one.difference), count(one.negative_flips)]),
-      "Versions were not compared: regraft gate GALLERY VERSION"),
+      "No gates: regraft gate GALLERY VERSION"),
     more(gates, `GET /v1/${place("galleries", name)}/gates`),
   ]];
 }
@@ -173,19 +173,19 @@ async function showVersions() {
     table(["version", "dimension", "space", "method", "inputs", "registered", ""], versions.map((one) => [
       [dot(one.name), one.name], one.dim, one.space.kind, one.method,
       [one.encoder ? "images " : "", one.text ? "texts " : "", one.encoder || one.text ? "" : "embeddings"].join(""),
-      moment(one.created), one.problem ? el("span", { class: "error" }, one.problem) : ""]), "None is registered."),
+      moment(one.created), one.problem ? el("span", { class: "error" }, one.problem) : ""]), "No versions registered."),
     el("h2", {}, "Edges"),
     table(["from", "to", "kind", "measured"], edges.map((one) => [
       one.new, one.old, one.kind,
       Object.entries(one.scores).map(([metric, value]) => `${metric} ${score(value)}`).join(", ")]),
-    "No version can be compared with another."),
+    "No edges: versions cannot be compared with each other."),
   ]];
 }
 
 async function showAudit() {
   const { audit } = await read("audit?limit=100");
   return [[el("h1", {}, "Audit"), table(["when", "who", "action", "subject", "why"],
-    audit.map((one) => [moment(one.at), one.who, one.action, one.subject, one.why]), "Nothing was changed yet.")]];
+    audit.map((one) => [moment(one.at), one.who, one.action, one.subject, one.why]), "No changes yet.")]];
 }
 
 // Search: beside what is read again and again, and left as it is
@@ -193,10 +193,10 @@ async function showAudit() {
 function searchBox(name) {
   const found = el("div", { class: "matches" });
   const told = el("p", { class: "error" });
-  const text = el("input", { type: "text", placeholder: "a text, or an item's id", "aria-label": "what to look for" });
-  const kind = el("select", { "aria-label": "what it is" },
-    el("option", { value: "texts" }, "text"), el("option", { value: "items" }, "more like this item"));
-  const file = el("input", { type: "file", accept: "image/*", "aria-label": "an image to look for" });
+  const text = el("input", { type: "text", placeholder: "a text, or an item's id", "aria-label": "query" });
+  const kind = el("select", { "aria-label": "kind of query" },
+    el("option", { value: "texts" }, "text"), el("option", { value: "items" }, "similar to item"));
+  const file = el("input", { type: "file", accept: "image/*", "aria-label": "query image" });
   let searches = 0;  // what an earlier one finds later is dropped
   const search = async (event) => {
     event.preventDefault();
@@ -253,7 +253,7 @@ function signIn(refused) {
     show();
   };
   page.replaceChildren(el("h1", {}, "API key"),
-    el("p", { class: "note" }, "One with the scope query is enough. It is kept until this tab is closed."),
+    el("p", { class: "note" }, "The scope query is enough. The key is kept until this tab is closed."),
     el("form", { submit: enter }, key, el("button", {}, "Enter")),
     el("p", { class: "error" }, sessionStorage.getItem("key") ? refused.message : ""));
 }
@@ -269,7 +269,7 @@ async function showState() {
   } catch (error) {
     // To a key of some galleries the state of all is not told.
     state.hidden = error.status === 403;
-    state.replaceChildren(chip(error.status === 401 ? "key wanted" : "not ready", "refuse"));
+    state.replaceChildren(chip(error.status === 401 ? "API key required" : "not ready", "refuse"));
     state.title = error.message;
   }
 }

@@ -27,7 +27,7 @@ def test_embeddings_are_stored_as_supplied(served: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        ([1, 2, 3], "by 'v1' is a list of 4 numbers"),
+        ([1, 2, 3], "by 'v1' must be a list of 4 numbers"),
         ([1, 2, 3, 4, 5], "4 numbers"),
         ([], "4 numbers"),
         ([[1, 2, 3, 4]], "4 numbers"),

@@ -170,7 +170,7 @@ class TestProtocol:
         assert (edge.as_json(), declared.id) == (declared.edge.as_json(), named["id"])
         assert (named["old"], len(named["old_card_sha256"])) == ("sided", 64)
         other = tmp_path / "other"
-        with pytest.raises(InvalidVersionFolder, match="not the one the service named"):
+        with pytest.raises(InvalidVersionFolder, match="differs from the one"):
             edge_archive.unpack(tmp_path / "e.zip", other, "late", "sided", "0" * 64)
 
     def test_a_claim_needs_no_folder_of_the_versions_it_names(

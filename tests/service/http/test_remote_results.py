@@ -54,7 +54,7 @@ def task(served: Any, pictures: list[bytes]) -> tuple[str, dict[str, str], list[
 @pytest.mark.parametrize(
     ("changes", "pointer", "says"),
     [
-        ({"vector": vector(1, 0, 0)}, "/moved/0/vector", "this one has 3"),
+        ({"vector": vector(1, 0, 0)}, "/moved/0/vector", "numbers, not 3"),
         ({"vector": vector(1, 0, 0, 0, 0, float("nan"))}, "/moved/0/vector", "finite"),
         ({"vector": vector(0, 0, 0, 0, 0, 0)}, "/moved/0/vector", "all-zero"),
         ({"vector": vector(3, 0, 0, 0, 0, 0)}, "/moved/0/vector", "length is 3"),
@@ -105,7 +105,7 @@ def test_items_must_be_those_of_the_chunk_each_once(served: Any, task: Any) -> N
     for given, says in (
         (items[:-1], "1 items of the chunk are missing"),
         ([*items, items[0]], "named twice"),
-        ([*items, foreign], "is not of this chunk"),
+        ([*items, foreign], "is not in this chunk"),
         ([], "20 items"),
     ):
         refused = served.http.post(place, params=params, json=sent_back(given))

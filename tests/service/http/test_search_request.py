@@ -196,7 +196,7 @@ def test_what_matches_show_is_no_longer_than_a_body(served: Any, shown: dict[str
 
     told = problem(ask(served, path, **body), 422, "invalid_argument", "/k")
 
-    assert "ask for fewer matches" in told["detail"]
+    assert "request fewer matches" in told["detail"]
     less = {"with_text": False} if "text" in shown else {"fields": ["n"]}
     assert [len(found) for found in ids(ask(served, path, **body | less))] == [5] * 4
     assert [len(found) for found in ids(ask(served, path, **body | {"k": 3}))] == [3] * 4

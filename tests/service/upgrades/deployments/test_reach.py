@@ -119,7 +119,7 @@ def test_a_roll_back_that_loses_reach_says_so_and_needs_force(served: Any, upgra
     assert steps[-1]["evidence"]["out_of_reach"] == {new: 1}
     status, (said,) = ready(served, path)
     assert status == "degraded"
-    assert said.endswith(f": 1 items of {new} are out of reach: no edge leads from version {old!r} to {new!r}")
+    assert said.endswith(f": 1 items of {new} are unreachable: no edge leads from version {old!r} to {new!r}")
 
     send(served, path, old, [100])
     assert ready(served, path) == ("ready", [])

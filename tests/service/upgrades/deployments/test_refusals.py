@@ -279,4 +279,4 @@ class TestOptions:
     def test_the_refusal_names_the_step_and_what_is_legal(self, served: Any, filled: str) -> None:
         said = deploy(served, filled, "v2", canary={"share": 0.1}).json()["detail"]
 
-        assert said == "canary: belongs to the step canary; the steps of this call (verified, current) take: override"
+        assert said == "canary is only legal for canary; legal for the steps of this call (verified, current): override"

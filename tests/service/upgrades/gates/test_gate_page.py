@@ -184,7 +184,7 @@ def test_it_says_what_was_measured_when_and_by_whom(served: Any, filled: str) ->
 
     assert (facts["label"], facts["metric"], facts["seed"], facts["by"]) == ("digit", "mAP@1.0", "3", report["who"])
     assert facts["queries"].startswith(f"{report['queries']} (at most 8, drawn)")
-    assert facts["items on the gallery side"] == "20 (every one that can be compared)"
+    assert facts["items in the gallery"] == "20 (all comparable items)"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", facts["date"])
 
 
