@@ -1,7 +1,7 @@
-"""Chunks of a backfill for workers: claim with a lease, read, commit.
+"""Chunks of a backfill for workers: `claim` with a lease, read, `commit`.
 
-Rows are locked in one order everywhere - gallery, chunk, backfill - so workers never wait for each other in a circle.
-Every function runs in its caller's transaction.
+Rows are locked in one order everywhere (gallery, chunk, backfill), so that workers do not deadlock. Every function runs
+in its caller's transaction.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ChunkLost(RegraftError):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Items one worker has leased."""
+    """A chunk that a worker has leased; `attempts`: after how many an item is given up."""
 
     id: int
     owner: str
@@ -71,7 +71,7 @@ class Chunk:
 
 
 class ChunkRow(NamedTuple):
-    """Some items of a backfill."""
+    """A row of `backfill_chunk`."""
 
     id: int
     backfill_id: int
@@ -82,7 +82,7 @@ CHUNK = (backfill_chunk.c.id, backfill_chunk.c.backfill_id, backfill_chunk.c.ite
 
 
 class ExpiredChunkRow(NamedTuple):
-    """A chunk whose lease has expired, and its owner; `long_over`: longer ago than a lease lasts."""
+    """A chunk whose lease has expired; `long_over`: by more than the length of a lease."""
 
     id: int
     backfill_id: int
@@ -95,7 +95,7 @@ EXPIRED_CHUNK = (*CHUNK, backfill_chunk.c.lease_owner)
 
 
 class ContentRow(NamedTuple):
-    """An item to be encoded, as it was at `seq`, and where its image or text lies."""
+    """An item to encode, as of feed number `seq`, and the blob key of its image or text."""
 
     id: int
     seq: int
@@ -103,7 +103,7 @@ class ContentRow(NamedTuple):
 
 
 class EmbeddingRow(NamedTuple):
-    """An item to be transformed, as it was at `seq`, and its embedding by the version it is moved from."""
+    """An item to transform, as of feed number `seq`, and its embedding by the version it is moved from."""
 
     id: int
     seq: int
@@ -116,10 +116,7 @@ class EmbeddingRow(NamedTuple):
 
 
 def claimable(connection: Connection, kinds: Sequence[Kind] = tuple(Kind)) -> list[BackfillRow]:
-    """The running backfills of these kinds, completely planned, whose rate allows another chunk now.
-
-    The one that has waited longest is first.
-    """
+    """The running, completely planned backfills of these kinds whose rate allows another chunk; longest wait first."""
     next_claim = backfill.c.next_claim
     due = or_(backfill.c.rate.is_(None), next_claim <= now(), next_claim > now() + _max_ahead(backfill.c))
     ready = (backfill.c.state == BackfillState.RUNNING, backfill.c.kind.in_(kinds), backfill.c.sweep_seq.is_(None))
@@ -130,7 +127,7 @@ def claimable(connection: Connection, kinds: Sequence[Kind] = tuple(Kind)) -> li
 def claim(
     connection: Connection, owner: str, lease_seconds: float, kinds: Sequence[Kind] = tuple(Kind)
 ) -> Chunk | None:
-    """Lease the next chunk that is free, or whose lease ran out without a heartbeat."""
+    """Lease the next chunk that is free or whose lease expired without a heartbeat; None: there is none."""
     for job in claimable(connection, kinds):
         _free_lost(connection, job, lease_seconds)
         row = _lease_next(connection, job.id, owner, lease_seconds)
@@ -141,7 +138,7 @@ def claim(
 
 
 def lease_owners(connection: Connection, beginning: str) -> list[str]:
-    """The owner of each leased chunk of running backfills, of owners whose name begins so."""
+    """The owner of each leased chunk of running backfills, if its name starts with `beginning`."""
     running = backfill_chunk.c.backfill_id.in_(select(backfill.c.id).where(backfill.c.state == BackfillState.RUNNING))
     held = (running, backfill_chunk.c.state == "leased", backfill_chunk.c.lease_until >= now())
     named = backfill_chunk.c.lease_owner.startswith(beginning, autoescape=True)
@@ -149,7 +146,7 @@ def lease_owners(connection: Connection, beginning: str) -> list[str]:
 
 
 def leased_chunk(connection: Connection, chunk_id: int, owner: str) -> Chunk:
-    """A chunk by its number, as long as `owner` holds it. Raises ChunkLost."""
+    """A chunk by its number, if `owner` holds it. Raises ChunkLost."""
     conditions = (
         backfill_chunk.c.id == chunk_id,
         backfill_chunk.c.state == "leased",
@@ -157,7 +154,7 @@ def leased_chunk(connection: Connection, chunk_id: int, owner: str) -> Chunk:
     )
     row = first_of(ChunkRow, connection.execute(select(*CHUNK).where(*conditions)))
     if row is None:
-        raise ChunkLost("this lease is over: the chunk is done, or another worker's")
+        raise ChunkLost("the lease expired: the chunk is done or claimed by another worker")
     job = one_of(BackfillRow, connection.execute(select(backfill).where(backfill.c.id == row.backfill_id)))
     return _chunk(job, row, owner)
 
@@ -168,30 +165,30 @@ def _chunk(job: BackfillRow, row: ChunkRow | ExpiredChunkRow, owner: str) -> Chu
 
 
 def extend(connection: Connection, chunk: Chunk, lease_seconds: float) -> bool:
-    """A heartbeat: extend the lease. False when another worker has the chunk."""
+    """Extend the lease (a heartbeat). False: another worker has the chunk."""
     statement = _own_chunk(chunk).values(lease_until=now() + lease_seconds)
     return connection.execute(statement).rowcount == 1
 
 
 def release(connection: Connection, chunk: Chunk) -> None:
-    """Give the chunk back undone, so that anyone may claim it at once."""
+    """Give an unfinished chunk back, so that any worker may claim it at once."""
     connection.execute(_own_chunk(chunk).values(state="todo", lease_owner=None, lease_until=None))
 
 
 def abandon(connection: Connection, chunk: Chunk) -> None:
-    """Give up a chunk that failed: it can be claimed again when its lease has run out."""
+    """Give back a chunk that failed: it can be claimed again when its lease has expired."""
     connection.execute(_own_chunk(chunk).values(lease_owner=None))
 
 
 def worker_of(owner: str) -> str:
-    """The worker of an owner: each lease of a remote worker has an owner of its own."""
+    """The worker of an owner; a remote worker has another owner for each lease."""
     return owner.rpartition(":")[0] if owner.startswith(REMOTE) else owner
 
 
 def _free_lost(connection: Connection, job: BackfillRow, lease_seconds: float) -> None:
-    """Free the chunks of workers that died, in halves, so that an item that kills its worker ends up alone.
+    """Free the chunks of dead workers in halves, so that an item that kills its worker is isolated.
 
-    An item alone counts as failed if its worker held no other chunk that may have been at fault.
+    A single item counts as failed if its worker held no other chunk that could be the cause.
     """
     leased_chunk = (backfill_chunk.c.state == "leased", backfill_chunk.c.lease_owner.is_not(None))
     expired = (backfill_chunk.c.backfill_id == job.id, *leased_chunk, backfill_chunk.c.lease_until < now())
@@ -206,7 +203,7 @@ def _free_lost(connection: Connection, job: BackfillRow, lease_seconds: float) -
         .with_for_update(skip_locked=True)
     )
     alive = {worker_of(owner) for owner in lease_owners(connection, "")}
-    # The leases of a dead worker expire one after the other, the last within the time of one lease.
+    # The leases of a dead worker expire one by one, all within the length of a lease.
     lost = [
         row
         for row in all_of(ExpiredChunkRow, connection.execute(rows))
@@ -243,7 +240,7 @@ def _lease_next(connection: Connection, backfill_id: int, owner: str, lease_seco
     abandoned = and_(backfill_chunk.c.lease_owner.is_(None), backfill_chunk.c.lease_until < now())
     claimable_again = or_(abandoned, backfill_chunk.c.lease_until > latest)
     expired = and_(backfill_chunk.c.state == "leased", claimable_again)
-    # Two statements and no OR: each is answered from the index, however many chunks there are.
+    # Two statements instead of an OR: each uses the index, however many chunks there are.
     for free in (expired, backfill_chunk.c.state == "todo"):
         next_free = (
             select(backfill_chunk.c.id)
@@ -269,7 +266,7 @@ def _move_next_claim(connection: Connection, job: BackfillRow, items: int) -> No
 
 
 def _max_ahead(job: Any) -> Any:
-    """How far claims may run ahead of the clock; further: the clock was set back. `job`: a row, or the columns."""
+    """Seconds that claims may run ahead of the clock; more: the clock was set back. `job`: a row, or the columns."""
     return BURST_SECONDS + PACE_AHEAD * job.chunk_size / job.rate
 
 
@@ -285,13 +282,13 @@ def _own_chunk(chunk: Chunk) -> Update:
 
 
 def read_contents(connection: Connection, chunk: Chunk) -> list[ContentRow]:
-    """The chunk's items that still qualify."""
+    """The chunk's items that still qualify, each with the key of its image or text."""
     columns = (item.c.id, item.c.seq, item.c.blob)
     return all_of(ContentRow, connection.execute(select(*columns).where(_qualifying(connection, chunk))))
 
 
 def read_embeddings(connection: Connection, chunk: Chunk, order: Order) -> list[EmbeddingRow]:
-    """The chunk's items that still qualify, each with the embedding that the transform reads, see `read_version`."""
+    """The chunk's items that still qualify, each with the embedding to transform, see `read_version`."""
     columns = (item.c.id, item.c.seq, embedding.c.version_id, embedding.c.vector, embedding.c.side)
     stored = item.join(embedding, stored_for(Kind.TRANSFORM, chunk.version_id, order))
     found = connection.execute(select(*columns).select_from(stored).where(_qualifying(connection, chunk)))
@@ -306,9 +303,9 @@ def remaining_items(connection: Connection, chunk: Chunk) -> list[int]:
 def commit(
     connection: Connection, chunk: Chunk, moved: Sequence[EmbeddedItems], failed: Sequence[Failed]
 ) -> dict[str, int]:
-    """Write the results of a chunk's items that did not change since they were read, and count them.
+    """Write the results of the chunk's items that have not changed since they were read, and end the chunk.
 
-    `retried` items are neither done nor failed: they wait to be planned again.
+    Returns the counts done, failed, skipped and retried; `retried` items are to be planned again.
 
     Raises:
         ChunkLost: another worker holds the chunk, or its backfill was paused, cancelled or deleted; nothing is written.
@@ -336,7 +333,7 @@ def _qualifying(connection: Connection, chunk: Chunk) -> ColumnElement[bool]:
 
 
 def _unchanged(connection: Connection, moved: Sequence[EmbeddedItems], failed: Sequence[Failed]) -> set[int]:
-    """The items that were not written since they were read: every write, also a deletion, sets a new seq."""
+    """The items not written since they were read: every write, also a deletion, sets a new seq."""
     read_at = {f.item_id: f.seq for f in failed}
     for each in moved:
         read_at.update(zip(each.item_ids, each.seqs, strict=True))

@@ -1,8 +1,8 @@
 """The uncertainty of each item that waits for a backfill, for the order `uncertainty`.
 
-Sources, in this order: what was stored when the item was transformed; the variance that the item edge to the target
-tells (FastFill); the norm of an embedding in hyperbolic space (HBCT). Variances are numbers of the target's space and
-compare with each other; norms do not, so where there are both, items are compared by their ranks.
+Sources, by priority: the value stored when the item was transformed; the variance that the item edge to the target
+predicts (FastFill); the norm of an embedding in hyperbolic space (HBCT). Variances can be compared with each other,
+norms cannot; so if there are several sources, items are compared by their ranks.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ ROWS = 4096
 VARIANCE = ""
 
 Scores = dict[str, list[tuple[NDArray[np.int64], NDArray[np.float64]]]]
-"""Source -> blocks of items' keys and uncertainties: sixteen bytes an item."""
+"""Source -> blocks of items' keys and uncertainties: 16 bytes per item."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """The scope of a backfill that is checked before it is started."""
+    """The items of a backfill, known before it is created: those served by `origin` (None: any)."""
 
     gallery_id: int
     kind: str
@@ -52,7 +52,7 @@ class Scope:
 
 
 class WaitingRow(NamedTuple):
-    """An item that waits, and the embedding it would be moved from."""
+    """A waiting item, and the embedding that it would be moved from."""
 
     id: int
     version_id: int
@@ -83,7 +83,7 @@ def check_uncertainty_known(database: Database, registry: Registry, embedder: Em
     """Check that the uncertainty of at least one waiting item is known.
 
     Raises:
-        NoUncertainty: it is known of none.
+        NoUncertainty: items wait, and it is known of none.
     """
     sources: Scores = defaultdict(list)
     count = 0
@@ -94,23 +94,23 @@ def check_uncertainty_known(database: Database, registry: Registry, embedder: Em
             return
     if count:
         raise NoUncertainty(
-            f"no forward edge to {registry.by_id(scope.version_id).name!r} tells a variance, and no item lies in "
-            "hyperbolic space: choose another order",
+            f"uncertainty requires a forward edge to {registry.by_id(scope.version_id).name!r} with variance, "
+            "or items in hyperbolic space: use another order",
             pointer="/order",
         )
 
 
 def uncertainties_of_job(database: Database, registry: Registry, embedder: Embedder, job: BackfillRow) -> ItemScores:
-    """The uncertainties of the items that a running backfill has still to move."""
+    """The uncertainties of the items that a running backfill has yet to move."""
     try:
         return uncertainties(database, registry, embedder, Scope(job.gallery_id, job.kind, job.version_id, job.origin))
     except (InvalidVersionFolder, EdgeBroken):
-        # An edge that cannot be opened must not stop the planning of the others.
+        # Planning continues without an order if an edge cannot be opened.
         return NO_SCORES
 
 
 def _stored(database: Database, registry: Registry, scope: Scope) -> Iterator[list[WaitingRow]]:
-    """The waiting items in blocks, each read in a transaction of its own."""
+    """The waiting items in blocks, each read in its own transaction."""
     kind, order = Kind(scope.kind), places_of(registry, registry.by_id(scope.version_id)).order
     stored = stored_for(kind, scope.version_id, order)
     waiting = waiting_items(scope.gallery_id, kind, scope.version_id, order, scope.origin)
@@ -136,7 +136,7 @@ def _score_all(registry: Registry, embedder: Embedder, scope: Scope, waiting: li
 
 def _score(old: LoadedVersion, target: LoadedVersion, embedder: Embedder, rows: list[WaitingRow], into: Scores) -> None:
     known = {row.id: row.uncertainty for row in rows if row.uncertainty is not None}
-    # Of a damaged one nothing is known: it comes last, and the backfill names it.
+    # An item with a damaged embedding gets no score, so it comes last; the backfill reports it.
     rest = [row for row in rows if row.uncertainty is None and is_usable(row.vector, old.card.dim)]
     if known:
         into[VARIANCE].append((np.fromiter(known, np.int64), np.fromiter(known.values(), np.float64)))
@@ -152,7 +152,7 @@ def _variances(
         return VARIANCE, {}
     transform = embedder.forward(old, target)
     if transform is not None and transform.has_variance:
-        # Those that lack their side-information, where the edge needs it, come last: the backfill will name them.
+        # If the edge needs side-information, items without it come last; the backfill reports them.
         for some in (rows, [row for row in rows if row.side is not None]):
             with suppress(RegraftError):
                 carried = apply_transform(transform, old, [row.vector for row in some], [row.side for row in some])

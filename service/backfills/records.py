@@ -1,4 +1,4 @@
-"""Reads backfills and their failures for the routes that show them. Every function runs in its caller's transaction."""
+"""Read backfills and their failures for the routes. Every function runs in its caller's transaction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class UnknownBackfill(RegraftError):
 
 @dataclass(frozen=True)
 class RetryingBackfill(BackfillRow):
-    """A backfill, how many of its items wait for a retry, and for how many seconds it has run since its last pause."""
+    """A backfill, how many of its items wait for a retry, and the seconds it has run since its last pause."""
 
     retrying: int
     running_seconds: float
@@ -50,7 +50,7 @@ def backfill_row(connection: Connection, number: int) -> RetryingBackfill:
     """The backfill of a number. Raises UnknownBackfill."""
     row = first_of(RetryingBackfill, connection.execute(_select_backfills().where(backfill.c.id == number)))
     if row is None:
-        raise UnknownBackfill(f"there is no backfill {number}")
+        raise UnknownBackfill(f"backfill {number} does not exist")
     return row
 
 
@@ -66,7 +66,7 @@ def failures_after(
 ) -> list[FailureRow]:
     """Up to `limit` items that a backfill could not move, whose key is above `after`, by key.
 
-    `order`: of places, see `service.store.embeddings.first_held`.
+    `order`: version ids for `service.store.embeddings.first_held`, which finds the version that serves an item.
     """
     item_columns = (item.c.id, item.c.external_id, first_held(order))
     failure_columns = tuple(backfill_failure.c[name] for name in ("code", "reason", "attempts", "next_try", "at"))

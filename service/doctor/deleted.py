@@ -1,4 +1,4 @@
-"""Checks for deleted galleries that are not freed completely."""
+"""Check for deleted galleries that are not completely freed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def check(context: Context, fix: bool) -> list[Finding]:
     finding = Finding(
         "gallery_half_freed",
         "info",
-        "galleries were deleted, and what they held is not freed yet",
-        "a service that starts goes on with it; --fix frees it now",
+        "deleted galleries whose data are not yet freed",
+        "the service frees them after its next start; --fix frees them now",
         fixable=True,
     )
     with context.database.read() as connection:

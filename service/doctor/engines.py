@@ -1,4 +1,4 @@
-"""Checks engines: rows of galleries that they lack, and rows that belong to no item of the database."""
+"""Check external engines: missing rows of galleries, and rows of no item in the database."""
 
 from __future__ import annotations
 
@@ -26,26 +26,24 @@ from service.store.repository import feed_of, index_of
 from service.store.rows import GalleryRow
 
 Range = tuple[int, int | None]
-"""Keys after the first and up to the second; None: all after it."""
+"""Keys above the first and up to the second; None: no upper limit."""
 NO_KEYS = np.empty(0, np.int64)
 
 
 def check(context: Context, fix: bool) -> list[Finding]:
     """`engine_away`, `engine_rows_missing`, `engine_rows_unknown`."""
-    away = Finding(
-        "engine_away", "error", "engines that galleries lie in do not answer", "nothing is lost; start the engine"
-    )
+    away = Finding("engine_away", "error", "engines of galleries do not answer", "nothing is lost; start the engine")
     missing = Finding(
         "engine_rows_missing",
         "error",
-        "vectors are not in the engine that they were brought to, or are others there",
+        "vectors are missing in their engine or differ there",
         "--fix writes them again",
         fixable=True,
     )
     unknown = Finding(
         "engine_rows_unknown",
         "info",
-        "rows in engines are of no item that is there: they are never shown",
+        "rows in engines belong to no existing item; queries never return them",
         "--fix removes them",
         fixable=True,
     )
@@ -72,7 +70,7 @@ class _Comparison:
 
     def compare(self, missing: Finding, unknown: Finding) -> None:
         """Compare both in blocks of keys."""
-        versions = {version.name for version in self._registry.all()}  # others were deleted, and are swept
+        versions = {version.name for version in self._registry.all()}  # the service sweeps others, of deleted versions
         places = {place for place in self._engine.places(name_of(self._row)) if place[0] in versions}
         after = -1
         with self._database.read() as connection:
@@ -98,7 +96,7 @@ class _Comparison:
             self._rewrite(connection, place, missing)
 
     def _sweep(self, place: ShardKey, known: Keys, key_range: Range) -> None:
-        """Count rows of no item, and remove them with `fix`."""
+        """Count rows of no item; with `fix`, remove them."""
         collection = self._collection(place)[0]
         for keys, numbers in _unknown_rows(collection, known, key_range):
             self._unknown[place] += len(keys)
@@ -116,20 +114,20 @@ class _Comparison:
         collection, space = self._collection(place)
         for block in feed_of(connection, self._row.id, keys.tolist()):
             block_keys = np.array(sorted({row[0] for row in block}))
-            entries = collection.entries(block_keys)  # deleted with their own feed numbers, or they would stay
+            entries = collection.entries(block_keys)  # deletions need the rows' own feed numbers to take effect
             collection.delete(entries.keys_N, entries.seqs_N)
             write_block(collection, place, space, block, gather_changes(self._registry, [block]))
 
 
 def _missing_keys(collection: Collection, keys: Keys, digests: Keys, numbers: Keys) -> Keys:
-    """The keys, of those that the collection covers, whose rows it lacks or has with another vector."""
+    """The keys whose rows the collection covers but lacks, or has with another vector."""
     covered = numbers <= collection.covered_seq()
     keys, digests, numbers = (column[covered] for column in (keys, digests, numbers))
     return keys[~find_up_to_date(collection, keys, digests, numbers)]
 
 
 def _unknown_rows(collection: Collection, known: Keys, key_range: Range) -> Iterator[tuple[Keys, Keys]]:
-    """The rows of no item in a range of a collection: blocks of keys and feed numbers."""
+    """The rows of no item in a range of a collection, in blocks: keys and feed numbers."""
     after, last = key_range
     while len((listed := collection.listed(after, collection.capabilities.max_rows)).keys_N):
         in_range = np.full(len(listed.keys_N), True) if last is None else listed.keys_N <= last

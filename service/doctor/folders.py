@@ -1,4 +1,4 @@
-"""Checks folders on disk: versions and edges that changed since they were accepted, and remains of uploads."""
+"""Check folders on disk: versions and edges that changed since they were accepted, and remains of uploads."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def _versions(context: Context) -> Finding:
     changed = Finding(
         "version_changed",
         "error",
-        "version folders are no longer what was registered: they are quarantined",
-        "register the same archive again, or restore the folder and start the service again; workers then go on",
+        "version folders changed after registration: they are quarantined",
+        "register the same archive again, or restore the folder and restart the service; workers then continue",
     )
     for registered in context.registry.all():
         if registered.problem:
@@ -30,8 +30,8 @@ def _edges(context: Context) -> Finding:
     changed = Finding(
         "edge_changed",
         "error",
-        "edges whose files are no longer what was accepted: they are not used",
-        "add or fit the edge again with --replace, or restore its folder and start the service again",
+        "edges whose files changed after they were accepted: they are not used",
+        "add or fit the edge again with --replace, or restore its folder and restart the service",
     )
     for declared in context.registry.edges():
         if declared.problem:
@@ -41,7 +41,7 @@ def _edges(context: Context) -> Finding:
 
 
 def _left(context: Context, fix: bool) -> Finding:
-    left = Finding("upload_left", "info", "remains of uploads that were killed", "removed at start", fixable=True)
+    left = Finding("upload_left", "info", "remains of interrupted uploads", "removed at start", fixable=True)
     for accepted in (context.settings.versions, context.settings.edges):
         for folder in abandoned_folders(accepted):
             left.add(folder.name)

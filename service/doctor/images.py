@@ -1,4 +1,4 @@
-"""Checks images: the store itself, rows whose image is gone, and images that nothing refers to."""
+"""Check images and texts: their store, rows whose blob is missing, and blobs that nothing refers to."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from service.store.deletion import deleted_galleries
 
 
 def check(context: Context, fix: bool) -> list[Finding]:
-    """`store_unreachable`, or else `orphan_blob`, `image_missing`, `evaluation_image_missing`."""
+    """`store_unreachable`, else `orphan_blob`, `image_missing`, `evaluation_image_missing`."""
     try:
         context.blobs.check()
     except StoreUnreachable as error:
-        away = Finding("store_unreachable", "error", "image stores cannot be looked into", "bring it back")
+        away = Finding("store_unreachable", "error", "image stores cannot be read", "make the store reachable")
         away.add(error.message)
         return [away]
     missing = {
         "item": Finding(
             "image_missing",
             "warning",
-            "items whose image is gone: they can be found, but not re-encoded",
+            "items whose image is missing: they can be found, but not re-encoded",
             "restore the images, or ingest the items again",
         ),
         "evaluation": Finding(
             "evaluation_image_missing",
             "warning",
-            "entries of evaluation sets whose image is gone: gates leave them out",
+            "entries of evaluation sets whose image is missing: gates leave them out",
             "restore the images, or add the evaluation set again",
         ),
     }
     with closing(KeysOnDisk()) as stored:
-        # What is stored is listed first: a row that comes meanwhile is not taken for one without its image.
+        # Listed before the rows are read: a listed blob has its row by then; one stored later is looked up.
         stored.put(context.blobs.all())
         with context.database.read() as connection:
             for reference in references(connection):
                 if not stored.name(reference.key) and not context.blobs.exists(reference.key):
                     missing[reference.kind].add(reference.owner)
             for gallery_id in deleted_galleries(connection):
-                stored.forget(f"{gallery_id}/")  # what lies in the folder of a gallery that is being freed goes with it
-        orphan = Finding("orphan_blob", "info", "images that nothing refers to", "--fix removes them", fixable=True)
-        advice = "nothing refers to any image here: is it the store of this database? --fix leaves them"
+                stored.forget(f"{gallery_id}/")  # the blobs of a gallery that is being freed are removed with it
+        orphan = Finding("orphan_blob", "info", "images that no row refers to", "--fix removes them", fixable=True)
+        advice = "no row refers to any image of this store: check that it belongs to this database; --fix keeps them"
         return [remove_orphans(context, orphan, stored, advice, fix=fix), *missing.values()]

@@ -1,4 +1,4 @@
-"""Checks folders of versions and edges in the image store, for machines without a shared disk."""
+"""Check folders of versions and edges in the image store, which serve machines without a shared disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from service.store.object_store import FOLDERS
 
 
 class StoredFolder(NamedTuple):
-    """A folder that another machine may fetch; `is_whole`: whether a fetched copy is what was accepted."""
+    """A folder that other machines may fetch; `is_whole`: whether a fetched copy is as accepted."""
 
     name: str
     key: str
@@ -33,24 +33,24 @@ class StoredFolder(NamedTuple):
 
 
 def check(context: Context, fix: bool) -> list[Finding]:
-    """`folder_missing`, `folder_unknown`; nothing where images lie on this machine, or are out of reach."""
+    """`folder_missing`, `folder_unknown`; none if the image store is on this machine or does not answer."""
     folders = context.registry.folders
     if not folders.is_remote:
         return []
     missing = Finding(
         "folder_missing",
         "warning",
-        "folders of versions or edges are not in the image store, or damaged there: no other machine gets them",
-        "--fix stores those that are whole on this machine",
+        "folders of versions or edges are missing or damaged in the image store: other machines cannot load them",
+        "--fix stores those that are intact on this machine",
         fixable=True,
     )
-    what = "folders in the image store that no version or edge names"
+    what = "folders in the image store that belong to no version or edge"
     unknown = Finding("folder_unknown", "info", what, "--fix removes them", fixable=True)
-    advice = "nothing names any folder here: is it the store of this database? --fix leaves them"
+    advice = "no version or edge has a folder in this store: check that it belongs to this database; --fix keeps them"
     try:
         context.blobs.check()
         with closing(KeysOnDisk()) as stored:
-            # What is stored is listed first: one that comes meanwhile has a row by then.
+            # Listed before the rows are read: every listed folder has its row by then.
             stored.put(context.blobs.all_folders())
             context.registry.sync()
             for stored_folder in _expected_folders(context.registry):

@@ -1,4 +1,4 @@
-"""Checks placement: items in no shard, or in a version that no query reaches; and unused versions."""
+"""Check placement: items in no shard, items served by a version that no query reaches, and unused versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _unplaced(context: Context) -> Finding:
     lost = Finding(
         "no_embedding",
         "error",
-        "items are in no shard: they hold no embedding",
+        "items without an embedding: they are in no shard",
         "start a reencode backfill, or ingest them again",
     )
     for row in context.galleries():
@@ -36,7 +36,7 @@ def _reach(context: Context) -> list[Finding]:
     unreachable = Finding(
         "unreachable",
         "error",
-        "items lie in versions that queries of the current version cannot reach",
+        "items of versions that queries of the current version cannot reach",
         "start a backfill, add an edge, or roll back",
     )
     unused = Finding(

@@ -1,4 +1,4 @@
-"""Evaluation sets that came as embeddings: of another length than their versions', or not finite."""
+"""Check evaluation sets of embeddings: wrong length, or not finite."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from service.store.vector_codec import STORED
 
 
 def check(context: Context) -> list[Finding]:
-    """`evaluation_damaged`; nothing here can be mended."""
+    """`evaluation_damaged`, which cannot be fixed."""
     damaged = Finding(
         "evaluation_damaged",
         "error",
-        "evaluation sets hold embeddings that are not finite or of another length than their version's",
-        "delete the set and add it again; no gate can be measured on it",
+        "evaluation sets with embeddings that are not finite or have the wrong dimension",
+        "delete the set and add it again; gates cannot use it",
     )
     columns = (gallery.c.name, evaluation.c.id, evaluation.c.size, *evaluation_embedding.c)
     joined = evaluation_embedding.join(evaluation).join(gallery)

@@ -1,4 +1,4 @@
-"""Checks files of vectors: missing or damaged ones, and those that the database does not name."""
+"""Check files of vectors: missing or damaged ones, and those that the database does not name."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from service.store.vector_files import files
 
 
 def check(context: Context, fix: bool) -> list[Finding]:
-    """`vector_file_missing`, `vector_file_damaged`, `vector_file_unknown`; nothing where the store is out of reach."""
+    """`vector_file_missing`, `vector_file_damaged`, `vector_file_unknown`; none if the store does not answer."""
     again = "restore them from a backup of the image store; else ingest the items again, or backfill from their images"
-    missing = Finding("vector_file_missing", "error", "files of vectors are gone", again)
-    damaged = Finding("vector_file_damaged", "error", "files of vectors are not as they were written", again)
+    missing = Finding("vector_file_missing", "error", "files of vectors are missing", again)
+    damaged = Finding("vector_file_damaged", "error", "files of vectors changed after they were written", again)
     what = "files of vectors that no row names"
     unknown = Finding("vector_file_unknown", "info", what, "--fix removes them", fixable=True)
-    advice = "no row names any file here: is it the store of this database? --fix leaves them"
+    advice = "no row names any file of this store: check that it belongs to this database; --fix keeps them"
     try:
         context.blobs.check()
         with closing(KeysOnDisk()) as stored:
-            # What is stored is listed first: a file that comes meanwhile has a row by then.
+            # Listed before the rows are read: every listed file has its row by then.
             stored.put(context.blobs.all_vector_files())
             with context.database.lookup() as connection:
                 known = files(connection)

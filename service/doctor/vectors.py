@@ -1,4 +1,4 @@
-"""Checks embeddings: wrong length, not finite, zero, not of unit length, or duplicates."""
+"""Check embeddings: wrong length, not finite, zero, not of unit length, or duplicates."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ class StoredRow(NamedTuple):
     uncertainty: float | None
     digest: bytes | None
     stored: bytes
-    """The column as it was in the database, which may hold the vector's place in a file instead."""
+    """The database column of `vector`, which may hold the vector's place in a file instead."""
 
 
 Damaged = tuple[StoredRow, str]
 """A damaged embedding, and the code of its finding."""
 Fix = Callable[[Connection, StoredRow], bool]
-"""Fixes an embedding, unless it was changed since it was read; returns whether it did."""
+"""Fixes an embedding unless it has changed since it was read; returns whether it did."""
 
 
 def check(context: Context, fix: bool) -> list[Finding]:
-    """What `_findings` lists, or `vectors_unseen`."""
+    """The findings that `_findings` lists, or `vectors_unseen`."""
     try:
         return _check(context, fix)
     except (StoreUnreachable, NoParquet) as error:
-        away = Finding("vectors_unseen", "error", "vectors cannot be looked at", "bring back what is missing")
+        away = Finding("vectors_unseen", "error", "vectors cannot be read", "make what is missing available")
         away.add(error.message)
         return [away]
 
@@ -98,33 +98,35 @@ def _check_block(
 
 def _findings() -> dict[str, Finding]:
     advice = (
-        "--fix removes those of items that hold another embedding, or an image that the current version can encode "
+        "--fix removes those of items with another embedding, or with an image that the current version can encode "
         "(start a reencode backfill then); ingest the others again"
     )
     findings = [
-        Finding("wrong_dimension", "error", "vectors have another length than their version's", advice, fixable=True),
-        Finding("not_finite", "error", "vectors hold NaN or infinite numbers", advice, fixable=True),
-        Finding("zero_vector", "error", "vectors are all zero where a direction is needed", advice, fixable=True),
+        Finding("wrong_dimension", "error", "vectors have the wrong dimension for their version", advice, fixable=True),
+        Finding("not_finite", "error", "vectors have NaN or infinite numbers", advice, fixable=True),
+        Finding("zero_vector", "error", "vectors of a cosine space are zero", advice, fixable=True),
         Finding(
             "wrong_side",
             "error",
-            "side-information has another length than its version's: no transform can move these items",
-            "queries are right; ingest the items again, or move them by a reencode backfill",
+            "side-information has the wrong length for its version: transform cannot move these items",
+            "queries are correct; ingest the items again, or move them by a reencode backfill",
         ),
         Finding("not_unit_vector", "error", "vectors of a cosine space are not of unit length", "--fix", fixable=True),
         Finding(
             "vector_unreadable",
             "error",
-            "vectors lie in files that are gone or damaged",
+            "vectors are in files that are missing or damaged",
             "restore the files; else ingest the items again, or move them by a reencode backfill",
         ),
-        Finding("duplicate_vector", "info", "items hold the vector of another item", "the same content, stored twice"),
+        Finding(
+            "duplicate_vector", "info", "items have the same vector as another item", "the same content is stored twice"
+        ),
     ]
     return {finding.code: finding for finding in findings}
 
 
 def _embeddings(context: Context, gallery: GalleryRow) -> Iterator[list[StoredRow]]:
-    """All embeddings of a gallery in blocks of items, each read in a transaction of its own."""
+    """All embeddings of a gallery in blocks of items, each read in its own transaction."""
     item_columns = (item.c.gallery_id, literal(gallery.name).label("name"), item.c.external_id, item.c.blob)
     columns = (*item_columns, *embedding.c, embedding.c.vector.label("stored"))
     condition, after = item.c.gallery_id == gallery.id, None
@@ -142,7 +144,7 @@ def _embeddings(context: Context, gallery: GalleryRow) -> Iterator[list[StoredRo
 
 
 def _readable(blocks_of_rows: Iterable[list[StoredRow]], unreadable: Finding) -> Iterator[list[StoredRow]]:
-    """Rows without those whose vector's file cannot be read: it may come back, so these are not fixed."""
+    """Leave out, and report, rows whose vector's file cannot be read: it may come back, so they are not fixed."""
     for block in blocks_of_rows:
         for row in block:
             if not row.vector and is_place(row.stored):
@@ -157,7 +159,7 @@ def _label(row: StoredRow) -> str:
 def _check_shapes(
     version: LoadedVersion, rows: Sequence[StoredRow], found: dict[str, Finding], damaged: list[Damaged]
 ) -> list[StoredRow]:
-    """Returns the rows whose vectors have the right length."""
+    """Check the lengths of vectors and side-information; returns the rows whose vectors have the right length."""
     card = version.card
     well_shaped = []
     for row in rows:
@@ -200,7 +202,7 @@ def _check_duplicate(row: StoredRow, digests: KeysOnDisk, found: Finding) -> Non
 
 
 def _fix(context: Context, rows: Sequence[Damaged], found: dict[str, Finding], change: Fix) -> None:
-    """Fix rows of one gallery, a block in a transaction, with new feed numbers for replicas."""
+    """Fix rows of one gallery, one block per transaction, with new feed numbers for replicas."""
     for block in blocks(rows, BLOCK):
         gallery_id = block[0][0].gallery_id
         with suppress(UnknownGallery), context.database.write() as connection:
@@ -213,7 +215,7 @@ def _fix(context: Context, rows: Sequence[Damaged], found: dict[str, Finding], c
 
 
 def _normalise(context: Context, connection: Connection, row: StoredRow) -> bool:
-    """Normalise a vector that was not changed since it was read."""
+    """Normalise a vector unless it has changed since it was read."""
     (vector,) = from_bytes([row.vector], context.registry.by_id(row.version_id).card.dim)
     unit = (vector / np.linalg.norm(vector.astype(np.float64))).astype(np.float32)
     values = {"vector": to_bytes(unit), "digest": digests_to_bytes(unit[np.newaxis])}
@@ -221,13 +223,13 @@ def _normalise(context: Context, connection: Connection, row: StoredRow) -> bool
 
 
 def _discard(context: Context, damaged: Sequence[Damaged], found: dict[str, Finding]) -> None:
-    """Remove embeddings that were not changed since they were read, of items that keep something better."""
+    """Remove embeddings that have not changed since they were read, of items that keep something better."""
     bad = {(row.item_id, row.version_id) for row, _ in damaged}
     with context.database.lookup() as connection:
         images_needed = {
             row.blob for row, _ in damaged if row.blob is not None and not _holds_better(connection, row, bad)
         }
-    # Before the transaction, in which writers wait: the store may be slow.
+    # Before the transaction, for which writers wait, as the store may be slow.
     images = {key for key in images_needed if context.blobs.exists(key)}
 
     def discard(connection: Connection, row: StoredRow) -> bool:

@@ -23,7 +23,7 @@ def fingerprint(edge: Edge) -> str:
 
 
 def pack(edge: Edge, archive: Path) -> None:
-    """Write an edge as a .zip. Raises ChangedOnDisk when a file is not the one that was accepted."""
+    """Write an edge as a .zip. Raises ChangedOnDisk if a file is not the accepted one."""
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
         out.writestr(EDGE, json.dumps(edge.as_json(), indent=2) + "\n")
         for name in sorted(set(edge.hashes) - {EDGE}):
@@ -32,15 +32,15 @@ def pack(edge: Edge, archive: Path) -> None:
 
 
 def unpack(archive: Path, into: Path, new: str, old: str, expected: str) -> Edge:
-    """Unpack an edge into the empty folder `into`. Raises InvalidVersionFolder when it is not the `expected` one."""
+    """Unpack an edge into the empty folder `into`. Raises InvalidVersionFolder if its fingerprint is not `expected`."""
     unpack_version(archive, into, EDGE)
     return load(into, new, old, expected)
 
 
 def load(folder: Path, new: str, old: str, expected: str) -> Edge:
-    """Load an edge that was unpacked before and check its hash. Raises InvalidVersionFolder."""
+    """Load an unpacked edge and check its fingerprint. Raises InvalidVersionFolder."""
     edge = load_edge(folder, new, old)
     hashed = replace(edge, hashes=files_of(folder))
     if fingerprint(hashed) != expected:
-        raise InvalidVersionFolder(f"the edge from {new!r} to {old!r} is not the one the service named")
+        raise InvalidVersionFolder(f"the edge from {new!r} to {old!r} differs from the one that the service expects")
     return hashed

@@ -21,7 +21,7 @@ from service.store.tables import edge
 
 
 class EdgeOrigin(StrEnum):
-    """How an edge came to be known: with its version, as a folder, fitted on stored items, or claimed and verified."""
+    """The source of an edge: registered with its version, added as a folder, fitted on items, or a verified claim."""
 
     REGISTERED = "registered"
     ADDED = "added"
@@ -31,7 +31,7 @@ class EdgeOrigin(StrEnum):
 
 @dataclass(frozen=True)
 class EdgeRecord:
-    """An edge and how it was made; `id`, `created` and its folder are set by the database."""
+    """An edge and the evidence of how it was made; `id` and `created` are set when its row is inserted."""
 
     edge: Edge
     origin: EdgeOrigin
@@ -40,7 +40,7 @@ class EdgeRecord:
     created: float = 0.0
     id: int = 0
     problem: str = ""
-    """Why it cannot be used; it stays listed, so that it can be removed, and no query goes along it."""
+    """Why it cannot be used: no route contains it, but it stays listed, so that it can be removed."""
 
     def check(self) -> None:
         """Raise EdgeBroken if it cannot be used."""
@@ -60,13 +60,13 @@ def edge_rows(connection: Connection, ids: Collection[int]) -> list[EdgeRow]:
 
 
 def open_edge(row: EdgeRow, new: Version, old: str, settings: Settings) -> EdgeRecord:
-    """An edge from its row, with its files checked; scores and calibration come from the row, not the disk."""
+    """Open an edge from its row and check its files; scores and calibration come from the row, not the disk."""
     folder = None if row.folder is None else settings.edges / row.folder
     files = row.files
     if row.origin == EdgeOrigin.REGISTERED:
         folder, files = new.folder / "edges" / old, edge_files(new.card, old)
     damaged = [name for name, expected in files.items() if folder is None or not _has_hash(folder / name, expected)]
-    problem = f"{damaged[0]} is not the file that was accepted" if damaged else ""
+    problem = f"{damaged[0]} changed after it was accepted" if damaged else ""
     opened = parse_edge(row.evidence, new.name, old, folder, files)
     return EdgeRecord(opened, EdgeOrigin(row.origin), row.made, row.files, row.created, row.id, problem)
 

@@ -1,4 +1,4 @@
-"""Warnings of images of a request that lose much as a version's input, by cropping or scaling down."""
+"""Warnings about images of a request that lose much in a version's preprocessing, by cropping or scaling down."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from index.version import Preprocess
 Size = tuple[int, int]
 
 HOW = {
-    Loss.UNSEEN: f"sees less than {LEAST_SEEN:.0%} of their area: the rest is cropped",
-    Loss.REDUCED: f"makes their sides more than {MOST_REDUCED:g} times smaller: details are lost",
+    Loss.UNSEEN: f"uses less than {LEAST_SEEN:.0%} of their area: the rest is cropped",
+    Loss.REDUCED: f"reduces their sides by more than {MOST_REDUCED:g} times: details are lost",
 }
 
 
 class ImageLosses:
-    """Collects the images of a request that lose much, each once by version and loss; any thread may add one."""
+    """Collects the images of a request that lose much, each once per version and loss. Thread-safe."""
 
     def __init__(self) -> None:
         self._lost: dict[tuple[str, Loss], dict[str, Size]] = defaultdict(dict)
 
     def note(self, version: str, spec: Preprocess, pointer: str, size: Size) -> None:
-        """Note an image at `pointer` of the request, (width, height), that becomes a version's input."""
+        """Record the losses of the image at `pointer` of the request, of `size` (width, height), by a version."""
         for loss in losses(size, spec):
             self._lost[version, loss][pointer] = size
 
     def as_json(self) -> list[dict[str, Any]]:
-        """One warning for each version and loss."""
+        """One warning per version and loss."""
         return [_warning(version, loss, dict(sizes)) for (version, loss), sizes in list(self._lost.items())]
 
 

@@ -1,8 +1,9 @@
-"""Placement: the rule for which version serves each live item. Its result is stored nowhere.
+"""Placement: the rule which version serves each live item, see `preference`. Its result is not stored.
 
-Of the versions that the item holds embeddings of, it is the one that queries of the current version reach best: the
-current version itself, else by the route that measured best, `dual` last. So an item's place follows from the current
-version, the edges and its embeddings: a deployment rewrites no item, and a rollback restores exactly the state before.
+Of the versions of which an item holds embeddings, the one serves that queries of the current version reach best: the
+current version itself, else by the route with the best measured score, `dual` last. So placement follows from the
+current version, the edges and the item's embeddings: a deployment writes no item, and a rollback restores exactly the
+state before it.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class ReachLost(RegraftError):
 
 @dataclass(frozen=True)
 class Places:
-    """The placement rule while one version is current: version ids, the one reached best first.
+    """The placement rule while a given version is current.
 
     Attributes:
-        order: every version; `service.store.embeddings.first_held` is the rule in SQL.
-        reached: versions that queries of the current version reach.
+        order: ids of all versions, the one reached best first, as `service.store.embeddings.first_held` takes them.
+        reached: ids of the versions that queries of the current version reach.
     """
 
     order: tuple[int, ...]
@@ -47,32 +48,33 @@ class Places:
         return {version_id: rank for rank, version_id in enumerate(self.order)}
 
     def best(self, held: Collection[int]) -> int:
-        """The version that serves an item with embeddings by these versions."""
+        """The id of the version that serves an item with embeddings by these versions."""
         return min(held, key=self._rank.__getitem__)
 
 
 def places_of(registry: Registry, current: LoadedVersion | None) -> Places:
-    """The rule with the edges of now; `current` None: no version is current."""
+    """The rule with the registry's edges; `current` None: no version is current."""
     order = preference(registry, current)
     reached = (version.id for version in order if current and route_to(registry, current, version) is not None)
     return Places(tuple(version.id for version in order), frozenset(reached))
 
 
 def places_in(registry: Registry, gallery: GalleryRow) -> Places:
-    """The rule of a gallery as it is now."""
+    """The rule of a gallery, with its current version."""
     return places_of(registry, None if gallery.current_id is None else registry.by_id(gallery.current_id))
 
 
 def order_to(registry: Registry, version_id: int) -> tuple[int, ...]:
-    """The order of places while this version is current, as the target of a backfill is."""
+    """The order while this version, such as a backfill's target, is current; syncs the edges first."""
     registry.sync_edges()
     return places_of(registry, registry.by_id(version_id)).order
 
 
 def preference(registry: Registry, current: LoadedVersion | None, graph: Graph | None = None) -> list[LoadedVersion]:
-    """Every version, the one whose items image queries of `current` reach best first, those out of reach last.
+    """Every version, the one that queries of `current` (images, else texts) reach best first, unreached ones last.
 
-    An encoder that cannot be opened for the moment counts too: items do not move because of it.
+    Encoders that cannot be opened at the moment count, too, so that items do not move because of them. `current` None:
+    the newest version first.
     """
     edges, versions = graph or registry.graph(), registry.all()
     if current is None:
@@ -94,21 +96,21 @@ def preference(registry: Registry, current: LoadedVersion | None, graph: Graph |
 
 
 class ItemCounts(Protocol):
-    """Counts a gallery's live items in memory, after everything committed."""
+    """Counts a gallery's live items in memory, including everything committed."""
 
     def moving(self, gallery_id: int, current: LoadedVersion) -> int:
-        """Items that another embedding would serve if this version were current."""
+        """How many items another embedding would serve if this version were current."""
 
     def items_by_version(self, gallery_id: int, order: Sequence[str]) -> Mapping[str, int]:
-        """Items per version that would serve them in this order of versions, versions without any left out."""
+        """How many items each version would serve with this order of preference, without versions that serve none."""
 
 
 def check_reachable(
     connection: Connection, registry: Registry, gallery_id: int, current: LoadedVersion, item_counts: ItemCounts
 ) -> None:
-    """Raise NoRoute, naming their versions, when queries of `current` could not reach some live items.
+    """Raise NoRoute, with versions and counts, if queries of `current` could not reach some live items.
 
-    An item that holds an embedding in reach is served by it once `current` is current, whatever serves it now.
+    An item with any embedding in reach is served by that once `current` is current, whatever serves it now.
     """
     if lost := _out_of_reach(connection, registry, item_counts, gallery_id, current):
         raise NoRoute(
@@ -124,16 +126,16 @@ def check_rollback_reach(
     item_counts: ItemCounts,
     force: bool,
 ) -> dict[str, dict[str, int]]:
-    """The items that get out of reach when a gallery goes back to a version, as evidence of that step.
+    """The items that become unreachable by a rollback to the version `after`, as evidence of that step.
 
     Raises:
-        ReachLost: there are some, and it is not forced.
+        ReachLost: there are some, and `force` is false.
     """
     lost = _out_of_reach(connection, registry, item_counts, gallery.id, after, registry.current_of(gallery))
     if lost and not force:
         raise ReachLost(
-            f"queries of {after.name!r} would not reach items of {_in_words(lost)}: first send embeddings of them by "
-            f"{after.name!r}, or add an edge that leads from it to theirs; force=true goes back all the same",
+            f"queries of {after.name!r} could not reach items of {_in_words(lost)}: first send their embeddings by "
+            f"{after.name!r}, or add an edge from it to those versions; force=true rolls back anyway",
             pointer="/force",
         )
     return {"out_of_reach": lost}
@@ -147,17 +149,17 @@ def _out_of_reach(
     current: LoadedVersion,
     before: LoadedVersion | None = None,
 ) -> dict[str, int]:
-    """Version -> live items it serves that hold no embedding that queries of `current` reach.
+    """Version -> how many live items it serves that hold no embedding in reach of queries of `current`.
 
-    `before`: only items that queries of this version reach, as it places them.
+    `before`: count only items that queries of this version reach, while it is current.
     """
     emptied = versions_emptied(connection, gallery_id)
     reached, places = places_of(registry, current).reached - emptied, places_of(registry, before or current)
     stored = versions_with_embeddings(connection, gallery_id)
     stored = stored if before is None else stored & places.reached
-    if stored <= reached:  # as a rule, and it saves counting every item
+    if stored <= reached:  # the usual case, in which no item has to be counted
         return {}
-    # Reached versions first, so that others serve only items without any of these; last those memory may be wrong of.
+    # Reached versions first, so that others serve only items without them; emptied ones, which memory may hold, last.
     order = sorted(places.order, key=lambda version_id: (version_id in emptied, version_id not in reached))
     counted = item_counts.items_by_version(gallery_id, [registry.by_id(version_id).name for version_id in order])
     lost = {registry.by_id(version_id).name for version_id in stored - reached}
@@ -172,9 +174,9 @@ def _in_words(lost: Mapping[str, int]) -> str:
 def route_to(
     registry: Registry, current: LoadedVersion, target: LoadedVersion, graph: Graph | None = None
 ) -> Route | None:
-    """The route of image queries to items of `target`, or else of text queries; `dual` only with a suitable encoder.
+    """The route of image queries, else of text queries, to items of `target`; `dual` only with a usable encoder.
 
-    `graph`: the edges to use, by default all declared ones.
+    `graph`: the edges to use, by default all usable ones.
     """
     images = registry.encoders() if current.card.encoder else frozenset[str]()
     texts = registry.text_encoders() if current.card.text else frozenset[str]()

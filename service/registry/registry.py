@@ -1,7 +1,7 @@
-"""The registered versions and declared edges, as this process has loaded them, with encoders while they are needed.
+"""The registered versions and declared edges that this process has loaded; see `Registry` and `LoadedVersion`.
 
-A version whose folder is not what was registered is quarantined, at the start or once that is noticed: its card and its
-embeddings in SQL stay valid, and so does an encoder in memory, but nothing is read from its folder any more.
+A version whose folder is no longer as registered is quarantined once this is noticed: its card, its embeddings in SQL
+and encoders in memory stay valid, but nothing is read from its folder any more.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class LoadedVersion:
-    """One registered version; `problem` says why it is quarantined."""
+    """One registered version, with encoders that are loaded on first use; `problem`: why it is quarantined."""
 
     def __init__(self, row: VersionRow, loaded: Version, settings: Settings, problem: str = "") -> None:
         self.id = row.id
@@ -69,15 +69,15 @@ class LoadedVersion:
     def check(self) -> None:
         """Raise VersionBroken if it is quarantined."""
         if self.problem:
-            raise VersionBroken(f"version {self.name!r} is quarantined, its folder is damaged: {self.problem}")
+            raise VersionBroken(f"version {self.name!r} is quarantined because its folder is damaged: {self.problem}")
 
     def quarantine(self, problem: str) -> None:
-        """Read nothing from its folder any more."""
+        """Quarantine the version: nothing is read from its folder any more."""
         logger.error(Event("version_quarantined", version=self.name, reason=problem))
         self.problem = problem
 
     def check_folder(self) -> None:
-        """Hash every file of its folder; one that was not registered so quarantines it. Raises VersionBroken."""
+        """Hash every file of its folder; a difference quarantines the version. Raises VersionBroken."""
         self.check()
         try:
             load_version(self.version.folder, expect_card=self.card_sha256)
@@ -93,11 +93,11 @@ class LoadedVersion:
         except ChangedOnDisk as error:
             self.quarantine(error.message)
             raise VersionBroken(f"version {self.name!r} is quarantined: {error.message}") from error
-        except InvalidVersionFolder as error:  # the files are whole: it may be short of memory, and open the next time
+        except InvalidVersionFolder as error:  # the files are intact: memory may be short, and a retry may succeed
             raise VersionBroken(f"version {self.name!r} cannot be opened: {error.message}") from error
 
     def images(self) -> ImageModality:
-        """The version's image encoder, loaded on first use. Raises NoEncoder when it takes no images, VersionBroken."""
+        """The version's image encoder, loaded on first use. Raises NoEncoder, VersionBroken."""
         return cast(ImageModality, self._open("images"))
 
     def encoder(self) -> Encoder:
@@ -109,11 +109,11 @@ class LoadedVersion:
         return self.texts().encoder
 
     def texts(self) -> TextModality:
-        """The version's text entrance, loaded on first use. Raises NoTextEntrance when it has none, VersionBroken."""
+        """The version's text entrance, loaded on first use. Raises NoTextEntrance, VersionBroken."""
         return cast(TextModality, self._open("texts"))
 
     def can_open(self, entrance: str) -> bool:
-        """Whether `images` or `texts` can be opened, as far as known: it is in memory, or the folder is not damaged."""
+        """Whether `images` or `texts` can be opened: it is in memory, or the folder is not known to be damaged."""
         return not self.problem or self._lazy[entrance].loaded
 
     def _open(self, entrance: str) -> Any:
@@ -128,7 +128,7 @@ class LoadedVersion:
         return [name for name, lazy in self._lazy.items() if lazy.loaded]
 
     def drop_idle(self, needed: bool, idle_seconds: float) -> None:
-        """Drop the encoders that were not needed or used for so long."""
+        """Drop encoders that were not used for `idle_seconds`; `needed` counts as a use."""
         for lazy in self._lazy.values():
             if needed:
                 lazy.touch()
@@ -136,10 +136,10 @@ class LoadedVersion:
 
 
 class Registry:
-    """Every registered version and declared edge, as far as SQL was followed; `sync` follows it.
+    """Every registered version and declared edge, as of the last `sync` with SQL.
 
-    Another process may register more versions: an unknown one is looked up in SQL first. Callers that depend on the
-    newest edges sync them: the replica each time it polls, and each change of a gallery or of an edge.
+    Other processes may register versions, so an unknown one is looked up in SQL first. Callers that need the newest
+    edges call `sync_edges`: the replica at each poll, and each change of a gallery or an edge.
     """
 
     def __init__(self, database: Database, settings: Settings) -> None:
@@ -160,7 +160,7 @@ class Registry:
         self._unreached: set[str] = set()
 
     def sync(self) -> None:
-        """Load versions and edges that were added since the last time, and forget those that were removed."""
+        """Load versions and edges that were added since the last call, and forget those that were removed."""
         with self._sync_lock:
             with self._database.read() as connection:  # one snapshot: both ends of each edge are among the versions
                 ids = edge_ids(connection)
@@ -183,7 +183,7 @@ class Registry:
         return LoadedVersion(row, loaded, self._settings)
 
     def _load_folder(self, row: VersionRow) -> Version:
-        """A version's folder as it was registered; one that is missing here, or damaged, is fetched from the store."""
+        """Load a version's folder, which must be as registered; if missing or damaged, it is fetched from the store."""
         folder = self._settings.versions / row.name
         try:
             return load_version(folder, expect_card=row.card_sha256)
@@ -193,7 +193,7 @@ class Registry:
         return load_version(folder, expect_card=row.card_sha256)
 
     def recover(self, name: str) -> None:
-        """End a version's quarantine, now that its folder is whole, and load all damaged edges again.
+        """End a version's quarantine if its folder is intact again, and reload all damaged edges.
 
         Raises:
             InvalidVersionFolder: the folder is not what was registered.
@@ -206,7 +206,7 @@ class Registry:
             self._reload_damaged_edges()
 
     def retry(self, target: LoadedVersion) -> None:
-        """Recover a version and the edges to it where they are whole again, for a worker that waits for them."""
+        """Recover a version and its damaged edges if they are intact again, for a worker that waits for them."""
         if target.problem:
             with suppress(InvalidVersionFolder):
                 self.recover(target.name)
@@ -247,7 +247,7 @@ class Registry:
             if row.folder is not None and not (folder := self._settings.edges / row.folder).exists():
                 try:
                     fetch_folder(self.folders, folder, edge_key(row.folder), EDGE)
-                except (RegraftError, OSError) as error:  # its files are missing, as it says
+                except (RegraftError, OSError) as error:  # `open_edge` records its missing files as a problem
                     self._unreached |= {new.name} if isinstance(error, StoreUnreachable) else set()
             known[row.id] = open_edge(row, new, old, self._settings)
             if known[row.id].problem:
@@ -256,20 +256,20 @@ class Registry:
 
     @contextmanager
     def opening(self, edge: Edge) -> Iterator[None]:
-        """Context of opening an edge's files: if they changed, the edge leaves the graph. Raises EdgeBroken."""
+        """Context of opening an edge's files; a changed file takes the edge out of the graph. Raises EdgeBroken."""
         new, old, kind = edge.key
         try:
             yield
         except ChangedOnDisk as error:
             if self._was_removed(edge):
-                raise EdgeBroken(f"the {kind} edge {new} -> {old} was removed or replaced at this moment") from error
+                raise EdgeBroken(f"the {kind} edge {new} -> {old} was removed or replaced meanwhile") from error
             self._quarantine(edge, error.message)
             raise EdgeBroken(f"the {kind} edge {new} -> {old} is not used: {error.message}") from error
         except InvalidVersionFolder as error:
             raise EdgeBroken(f"the {kind} edge {new} -> {old} cannot be opened: {error.message}") from error
 
     def _was_removed(self, edge: Edge) -> bool:
-        """Whether another process removed the edge, with its files; syncs edges."""
+        """Whether another process removed the edge with its files; syncs edges."""
         numbers = {declared.id for declared in self._edges if declared.edge == edge}
         self.sync_edges()
         return numbers.isdisjoint(declared.id for declared in self._edges)
@@ -278,7 +278,7 @@ class Registry:
         logger.error(Event("edge_quarantined", edge=edge.key, reason=problem))
         with self._sync_lock:
             for declared in self._edges:
-                # An edge that came with a version lies in its folder, which differs from what was registered, then.
+                # An edge that came with a version is in its folder, which therefore differs from what was registered.
                 if declared.edge == edge and declared.origin is EdgeOrigin.REGISTERED:
                     self._by_name[edge.new].quarantine(problem)
             self._set_edges(tuple(replace(d, problem=problem) if d.edge == edge else d for d in self._edges))
@@ -301,7 +301,7 @@ class Registry:
         return self._by_name[name]
 
     def by_id(self, version_id: int) -> LoadedVersion:
-        """The version of a database id, which a row refers to."""
+        """The version of a database id from a row."""
         if version_id not in self._by_id:
             self.sync()
         return self._by_id[version_id]
@@ -321,14 +321,14 @@ class Registry:
         return frozenset(r.name for r in self.all() if r.card.text and r.can_open("texts"))
 
     def drop_idle(self, needed: Collection[str] = ()) -> None:
-        """Drop the encoders that have been idle for long; those of versions in `needed` are not."""
+        """Drop encoders that are idle for longer than the setting; those of versions in `needed` are not idle."""
         for registered in self.all():
             registered.drop_idle(registered.name in needed, self._settings.encoder_idle_seconds)
 
     def edges(self) -> tuple[EdgeRecord, ...]:
-        """All declared edges, in the order they were declared; those with a `problem` are not in the graph.
+        """All declared edges in order of declaration; those with a `problem` are not in the graph.
 
-        The same tuple object until one is added, removed or quarantined.
+        Returns the same tuple object until an edge is added, removed or quarantined.
         """
         return self._edges
 
@@ -337,7 +337,7 @@ class Registry:
         return self._by_id, self._edges
 
     def item_edges_to(self, target: LoadedVersion) -> list[EdgeRecord]:
-        """The item edges that lead to a version now, also those with a `problem`."""
+        """The item edges that lead to a version, also those with a `problem`; syncs edges."""
         self.sync_edges()
         leading = (declared for declared in self._edges if declared.edge.new == target.name)
         return [declared for declared in leading if declared.edge.kind is EdgeKind.FORWARD]
@@ -351,7 +351,7 @@ class Registry:
         return self._graph
 
     def route(self, new: str, old: str) -> Route | None:
-        """The route of image queries of version `new` to items of `old`, or else of text queries."""
+        """The route of image queries, else of text queries, of version `new` to items of `old`."""
         by_texts = self.text_encoders()
         images = self._graph.route(new, old, self.encoders())
         return images or (self._graph.route(new, old, by_texts) if new in by_texts else None)

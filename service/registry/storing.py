@@ -1,7 +1,7 @@
-"""Store a batch of items: new ones are added, existing ones get an embedding more, are replaced or refused.
+"""Store a batch of items: new ones are added; existing ones get another embedding, are replaced or refused (`store`).
 
-An embedding is put beside an item's others; an image or a text is what they were computed from, so it replaces them.
-Either way the item must hold an embedding afterwards that queries of the current version reach.
+An embedding is added to an item's others. An image or a text replaces them, as they were computed from the old one. In
+both cases the item must then hold an embedding that queries of the current version reach.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from service.store.vector_codec import is_same_vector
 
 
 class UpdateMode(StrEnum):
-    """What a batch does with items that exist, and with those that do not."""
+    """How a batch treats existing and new items, see `store`."""
 
     UPSERT = "upsert"
     REPLACE = "replace"
@@ -40,21 +40,21 @@ class UpdateMode(StrEnum):
 
 @dataclass(frozen=True)
 class ExistingItem:
-    """An existing live item: its row, and version id -> (origin, vector, None if not read) of its embeddings."""
+    """An existing live item: its row, and version id -> origin and vector (None: not read) of its embeddings."""
 
     row: ItemRow
     held: Mapping[int, tuple[str, bytes | None]]
 
 
 class AddedItems(NamedTuple):
-    """A batch of new items only, with the same kind of embedding, that took consecutive feed numbers.
+    """A batch of only new items, with embeddings of one version and origin, and with consecutive feed numbers.
 
     Attributes:
         place: the version and the origin of their embeddings.
         vectors: their embeddings (N, D).
         items: key -> item (N,), in the order of their feed numbers.
         seqs: the first and the last feed number.
-        current: the version that was current then.
+        current: the version that was current when they were stored.
     """
 
     place: tuple[str, str]
@@ -66,9 +66,9 @@ class AddedItems(NamedTuple):
 
 @dataclass
 class StoredItems:
-    """The outcome of a batch: items by outcome, the errors of refused ones, and blobs that no row refers to any more.
+    """The outcome of a batch: items by outcome, errors by the id of refused items, and blobs that no row refers to.
 
-    `added`: the batch, if all its items are new and alike.
+    `added`: the batch, if all its items are new, of one origin, and all or none have side-information.
     """
 
     new: list[NewItem] = field(default_factory=list)
@@ -97,16 +97,16 @@ def store(
 ) -> StoredItems:
     """Write items of different ids, each with an embedding by `version`.
 
-    The caller holds the lock of the gallery, whose current version is `current`; `first_seq` is from `take_seq` for as
-    many. `mode`: `replace`: nothing of an existing item stays; `insert_only`: it is refused; `update_only`: one that
-    does not exist is refused.
+    The caller holds the lock of the gallery, whose current version is `current`; `first_seq` is from `take_seq` for
+    len(items). Modes: `replace`: nothing of an existing item stays; `insert_only`: existing items are refused;
+    `update_only`: items that do not exist are refused.
     """
     rows = {row.external_id: row for row in rows_of(connection, gallery_id, [i.external_id for i in items])}
     existing = existing_items(connection, gallery_id, rows.values(), version.id)
     if existing or version is not current:
-        registry.sync_edges()  # none is removed meanwhile: that takes the lock of every gallery
+        registry.sync_edges()  # no edge is removed until the commit: that takes the lock of every gallery
     for version_id in {held for known in existing.values() for held in known.held}:
-        registry.by_id(version_id)  # the registry must know it from here on, also if another process registered it
+        registry.by_id(version_id)  # loads versions that another process has registered
     reached, stored = places_of(registry, current).reached, StoredItems()
     is_reached = version.id in reached
     for new in items:
@@ -114,7 +114,7 @@ def store(
         if known is not None and mode is UpdateMode.INSERT_ONLY:
             stored.refused[new.external_id] = ItemExists(pointer="/id")
         elif known is None and mode is UpdateMode.UPDATE_ONLY:
-            stored.refused[new.external_id] = UnknownItem("the gallery holds no item of this id", pointer="/id")
+            stored.refused[new.external_id] = UnknownItem("the gallery has no item of this id", pointer="/id")
         elif not is_reached if known is None else reached.isdisjoint(_versions_after(known, new, version.id, mode)):
             stored.refused[new.external_id] = _unreachable(current, version)
         elif known is None:
@@ -171,7 +171,7 @@ def _replaces_all(new: NewItem, mode: UpdateMode) -> bool:
 
 
 def _versions_after(known: ExistingItem, new: NewItem, version_id: int, mode: UpdateMode) -> set[int]:
-    """The versions of which the item will hold embeddings."""
+    """The versions of which the item will hold embeddings after this batch."""
     if _replaces_all(new, mode):
         return {version_id}
     if version_id not in known.held or _is_same(known, new, version_id):
@@ -181,7 +181,7 @@ def _versions_after(known: ExistingItem, new: NewItem, version_id: int, mode: Up
 
 
 def _is_same(known: ExistingItem, new: NewItem, version_id: int) -> bool:
-    """Whether the item holds this very vector by the version already, with an origin of the same kind."""
+    """Whether the item already holds this vector by the version, with an origin of the same kind."""
     origin, vector = known.held.get(version_id, ("", None))
     made_alike = (origin == Origin.TRANSFORMED) == (new.origin == Origin.TRANSFORMED)
     return made_alike and vector is not None and is_same_vector(vector, new.vector)
@@ -194,7 +194,7 @@ def _put_beside(
     updated: Sequence[tuple[ExistingItem, NewItem]],
     first_seq: int,
 ) -> None:
-    """Add embeddings, all of one origin, to existing items; each replaces one by the same version."""
+    """Add embeddings, all of one origin, to existing items, replacing those by the same version; set their metadata."""
     if not updated:
         return
     changed = [(known, new) for known, new in updated if not _is_same(known, new, version_id)]
@@ -214,7 +214,7 @@ def _put_beside(
 
 def _unreachable(current: LoadedVersion, version: LoadedVersion) -> NoRoute:
     return NoRoute(
-        f"no route leads from queries of the current version {current.name!r} to {version.name!r}, and the item holds "
-        f"no other embedding in their reach: send it by {current.name!r} first, or add an edge",
+        f"no route leads from queries of the current version {current.name!r} to {version.name!r}, and the item has "
+        f"no other reachable embedding: send one by {current.name!r} first, or add an edge",
         pointer="/embedding",
     )

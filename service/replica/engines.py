@@ -1,4 +1,4 @@
-"""The configured engines, pgvector and Milvus, and the names by which they know galleries."""
+"""The configured external engines (pgvector, Milvus), opened on first use, and the galleries' names in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = list(SETTINGS)
 
 
 class Engines:
-    """The engines, each opened when it is first needed. Thread-safe."""
+    """The engines, each opened on first use. Thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
         self._makers: dict[IndexKind, Callable[[], Engine]] = {}
@@ -37,7 +37,7 @@ class Engines:
         """The engine of a kind.
 
         Raises:
-            InvalidArgument: it is not configured, or what it needs is not installed.
+            InvalidArgument: it is not configured, or its client is not installed.
         """
         with self._lock:
             if kind not in self._open:
@@ -45,7 +45,7 @@ class Engines:
             return self._open[kind]
 
     def check(self, kind: IndexKind) -> None:
-        """Check that a gallery can lie in this engine. Raises InvalidArgument, EngineUnavailable."""
+        """Check an index kind's engine, if it needs one. Raises InvalidArgument, EngineUnavailable."""
         if kind.is_remote:
             self.get(kind).check()
 
@@ -54,35 +54,35 @@ class Engines:
         return partial(self._collection, name_of(row))
 
     def close(self) -> None:
-        """Close their connections."""
+        """Close the engines' connections."""
         for engine in self._open.values():
             engine.close()
 
     def _collection(self, gallery: str, kind: IndexKind, place: ShardKey, width: int, metric: Metric) -> Collection:
         try:
             return self.get(kind).collection(gallery, place, width, metric)
-        except RegraftError as error:  # the gallery is served without what lies there, and its indexer says why
+        except RegraftError as error:  # the gallery is served without this shard, which reports the reason
             return Unreachable(error.message)
 
     def _connect(self, kind: IndexKind) -> Engine:
         if kind not in self._makers:
             available = [kind.value for kind in IndexKind if not kind.is_remote or kind in self._makers]
-            why = f"this service has no {kind.value}: set {SETTINGS[kind]}, or take one of {', '.join(available)}"
+            why = f"{kind.value} is not configured: set {SETTINGS[kind]}, or use one of {', '.join(available)}"
             raise InvalidArgument(why, pointer="/index/kind")
         try:
             return self._makers[kind]()
         except ImportError as error:
-            why = f"{kind.value} needs {error.name}: pip install 'regraft[{kind.value}]'"
+            why = f"{kind.value} requires {error.name}: pip install 'regraft[{kind.value}]'"
             raise InvalidArgument(why, pointer="/index/kind") from error
 
 
 def no_engines(_: GalleryRow) -> OpenCollection:
-    """The function of a process without engines."""
+    """As `Engines.of`, for a process without engines."""
     return no_engine
 
 
 def name_of(row: GalleryRow) -> str:
-    """A name unique over all services: numbers and names are reused, but not with the time of creation."""
+    """The gallery's name in engines; the time of creation makes it unique, as numbers and names are reused."""
     return f"{row.id} {row.name} {row.created!r}"
 
 

@@ -1,4 +1,4 @@
-"""Gathers rows of the change feed: vectors by version and origin, removed items, and items that cannot be placed.
+"""Gather rows of the change feed into the changes that a gallery applies; see `gather_changes`.
 
 Shapes: N items, D the dimension of their version.
 """
@@ -23,8 +23,8 @@ from service.store.vector_codec import all_whole, from_bytes, is_usable
 
 T = TypeVar("T")
 
-MISSING = "the database holds no embedding of these items"
-DAMAGED = "the embeddings of these items in the database are damaged: `regraft doctor` names them"
+MISSING = "the database has no embedding of these items"
+DAMAGED = "the embeddings of these items in the database are damaged: see `regraft doctor`"
 
 Usable = tuple[Sequence[int], Vectors, Sequence[int]]
 """Keys and vectors (N, D) of usable embeddings, and the keys of damaged ones."""
@@ -32,14 +32,14 @@ Usable = tuple[Sequence[int], Vectors, Sequence[int]]
 
 @dataclass
 class FeedChanges:
-    """Changes as `Gallery.apply` takes them.
+    """Arguments of `Gallery.apply`.
 
     Attributes:
-        placed: (version, origin) -> keys and vectors (N, D): all embeddings of items that are not damaged.
-        removed: keys that leave every shard; those in `missing` are among them.
+        placed: (version, origin) -> keys and vectors (N, D) of all undamaged embeddings.
+        removed: keys that leave every shard, including those in `missing`.
         items: key -> each placed item.
-        missing: key -> its version, "" where it has none, and why it cannot be placed.
-        damaged: items that hold a damaged embedding; those that hold another are served by that.
+        missing: key -> the item's version ("" if it has none), and why it cannot be placed.
+        damaged: how many items hold a damaged embedding; if they hold another, that serves them.
     """
 
     placed: dict[tuple[str, str], tuple[Sequence[int], Vectors]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class FeedChanges:
             del self.items[key]
 
     def place_items(self, by_place: Iterable[tuple[LoadedVersion, str, Usable]]) -> None:
-        """Place items by their embeddings of each version and origin; leave out those without any usable one."""
+        """Place items by their embeddings of each version and origin; leave out items without a usable one."""
         damaged: dict[int, str] = {}
         unplaced = set(self.items)
         for version, origin, (keys, vectors, damaged_keys) in by_place:
@@ -68,13 +68,13 @@ class FeedChanges:
             self._miss(key, *((damaged[key], DAMAGED) if key in damaged else ("", MISSING)))
 
     def _miss(self, key: int, version: str, why: str) -> None:
-        """Leave an item out."""
+        """Leave an item out, for the reason `why`."""
         self.removed.append(key)
         self.missing[key] = Missing(version, why, self.items.pop(key).seq)
 
 
 def prefetched(values: Iterator[T]) -> Iterator[T]:
-    """The same values, each read on a thread while the caller works on the one before: the database needs no GIL."""
+    """The same values, each read on a thread while the caller processes the previous one."""
     with ThreadPoolExecutor(1, "feed") as thread:
         upcoming = thread.submit(next, values, None)
         while (value := upcoming.result()) is not None:
@@ -87,7 +87,7 @@ def gather_changes(registry: Registry, blocks: Iterable[Sequence[FeedRow]]) -> F
     gathered = FeedChanges()
     columns: dict[tuple[int, str], tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
     for block in blocks:
-        # By columns: there may be a million rows.
+        # By columns, as there may be a million rows.
         block_keys, version_ids, origins, blobs, *item_columns, deleted = zip(*block, strict=True)
         gathered.items.update(zip(block_keys, map(Item, *item_columns), strict=True))
         gathered.remove(compress(block_keys, deleted))
@@ -107,7 +107,7 @@ def gather_changes(registry: Registry, blocks: Iterable[Sequence[FeedRow]]) -> F
 
 
 def usable(keys: Sequence[int], rows: Sequence[bytes], dim: int) -> Usable:
-    """Split stored vectors into usable ones, of `dim` finite numbers, and damaged ones."""
+    """Split stored vectors into usable ones, which have `dim` finite numbers, and damaged ones."""
     if all_whole(rows, dim) and np.isfinite(vectors := from_bytes(rows, dim)).all():
         return list(keys), vectors, []
     good = [is_usable(row, dim) for row in rows]

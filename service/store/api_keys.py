@@ -72,7 +72,7 @@ def key_named(connection: Connection, name: str) -> ApiKeyRow:
     """The row of a key. Raises UnknownKey."""
     row = first_of(ApiKeyRow, connection.execute(select(api_key).where(api_key.c.name == name)))
     if row is None:
-        raise UnknownKey(f"no key is named {name!r}")
+        raise UnknownKey(f"key {name!r} does not exist")
     return row
 
 

@@ -119,9 +119,9 @@ class Blobs:
         except BaseException as error:
             self.remove(keys)
             if is_full(error):
-                raise StorageFull(f"the image store {self._public_url} takes no more images: {error}") from error
+                raise StorageFull(f"the image store {self._public_url} is full: {error}") from error
             if isinstance(error, OSError):
-                problem = f"the image store {self._public_url} does not take images: {error}"
+                problem = f"the image store {self._public_url} cannot be written: {error}"
                 if not isinstance(error, FileNotFoundError):  # the gallery and its folder were deleted meanwhile
                     self._write_problem = problem
                 raise StoreUnreachable(problem) from error
@@ -161,7 +161,7 @@ class Blobs:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StoreUnreachable(f"the image store {self._public_url} does not give {key!r}: {error}") from error
+            raise StoreUnreachable(f"the image store {self._public_url} cannot read {key!r}: {error}") from error
 
     def fetch(self, key: str) -> bytes | None:
         """The image of a key, None when it is gone. Raises StoreUnreachable, ImageUnreadable."""
@@ -170,7 +170,7 @@ class Blobs:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise ImageUnreadable(f"the image store {self._public_url} does not give image {key!r}: {error}") from error
+            raise ImageUnreadable(f"the image store {self._public_url} cannot read image {key!r}: {error}") from error
 
     def read_all(self, keys: Iterable[str]) -> Iterator[Callable[[], bytes]]:
         """For each key, in order, a call that returns or raises what `read` does; see `_prefetched`."""
@@ -213,7 +213,7 @@ class Blobs:
         self.check()
 
     def _outage_error(self, error: OSError) -> StoreUnreachable:
-        before, self._outage = self._outage, f"the image store {self._public_url} is out of reach: {error}"
+        before, self._outage = self._outage, f"the image store {self._public_url} is unreachable: {error}"
         if before is None:
             logger.error(Event("store_lost", reason=self._outage))
         return StoreUnreachable(self._outage)
@@ -222,7 +222,7 @@ class Blobs:
         known_keys = self._known_keys()
         if known_keys and not any(self.exists(key) for key in known_keys):
             raise FileNotFoundError(
-                f"neither its marker nor any image is there (lost for good? put an empty file {MARKER} there)"
+                f"it has neither its marker nor any image (if they are lost, create an empty file {MARKER} there)"
             )
         with as_os_errors():
             self._store.makedirs(self._root, exist_ok=True)

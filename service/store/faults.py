@@ -42,9 +42,9 @@ def is_full(error: BaseException) -> bool:
 def storage_read_only(error: BaseException) -> StorageReadOnly | None:
     """The answer to an error that means that this process may not write; None for any other error."""
     if isinstance(error, DBAPIError) and _sqlite_code(error) == sqlite3.SQLITE_READONLY:
-        return StorageReadOnly("nothing was changed: the service may not write to its database")
+        return StorageReadOnly("nothing was changed: the service has no permission to write to its database")
     if isinstance(error, OSError) and error.errno in FORBIDDEN_ERRNOS:
-        return StorageReadOnly(f"the service may not write there: {error}")
+        return StorageReadOnly(f"the service has no permission to write: {error}")
     return None
 
 
@@ -99,7 +99,7 @@ def check_sqlite(url: str, *, thorough: bool = False) -> None:
         return
     with path.open("rb") as stream:
         if stream.read(len(SQLITE_HEADER)) != SQLITE_HEADER:
-            raise damage_error(url, "it does not begin as a SQLite file does")
+            raise damage_error(url, "it is not a SQLite file")
     connection = sqlite3.connect(path, timeout=30)
     try:
         connection.execute("select count(*) from sqlite_master").fetchone()
@@ -120,7 +120,7 @@ def check_sqlite(url: str, *, thorough: bool = False) -> None:
 def check_references(connection: sqlite3.Connection, url: str) -> None:
     """Check every foreign key. Raises DatabaseDamaged where the row that it refers to is missing."""
     if broken := connection.execute("PRAGMA foreign_key_check").fetchone():
-        raise damage_error(url, f"a row of {broken[0]!r} refers to one of {broken[2]!r} that is not there")
+        raise damage_error(url, f"a row of {broken[0]!r} refers to a missing row of {broken[2]!r}")
 
 
 def damage_error(url: str, why: str) -> DatabaseDamaged:
@@ -154,7 +154,7 @@ class DiskSpace:
         if self._is_full and self._accepts_write():
             self._is_full = False
         if self._is_full:
-            return f"the disk of {self._folder} is full: what was last written did not fit"
+            return f"the disk of {self._folder} is full: the last write failed"
         free = shutil.disk_usage(self._folder).free
         if free < self._min_free_bytes:
             return f"the disk of {self._folder} has {free >> 20} MiB left, less than {self._min_free_bytes >> 20} MiB"
@@ -172,4 +172,4 @@ class DiskSpace:
 
 def storage_full(error: BaseException) -> StorageFull:
     """The answer to a write that failed for lack of space."""
-    return StorageFull(f"nothing was stored: there is no space left ({error})".splitlines()[0])
+    return StorageFull(f"nothing was stored: no space left ({error})".splitlines()[0])

@@ -36,7 +36,7 @@ class FolderStore:
         with tempfile.TemporaryDirectory() as scratch:
             packed = Path(scratch) / "packed.zip"
             pack_version(folder, packed)
-            self._do("does not take a folder", lambda store, path: store.put_file(str(packed), path), key)
+            self._do("cannot write a folder", lambda store, path: store.put_file(str(packed), path), key)
 
     def fetch(self, key: str, into: Path, needed: str = CARD) -> bool:
         """Unpack a stored folder into a new one; the file `needed` lies at its root. False: it is not stored.
@@ -47,7 +47,7 @@ class FolderStore:
         """
         packed = into.with_name("packed.zip")
         try:
-            self._do("does not give a folder", lambda store, path: store.get_file(path, str(packed)), key)
+            self._do("cannot read a folder", lambda store, path: store.get_file(path, str(packed)), key)
         except FileNotFoundError:
             return False
         into.mkdir()
@@ -59,7 +59,7 @@ class FolderStore:
         if not self.is_remote:
             return
         try:
-            self._do("does not remove a folder", lambda store, path: store.rm_file(path), key)
+            self._do("cannot remove a folder", lambda store, path: store.rm_file(path), key)
         except (StoreUnreachable, FileNotFoundError):
             logger.warning(Event("folder_orphaned", key=key), exc_info=True)
 

@@ -59,7 +59,7 @@ def open_store(url: str) -> tuple[Any, str]:
         raise UnusableStore(f"REGRAFT_BLOBS_URL cannot be opened ({error}){how}") from error
     if protocol in OPTIONS:
         if not str(root).strip("/"):
-            raise UnusableStore(f"REGRAFT_BLOBS_URL is {url!r}: it needs a bucket, such as s3://bucket/prefix")
+            raise UnusableStore(f"REGRAFT_BLOBS_URL {url!r} must have a bucket, such as s3://bucket/prefix")
         store.retries = 1  # botocore tries again already: both together would multiply
     return store, str(root).rstrip("/")
 

@@ -43,7 +43,7 @@ def to_bytes(vector: Vectors) -> bytes:
 def from_bytes(rows: Sequence[bytes], dim: int) -> Vectors:
     """Stored vectors -> (N, dim) float32, copied out of the rows at once. Raises DamagedEmbedding."""
     if not all_whole(rows, dim):
-        raise DamagedEmbedding(f"a stored embedding is not of {dim} numbers: `regraft doctor` names it")
+        raise DamagedEmbedding(f"a stored embedding does not have {dim} numbers: see `regraft doctor`")
     return np.frombuffer(b"".join(rows), STORED).reshape(len(rows), dim).astype(np.float32)
 
 

@@ -40,7 +40,7 @@ def parquet() -> Any:
     try:
         import pyarrow.parquet as pq
     except ImportError:
-        raise NoParquet("vectors in Parquet files need pyarrow: pip install 'regraft[arrow]'") from None
+        raise NoParquet("vectors in Parquet files require pyarrow: pip install 'regraft[arrow]'") from None
     return pq
 
 

@@ -136,7 +136,7 @@ class VectorReader:
 
     def _fetch(self, key: str, start: int, end: int) -> bytes:
         if self.blobs is None:
-            raise StoreUnreachable("vectors lie in the image store, which this process has not opened")
+            raise StoreUnreachable("vectors are in the image store, which this process has not opened")
         part = self.blobs.read_part(key, start, end)
         if part is None:
             raise _FileGone

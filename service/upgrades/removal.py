@@ -70,7 +70,7 @@ def remove(versions: Path, database: Database, registry: Registry, name: str, co
             try:
                 connection.execute(delete(version).where(version.c.id == row.id))
             except IntegrityError as error:
-                raise VersionNeeded(f"version {name!r} is used since this moment") from error
+                raise VersionNeeded(f"version {name!r} came into use at the same time") from error
             record(connection, context.who, "version_deleted", name, card_sha256=row.card_sha256, edges=len(own))
             if not context.dry_run:
                 put_aside()
@@ -105,7 +105,7 @@ def _unused(connection: Connection, name: str) -> VersionRow:
         raise UnknownVersion(f"version {name!r} is not registered")
     used = [f"{what} {_shortened(names)}" for what, names in _dependents(connection, row.id).items() if names]
     if used:
-        raise VersionNeeded(f"version {name!r} cannot be deleted, it is needed by {'; '.join(used)}")
+        raise VersionNeeded(f"version {name!r} cannot be deleted because it is used by {'; '.join(used)}")
     return row
 
 

@@ -189,7 +189,7 @@ class TestEdge:
             shown = http.get("/galleries/g/backfills").json()["backfills"][0]
             assert (shown["state"], shown["done"], shown["failed"], shown["retrying"]) == ("running", 0, 0, 0)
             (edge,) = http.get("/edges").json()["edges"]
-            assert edge["problem"] == "edge.onnx is not the file that was accepted"
+            assert edge["problem"] == "edge.onnx changed after it was accepted"
             # Items behind it are found by the route that is left.
             assert http.get("/galleries/g").json()["mix"] == {"v1": 12}
         put_back()

@@ -1,7 +1,7 @@
-"""A provider's embedding API as the text entrance of a version: `POST {url}/embeddings`, as of OpenAI.
+"""A provider's embedding API as the text entrance of a version (`ApiEncoder`): `POST {url}/embeddings`, as by OpenAI.
 
-Nothing that a provider answers is trusted: each vector is held to the card, and at the first use to the version's
-probe. Its key is read from the environment when needed, and is in no message. Vectors are (N, D).
+Answers are not trusted: each vector is checked against the card, and at the first use the model against the version's
+probe. The key is read from the environment when needed, and never appears in a message. Vectors are (N, D).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from index.text import check_text, read_text_probe
 from index.version import TEXT_PROBE, EmbeddingApi, Version
 
 QUERY_SECONDS = 10.0
-"""How long a query waits for the provider, attempts and pauses included."""
+"""How long a query waits for the provider, including retries and pauses."""
 CALL_SECONDS = 60.0
 """How long one call for items may take."""
 MAX_ATTEMPTS = 5
 FIRST_PAUSE, MAX_PAUSE = 0.5, 60.0
-"""Seconds between attempts, doubled each time; a provider that asks for a longer pause is not tried again."""
+"""Seconds between attempts, doubled each time; there is no retry if a provider asks for a longer pause."""
 MAX_BYTES_PER_NUMBER = 40
-"""Of an answer: a longer one is no list of embeddings."""
+"""Most bytes of an answer per number of its embeddings; a longer answer is refused."""
 PROBE_COSINE = 0.99
-"""A provider's answers differ in the last bits, but another model's cosine is far below this."""
+"""Least cosine with the probe: the same model's answers differ in the last bits, another model's far more."""
 CHARACTERS_PER_TOKEN = 4
 """Estimate, for providers that do not report how many tokens they counted."""
 MAX_SHOWN = 200
@@ -66,7 +66,7 @@ class ProviderFault(ProviderUnavailable):
 
 
 class _RetryableError(Exception):
-    """A call that is worth a retry; `after`: the seconds that the provider asked to wait."""
+    """A failed call that may be retried; `after`: the seconds that the provider asked to wait."""
 
     def __init__(self, why: str, after: float | None = None) -> None:
         super().__init__(why)
@@ -74,17 +74,17 @@ class _RetryableError(Exception):
 
 
 class ApiEncoder:
-    """The text entrance of a version whose card names an API. Safe to share between threads."""
+    """The text entrance of a version whose card names an API. Thread-safe."""
 
     def __init__(self, version: Version, allowed: Collection[str]) -> None:
-        """Open nothing yet: a version can be loaded while its provider is away.
+        """Call nothing yet, so that a version can be loaded while its provider is unreachable.
 
         Args:
             version: its card has an `api`.
             allowed: the base URLs that may be called.
 
         Raises:
-            ProviderUnavailable: its URL is not among them.
+            ProviderUnavailable: its URL is not in `allowed`.
         """
         card = version.card
         assert card.api is not None
@@ -94,17 +94,17 @@ class ApiEncoder:
         self.api: EmbeddingApi = card.api
         self.batch = card.api.batch_size
         self.tokens = 0
-        """Tokens that the provider has counted so far, or an estimate."""
+        """Tokens that the provider has billed so far, or an estimate."""
         self._name, self._dim, self._space = card.name, card.dim, space_from_json(dict(card.space))
         self._prompts = card.prompts
-        # None: the provider could not be called when the version was made.
+        # None: the provider could not be called when the version was created.
         self._probe = read_text_probe(version) if TEXT_PROBE in card.files else None
         self._rate_limiter = _RateLimiter(card.api)
         self._http = httpx.Client(timeout=CALL_SECONDS, follow_redirects=False, verify=_certificates())
         self._count_lock = threading.Lock()
 
     def prepare(self, text: str, side: str = "query") -> str:
-        """A text with the version's prompt for its side before it. Raises InvalidText."""
+        """A text, with the version's prompt for its side as a prefix. Raises InvalidText."""
         return self._prompts.get(side, "") + check_text(text, None)
 
     def query_vectors(self, texts: Sequence[str]) -> Vectors:
@@ -112,18 +112,18 @@ class ApiEncoder:
         return self._embed(texts, time.monotonic() + QUERY_SECONDS)
 
     def vectors(self, texts: Sequence[str]) -> Vectors:
-        """Embed prepared texts, as many a call as the card says.
+        """Embed prepared texts in calls of the card's batch size.
 
         Raises:
-            ProviderUnavailable: it is away, its limits are reached, or it does not take the key; no text is at fault.
+            ProviderUnavailable: it is unreachable, its limits are reached, or it rejects the key; no text is at fault.
             ProviderTimeout: it does not answer in time.
-            ProviderFault: it answers something else than the card says, or by another model.
+            ProviderFault: its answer does not match the card, or is another model's.
             InvalidText: it refuses one of the texts.
         """
         return self._embed(texts, None)
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections to the provider."""
         self._http.close()
 
     def _embed(self, texts: Sequence[str], until: float | None) -> Vectors:
@@ -133,18 +133,18 @@ class ApiEncoder:
         return np.concatenate([np.empty((0, self._dim), np.float32), *(self._call(part, until) for part in parts)])
 
     def _check_probe(self, text: str, expected: Vectors, until: float | None) -> None:
-        """Check the probe, once: the provider may use another model by the same name since the version was made."""
+        """Check the probe once: the provider may have put another model behind the same name."""
         vector = self._call([text], until)[0]
         cosine = float(vector @ expected[0] / (np.linalg.norm(vector) * np.linalg.norm(expected)))
         if not cosine >= PROBE_COSINE:
             raise ProviderFault(
-                f"{self.api.url} embeds the probe of version {self._name!r} otherwise than when it was made (cosine "
-                f"{cosine:.3f}, at least {PROBE_COSINE} is legal): it is another model by now"
+                f"{self.api.url} embeds the probe of version {self._name!r} differently than at its creation (cosine "
+                f"{cosine:.3f}, at least {PROBE_COSINE} is legal): the provider's model has changed"
             )
         self._probe = None
 
     def _call(self, texts: Sequence[str], until: float | None) -> Vectors:
-        """One call, with retries where it is worth one."""
+        """One call, with retries after temporary errors."""
         try:
             for attempt in attempts(_RetryableError, lambda error, number: _pause(error, number, until)):
                 with attempt:
@@ -155,7 +155,7 @@ class ApiEncoder:
         raise AssertionError("an attempt returns or raises")
 
     def _post(self, texts: Sequence[str], until: float | None) -> bytes:
-        """The body of a successful answer. Raises _RetryableError, and what `vectors` raises."""
+        """The body of a successful answer. Raises _RetryableError, and as `vectors`."""
         body: dict[str, Any] = {"model": self.api.model, "input": list(texts), "encoding_format": self.api.encoding}
         if self.api.shorten:
             body["dimensions"] = self._dim
@@ -174,9 +174,7 @@ class ApiEncoder:
                 for block in response.iter_bytes():
                     content += block
                     if len(content) > max_bytes:
-                        raise ProviderFault(
-                            f"{self.api.url} answers more than {max_bytes} bytes for {len(texts)} texts"
-                        )
+                        raise ProviderFault(f"{self.api.url} sends more than {max_bytes} bytes for {len(texts)} texts")
                     if time.monotonic() > deadline:
                         raise httpx.ReadTimeout("the answer does not end")
         except httpx.TimeoutException as error:
@@ -193,12 +191,12 @@ class ApiEncoder:
         """Raise the error of an answer other than 200."""
         status = response.status_code
         if status == 429 or status >= 500:
-            raise _RetryableError(f"it answers {status}", _seconds(response.headers.get("retry-after")))
+            raise _RetryableError(f"status {status}", _seconds(response.headers.get("retry-after")))
         if status in {400, 413, 422}:
             raise InvalidText(f"{self.api.url} refuses the texts ({status}): {self._message(content)}")
-        # What it says of a key may hold a part of it.
-        hint = f"; is {self.api.key} the right key?" if status in {401, 403} and self.api.key else ""
-        raise ProviderUnavailable(f"{self.api.url} answers {status} for model {self.api.model!r}{hint}")
+        # The provider's message about a key may contain a part of it.
+        hint = f"; check the key in {self.api.key}" if status in {401, 403} and self.api.key else ""
+        raise ProviderUnavailable(f"{self.api.url} returned status {status} for model {self.api.model!r}{hint}")
 
     def _message(self, content: bytes) -> str:
         """The provider's message, on one line and without the key."""
@@ -212,7 +210,9 @@ class ApiEncoder:
             answer = json.loads(content)
             rows = {row["index"]: row["embedding"] for row in answer["data"]}
             if sorted(rows) != list(range(len(texts))) or len(answer["data"]) != len(texts):
-                raise ValueError(f"{len(answer['data'])} embeddings for {len(texts)} texts, or not each index once")
+                raise ValueError(
+                    f"{len(answer['data'])} embeddings for {len(texts)} texts, or an index is missing or repeated"
+                )
             numbers = np.stack([_numbers(rows[number]) for number in range(len(texts))])
             if numbers.shape[1] != self._dim:
                 raise ValueError(f"embeddings of {numbers.shape[1]} numbers, not {self._dim}")
@@ -233,12 +233,14 @@ class ApiEncoder:
             yield
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidVector) as error:
             what = f"no such field: {error}" if isinstance(error, KeyError) else str(error)[:MAX_SHOWN]
-            raise ProviderFault(f"{self.api.url} answers no embeddings of version {self._name!r}: {what}") from error
+            raise ProviderFault(
+                f"{self.api.url} returned no valid embeddings for version {self._name!r}: {what}"
+            ) from error
 
     def _key(self) -> str:
         key = os.environ.get(self.api.key, "")
         if not key or not (key.isascii() and key.isprintable()):
-            why = "is not set" if not key else "holds no key"
+            why = "is not set" if not key else "has no valid key"
             raise ProviderUnavailable(
                 f"the environment variable {self.api.key}, which version {self._name!r} names, {why}"
             )
@@ -255,7 +257,7 @@ def _certificates() -> SSLContext:
 
 
 class _RateLimiter:
-    """Delays the calls of one process so that an API's limits are kept."""
+    """Delays the calls of one process to stay within an API's limits."""
 
     def __init__(self, api: EmbeddingApi) -> None:
         self._seconds_per_call = 60 / api.requests_per_minute if api.requests_per_minute else 0.0
@@ -269,33 +271,33 @@ class _RateLimiter:
             now = time.monotonic()
             start = max(now, self._next)
             if until is not None and start > until:
-                raise ProviderTimeout("the limits of the version's card leave no room for this query in time")
+                raise ProviderTimeout("the query would exceed the rate limits in the version's card")
             self._next = start + max(self._seconds_per_call, tokens * self._seconds_per_token)
         if start > now:
             time.sleep(start - now)
 
     def correct(self, tokens: float) -> None:
-        """Account for tokens that were counted beyond the estimate."""
+        """Account for tokens billed beyond the estimate (or fewer, if negative)."""
         with self._lock:
             self._next += tokens * self._seconds_per_token
 
 
 def _numbers(embedding: object) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """One embedding, a list of numbers or base64 of little-endian float32. Raises ValueError."""
+    """One embedding (D,), from a list of numbers or base64 of little-endian float32. Raises ValueError."""
     if isinstance(embedding, str):
         try:
             return np.frombuffer(base64.b64decode(embedding, validate=True), "<f4").astype(np.float32)
         except binascii.Error as error:
-            raise ValueError(f"an embedding is no base64: {error}") from error
+            raise ValueError(f"an embedding is not base64: {error}") from error
     numbers = np.asarray(embedding)
     if numbers.ndim != 1 or numbers.dtype.kind not in "fiu":
-        raise ValueError("an embedding is no list of numbers")
-    with np.errstate(over="ignore"):  # infinity is refused with all else that is not finite
+        raise ValueError("an embedding is not a list of numbers")
+    with np.errstate(over="ignore"):  # infinities are refused later, like NaN
         return numbers.astype(np.float32)
 
 
 def _pause(error: BaseException, number: int, until: float | None) -> float | None:
-    """Seconds before the next attempt, after `number` of them; None: there is none."""
+    """Seconds before the next attempt, after `number` attempts; None: there is no further attempt."""
     assert isinstance(error, _RetryableError)
     pause = error.after if error.after is not None else min(FIRST_PAUSE * 2 ** (number - 1), MAX_PAUSE)
     if number >= MAX_ATTEMPTS or pause > MAX_PAUSE or (until is not None and time.monotonic() + pause >= until):
@@ -304,7 +306,7 @@ def _pause(error: BaseException, number: int, until: float | None) -> float | No
 
 
 def _seconds(after: str | None) -> float | None:
-    """The seconds of a header Retry-After, a number or a date; None: it cannot be read."""
+    """The seconds of a Retry-After header, which is a number or a date; None: missing or invalid."""
     if after is None:
         return None
     try:

@@ -116,12 +116,12 @@ class Probes:
 def check(request: CurveIn, *, relevant: bool) -> None:
     """Raise InvalidArgument where fields do not go together; `relevant`: the evaluation set names relevant items."""
     if not request.labelled and request.evaluation is not None:
-        why = "recall@k compares items of the gallery with each other: leave evaluation out, or name another metric"
+        why = "recall@k compares items of the gallery with each other: omit evaluation, or use another metric"
         raise InvalidArgument(why, pointer="/metric")
     if relevant and request.label is not None:
-        raise InvalidArgument("the evaluation set names relevant items: leave label out", pointer="/label")
+        raise InvalidArgument("the evaluation set has relevant items: omit label", pointer="/label")
     if request.labelled and request.label is None and not relevant:
-        why = f"metric {request.measured!r} needs label: the metadata field that says which items are right"
+        why = f"metric {request.measured!r} requires label: the metadata field with the label of each item"
         raise InvalidArgument(why, pointer="/label")
 
 
@@ -142,10 +142,10 @@ def choose(connection: Connection, gallery_id: int, target: LoadedVersion, reque
         drawn = draw(connection, gallery_id, target, request.label, size, request.seed)
     else:
         if not relevant and any(entry.label is None for entry in entries):
-            raise InvalidArgument("every entry of the evaluation set needs a label", pointer="/evaluation")
+            raise InvalidArgument("every entry of the evaluation set must have a label", pointer="/evaluation")
         drawn = [entries[n] for n in np.random.default_rng(request.seed).permutation(len(entries))[:size]]
     if not request.labelled and len(drawn) <= request.k:
-        why = f"k is {request.k}; it must be below {len(drawn)}, the number of items there are to draw"
+        why = f"k is {request.k}; it must be below {len(drawn)}, the number of sampled items"
         raise InvalidArgument(why, pointer="/k")
     return sorted((entry.number, entry.blob) for entry in drawn)
 

@@ -37,7 +37,7 @@ BLOCK_SCORES = 1 << 19
 UNKNOWN = -2
 """The code of a label that no item has; -1 stands for an item without label, or no item."""
 
-NOTHING_RELEVANT = "no item of the gallery has the label of any query, or is named as relevant to one"
+NOTHING_RELEVANT = "no query has a relevant item in the gallery"
 
 Codes = NDArray[np.int64]
 Rankings = Iterator[tuple[slice, Keys]]

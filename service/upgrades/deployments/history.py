@@ -63,7 +63,7 @@ def deployment_row(connection: Connection, gallery_id: int, number: int) -> Depl
     conditions = (deployment.c.id == number, deployment.c.gallery_id == gallery_id)
     row = first_of(DeploymentRow, connection.execute(select(deployment).where(*conditions)))
     if row is None:
-        raise UnknownDeployment(f"this gallery has no deployment {number}")
+        raise UnknownDeployment(f"the gallery has no deployment {number}")
     return row
 
 

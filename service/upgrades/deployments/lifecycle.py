@@ -90,7 +90,7 @@ def begin(
         named = registry.by_id(other.version_id).name
         raise DeploymentActive(f"deployment {other.id} of {named!r} is {other.state}: finish it or roll it back")
     if locked.current_id == version.id:
-        raise AlreadyCurrent(f"version {version.name!r} is current already", pointer="/version")
+        raise AlreadyCurrent(f"version {version.name!r} is already current", pointer="/version")
     return _begin(connection, registry, locked, version, DeploymentState.REGISTERED, request)
 
 
@@ -104,9 +104,9 @@ def move(transition: TransitionContext, after: DeploymentState) -> None:
     before = DeploymentState(transition.row.state)
     legal = TRANSITIONS[before]
     if after not in legal:
-        states = ", ".join(legal) or "nothing else"
+        states = ", ".join(legal) or "none"
         raise IllegalTransition(
-            f"deployment {transition.row.id} is {before.value}; from there it can become {states}", pointer="/to"
+            f"deployment {transition.row.id} is {before.value}; legal next states: {states}", pointer="/to"
         )
     transition.enter(after, legal[after](transition), before=before)
 
@@ -133,10 +133,10 @@ def roll_back(connection: Connection, registry: Registry, gallery_id: int, reque
     if len(rows) < 2:
         undone = rows and rows[-1].undoes_id and deployment_row(connection, gallery_id, rows[-1].undoes_id)
         again = f"; {registry.by_id(undone.version_id).name!r} was rolled back: deploy it to return" if undone else ""
-        raise NothingToRollBack(f"no version was current before: there is nothing to roll back to{again}")
+        raise NothingToRollBack(f"there is no previous version to roll back to{again}")
     target = registry.by_id(rows[-2].version_id)
     if rows[-2].state == DeploymentState.RETIRED:
-        raise NothingToRollBack(f"version {target.name!r} was retired: deploy it again, and backfill what it needs")
+        raise NothingToRollBack(f"version {target.name!r} was retired: deploy it again and start a backfill")
     # The gate of the earlier deployment brings back its calibrations, so that answers are as before.
     back = {"undoes_id": rows[-1].id, "gate_id": rows[-2].gate_id}
     return _begin(connection, registry, locked, target, DeploymentState.CURRENT, request, **back).row

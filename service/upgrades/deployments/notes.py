@@ -46,18 +46,18 @@ def _by_old_encoders(
     counted = item_counts.items_by_version(gallery_id, order)
     for old in sorted(waiting & counted.keys()):
         yield (
-            f"no edge leads from {version.name!r} to {old!r}: {counted[old]} items still get their answers from "
-            f"{old!r}, whose encoder embeds queries for them, until a backfill moves them"
+            f"no edge leads from {version.name!r} to {old!r}: until a backfill moves them, {counted[old]} items "
+            f"are searched by queries that {old!r} embeds"
         )
 
 
 def _verdict(report: GateRow | None, version: str, current: str) -> Iterator[str]:
     if report is None:
-        yield f"no gate has compared {version!r} with {current!r}: nobody knows whether answers get better"
+        yield f"no gate has compared {version!r} with {current!r}, so the effect on answers is unknown"
     elif report.verdict == REFUSE:
-        yield f"gate {report.id} refused {version!r}: answers get worse, by what it measured"
+        yield f"gate {report.id} refused {version!r}: it measured worse answers"
     elif report.verdict != PASS:
-        yield f"gate {report.id} warned: it is not known whether {version!r} gives better answers than {current!r}"
+        yield f"gate {report.id} warned: it is uncertain whether {version!r} gives better answers than {current!r}"
 
 
 def _third_versions(
@@ -75,8 +75,8 @@ def _third_versions(
     counted = item_counts.items_by_version(report.gallery_id, order)
     for third in sorted(counted.keys() - {version.name, current.name}):
         yield (
-            f"gate {report.id} measured items as {current.name!r} embeds them: what queries of {version.name!r} find "
-            f"among the {counted[third]} items that {third!r} serves is not known"
+            f"gate {report.id} measured only embeddings by {current.name!r}: the results of {version.name!r} "
+            f"among the {counted[third]} items that {third!r} serves are unknown"
         )
 
 
@@ -86,4 +86,4 @@ def _short_canary(step: TransitionRow, settings: Mapping[str, Any]) -> Iterator[
         return
     answered, least = step.evidence.get("canary", {}).get("queries", {}).get("new", 0), settings["min_queries"]
     if answered < least:
-        yield f"the canary answered {answered} queries, fewer than the {least} from which its limits count"
+        yield f"the canary answered {answered} queries, fewer than min_queries ({least}), so its limits did not apply"

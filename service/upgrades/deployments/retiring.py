@@ -109,7 +109,7 @@ def retire(
         prechecked.embeddings if since else 0
     )
     if not ended and not embeddings:
-        raise NothingToRetire(f"no deployment of version {version.name!r} has ended here", pointer="/version")
+        raise NothingToRetire(f"the gallery has no ended deployment of version {version.name!r}", pointer="/version")
     checked = {"embeddings": embeddings, "bytes": embeddings * 4 * (version.card.dim + version.card.side_dim)}
     done = TransitionRequest(request.who, request.item_counts, request.why, checked=checked)
     retired = [TransitionContext(connection, registry, gallery, row, done) for row in ended]
@@ -149,7 +149,7 @@ def _check_unread(
         reads = read_version(Kind.TRANSFORM, job.version_id, order) == version.id
         if items := _count(connection, and_(waiting, item.c.seq >= since, reads)):
             why = f"backfill {job.id} is {job.state} and reads {items} embeddings of {version.name!r}"
-            raise VersionInUse(f"{why}: let it end, or cancel it", pointer="/version")
+            raise VersionInUse(f"{why}: wait for it or cancel it", pointer="/version")
 
 
 def _basis(connection: Connection, registry: Registry, gallery: GalleryRow) -> tuple[object, ...]:
@@ -178,9 +178,9 @@ def _way_out(connection: Connection, registry: Registry, gallery: GalleryRow, de
             ways.append(f"a {kind.value} backfill to {current.name!r} would move {count} of them")
             movable = movable | moves
         if count := _count(connection, and_(depending, given_up)):
-            ways.append(f"a {kind.value} backfill gave up {count} of them, and its failures say why")
+            ways.append(f"a {kind.value} backfill failed for {count} of them: see its failures")
     if stuck := _count(connection, and_(depending, ~movable)):
-        ways.append(f"{stuck} can only be deleted, or ingested again")
+        ways.append(f"{stuck} can only be deleted or ingested again")
     return "; ".join(ways)
 
 

@@ -41,7 +41,7 @@ def pass_gate(transition: TransitionContext) -> Evidence:
     """Require a gate report on this version and the current one that does not refuse, or a reason in `override`."""
     number = transition.request.gate
     if number is None:
-        raise InvalidArgument("gate: this step needs the number of a gate report", pointer="/gate")
+        raise InvalidArgument("gate: this step requires the number of a gate report", pointer="/gate")
     row = named_report(transition.connection, transition.gallery.id, transition.version, transition.current, number)
     return _rest_on(transition, row)
 
@@ -129,9 +129,11 @@ def _verdict(transition: TransitionContext) -> Evidence:
 def _try_out(transition: TransitionContext, phase: DeploymentState, settings: ShadowIn | CanaryIn) -> Evidence:
     """Begin a trial with counts of zero; the counts of the trial before it become evidence of this step."""
     if transition.gallery.current_id is None:
-        raise NoCurrentVersion("there is no current version to compare with: deploy without shadow and canary")
+        raise NoCurrentVersion("the gallery has no current version to compare with: deploy without shadow and canary")
     if not (transition.version.card.encoder or transition.version.card.text):
-        raise NoEncoder(f"version {transition.version.name!r} has no encoder: no query can be tried out on it")
+        raise NoEncoder(
+            f"version {transition.version.name!r} has no encoder, so it cannot run queries as a shadow or canary"
+        )
     transition.version.check()
     # Locks the deployment's row first, as `rollout_records.add_counters` does.
     transition.change(settings=settings.model_dump())

@@ -39,11 +39,13 @@ def named_report(
     conditions = (gate_report.c.id == number, gate_report.c.gallery_id == gallery_id)
     row = first_of(GateRow, connection.execute(select(gate_report).where(*conditions)))
     if row is None:
-        raise InvalidArgument(f"gate: this gallery has no gate report {number}", pointer="/gate")
+        raise InvalidArgument(f"gate: the gallery has no gate report {number}", pointer="/gate")
     if (row.version_id, row.report["current"]) != (version.id, current):
         compared = f"{row.report['version']!r} with {row.report['current']!r}"
         this = f"{version.name!r} over {current!r}"
-        raise InvalidArgument(f"gate: report {number} compared {compared}, this deploys {this}", pointer="/gate")
+        raise InvalidArgument(
+            f"gate: report {number} compared {compared}, but the deployment is of {this}", pointer="/gate"
+        )
     return row
 
 
@@ -85,7 +87,7 @@ def weigh(
     if report.verdict == REFUSE and reason is None:
         reason = _overridden_before(connection, deployment_id, report.id)
         if reason is None:
-            why = f"gate {report.id} refused {version.name!r}: say in `override` why to deploy it"
+            why = f"gate {report.id} refused {version.name!r}: give a reason in `override` to deploy it"
             raise GateRefused(why, pointer="/override")
     return {"gate": report.id, "verdict": report.verdict, "override": reason}
 

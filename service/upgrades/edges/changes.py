@@ -86,7 +86,7 @@ def check_no_edge(registry: Registry, key: EdgeKey, replacing: bool) -> None:
     if not replacing and registry.edge(key) is not None:
         new, old, kind = key
         raise EdgeExists(
-            f"there is an edge of kind {kind} from {new!r} to {old!r} already; replace=true puts this one in its place",
+            f"an edge of kind {kind} from {new!r} to {old!r} already exists; replace=true replaces it",
             pointer="/kind",
         )
 
@@ -128,7 +128,7 @@ def accept(
             try:
                 added = insert_edge(connection, new.id, old.id, replace(edge_record, files=files), folder_key)
             except IntegrityError:  # another process accepted one at the same moment
-                raise EdgeExists("there is an edge of this kind since this moment", pointer="/kind") from None
+                raise EdgeExists("an edge of this kind was added at the same time", pointer="/kind") from None
             replaced = None if previous is None else previous.id
             subject = "/".join(edge.key)
             record(connection, context.who, f"edge_{edge_record.origin}", subject, edge=added.id, replaced=replaced)
@@ -167,7 +167,7 @@ def remove(
         InvalidArgument: `force` without a reason.
     """
     if force and not reason.strip():
-        raise InvalidArgument("force needs a reason: say why these items may become unreachable", pointer="/reason")
+        raise InvalidArgument("force requires a reason why these items may become unreachable", pointer="/reason")
     counts = Counts(database, registry, replica, key)
     with _lock:
         removal: Removal | None = None
@@ -219,7 +219,7 @@ def find(registry: Registry, key: EdgeKey) -> EdgeRecord:
         new, old, kind = key
         kinds = [d.edge.kind.value for d in registry.edges() if d.edge.key[:2] == (new, old)]
         raise UnknownEdge(
-            f"there is no edge of kind {kind!r} from {new!r} to {old!r} (there are: {', '.join(kinds) or 'none'})"
+            f"no edge of kind {kind!r} leads from {new!r} to {old!r} (existing kinds: {', '.join(kinds) or 'none'})"
         )
     return edge_record
 
@@ -262,7 +262,7 @@ def _check(removal: Removal, force: bool) -> None:
 def _check_unused(backfills: Sequence[int]) -> None:
     if backfills:
         numbers = ", ".join(map(str, backfills))
-        raise EdgeInUse(f"backfill {numbers} applies this edge: let it end, or cancel it")
+        raise EdgeInUse(f"backfill {numbers} uses this edge: wait for it or cancel it")
 
 
 def forget_files(registry: Registry, edge_record: EdgeRecord | None) -> None:

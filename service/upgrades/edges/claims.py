@@ -87,8 +87,8 @@ def verify(
     ]
     if not compared:
         raise NothingToVerifyOn(
-            f"{new.name!r} and {old.name!r} have no encoders that read the same input: name a gallery with items that "
-            f"hold embeddings by both",
+            f"{new.name!r} and {old.name!r} have no encoders for the same input: name a gallery with items that "
+            f"have embeddings by both",
             pointer="/verify/gallery",
         )
     evidence = {comparison.source: _compare(comparison) for comparison in compared}
@@ -162,8 +162,8 @@ def _items(
             parts.append(embed(version, [inputs[version.name] for _, inputs in batch]).vectors)
     if len(names) < request.items:
         raise NothingToVerifyOn(
-            f"gallery {request.gallery!r} has {len(names)} items that hold embeddings by both {new.name!r} and "
-            f"{old.name!r} or an image or text that both can encode; {request.items} were asked for",
+            f"gallery {request.gallery!r} has {len(names)} items with embeddings by both {new.name!r} and "
+            f"{old.name!r} or an image or text that both can encode; {request.items} are required",
             pointer="/verify/items",
         )
     return ComparedImages(ITEMS, names, np.concatenate(new_parts), np.concatenate(old_parts))

@@ -66,7 +66,7 @@ def check(
     folder, expected = edge_record.edge.folder, edge_record.edge.hashes.get(EDGE_DOMAIN)
     if folder is None or expected is None:
         raise NoDomain(
-            f"the {request.kind} edge {request.new} -> {request.old} says nothing of what it was fitted on: only "
+            f"the {request.kind} edge {request.new} -> {request.old} does not describe what it was fitted on; only "
             "edges that were fitted at the service do",
             pointer="/kind",
         )
@@ -78,17 +78,17 @@ def check(
 
 def _checked(sent: NDArray[Any], new: LoadedVersion) -> Vectors:
     if not len(sent):
-        raise InvalidArgument("there is no query to check", pointer="/vectors")
+        raise InvalidArgument("vectors must have at least one query", pointer="/vectors")
     return check_vectors(sent, new.card.dim, new.space, pointer="/vectors")
 
 
 def _queries(database: Database, new: LoadedVersion, request: DomainIn) -> Vectors:
     if request.gallery is None:
-        raise InvalidArgument("send vectors, or name a gallery whose items stand for queries", pointer="/gallery")
+        raise InvalidArgument("either vectors or gallery is required", pointer="/gallery")
     with database.read() as connection:
         rows = _drawn(connection, gallery_named(connection, request.gallery).id, new, request)
     if not rows:
-        why = f"no item of gallery {request.gallery!r} holds an embedding that {new.name!r} made"
+        why = f"no item of gallery {request.gallery!r} has an embedding by {new.name!r}"
         raise InvalidArgument(why, pointer="/gallery")
     return from_bytes(rows, new.card.dim)
 

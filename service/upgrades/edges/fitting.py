@@ -116,13 +116,13 @@ def fit(
     registry.sync()
     new, old = (registry.named(name) for name in (request.new, request.old))
     if new is old:
-        raise InvalidArgument("new and old must be two versions", pointer="/old")
+        raise InvalidArgument("new and old must be different versions", pointer="/old")
     for served in {SERVED[kind] for kind in (FITS if request.kind == AUTO else [request.kind])}:
         check_no_edge(registry, (new.name, old.name, served.value), request.replace)
     options = _options(request)
     drawn, available, embedded_count = _pairs(database, contents, new, old, request, sent)
     if request.kind == "slerp" and len(drawn.new) > MAX_COMPARED_PAIRS:
-        raise InvalidArgument(f"kind slerp takes at most {MAX_COMPARED_PAIRS} pairs", pointer="/pairs")
+        raise InvalidArgument(f"kind slerp accepts at most {MAX_COMPARED_PAIRS} pairs", pointer="/pairs")
     pairs = split_pairs(*drawn, request.seed)
     if not pairs.relevance.valid.any():
         shared = f"items share a value of metadata field {request.label!r}" if sent is None else "pairs share a label"
@@ -218,11 +218,11 @@ def _pairs(
 ) -> tuple[PairArrays, int, int]:
     """The pairs, how many stored items hold both embeddings, and how many pairs were embedded here."""
     if sent is not None and len(sent.new) > MAX_PAIRS:
-        raise InvalidArgument(f"{len(sent.new)} pairs; at most {MAX_PAIRS}", pointer="/pairs")
+        raise InvalidArgument(f"{len(sent.new)} pairs; at most {MAX_PAIRS} are legal", pointer="/pairs")
     if sent is not None:
         return check_pair_arrays(sent, new.card, old.card, MIN_PAIRS), len(sent.new), 0
     if request.kind == "slerp" and request.sample > MAX_COMPARED_PAIRS:
-        raise InvalidArgument(f"kind slerp takes a sample of at most {MAX_COMPARED_PAIRS}", pointer="/sample")
+        raise InvalidArgument(f"kind slerp accepts a sample of at most {MAX_COMPARED_PAIRS}", pointer="/sample")
     with database.read() as connection:
         gallery_id = None if request.gallery is None else gallery_named(connection, request.gallery).id
         drawn, available = draw_pairs(
@@ -257,19 +257,19 @@ def _check_enough(
             "" if request.label is None else f", {len(drawn.names)} of them with metadata field {request.label!r}"
         )
         raise TooFewPairs(
-            f"{available} {source} hold embeddings by both {new.name!r} and {old.name!r}{labelled}; a fit needs "
+            f"{available} {source} have embeddings by both {new.name!r} and {old.name!r}{labelled}; a fit requires "
             f"{MIN_PAIRS}. {_how_to_get_more(new, old)}",
             pointer="/label" if available >= MIN_PAIRS else "/gallery",
         )
 
 
 def _how_to_get_more(new: LoadedVersion, old: LoadedVersion) -> str:
-    sending = f"Send embeddings by {new.name!r} of items that hold one by {old.name!r}, or the other way round"
+    sending = f"Send embeddings by {new.name!r} of items that have one by {old.name!r}, or vice versa"
     encoders = " or ".join(repr(version.name) for version in (new, old) if version.card.encoder or version.card.text)
     if not encoders:
         return sending
-    embedding = "embed=N (--embed N) has N of them embedded for the fit, and a reencode backfill"
-    return f"{sending}. Where items are images or texts, {embedding} to {encoders} makes them once that is current"
+    embedding = "embed=N (--embed N) embeds N of them for the fit, and a reencode backfill"
+    return f"{sending}. If items are images or texts, {embedding} to {encoders} embeds all once it is current"
 
 
 def _options(request: FitIn) -> Mapping[str, int | float]:

@@ -43,7 +43,7 @@ def measure(
         InvalidArgument: the metric needs labels that are missing or that no two share, or the versions are the same.
     """
     if old.id == new.id:
-        raise InvalidArgument(f"{new.name!r} is current: a gate compares another version with it", pointer="/version")
+        raise InvalidArgument(f"{new.name!r} is the current version; a gate requires another one", pointer="/version")
     kinds, old_old, new_old, new_new = comparisons(registry, old, new, sample)
     metric, measure_pair, relevance = _metric(sample, new_new, options)
     before = measure_pair(old_old)
@@ -133,7 +133,7 @@ def _metric(
         relevance = RankingRelevance(truth, len(sample), self_numbers)
         return f"recall@{k}", lambda pair: recall(first_items(pair, k, self_numbers), truth), relevance
     if labels is None:
-        why = f"metric {metric!r} needs labels: name a metadata field in `label`, or an evaluation set with labels"
+        why = f"metric {metric!r} requires labels: give a metadata field in `label`, or an evaluation set with labels"
         raise InvalidArgument(why, pointer="/metric")
     matching = sample.relevance(len(sample))
     if metric == TAR:
@@ -149,7 +149,7 @@ def _by_relevance(sample: Sample, options: Mapping[str, Any]) -> tuple[str, Call
     """As `_metric`, if entries name relevant items: recall@k is the share of these among the first k."""
     metric, relevance = options["metric"] or "cmc@1", sample.relevance(len(sample))
     if metric == TAR:
-        why = f"metric {TAR} needs labels, and this evaluation set names relevant items; legal: cmc@1, cmc@5, mAP@1.0, "
+        why = f"metric {TAR} requires labels, but the evaluation set has relevant items; legal: cmc@1, cmc@5, mAP@1.0, "
         raise InvalidArgument(f"{why}{RECALL}", pointer="/metric")
     if metric != RECALL:
         return metric, lambda pair: retrieval_by(pair, sample.relevance(len(pair.items))), relevance
@@ -172,7 +172,7 @@ def _nothing_relevant(sample: Sample) -> InvalidArgument:
     if sample.query_side is None:
         return InvalidArgument("no two entries of the sample share a label", pointer="/label")
     missing = sample.query_side.missing
-    why = f"none of the items that the evaluation set names as relevant is there ({missing} are missing)"
+    why = f"none of the relevant items of the evaluation set exists ({missing} are missing)"
     return InvalidArgument(why, pointer="/evaluation")
 
 

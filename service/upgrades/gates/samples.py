@@ -165,7 +165,9 @@ def draw(
             break
     if len(drawn) < 2:
         needed = "with an image or a text" + (f" and metadata field {label!r}" if label else "")
-        raise InvalidArgument(f"measuring needs two items {needed}; the gallery has {len(drawn)}", pointer="/label")
+        raise InvalidArgument(
+            f"a measurement requires two items {needed}; the gallery has {len(drawn)}", pointer="/label"
+        )
     return drawn[:sample]
 
 
@@ -174,7 +176,7 @@ def evaluation_row(connection: Connection, gallery_id: int, number: int) -> Eval
     conditions = (evaluation.c.id == number, evaluation.c.gallery_id == gallery_id)
     row = first_of(EvaluationRow, connection.execute(select(evaluation).where(*conditions)))
     if row is None:
-        raise UnknownEvaluation(f"this gallery has no evaluation set {number}")
+        raise UnknownEvaluation(f"the gallery has no evaluation set {number}")
     return row
 
 
@@ -255,7 +257,7 @@ def read_embeddings(
     if missing := [version.name for version in needed if version.id not in versions]:
         available = ", ".join(sorted(registry.by_id(v).name for v in versions))
         lacking = " and ".join(map(repr, missing))
-        why = f"evaluation {evaluation_id} holds no embeddings of {lacking} (it has: {available})"
+        why = f"evaluation {evaluation_id} has no embeddings by {lacking} (only by: {available})"
         raise InvalidArgument(why, pointer="/evaluation")
     rows = [entry.number for entry in entries]
     embedded = {}

@@ -123,13 +123,15 @@ def draw_sides(
         computed[old.name] += not has_old
         drawn.entries.append(entry)
     if options.outside_queries and not drawn.entries:
-        raise InvalidArgument(f"no item of the gallery can be compared as {old.name!r} has it", pointer="/evaluation")
+        raise InvalidArgument(
+            f"no item of the gallery has an embedding by {old.name!r} to compare", pointer="/evaluation"
+        )
     if len(drawn.queries) < 2 and not options.outside_queries:
         needed = f"with an image or an embedding by {new.name!r}"
         labelled = f" and metadata field {options.label!r}" if options.label else ""
         found = len(drawn.queries)
         raise InvalidArgument(
-            f"measuring needs two items {needed}{labelled}; the gallery has {found}", pointer="/label"
+            f"a measurement requires two items {needed}{labelled}; the gallery has {found}", pointer="/label"
         )
     return drawn
 

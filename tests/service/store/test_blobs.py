@@ -278,7 +278,7 @@ def test_a_store_that_is_read_and_takes_nothing_is_a_problem_until_it_does(tmp_p
     with pytest.raises(StoreUnreachable):
         blobs.write(2, [b"second"])
     assert blobs.read(first) == b"first"
-    assert "does not take images" in str(blobs.problem)
+    assert "cannot be written" in str(blobs.problem)
 
     (tmp_path / "2").unlink()
     blobs.write(2, [b"second"])

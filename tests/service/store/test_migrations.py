@@ -237,7 +237,7 @@ def test_a_migration_that_breaks_a_foreign_key_is_refused(settings: Settings, ne
     upgrade(settings)
     next_revision('op.execute(\'insert into edge values (1, 7, 8, "identity", "added", "{}", "{}", null, "{}", 0)\')')
 
-    with pytest.raises(DatabaseDamaged, match="refers to one of"):
+    with pytest.raises(DatabaseDamaged, match="refers to a missing row"):
         upgrade(settings)
 
     database = Database(settings.database_url)

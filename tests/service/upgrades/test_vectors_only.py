@@ -75,9 +75,9 @@ def test_a_gate_and_a_curve_are_measured_on_vectors(
 @pytest.mark.parametrize(
     ("arrays", "told"),
     [
-        ({"labels": np.arange(3)}, "holds no array of embeddings"),
+        ({"labels": np.arange(3)}, "has no array of embeddings"),
         ({"v1": np.eye(4), "labels": np.arange(3)}, "3 values of label for 4 embeddings"),
-        ({"v1": np.eye(4), "fct": np.eye(5)}, "one embedding for each entry"),
+        ({"v1": np.eye(4), "fct": np.eye(5)}, "the same number of embeddings"),
         ({"v1": np.full((2, 4), np.nan)}, "must be finite"),
     ],
 )

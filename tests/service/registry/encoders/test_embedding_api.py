@@ -168,7 +168,7 @@ def test_the_key_is_read_where_it_is_needed_and_told_to_nobody(
 ) -> None:
     monkeypatch.setenv(KEY, "another-secret")
     caplog.set_level(logging.DEBUG)
-    with pytest.raises(ProviderUnavailable, match=f"is {KEY} the right key") as refused:
+    with pytest.raises(ProviderUnavailable, match=f"check the key in {KEY}") as refused:
         encoder.vectors(["a"])
     for unset in ("", "with\nbreak"):
         monkeypatch.setenv(KEY, unset)

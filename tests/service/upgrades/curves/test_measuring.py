@@ -93,7 +93,7 @@ class TestMarks:
         curve = wait_for(served, number, ended)
 
         assert (curve["state"], curve["area"], len(curve["points"])) == ("stopped", None, 1)
-        assert curve["error"] == f"this gallery has no evaluation set {made}"
+        assert curve["error"] == f"the gallery has no evaluation set {made}"
         assert served.http.get(f"/backfills/{number}").json()["state"] == "done"
 
     def test_a_cancelled_or_rolled_back_backfill_has_no_more_points(self, served: Any, filled: str) -> None:

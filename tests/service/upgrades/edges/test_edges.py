@@ -156,7 +156,7 @@ class TestAdd:
 
         assert added.status_code == 201
         assert (added.json()["origin"], added.json()["scores"]) == ("added", {})
-        assert added.json()["warning"].startswith("nothing is measured")
+        assert "no measured scores" in added.json()["warning"]
 
     def test_one_that_is_removed_before_it_is_answered_was_added_all_the_same(
         self, served: Any, more: dict[str, Version], monkeypatch: pytest.MonkeyPatch

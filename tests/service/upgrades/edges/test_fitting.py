@@ -76,10 +76,10 @@ class TestFit:
     ) -> None:
         empty = served.gallery("v1").rpartition("/")[2]
         refused = problem(fit(served, gallery=empty), 422, "too_few_pairs", "/gallery")
-        assert refused["detail"].startswith(f"0 items of gallery '{empty}' hold embeddings by both 'other' and 'v1'")
+        assert refused["detail"].startswith(f"0 items of gallery '{empty}' have embeddings by both 'other' and 'v1'")
         assert "reencode backfill" in refused["detail"]
         refused = problem(fit(served, label="colour"), 422, "too_few_pairs", "/label")
-        assert "0 of them with metadata field 'colour'; a fit needs 20" in refused["detail"]
+        assert "0 of them with metadata field 'colour'; a fit requires 20" in refused["detail"]
         assert edges(served, new="other") == []
 
     def test_what_a_forward_edge_made_is_no_evidence(

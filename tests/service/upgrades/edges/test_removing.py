@@ -258,7 +258,7 @@ class TestOtherProcesses:
         with running(served.runtime.settings) as other:
             declared = other.registry.edge(("bare2", "bare", "matrix"))
             assert declared is not None
-            assert declared.problem == "edge.npz is not the file that was accepted"
+            assert declared.problem == "edge.npz changed after it was accepted"
             assert other.registry.route("bare2", "bare") is None
 
     def test_one_that_another_process_removes_while_it_is_opened_is_no_damage(
