@@ -152,7 +152,7 @@ def test_a_bomb_is_refused_before_anything_is_written(
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_a_file_that_is_there_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidVersionFolder, match=r"card\.json is there twice"):
+    with pytest.raises(InvalidVersionFolder, match=r"card\.json is repeated"):
         unpack_version(zipped(tmp_path / "two.zip", CARD_MEMBER, CARD_MEMBER), tmp_path / "unpacked")
 
 

@@ -106,7 +106,7 @@ def test_arrays_come_back_as_float32_and_optional_ones_may_be_missing(tmp_path: 
         (b"PK\x03\x04 broken", "not a readable"),
         (npz(weight=np.ones((2, 3)))[:-40], "not a readable"),
         (npz(weight=np.array([[object()] * 3] * 2)), "must be floats"),  # a pickle, never loaded
-        (npz(other=np.ones((2, 3))), "lacks the array 'weight'"),
+        (npz(other=np.ones((2, 3))), "has no array 'weight'"),
         (npz(weight=np.ones((3, 2))), r"floats of shape \(2, 3\)"),
         (npz(weight=np.ones((2, 3), int)), "must be floats"),
         (npz(weight=np.full((2, 3), "x")), "must be floats"),
@@ -155,7 +155,7 @@ def announced(path: Path, shape: tuple[int, ...], body: int, version: tuple[int,
     [
         ((1 << 24,), (1, 0), (3,), r"must be floats of shape \(3,\), not float32 of shape \(16777216,\)"),
         ((3,), (2, 0), (3,), r"version \(2, 0\)"),
-        ((1 << 40,), (1, 0), (1 << 40,), "would hold more than"),
+        ((1 << 40,), (1, 0), (1 << 40,), "would have more than"),
     ],
     ids=["shape", "header", "both"],
 )

@@ -89,10 +89,10 @@ def test_a_good_calibration_passes() -> None:
 @pytest.mark.parametrize(
     ("calibration", "message", "pointer"),
     [
-        ({"edge": one_map(1)}, "must hold two maps, 'edge' and 'own'", ""),
+        ({"edge": one_map(1)}, "must have the two maps 'edge' and 'own'", ""),
         ({"edge": one_map(1), "own": 3}, "own: calibration must hold kind 'isotonic'", "/own"),
-        ({"edge": one_map(-1), "own": one_map(1)}, "edge runs against its space: higher scores of 'v1'", "/edge/slope"),
-        ({"edge": one_map(1), "own": one_map(-1)}, "own runs against its space: higher scores of 'v2'", "/own/slope"),
+        ({"edge": one_map(-1), "own": one_map(1)}, "edge contradicts its space: higher scores of 'v1'", "/edge/slope"),
+        ({"edge": one_map(1), "own": one_map(-1)}, "own contradicts its space: higher scores of 'v2'", "/own/slope"),
     ],
 )
 def test_a_bad_calibration_is_refused(calibration: dict[str, Any], message: str, pointer: str) -> None:

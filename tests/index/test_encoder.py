@@ -253,8 +253,8 @@ def test_the_probe_allows_rounding_and_no_more(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"image": None}, "lacks the array 'image'"),
-        ({"embedding": None}, "lacks the array 'embedding'"),
+        ({"image": None}, "has no array 'image'"),
+        ({"embedding": None}, "has no array 'embedding'"),
         ({"embedding": np.zeros((1, 4))}, r"embedding must be floats of shape \(1, 5\)"),
         ({"image": np.zeros((2, 1, 8, 8))}, "image must be floats"),
         ({"embedding": np.full((1, 5), np.nan)}, "finite"),
@@ -308,7 +308,7 @@ def test_verifying_checks_each_edge_against_the_registered_versions(make_version
     with pytest.raises(InvalidVersionFolder, match="'v1', which is not registered"):
         verify_version(tmp_path / "v2", {})
     again = make_version(tmp_path / "again" / "v1", "v1", 4, seed=1)
-    with pytest.raises(InvalidVersionFolder, match="made for another encoder than the registered 'v1'"):
+    with pytest.raises(InvalidVersionFolder, match="made for a different encoder than the registered 'v1'"):
         verify_version(tmp_path / "v2", {"v1": again.card})
 
 
@@ -322,7 +322,7 @@ def test_verifying_reads_the_calibration_of_each_edge(make_version: MakeVersion,
         write_card(new.folder, new.card)
         if slope > 0:
             assert verify_version(new.folder, {"v1": old.card}).edges[0].calibration == maps
-    with pytest.raises(InvalidVersionFolder, match="edges/v1/calibration/own runs against its space") as caught:
+    with pytest.raises(InvalidVersionFolder, match="edges/v1/calibration/own contradicts its space") as caught:
         verify_version(new.folder, {"v1": old.card})
     assert caught.value.pointer == "/edges/v1/calibration/own/slope"
 

@@ -134,7 +134,7 @@ def test_a_listed_path_never_leaves_the_folder(new: Version, path: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(colour="red"), "card.json: colour is not a field this release knows"),
+        (lambda c: c.update(colour="red"), "card.json: colour is not a field of this release"),
         (lambda c: c.pop("name"), "card.json: name is missing"),
         (lambda c: c.update(format=2), "format must be 1"),
         (lambda c: c.update(format=True), "format must be of type int"),
@@ -143,12 +143,12 @@ def test_a_listed_path_never_leaves_the_folder(new: Version, path: str) -> None:
         (lambda c: c.update(dim="6"), "dim must be of type int"),
         (lambda c: c.update(dim=6.0), "dim must be of type int"),
         (lambda c: c.update(side_dim=-1), "side_dim must be 0 to"),
-        (lambda c: c.update(side_dim=0), "side_dim must be above 0 exactly when side.onnx"),
+        (lambda c: c.update(side_dim=0), "side_dim must be above 0 if and only if side.onnx"),
         (lambda c: c.update(space="cosine"), "space must be of type dict"),
         (lambda c: c.update(files=[]), "files must be of type dict"),
         (lambda c: c["files"].update({PROBE: "abc"}), "files/probe.npz must be a sha256"),
         (lambda c: c["files"].update({PROBE: None}), "files/probe.npz must be a sha256"),
-        (lambda c: c.pop("preprocess"), "preprocess is needed beside encoder.onnx"),
+        (lambda c: c.pop("preprocess"), "preprocess is required with encoder.onnx"),
         (lambda c: c.update(preprocess=[8, 8]), "preprocess must be of type dict"),
         (lambda c: c["preprocess"].pop("height"), "preprocess/height is missing"),
         (lambda c: c["preprocess"].update(height=0), "preprocess/height must be 1 to 4096 pixels"),
@@ -248,7 +248,7 @@ def test_what_lies_just_within_the_limits_is_read(new: Version) -> None:
 def test_an_encoder_needs_its_probe_and_a_preprocess_its_encoder(new: Version) -> None:
     (new.folder / PROBE).unlink()
     write_card(new.folder, new.card)
-    refused(new.folder, r"probe\.npz is missing: an encoder needs a stored probe", "/probe.npz")
+    refused(new.folder, r"probe\.npz is missing: an encoder requires a stored probe", "/probe.npz")
     (new.folder / ENCODER).unlink()
     write_card(new.folder, new.card)
     refused(new.folder, r"encoder\.onnx is missing: card\.json has a preprocess field", "/encoder.onnx")
@@ -258,7 +258,7 @@ def test_a_card_that_changed_since_registration_is_refused(new: Version) -> None
     registered = sha256(new.folder / CARD)
     assert load_version(new.folder, expect_card=registered) == new
     change_card(new, lambda card: card.update(method="other"))
-    with pytest.raises(InvalidVersionFolder, match="changed on disk since the version was registered"):
+    with pytest.raises(InvalidVersionFolder, match="changed on disk after the version was registered"):
         load_version(new.folder, expect_card=registered)
 
 

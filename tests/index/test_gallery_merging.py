@@ -145,7 +145,7 @@ def test_the_maps_of_edges_serve_where_the_gallery_has_no_complete_set(
 def test_an_edge_whose_map_runs_against_its_space_is_refused(mixed: Gallery, chain: dict[str, Version]) -> None:
     (edge,) = chain["v2"].edges
     maps = {"edge": calibration(5.0).as_json(), "own": calibration(-6.0).as_json()}
-    with pytest.raises(InvalidVersionFolder, match="own runs against its space"):
+    with pytest.raises(InvalidVersionFolder, match="own contradicts its space"):
         mixed.add_edge(replace(edge, calibration=maps))
     assert mixed.search("v2", always(units(1, 4)), 6).mode == "raw"
 
@@ -249,7 +249,7 @@ def test_raw_scores_of_unlike_spaces_are_not_ranked_together_unless_fused(
     assert found.mode == "rank"
     assert (found.shards_QK == [0, 1, 0, 1]).all()
     np.testing.assert_allclose(found.scores_QK, [[1 / 62, 1 / 62, 1 / 64, 1 / 64]] * 3)
-    with pytest.raises(ModeUnavailable, match="scores of spaces cosine and l2 are not of one kind; legal now: rank"):
+    with pytest.raises(ModeUnavailable, match="scores of spaces cosine and l2 are not comparable; legal now: rank"):
         gallery.search("new", always(units(1, 4)), 4, mode="raw")
     gallery.apply({}, removed=[3, 4])
     assert gallery.search("new", always(units(1, 4)), 2).mode == "raw"

@@ -90,7 +90,7 @@ def test_other_formats_that_pillow_knows_are_refused(image_bytes: SaveImage, kin
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (3, 100), (100, 3)])
 def test_a_side_below_the_minimum_is_refused(image_bytes: SaveImage, width: int, height: int) -> None:
-    with pytest.raises(InvalidImage, match=rf"{width} x {height} pixels; each side needs at least {MIN_SIDE}"):
+    with pytest.raises(InvalidImage, match=rf"{width} x {height} pixels; each side must have at least {MIN_SIDE}"):
         decode_image(image_bytes(photo(width, height)))
 
 

@@ -198,7 +198,7 @@ def test_a_mode_that_is_not_possible_is_refused_with_the_reason_and_the_legal_on
     with pytest.raises(ModeUnavailable, match=r"some items have no calibration.*legal now: raw, rank") as caught:
         choose_mode("calibrated", [Cosine()], False)
     assert (caught.value.pointer, caught.value.status) == ("/mode", 409)
-    with pytest.raises(ModeUnavailable, match="spaces cosine and l2 are not of one kind; legal now: rank"):
+    with pytest.raises(ModeUnavailable, match="spaces cosine and l2 are not comparable; legal now: rank"):
         choose_mode("raw", [Cosine(), Euclidean()], False)
     with pytest.raises(InvalidArgument, match="mode must be one of calibrated, raw, rank, not 'magic'"):
         choose_mode("magic", [Cosine()], True)

@@ -64,14 +64,14 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
     check_target(tmp_path / "photos")
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
 
-    with pytest.raises(InvalidArgument, match="is no version folder; it is left alone"):
+    with pytest.raises(InvalidArgument, match="is not a version folder"):
         check_target(tmp_path / "photos")
-    with pytest.raises(InvalidArgument, match="is no version folder"):
+    with pytest.raises(InvalidArgument, match="is not a version folder"):
         check_target(tmp_path / "photos" / "cat.jpg")
 
 
 def test_no_version_is_written_into_another_ones_folder(tmp_path: Path) -> None:
     (tmp_path / "card.json").touch()
 
-    with pytest.raises(InvalidArgument, match=r"v2 lies in a version's folder"):
+    with pytest.raises(InvalidArgument, match=r"v2 is inside a version folder"):
         check_target(tmp_path / "v2")

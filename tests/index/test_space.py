@@ -103,7 +103,7 @@ def test_one_vector_becomes_one_row() -> None:
 @pytest.mark.parametrize(
     ("value", "message", "pointer"),
     [
-        ([1, 2], "has 3 numbers, this one has 2", "/e"),
+        ([1, 2], "have 3 numbers, not 2", "/e"),
         ([[1, 2, 3], [1, 2]], "list of 3 numbers", "/e"),
         ([[[1, 2, 3]]], "shape 1x1x3", "/e"),
         (5, "has 3 numbers", "/e"),

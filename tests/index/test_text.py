@@ -137,7 +137,7 @@ def test_a_tokenizer_that_panics_is_refused(version: Version) -> None:
     }
     path.write_text(json.dumps(stated))
 
-    with pytest.raises(InvalidVersionFolder, match=r"text/probe\.json holds a text that cannot be embedded"):
+    with pytest.raises(InvalidVersionFolder, match=r"text/probe\.json has a text that cannot be embedded"):
         TextEncoder(rehash(version.folder))
 
 
@@ -243,8 +243,8 @@ def test_a_model_that_does_not_mind_its_mask_is_refused(bare: Version, add_text:
         ('{"text": "east", "embedding": ["a", "b"]}', "must be a JSON object"),
         ('{"text": "east", "embedding": [1]}', "list of 2 finite numbers"),
         ('{"text": "east", "embedding": [NaN, 1]}', "embedding/0 must be a finite number"),
-        ('{"text": 5, "embedding": [1, 0]}', "must hold a string"),
-        ('{"text": "", "embedding": [1, 0]}', "holds a text that cannot be embedded"),
+        ('{"text": 5, "embedding": [1, 0]}', "must have a string"),
+        ('{"text": "", "embedding": [1, 0]}', "has a text that cannot be embedded"),
         ('{"text": "north", "embedding": [1, 0]}', "expects another embedding: it differs by 1"),
     ],
 )

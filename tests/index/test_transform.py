@@ -269,7 +269,7 @@ def test_side_information_must_be_what_the_old_version_stores(make_version: Make
 def test_an_edge_made_for_another_encoder_is_refused(make_version: MakeVersion, old: Version, tmp_path: Path) -> None:
     new = newer(make_version, old, "truncate")
     other = make_version(tmp_path / "again", "v1", 4, seed=9)
-    refused(new, other, "made for another encoder than the registered 'v1'")
+    refused(new, other, "made for a different encoder than the registered 'v1'")
 
 
 def test_a_kind_this_release_does_not_serve_is_refused_with_the_legal_ones(old: Version) -> None:

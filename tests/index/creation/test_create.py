@@ -138,10 +138,10 @@ WRONG = {
     "garbage": (lambda path: OnnxFile(Path(__file__), SPEC), "cannot be read as an ONNX model"),
     "size": (
         lambda path: OnnxFile(linear(path / "m"), Preprocess(9, 8), output="made"),
-        r"reads \[None, 3, 8, 8\], and its preprocess gives \(N, 3, 9, 8\)",
+        r"input is \[None, 3, 8, 8\], but its preprocess gives \(N, 3, 9, 8\)",
     ),
     "output": (lambda path: OnnxFile(linear(path / "m"), SPEC), "must name one of the model's outputs: made, other"),
-    "batch": (lambda path: OnnxFile(linear(path / "m", 4), SPEC, output="made"), "reads 4 images at a time; legal: 1"),
+    "batch": (lambda path: OnnxFile(linear(path / "m", 4), SPEC, output="made"), "batch size is 4; legal: 1"),
     "shape": (
         lambda path: OnnxFile(mean(path / "m", [0]), SPEC, output="made"),
         r"gives shape \(3, 8, 8\) for one image",
@@ -151,11 +151,11 @@ WRONG = {
         lambda path: OnnxFile(
             save(path / "m", [helper.make_node("Own", ["images"], ["made"])], (1,), (1,), opset=9), SPEC
         ),
-        "has opset 9 and cannot be brought to 11",
+        "has opset 9 and cannot be converted to 11",
     ),
     "pool": (
         lambda path: OnnxFile(conv(path / "m", (1, 6, 2, 2)), SPEC, output="made"),
-        r"pool none cannot be used: the model gives \(N, 6, 2, 2\); legal: mean",
+        r"pool none cannot be used: the model returns \(N, 6, 2, 2\); legal: mean",
     ),
 }
 
@@ -175,7 +175,7 @@ def test_what_is_wrong_is_named_and_nothing_is_left(tmp_path, field):
 def test_a_folder_that_is_there_is_replaced_only_when_asked_to_and_only_by_a_whole_one(tmp_path):
     there = Version.create(tmp_path / "v", Supplied(3)).folder
 
-    with pytest.raises(InvalidArgument, match="is there already; --overwrite"):
+    with pytest.raises(InvalidArgument, match="already exists; --overwrite"):
         Version.create(there, Supplied(4))
     with pytest.raises(InvalidVersionFolder):
         Version.create(there, Supplied(-1), overwrite=True)

@@ -171,7 +171,7 @@ def test_many_threads_take_turns(device: StandIn) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize(("built", "said"), [(False, "built without GPUs"), (True, "sees no GPU")])
+@pytest.mark.parametrize(("built", "said"), [(False, "built without GPUs"), (True, "finds no GPU")])
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, built: bool, said: str) -> None:
     if built:
         monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)

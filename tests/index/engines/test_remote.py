@@ -236,7 +236,7 @@ def test_rows_that_the_engine_lost_are_told_and_not_left_out(monkeypatch: Any) -
     life.settle()
     life.collection.drop()
 
-    with pytest.raises(EngineUnavailable, match="not found in it"):
+    with pytest.raises(EngineUnavailable, match="missing in it"):
         life.shard.search(vectors(Cosine(), [1]), 2)
 
 

@@ -222,7 +222,7 @@ def test_rankings_from_a_service_measure_the_same() -> None:
 def test_items_that_a_ranking_left_out_count_as_missed() -> None:
     given = retrieval_from_rankings([[7, 3, 7], [3, -1, -1]], [7, 3], [4, 1])
     np.testing.assert_allclose(given.ap, [(1 + 2 / 3) / 4, 1])
-    with pytest.raises(InvalidArgument, match="more correct items than there are"):
+    with pytest.raises(InvalidArgument, match="more correct items than exist"):
         retrieval_from_rankings([[7, 7]], [7], [1])
 
 
