@@ -1,4 +1,4 @@
-"""The HTTP connections of both clients: requests and their errors, the base of every group of routes."""
+"""The HTTP connections of both clients: `Connection`, the base of every group of routes, and its errors."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 CONNECT_ATTEMPTS = 3
 CONNECT_PAUSE_SECONDS = 0.2
 QUICK_SECONDS = 60.0
-"""The timeout of queries and GET requests, which can be sent again."""
+"""The timeout of queries and GET requests."""
 PATIENT_SECONDS = 3600.0
-"""The timeout of changes, such as a registration, a fit or a gate: the service continues even if nobody waits."""
+"""The read timeout of changes, such as a registration, a fit or a gate: the service continues even after a timeout."""
 MAX_TIMEOUT_SECONDS = 1e6
 MAX_REQUESTS = 100
-"""Concurrent requests of an AsyncClient, beside its streams."""
+"""Concurrent requests of an AsyncClient, not counting streams."""
 TIMEOUT = "REGRAFT_TIMEOUT"
 
 
@@ -53,7 +53,7 @@ class Problem(RegraftError):
         self.code = str(body.get("code") or "http_error")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # It cannot be unpickled from its message alone, and a process pool would wait for it for ever.
+        # By default it could not be unpickled, and a process pool would wait for ever.
         fields = {name: getattr(self, name) for name in ("detail", "code", "errors", "request_id")}
         return type(self), (self.status, fields)
 
@@ -80,15 +80,15 @@ class UnexpectedAnswer(RegraftError):
 
 
 class Connection(ABC):
-    """HTTP to one service, as both clients speak it.
+    """HTTP to one service, the common part of both clients.
 
-    Raises Problem when the service refuses, Unreachable when there is no answer, and of these TimedOut when it was
-    reached and does not answer in time. Only GET requests are repeated, and only when the connection could not be made;
-    nothing that writes is ever sent twice.
+    `url`, `api_key` and `timeout` default to the environment variables REGRAFT_URL, REGRAFT_API_KEY and
+    REGRAFT_TIMEOUT, as in the command. `timeout`: seconds to wait for an answer; by default a minute for queries and
+    reads, an hour for changes.
 
-    Without `url`, `api_key` or `timeout` it is REGRAFT_URL, REGRAFT_API_KEY or REGRAFT_TIMEOUT of the environment, as
-    for the command. `timeout`: seconds to wait for an answer; by default a minute for queries and what is only read, an
-    hour for changes.
+    Methods raise Problem if the service refuses, and Unreachable if it does not answer; its subclass TimedOut if the
+    service was reached but did not answer in time. Only GET requests are retried, and only if the connection failed: a
+    write is never sent twice.
     """
 
     _http: httpx.Client | httpx.AsyncClient
@@ -97,25 +97,23 @@ class Connection(ABC):
         url = url or os.environ.get("REGRAFT_URL") or DEFAULT_URL
         api_key = api_key or os.environ.get("REGRAFT_API_KEY")
         if not _is_address(url):
-            raise InvalidArgument(
-                f"{url!r} is no address of a service: it is http:// or https:// with a host", pointer="/url"
-            )
+            raise InvalidArgument(f"url {url!r} must be http:// or https:// with a host", pointer="/url")
         if api_key and not is_key(api_key):
             raise InvalidArgument(
-                "the API key holds what no key does: it is printable ASCII, without a space or line break at its ends",
+                "the API key must be printable ASCII, without a space or line break at either end",
                 pointer="/api_key",
             )
         seconds = _seconds(os.environ.get(TIMEOUT) or None if timeout is None else timeout)
-        # Requests beyond the connections that a client opens wait their turn, however long.
+        # Requests wait for a free connection without a time limit.
         self._quick = httpx.Timeout(seconds or QUICK_SECONDS, pool=None)
         self._patient = httpx.Timeout(seconds or QUICK_SECONDS, read=seconds or PATIENT_SECONDS, pool=None)
         self.url = url.rstrip("/")
         self._options: Json = {
             "base_url": f"{self.url}/v1/",
             "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
-            # A proxy from the environment has no business between a client and a loopback service.
+            # A proxy from the environment must not get requests to a loopback service.
             "trust_env": False,
-            # Without TLS a file of certificates that is gone is no reason to fail: nobody is trusted.
+            # Without TLS a missing file of certificates must not be an error.
             "verify": certificates() if httpx.URL(url).scheme == "https" else SSLContext(PROTOCOL_TLS_CLIENT),
         }
 
@@ -125,7 +123,7 @@ class Connection(ABC):
 
     @abstractmethod
     def _streamed(self, path: str, **request: Any) -> AsyncGenerator[str, None]:
-        """The lines of the response to a GET request, as they come; raises Problem if it is refused."""
+        """Stream the lines of the response to a GET request. Raises Problem if it is refused."""
 
     @abstractmethod
     async def _pause(self, seconds: float) -> None:
@@ -133,13 +131,13 @@ class Connection(ABC):
 
     @abstractmethod
     async def _run_blocking(self, function: Callable[..., Result], *args: Any) -> Result:
-        """Call a function that takes long without waiting for the service."""
+        """Call a slow function that does not wait for the service."""
 
     async def _ask(self, answer: type[Answer], method: str, path: str, **request: Any) -> Answer:
         return read(answer, (await self._send(method, path, **request)).content)
 
     async def _send(self, method: str, path: str, *, quick: bool = False, **request: Any) -> httpx.Response:
-        """The response to a request; `quick`: with the timeout of a GET request."""
+        """Send a request and check its response; `quick`: with the timeout of a GET request."""
         attempts = CONNECT_ATTEMPTS if method == "GET" else 1
         timeout = self._quick if quick or method == "GET" else self._patient
         if "json" in request:
@@ -148,13 +146,15 @@ class Connection(ABC):
         try:
             sent = self._http.build_request(method, path, timeout=timeout, **request)
         except ValueError as error:
-            raise InvalidInput(f"what is given cannot be sent, as it is not finite or not UTF-8: {error}") from error
+            raise InvalidInput(
+                f"the request cannot be sent, because a value is not finite or not UTF-8: {error}"
+            ) from error
         try:
             response = await self._with_retries(sent, attempts)
         except httpx.ReadTimeout as error:
             raise TimedOut(
-                f"{self.url} did not answer within {timeout.read:g} s, and may still be working on it; "
-                f"a larger timeout (--timeout or {TIMEOUT}, in seconds) waits longer"
+                f"{self.url} did not answer within {timeout.read:g} s and may still process the request; "
+                f"set a larger timeout in seconds: --timeout or {TIMEOUT}"
             ) from error
         except httpx.TransportError as error:
             why = str(error) or type(error).__name__
@@ -172,18 +172,20 @@ class Connection(ABC):
         return await self._exchange(request)
 
     async def _lines(self, path: str, headers: Mapping[str, str], silence: float) -> AsyncGenerator[str, None]:
-        """The lines of a streamed response, as they come; raises Unreachable after `silence` seconds without one."""
+        """Stream the lines of a response. Raises Unreachable after `silence` seconds without a line."""
         timeout = httpx.Timeout(silence, connect=silence)
         try:
             async with aclosing(self._streamed(path, headers=dict(headers), timeout=timeout)) as lines:
                 async for line in lines:
                     yield line
         except httpx.TransportError as error:
-            raise Unreachable(f"the stream from {self.url} broke ({str(error) or type(error).__name__})") from error
+            raise Unreachable(
+                f"the stream from {self.url} was interrupted ({str(error) or type(error).__name__})"
+            ) from error
 
 
 class SyncConnection(Connection):
-    """A connection whose steps block; safe to share between threads, and with processes that are forked."""
+    """A connection whose steps block; safe to share between threads and with forked processes."""
 
     _http: httpx.Client
 
@@ -236,7 +238,7 @@ class SyncConnection(Connection):
 
 
 class AsyncConnection(Connection):
-    """A connection for one event loop, any number of whose tasks may share it."""
+    """A connection for one event loop, which its tasks may share."""
 
     _http: httpx.AsyncClient
 
@@ -249,7 +251,7 @@ class AsyncConnection(Connection):
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         super().__init__(url, api_key, timeout)
-        # Not limited by the pool: streams would use it up, and it looks at all that wait for each that ends.
+        # Not limited by the pool, which streams would use up, and whose cost per request grows with those waiting.
         limits = httpx.Limits(max_keepalive_connections=MAX_REQUESTS)
         self._http = httpx.AsyncClient(transport=transport, limits=limits, **self._options)
         self._turns = asyncio.Semaphore(MAX_REQUESTS)
@@ -287,12 +289,12 @@ class AsyncConnection(Connection):
 
 @cache
 def certificates() -> SSLContext:
-    """The certificates TLS trusts: those of SSL_CERT_FILE or SSL_CERT_DIR, else the public certificate authorities.
+    """The trusted certificates: of SSL_CERT_FILE or SSL_CERT_DIR, else the public certificate authorities.
 
-    Read once for all clients of a process: it takes longer than many requests.
+    Cached for all clients of a process, because reading them takes longer than many requests.
 
     Raises:
-        InvalidArgument: the file holds no certificates.
+        InvalidArgument: the file has no certificates.
     """
     try:
         return httpx.create_ssl_context()
@@ -306,32 +308,34 @@ def read(answer: type[Answer], body: str | bytes) -> Answer:
     """Parse a response into its model.
 
     Raises:
-        UnexpectedAnswer: it is something else; names the first field that does not fit.
+        UnexpectedAnswer: it does not fit the model; names the first wrong field.
     """
     try:
         return answer.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = "".join(f"/{part}" for part in first["loc"])
-        raise UnexpectedAnswer(f"the answer is no {answer.__name__}: {place or 'the body'}: {first['msg']}") from error
+        raise UnexpectedAnswer(
+            f"the answer is not a valid {answer.__name__}: {place or 'the body'}: {first['msg']}"
+        ) from error
 
 
 def _is_address(url: str) -> bool:
     try:
         parsed = httpx.URL(url)
-        parsed.raw_host.decode().encode("idna")  # as a socket does, whose UnicodeError would be no httpx.TransportError
+        parsed.raw_host.decode().encode("idna")  # as sockets do, whose UnicodeError is not an httpx.TransportError
     except (httpx.InvalidURL, ValueError):
         return False
     return parsed.scheme in {"http", "https"} and bool(parsed.host)
 
 
 def is_key(text: str) -> bool:
-    """Whether this can be an API key; another text would appear in the error of an invalid header."""
+    """Whether a text can be an API key; any other would be shown in the error about an invalid header."""
     return text.isascii() and text.isprintable() and text == text.strip()
 
 
 def _seconds(given: str | float | None) -> float | None:
-    """Parse a timeout. Raises InvalidArgument if a socket cannot wait so long."""
+    """Parse a timeout. Raises InvalidArgument if it is not a legal timeout of a socket."""
     if given is None:
         return None
     try:
@@ -340,7 +344,7 @@ def _seconds(given: str | float | None) -> float | None:
         seconds = math.nan
     if not 0 < seconds <= MAX_TIMEOUT_SECONDS:
         raise InvalidArgument(
-            f"the timeout must be seconds above 0, at most {MAX_TIMEOUT_SECONDS:,.0f}, not {given!r}",
+            f"timeout must be above 0 and at most {MAX_TIMEOUT_SECONDS:,.0f} seconds, not {given!r}",
             pointer="/timeout",
         )
     return seconds

@@ -1,4 +1,4 @@
-"""A version whose texts a provider's embedding API embeds: what `regraft version create --api` writes."""
+"""`ProviderApi`: create a version whose texts are embedded by a provider's API (`regraft version create --api`)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from index.version import TEXT_PROBE, Card, EmbeddingApi, Version
 from service.registry.encoders.embedding_api import ApiEncoder, ProviderFault, ProviderUnavailable
 
 LARGEST = 0.02
-"""Of a number, by which the same text may differ from call to call: providers do not repeat themselves exactly."""
+"""Largest legal difference between two calls with the same text, relative to the largest number: providers are not
+deterministic."""
 
 
 @dataclass(frozen=True)
 class ProviderApi:
-    """Texts embedded by `api` as vectors of `dim` numbers, compared in `space`, with `prompts` before them."""
+    """Texts embedded by `api`, after the prefixes `prompts`, as vectors of `dim` numbers in `space`."""
 
     api: EmbeddingApi
     dim: int
@@ -29,11 +30,11 @@ class ProviderApi:
     prompts: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path, name: str) -> Card:
-        """Write the probe, if the provider can be asked: what it said, for every later process to compare with.
+        """Write the probe, the provider's answer for later comparisons; skipped if the provider is unavailable.
 
         Raises:
             InvalidVersionFolder: a field of the API is not legal.
-            ProviderFault: it answers other vectors than were told, or each time others.
+            ProviderFault: its vectors do not fit the card, or differ from call to call.
             InvalidText: it refuses plain sentences.
         """
         api = parse_api({key: value for key, value in asdict(self.api).items() if value is not None}, "the API", "")
@@ -52,15 +53,15 @@ class ProviderApi:
         return Card(**{**vars(card), "metrics": {"probe": told}})
 
     def _probe(self, folder: Path, encoder: ApiEncoder) -> float:
-        """Ask for all, for all backwards, and for one alone: by how much the answers differ."""
+        """Embed all texts, all in reverse order, and one alone; write the probe. Returns the largest difference."""
         texts = [encoder.prepare(text) for text in SENTENCES]
         first, second = encoder.vectors(texts), encoder.vectors(texts[::-1])[::-1]
         alone = encoder.vectors(texts[:1])
         difference = max(float(np.abs(one).max()) for one in (first - second, first[:1] - alone)) / np.abs(first).max()
         if not difference <= LARGEST:
             raise ProviderFault(
-                f"{encoder.api.url} embeds the same texts by {difference:.2g} of their largest number otherwise in "
-                f"another order or alone; at most {LARGEST} is legal"
+                f"{encoder.api.url} embeds the same texts differently in another order or alone: by {difference:.2g} "
+                f"of their largest number; at most {LARGEST} is legal"
             )
         (folder / TEXT_PROBE).parent.mkdir(exist_ok=True)
         write_text_probe(folder, texts[0], first[0])

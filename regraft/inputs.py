@@ -1,6 +1,6 @@
-"""Checks and converts the arguments of the client's methods before anything is sent: images, vectors, texts, metadata.
+"""Check and convert arguments of the client's methods before anything is sent: images, vectors, texts, metadata.
 
-Arrays of numpy, torch and the like are accepted wherever lists are; those of numpy are sent as they are.
+Arrays of NumPy, torch and others are accepted wherever lists are; NumPy arrays are sent in binary.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class InvalidInput(InvalidArgument):
 
 
 class ArrayLike(Protocol):
-    """A numpy array, a tensor, or anything else that can be turned into lists."""
+    """A NumPy array, a tensor, or any other object with `tolist`."""
 
     def tolist(self) -> Any: ...
 
@@ -34,7 +34,7 @@ class ArrayLike(Protocol):
 NPY = "application/x-npy"
 """The content type of `npy`."""
 EMBEDDED_ITEM_FIELDS = {"id", "metadata", "embedding", "text"}
-"""Fields of an item that comes as an embedding."""
+"""Legal fields of an item in an ingest of embeddings."""
 Vector = Sequence[float] | ArrayLike
 Vectors = Sequence[Vector] | ArrayLike
 
@@ -43,13 +43,13 @@ def image(value: object, name: str) -> bytes:
     """The bytes of an image file.
 
     Raises:
-        InvalidInput: a path, an array, a decoded image, or nothing.
+        InvalidInput: a path, an array, a decoded image, or empty.
     """
     if isinstance(value, str | PathLike):
         raise InvalidInput(f"{name} is a path: give the file's bytes, as Path({str(value)!r}).read_bytes()")
     if not isinstance(value, bytes | bytearray | memoryview):
         raise InvalidInput(
-            f"{name} is of type {type(value).__name__}: give the bytes of an image file (PNG, JPEG, WebP ...)"
+            f"{name} must be the bytes of an image file (PNG, JPEG, WebP ...), not {type(value).__name__}"
         )
     if not value:
         raise InvalidInput(f"{name} is empty: give the bytes of an image file")
@@ -60,7 +60,7 @@ def images(value: object, name: str = "images") -> list[bytes]:
     """The bytes of several image files.
 
     Raises:
-        InvalidInput: one image where a list is wanted, or as `image` does.
+        InvalidInput: not a list, or as `image`.
     """
     if isinstance(value, str | PathLike):
         raise InvalidInput(f"{name} is a path: give a list of files' bytes, as [Path({str(value)!r}).read_bytes()]")
@@ -73,14 +73,14 @@ def strings(value: object, name: str) -> list[str]:
     """Texts or ids.
 
     Raises:
-        InvalidInput: one text where a list is wanted, or something that is no text.
+        InvalidInput: not a list, or an element that is not a string.
     """
     if isinstance(value, str):
         raise InvalidInput(f"{name} is one string: give a list, as [{value!r}]")
     listed = _as_list(value, name)
     for n, one in enumerate(listed):
         if not isinstance(one, str):
-            raise InvalidInput(f"{name}[{n}] is of type {type(one).__name__}, not a string")
+            raise InvalidInput(f"{name}[{n}] must be a string, not {type(one).__name__}")
     return [str(one) for one in listed]
 
 
@@ -88,7 +88,7 @@ def vector(value: object, name: str) -> list[float]:
     """One vector of finite numbers.
 
     Raises:
-        InvalidInput: no numbers, several vectors, NaN or infinity, or none at all.
+        InvalidInput: not numbers, several vectors, NaN or infinity, or empty.
     """
     try:
         numbers = [float(number) for number in _as_list(value, name)]
@@ -96,17 +96,17 @@ def vector(value: object, name: str) -> list[float]:
         raise InvalidInput(f"{name} must be one vector, a list of numbers: {error}") from error
     wrong = next((n for n, number in enumerate(numbers) if not math.isfinite(number)), None)
     if wrong is not None:
-        raise InvalidInput(f"{name}[{wrong}] is {numbers[wrong]}: every number of a vector must be finite")
+        raise InvalidInput(f"{name}[{wrong}] must be finite, not {numbers[wrong]}")
     if not numbers:
         raise InvalidInput(f"{name} is empty: give one number for each dimension of the version")
     return numbers
 
 
 def vectors(value: object, name: str = "embeddings") -> list[list[float]]:
-    """Several vectors of one length.
+    """Several vectors of equal length.
 
     Raises:
-        InvalidInput: one vector where several are wanted, vectors of several lengths, or as `vector` does.
+        InvalidInput: a single vector, vectors of different lengths, or as `vector`.
     """
     listed = _as_list(value, name)
     if listed and isinstance(listed[0], int | float):
@@ -119,13 +119,13 @@ def vectors(value: object, name: str = "embeddings") -> list[list[float]]:
 
 
 def metadata(value: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Metadata as JSON takes it; numbers and arrays of numpy become plain ones.
+    """Metadata as JSON values; NumPy numbers and arrays become plain ones.
 
     Raises:
-        InvalidInput: no mapping, or it holds what JSON has no word for, such as NaN.
+        InvalidInput: not a mapping, or a value that JSON cannot express, such as NaN.
     """
     if not isinstance(value, Mapping):
-        raise InvalidInput(f"{name} is of type {type(value).__name__}: give a dictionary")
+        raise InvalidInput(f"{name} must be a dictionary, not {type(value).__name__}")
     try:
         plain: dict[str, Any] = json.loads(as_json(dict(value)))
     except InvalidInput as error:
@@ -134,52 +134,52 @@ def metadata(value: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def patches(value: object, name: str) -> list[dict[str, Any]]:
-    """Items, {id, metadata} each, of which the metadata are as `metadata` has them.
+    """Items {id, metadata}; their metadata as in `metadata`.
 
     Raises:
-        InvalidInput: one item where a list is wanted, or something that is no item.
+        InvalidInput: not a list, or an element that is not such an item.
     """
     if isinstance(value, Mapping):
         raise InvalidInput(f"{name} is one item: give a list of {{id, metadata}}")
     found: list[dict[str, Any]] = []
     for n, one in enumerate(_as_list(value, name)):
         if not isinstance(one, Mapping):
-            raise InvalidInput(f"{name}[{n}] is of type {type(one).__name__}: give {{id, metadata}}")
+            raise InvalidInput(f"{name}[{n}] must be {{id, metadata}}, not {type(one).__name__}")
         changed = one.get("metadata")
         found.append(dict(one) if changed is None else {**one, "metadata": metadata(changed, f"{name}[{n}].metadata")})
     return found
 
 
 def as_json(value: object, *, ascii_only: bool = True) -> str:
-    """Serialise as JSON; numbers and arrays of numpy become plain ones.
+    """Serialise as JSON; NumPy numbers and arrays become plain ones.
 
     Raises:
-        InvalidInput: it holds a value that JSON cannot express, such as NaN.
+        InvalidInput: a value that JSON cannot express, such as NaN.
     """
     try:
         return json.dumps(value, default=_plain, allow_nan=False, ensure_ascii=ascii_only, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"what is given cannot be sent as JSON: {error}") from error
+        raise InvalidInput(f"the request cannot be written as JSON: {error}") from error
 
 
 def embedded_items(items: Sequence[Mapping[str, Any]], name: str = "items") -> list[dict[str, Any]]:
     """Items of an ingest of embeddings.
 
     Raises:
-        InvalidInput: as `vector` and `metadata` do, by the item's place.
+        InvalidInput: as `vector` and `metadata`, with the index of the item.
     """
     checked = {"embedding": vector, "metadata": metadata}
     found = []
     for n, item in enumerate(items):
         if not isinstance(item, Mapping):
-            raise InvalidInput(f"{name}[{n}] is of type {type(item).__name__}: give {{id, metadata, embedding}}")
+            raise InvalidInput(f"{name}[{n}] must be {{id, metadata, embedding}}, not {type(item).__name__}")
         fields = item.items()
         found.append({f: checked[f](v, f"{name}[{n}].{f}") if f in checked and v is not None else v for f, v in fields})
     return found
 
 
 def npy(value: object) -> bytes | None:
-    """A matrix of finite floats as .npy; None: it is something else, which `vectors` accepts or refuses."""
+    """A matrix of finite floats as .npy; None for any other value, which `vectors` must check."""
     if not isinstance(value, np.ndarray) or value.ndim != 2 or value.dtype.kind != "f" or value.dtype.itemsize > 8:
         return None
     if not value.size or not np.isfinite(value).all():
@@ -190,7 +190,7 @@ def npy(value: object) -> bytes | None:
 
 @runtime_checkable
 class ArrowTable(Protocol):
-    """A `pyarrow.Table`; the client needs pyarrow only if it is given one."""
+    """A `pyarrow.Table`; the client needs pyarrow only for such an argument."""
 
     @property
     def schema(self) -> Any:
@@ -201,7 +201,7 @@ class ArrowTable(Protocol):
 
 
 def arrow_stream(value: ArrowTable) -> bytes:
-    """A pyarrow table as an Arrow stream."""
+    """A pyarrow table in Arrow's stream format."""
     import pyarrow as pa
 
     with pa.ipc.new_stream(sink := pa.BufferOutputStream(), value.schema) as written:
@@ -211,7 +211,7 @@ def arrow_stream(value: ArrowTable) -> bytes:
 
 
 def stacked_embeddings(items: Sequence[Mapping[str, Any]]) -> bytes | None:
-    """The embeddings of items {id, metadata, embedding} as `npy`, if all are arrays of one shape and type."""
+    """The embeddings of items {id, metadata, embedding} as `npy`; None unless all are arrays of one shape and type."""
     found = [
         item.get("embedding") for item in items if isinstance(item, Mapping) and item.keys() <= EMBEDDED_ITEM_FIELDS
     ]
@@ -222,7 +222,7 @@ def stacked_embeddings(items: Sequence[Mapping[str, Any]]) -> bytes | None:
 
 
 def archive(folder: Path, scratch: Path) -> Path:
-    """The .zip of a version or edge: the given file, or the given folder packed into `scratch`."""
+    """The .zip of a version or an edge: the file itself, or the folder packed into `scratch`."""
     if not folder.is_dir():
         return folder
     packed = scratch / f"{folder.name}.zip"
@@ -240,7 +240,7 @@ def _as_list(value: object, name: str) -> list[Any]:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
-        raise InvalidInput(f"{name} is of type {type(value).__name__}: give a list")
+        raise InvalidInput(f"{name} must be a list, not {type(value).__name__}")
     return list(value)
 
 

@@ -1,4 +1,4 @@
-"""The versions and edges a remote worker has fetched: folders, each verified by the hash the service names."""
+"""`FetchedFolders`: the versions and edges that a remote worker has fetched, verified by the service's sha256."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from service.registry.encoders.text_entrances import open_texts
 from service.registry.stored_contents import TextEntrance
 
 EDGES = ".edges"
-"""Where edges lie, by their two versions and their hash; no version may be named so."""
+"""The folder of edges, by their two versions and their sha256; not a legal name of a version."""
 
 T = TypeVar("T")
 
 
 class RemoteVersion:
-    """A version that was fetched."""
+    """A fetched version."""
 
     def __init__(
         self, number: int, loaded: Version, sha256: str, execution: Execution, apis: Collection[str] = ()
@@ -68,13 +68,13 @@ class RemoteVersion:
 
 @dataclass(frozen=True)
 class RemoteEdge:
-    """An edge that was fetched, with the number it has at the service."""
+    """A fetched edge with its number in the service."""
 
     id: int
     edge: Edge
 
     def check(self) -> None:
-        """Nothing to do: its hash was verified when it was fetched."""
+        """Does nothing: its sha256 was verified when it was fetched."""
 
 
 class FetchedFolders:
@@ -83,7 +83,7 @@ class FetchedFolders:
     def __init__(
         self, client: Client, folder: Path, execution: Execution, limits: Limits, apis: Collection[str] = ()
     ) -> None:
-        """`apis`: the embedding APIs that versions may call."""
+        """`apis`: URLs of the embedding APIs that versions may call."""
         self._apis = apis
         self._client = client
         self._limits = limits
@@ -94,7 +94,7 @@ class FetchedFolders:
         sweep(folder)
 
     def version(self, name: str, expected: str) -> RemoteVersion:
-        """The version whose card has the sha256 `expected`. Raises InvalidVersionFolder when it is not to be had."""
+        """The version whose card has the sha256 `expected`. Raises InvalidVersionFolder if the service has another."""
         known = next((v for v in self._versions if (v.name, v.sha256) == (name, expected)), None)
         if known is None:
             loaded = self._load_version(name, expected)
@@ -103,11 +103,11 @@ class FetchedFolders:
         return known
 
     def by_id(self, version_id: int) -> RemoteVersion:
-        """The version of a number that `version` gave."""
+        """The version by the id that `version` gave it."""
         return self._versions[version_id]
 
     def edge(self, new: str, named: WorkEdge) -> RemoteEdge:
-        """An edge of version `new` as a claim names it. Raises InvalidVersionFolder when it is not to be had."""
+        """An edge of version `new`, as named by a claim. Raises InvalidVersionFolder if the service has another."""
         if named.id not in self._edges:
             self._edges[named.id] = RemoteEdge(named.id, self._load_edge(new, named))
         return self._edges[named.id]
@@ -118,7 +118,7 @@ class FetchedFolders:
         def check(archive: Path, into: Path) -> None:
             unpack_version(archive, into)
             load_version(into, expect_card=expected)
-            verify_isolated(into, None, self._limits)  # the service did, on another machine
+            verify_isolated(into, None, self._limits)  # the service verified it on another machine
 
         def fetch() -> None:
             with incoming_folder(self._folder) as place:
@@ -141,18 +141,18 @@ class FetchedFolders:
         return self._kept(lambda: edge_archive.load(folder, new, named.old, named.sha256), fetch)
 
     def _kept(self, load: Callable[[], T], fetch: Callable[[], None]) -> T:
-        """What lies here; fetched where it does not, or changed since. Of workers that share the folder one fetches."""
+        """Load a folder; fetch it first if it is missing or changed. Of workers that share the cache, one fetches."""
         with suppress(InvalidVersionFolder, OSError):
             return load()
         with exclusive_access(self._folder):
-            with suppress(InvalidVersionFolder):  # whoever was alone before may have fetched it
+            with suppress(InvalidVersionFolder):  # another worker may have fetched it
                 return load()
             fetch()
             return load()
 
 
 class TaskVersions:
-    """The versions and edges of one task: exactly the edges its claim named."""
+    """The versions and edges of one task, limited to the edges that its claim names."""
 
     def __init__(self, folders: FetchedFolders, new: str, edges: Sequence[WorkEdge]) -> None:
         self._folders = folders
@@ -160,33 +160,33 @@ class TaskVersions:
         self._edges = {edge.old: edge for edge in edges}
 
     def start(self, old: str) -> RemoteVersion:
-        """The version that one of the edges starts from. Raises NoRoute when none was named."""
+        """The version `old`, from which an edge of the claim starts. Raises NoRoute if there is no such edge."""
         named = self._edges.get(old)
         if named is None:
-            raise NoRoute(f"no edge from {old!r} to {self._new!r} was named when the chunk was claimed")
+            raise NoRoute(f"the claimed chunk has no edge from {old!r} to {self._new!r}")
         return self._folders.version(old, named.old_card_sha256)
 
     def by_id(self, version_id: int) -> RemoteVersion:
-        """The version of a number that `start` gave."""
+        """The version by the id that `start` gave it."""
         return self._folders.by_id(version_id)
 
     def sync_edges(self) -> None:
-        """A task's edges do not change."""
+        """Does nothing: the edges of a task do not change."""
 
     def edge(self, key: EdgeKey) -> RemoteEdge | None:
-        """The named edge of this key."""
+        """The edge of the claim with this key; None: there is none."""
         new, old, kind = key
         if (new, kind) != (self._new, EdgeKind.FORWARD.value) or old not in self._edges:
             return None
         return self._folders.edge(new, self._edges[old])
 
     def opening(self, edge: Edge) -> AbstractContextManager[None]:
-        """One that changed here meanwhile costs the task."""
+        """Does nothing: if an edge has changed on disk, the task fails."""
         return nullcontext()
 
 
 def _put(place: Path, content: bytes, folder: Path, check: Callable[[Path, Path], None]) -> None:
-    """Unpack and check in `place`, then put it where it belongs: whoever is killed leaves no half of it."""
+    """Unpack and check an archive in `place`, then rename it to `folder`, so that a kill leaves no partial folder."""
     archive, unpacked = place / "archive.zip", place / "folder"
     archive.write_bytes(content)
     check(archive, unpacked)

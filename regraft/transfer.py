@@ -1,8 +1,8 @@
-"""Exporting galleries to files and importing sources into galleries, a page at a time, at any size.
+"""Import sources into galleries (`import_gallery`) and export galleries to files (`export_gallery`), page by page.
 
-An import writes its progress to a small file after each batch that the service has acknowledged, and the ids it has
-stored to one beside it, so that it can be resumed after a kill. The batch it was in is sent again, with the same
-result.
+After each batch that the service has acknowledged, an import writes its progress to a small file (`Progress`) and the
+stored ids to another (`StoredIds`), so that it can be resumed after a kill. The unfinished batch is sent again, with the
+same result.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Progress:
     ids_bytes: int = 0
 
     def skip(self, why: str, count: int = 1, example: str | None = None) -> None:
-        """Count rows that are not stored."""
+        """Count skipped rows."""
         self.skipped[why] = self.skipped.get(why, 0) + count
         if example is not None:
             self.examples.setdefault(why, example)
@@ -68,7 +68,7 @@ def resume(client: Client, gallery: str, source: ItemSource, state: Path, *, upd
     """The progress of an interrupted import, or of a new one.
 
     Raises:
-        InvalidArgument: the file is of another import or an earlier release, or the source or gallery has changed.
+        InvalidArgument: the file `state` is of another import or an earlier release, or the source or gallery changed.
     """
     created = client.gallery(gallery).created
     begun = Progress(source.identity, display_address(client.url), gallery, created, update_only)
@@ -77,22 +77,22 @@ def resume(client: Client, gallery: str, source: ItemSource, state: Path, *, upd
     try:
         progress = Progress(**json.loads(state.read_text()))
     except (ValueError, TypeError) as error:
-        why = f"{state} says nothing of an import, or is of an earlier release: delete it to begin anew"
+        why = f"{state} is not the state of an import, or is of an earlier release: delete it to start over"
         raise InvalidArgument(why) from error
     there, here = ({name: getattr(one, name) for name in IDENTITY_FIELDS} for one in (progress, begun))
     if there != here:
         changed = "; ".join(
             f"{name} was {there[name]}, is {here[name]}" for name in IDENTITY_FIELDS if there[name] != here[name]
         )
-        raise InvalidArgument(f"{state} is of another import ({changed}): delete it to begin anew")
+        raise InvalidArgument(f"{state} is of another import ({changed}): delete it to start over")
     ids = ids_file(state)
     if progress.ids_bytes > (ids.stat().st_size if ids.exists() else 0):
-        raise InvalidArgument(f"{ids} is not as {state} says: delete both to begin anew")
+        raise InvalidArgument(f"{ids} does not match {state}: delete both to start over")
     return progress
 
 
 def ids_file(state: Path) -> Path:
-    """Where the ids of an import lie."""
+    """The file of `StoredIds` of an import."""
     return state.with_name(f"{state.name}.ids")
 
 
@@ -106,15 +106,15 @@ def import_gallery(
     update_only: bool = False,
     on_batch: Callable[[Progress], object] | None = None,
 ) -> Progress:
-    """Store the rows of a source, batch by batch, from where `state` says. Returns the final progress.
+    """Store the rows of a source, batch by batch; resumes from the file `state` if it exists. Returns the progress.
 
-    `update_only`: only embeddings of existing items, whose metadata stay. `on_batch` is called after each batch.
+    `update_only`: store only embeddings of existing items and keep their metadata. `on_batch`: called after each batch.
 
     Raises:
-        Problem, Unreachable: the service refuses a batch, or is away; the import can be resumed.
+        Problem, Unreachable: the service refuses a batch or is unreachable; the import can be resumed.
     """
     progress = resume(client, gallery, source, state, update_only=update_only)
-    # Killed behind the last batch of a source whose cursor ends in null: nothing is left to be read.
+    # It was killed after the last batch of a source whose last cursor is null: nothing is left to read.
     ended = progress.read > 0 and progress.cursor is None
     ids = StoredIds(ids_file(state), progress)
     for batch in () if ended else source.batches(size, progress.cursor):
@@ -141,13 +141,13 @@ def _write(path: Path, text: str) -> None:
 
 
 DIGEST = 16
-"""Bytes of an id's digest: ids can be long and many, and this takes a hundred bytes of memory."""
+"""Bytes of an id's digest; in memory each takes a hundred bytes, however long the id."""
 TEXT = 255
-"""In place of a version's number: a text, which has its embedding from the service."""
+"""Stands for a version's number: a text, which the service embeds."""
 
 
 class StoredIds:
-    """The ids an import has stored, over all batches and after it was resumed, by version.
+    """The ids that an import has stored so far, by version.
 
     The file has a record for each: the version's number in `Progress.versions`, or TEXT, and the id's digest.
     """
@@ -161,17 +161,17 @@ class StoredIds:
             self._held[kept[start]].add(kept[start + 1 : start + 1 + DIGEST])
 
     def add(self, key: str, version: str | None) -> None:
-        """An embedding of an item is stored."""
+        """Record a stored embedding."""
         if version not in self._progress.versions:
             self._progress.versions.append(version)
         self._add(self._progress.versions.index(version), key)
 
     def add_text(self, key: str) -> None:
-        """A text is stored."""
+        """Record a stored text."""
         self._add(TEXT, key)
 
     def holds(self, key: str, version: str | None) -> bool:
-        """Whether a later row has nothing to add of this version."""
+        """Whether the item has an embedding of this version, or a text; then a further row is a duplicate."""
         numbers = [TEXT, *(number for number, name in enumerate(self._progress.versions) if name == version)]
         digest = _digest(key)
         return any(digest in self._held[number] for number in numbers)
@@ -181,7 +181,7 @@ class StoredIds:
         return any(digest in held for held in self._held.values())
 
     def save(self) -> None:
-        """Write what came since; what a process that was killed had written beyond `Progress.ids_bytes` goes."""
+        """Append the new records; overwrites what a killed process wrote beyond `Progress.ids_bytes`."""
         with self._file.open("r+b" if self._progress.ids_bytes else "wb") as file:
             file.seek(self._progress.ids_bytes)
             file.write(self._unsaved)
@@ -190,7 +190,7 @@ class StoredIds:
         self._unsaved.clear()
 
     def forget(self) -> None:
-        """The end of the file."""
+        """Remove the file."""
         self._file.unlink(missing_ok=True)
 
     def _add(self, number: int, key: str) -> None:
@@ -204,7 +204,7 @@ def _digest(key: str) -> bytes:
 
 
 def _split_duplicates(batch: Batch) -> Iterator[Batch]:
-    """The batch in parts with each id once: the result of a row of an id is known before the next one is sent."""
+    """Split a batch so that each part has an id once: the result of a row is known before its id is sent again."""
     met: Counter[str] = Counter()
     turns: dict[int, list[int]] = {}
     for row, key in enumerate(batch.ids):
@@ -240,7 +240,7 @@ def _send(client: Client, gallery: str, batch: Batch, ids: StoredIds, progress: 
         waiting = late if len(stored) > before else []
     stored |= _send_texts(client, gallery, batch, ids, progress)
     progress.stored += len(stored - known)
-    # A row counts once for each reason, however many versions it is of.
+    # A row counts once per reason, however many versions it has.
     reasons = {
         (row, f"{error.code}, of {version} alone" if row in stored else error.code): error
         for (row, version), error in why.items()
@@ -250,7 +250,7 @@ def _send(client: Client, gallery: str, batch: Batch, ids: StoredIds, progress: 
 
 
 def _send_texts(client: Client, gallery: str, batch: Batch, ids: StoredIds, progress: Progress) -> set[int]:
-    """The rows of a batch that are texts without any vector; returns those that are stored."""
+    """Send the rows of a batch that are texts without a vector; returns the stored rows."""
     held = {row for column in batch.columns for row in column.rows.tolist()}
     texts = enumerate(() if progress.update_only else batch.texts)
     bare = [row for row, text in texts if text is not None and row not in held]
@@ -273,14 +273,14 @@ def _finite(column: Column, batch: Batch, progress: Progress) -> Column:
     if good.all():
         return column
     bad = column.rows[~good].tolist()
-    progress.skip("not finite", len(bad), f"{batch.ids[bad[0]]}: its vector holds NaN or infinity")
+    progress.skip("not finite", len(bad), f"{batch.ids[bad[0]]}: its vector has NaN or infinity")
     return column.take(np.flatnonzero(good))
 
 
 def _store(
     client: Client, gallery: str, batch: Batch, column: Column, known: set[int], progress: Progress
 ) -> dict[int, ItemError]:
-    """Send a column; rows that were refused, with the reason."""
+    """Send a column; returns the refused rows with the reason."""
     update_only = progress.update_only
     rows = column.rows.tolist()
     if not rows:
@@ -302,7 +302,7 @@ def _store(
 def _send_rows(
     rows: Sequence[int], items: Sequence[T], send: Callable[[Sequence[T]], IngestResult], progress: Progress
 ) -> dict[int, ItemError]:
-    """Send items of these rows; returns the refused ones. A batch that is too large for a request is halved."""
+    """Send the items of these rows, in halves if they are too many for a request; returns the refused rows."""
     try:
         done = send(items)
     except Problem as problem:
@@ -311,7 +311,7 @@ def _send_rows(
             return _send_rows(rows[:cut], items[:cut], send, progress) | _send_rows(
                 rows[cut:], items[cut:], send, progress
             )
-        # A batch of nothing but bad items is refused as a whole, with the same list.
+        # A batch in which all items are invalid is refused as a whole, with the same list.
         if not problem.errors or not all("index" in error for error in problem.errors):
             raise
         return {rows[error["index"]]: ItemError(**error) for error in problem.errors}
@@ -322,7 +322,7 @@ def _send_rows(
 def _store_texts(
     client: Client, gallery: str, batch: Batch, rows: Sequence[int], progress: Progress
 ) -> dict[int, ItemError]:
-    """Send rows that are texts without any vector, which the current version embeds; those that were refused."""
+    """Send rows that are texts, which the current version embeds; returns the refused rows with the reason."""
     if not rows:
         return {}
     items = [TextItem(batch.ids[row], batch.texts[row] or "", batch.metadata[row]) for row in rows]
@@ -331,9 +331,9 @@ def _store_texts(
 
 @dataclass(frozen=True)
 class ExportResult:
-    """The result of an export. `changed`: the gallery was written to meanwhile, so the file mixes several moments.
+    """The result of an export. `changed`: the gallery was written to during it, so the file is not one snapshot.
 
-    `damaged`: how many embeddings were left out because the service cannot read them.
+    `damaged`: number of embeddings left out because the service cannot read them.
     """
 
     changed: bool
@@ -343,7 +343,7 @@ class ExportResult:
 def export_gallery(
     client: Client, gallery: str, path: Path, on_batch: Callable[[int], object] | None = None
 ) -> ExportResult:
-    """Write every item with its vectors to a Parquet file, which appears when it is complete. Needs pyarrow."""
+    """Write all items with their vectors to a Parquet file, which is renamed into place at the end. Needs pyarrow."""
     import pyarrow.parquet as pq
 
     before = client.gallery(gallery)
@@ -366,9 +366,9 @@ def export_gallery(
 
 
 def _pages(client: Client, gallery: str) -> Iterator[tuple[Any, int]]:
-    """The gallery's items as tables of the same columns, each with how many embeddings are left out as damaged.
+    """The items of a gallery as tables with equal columns, each with the number of damaged embeddings left out.
 
-    Vectors are lists, which every reader of Parquet knows.
+    Vectors are variable-size lists, which every reader of Parquet supports.
     """
     import pyarrow as pa
 
@@ -378,7 +378,7 @@ def _pages(client: Client, gallery: str) -> Iterator[tuple[Any, int]]:
         raw = client.embeddings_table(gallery, versions=versions, limit=PAGE, cursor=cursor, with_text=True)
         page = pa.ipc.open_stream(io.BytesIO(raw)).read_all()
         metadata: Mapping[bytes, bytes] = page.schema.metadata or {}
-        # A version that comes while this runs is none of the columns.
+        # The first page fixes the columns; versions added later are not exported.
         versions = [name.removeprefix("vector:") for name in page.column_names if name.startswith("vector:")]
         lists = [pa.field(f.name, pa.list_(pa.float32())) if f.name.startswith("vector:") else f for f in page.schema]
         yield page.cast(pa.schema(lists)), len(json.loads(metadata.get(b"damaged", b"[]")))

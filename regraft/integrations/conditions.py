@@ -26,14 +26,14 @@ def condition(field: str, **operator: Any) -> Condition:
 def equals(field: str, value: Any) -> Condition:
     """A value of the field is this one. Raises UnsupportedFilter for lists and objects."""
     if not isinstance(value, Scalar):
-        raise UnsupportedFilter(f"{field}: a field equals one string, number, truth value or null, not {value!r}")
+        raise UnsupportedFilter(f"{field}: the value must be one string, number, boolean or null, not {value!r}")
     return condition(field, eq=value)
 
 
 def one_of(field: str, values: Any) -> Condition:
     """A value of the field is among these. Raises UnsupportedFilter."""
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise UnsupportedFilter(f"{field}: `in` takes a list of values, not {values!r}")
+        raise UnsupportedFilter(f"{field}: `in` requires a list of values, not {values!r}")
     for value in values:
         equals(field, value)
     return condition(field, **{"in": list(values)}) if values else nothing(field)
@@ -43,7 +43,7 @@ def within(field: str, **bounds: Any) -> Condition:
     """A value of the field lies between bounds: gt, gte, lt, lte. Raises UnsupportedFilter."""
     for bound in bounds.values():
         if isinstance(bound, bool) or not isinstance(bound, str | int | float):
-            raise UnsupportedFilter(f"{field}: a range has bounds that are numbers or strings, not {bound!r}")
+            raise UnsupportedFilter(f"{field}: the bounds of a range must be numbers or strings, not {bound!r}")
     return condition(field, range=bounds)
 
 

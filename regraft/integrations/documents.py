@@ -96,7 +96,9 @@ class Documents:
             return
         rows = np.asarray(vectors, np.float32)
         if rows.ndim != 2 or len(rows) != len(ids):
-            raise InvalidArgument(f"{len(ids)} documents need as many vectors of one length, not an array {rows.shape}")
+            raise InvalidArgument(
+                f"{len(ids)} documents require as many vectors of one length, not an array {rows.shape}"
+            )
         items = {}
         for key, text, metadata, row in zip(ids, texts, about, rows, strict=True):
             kept = (
@@ -209,7 +211,7 @@ class Documents:
         alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for key, item in held.items():
             if not item.embeddings:
-                raise InvalidArgument(f"{key!r} has no vector that can be read: `regraft doctor` says why")
+                raise InvalidArgument(f"{key!r} has no readable vector: see `regraft doctor`")
             one = item.embeddings[-1]
             changed = {"id": key, "metadata": metadata[key], "embedding": np.asarray(one.embedding, np.float32)}
             alike.setdefault((one.version, one.origin), []).append(changed)
@@ -221,7 +223,7 @@ class Documents:
         texts = {}
         for key, item in self.get(ids).items():
             if (text := read(item)) is None:
-                raise InvalidArgument(f"{key!r} is no text, and its metadata have no field {self.text_key!r}")
+                raise InvalidArgument(f"{key!r} is not a text, and its metadata has no field {self.text_key!r}")
             texts[key] = text
         return texts
 

@@ -127,13 +127,13 @@ class RegraftDocumentStore:
             raise ValueError("documents must be a list of Document")
         for one in documents:
             if one.blob is not None or one.sparse_embedding is not None or one.content is None:
-                raise InvalidArgument(f"{one.id}: the store keeps content, meta and embedding, and needs content")
+                raise InvalidArgument(f"{one.id}: content is required; the store keeps content, meta and embedding")
         # Of documents with one id the last is there in the end, but where what is there is kept.
         new = {one.id: one for one in (reversed(documents) if policy is DuplicatePolicy.SKIP else documents)}
         if policy is not DuplicatePolicy.OVERWRITE:
             there = [key for key in self.documents.get(list(new)) if key in new]
             if policy is not DuplicatePolicy.SKIP and (there or len(new) < len(documents)):
-                raise DuplicateDocumentError(f"{there[0]} is there" if there else "an id comes twice in the list")
+                raise DuplicateDocumentError(f"{there[0]} already exists" if there else "an id is repeated in the list")
             new = {key: one for key, one in new.items() if key not in there}
         self._put(list(new.values()))
         return len(new)
@@ -228,7 +228,7 @@ class RegraftDocumentStore:
         rows = np.zeros((len(documents), dim or 0), np.float32)
         about = []
         if odd := [one for one in documents if one.embedding is not None and len(one.embedding) != dim]:
-            raise InvalidArgument(f"{odd[0].id}: an embedding of {len(odd[0].embedding or ())} numbers, not of {dim}")
+            raise InvalidArgument(f"{odd[0].id}: the embedding has {len(odd[0].embedding or ())} numbers, not {dim}")
         for row, one in zip(rows, documents, strict=True):
             about.append(one.meta if one.embedding is not None else {**one.meta, WITHOUT: True})
             row[:] = one.embedding if one.embedding is not None else np.eye(1, len(row))[0]
@@ -335,23 +335,25 @@ def _logical(filters: Filters) -> Condition:
         "NOT": lambda parts: negated(both(parts)),
     }
     if filters.get("operator") not in joined or not filters["conditions"]:
-        raise FilterError(f"conditions are joined by one of {', '.join(joined)}, not by {filters.get('operator')!r}")
+        raise FilterError(
+            f"the operator of joined conditions must be one of {', '.join(joined)}, not {filters.get('operator')!r}"
+        )
     return joined[filters["operator"]]([as_filter(one) or {} for one in filters["conditions"]])
 
 
 def _comparison(condition: Filters) -> Condition:
     if missing := [part for part in ("field", "operator", "value") if part not in condition]:
-        raise FilterError(f"a condition has field, operator and value: {missing[0]} is missing in {condition}")
+        raise FilterError(f"a condition must have field, operator and value: {missing[0]} is missing in {condition}")
     field, operator, value = _field(condition["field"]), condition["operator"], condition["value"]
     if operator in ("==", "!="):
         equal = is_null(field) if value is None else equals(field, value)
         return equal if operator == "==" else negated(equal)
     if operator in ("in", "not in"):
         if not isinstance(value, list):
-            raise FilterError(f"{field}: {operator!r} takes a list, not {value!r}")
+            raise FilterError(f"{field}: {operator!r} requires a list, not {value!r}")
         return _among(field, value) if operator == "in" else negated(_among(field, value))
     if operator not in BOUNDS:
-        raise FilterError(f"{field}: no operator {operator!r}; there are ==, !=, in, not in, {', '.join(BOUNDS)}")
+        raise FilterError(f"{field}: unknown operator {operator!r}; legal: ==, !=, in, not in, {', '.join(BOUNDS)}")
     return _range(field, operator, value)
 
 
@@ -368,11 +370,11 @@ def _range(field: str, operator: str, bound: Any) -> Condition:
         try:
             datetime.fromisoformat(bound)
         except ValueError as error:
-            raise FilterError(f"{field}: {operator} compares numbers and ISO dates, not {bound!r}") from error
+            raise FilterError(f"{field}: {operator} requires a number or an ISO date, not {bound!r}") from error
     return within(field, **{BOUNDS[operator]: bound})
 
 
 def _field(name: str) -> str:
     if name in OWN:
-        raise FilterError(f"the service filters by meta, not by {name!r}")
+        raise FilterError(f"the service can only filter by meta, not by {name!r}")
     return name.removeprefix("meta.")

@@ -43,7 +43,7 @@ OWN = ({"field", "eq"}, {"field", "in"}, {"field", "range"}, {"field", "prefix"}
 
 def _between(field: str, bounds: Any) -> Condition:
     if not isinstance(bounds, Sequence) or len(bounds) != 2:
-        raise UnsupportedFilter(f"{field}: $between takes two bounds, not {bounds!r}")
+        raise UnsupportedFilter(f"{field}: $between requires two bounds, not {bounds!r}")
     return within(field, gte=bounds[0], lte=bounds[1])
 
 
@@ -128,7 +128,9 @@ class RegraftVectorStore(VectorStore):
         about = metadatas or [{} for _ in listed]
         keys = [given or str(uuid.uuid4()) for given in (ids or [""] * len(listed))]
         if not len(listed) == len(about) == len(keys):
-            raise InvalidArgument(f"{len(listed)} texts need as many metadatas and ids: {len(about)}, {len(keys)}")
+            raise InvalidArgument(
+                f"{len(listed)} texts require as many metadatas and ids, not {len(about)} and {len(keys)}"
+            )
         self.documents.put(keys, listed, about, self._embedding.embed_documents(listed) if listed else [])
         return keys
 
@@ -144,7 +146,7 @@ class RegraftVectorStore(VectorStore):
     def delete(self, ids: list[str] | None = None, **_: Any) -> bool:
         """Delete documents by their ids; those that are not there are no error. Raises InvalidArgument without ids."""
         if ids is None:
-            raise InvalidArgument("give the ids to delete; `regraft gallery delete` deletes all of them")
+            raise InvalidArgument("ids are required; to delete all documents, use `regraft gallery delete`")
         self.documents.delete(ids)
         return True
 
@@ -246,7 +248,7 @@ def as_filter(given: Filter | None) -> Condition | None:
     if not given and not callable(given):
         return None
     if not isinstance(given, Mapping):
-        raise UnsupportedFilter(f"a filter is a dictionary, not {type(given).__name__}: the service evaluates it")
+        raise UnsupportedFilter(f"a filter must be a dictionary, not {type(given).__name__}: the service evaluates it")
     if set(given) in OWN or set(given) <= {"and", "or", "not"}:
         return dict(given)
     return both([_condition(name, value) for name, value in given.items()])
@@ -255,13 +257,13 @@ def as_filter(given: Filter | None) -> Condition | None:
 def _condition(name: str, value: Any) -> Condition:
     if name in ("$and", "$or"):
         if not isinstance(value, list) or not value:
-            raise UnsupportedFilter(f"{name} takes a list of filters, not {value!r}")
+            raise UnsupportedFilter(f"{name} requires a list of filters, not {value!r}")
         parts = [as_filter(one) or {} for one in value]
         return both(parts) if name == "$and" else either(parts)
     if name == "$not":
         return negated(as_filter(value) or {})
     if name.startswith("$"):
-        raise UnsupportedFilter(f"{name} joins no filters; $and, $or and $not do")
+        raise UnsupportedFilter(f"unknown operator {name}; legal: $and, $or, $not")
     if not isinstance(value, Mapping):
         return equals(name, value)
     return both([_operator(name, operator, operand) for operator, operand in value.items()])
@@ -270,6 +272,6 @@ def _condition(name: str, value: Any) -> Condition:
 def _operator(field: str, operator: str, value: Any) -> Condition:
     if operator not in OPERATORS:
         raise UnsupportedFilter(
-            f"{field}: the service has no {operator!r}; it has {', '.join(OPERATORS)}, and `prefix` of docs/filters.md"
+            f"{field}: unsupported operator {operator!r}; legal: {', '.join(OPERATORS)}, `prefix` of docs/filters.md"
         )
     return OPERATORS[operator](field, value)

@@ -139,7 +139,7 @@ class RegraftVectorStore(BasePydanticVectorStore):
         elif condition is not None:
             self._documents.delete_matching(condition)
         else:
-            raise InvalidArgument("give node_ids or filters; clear() deletes every node")
+            raise InvalidArgument("node_ids or filters are required; to delete all nodes, use clear()")
 
     def clear(self) -> None:
         """Delete every node."""
@@ -160,7 +160,7 @@ class RegraftVectorStore(BasePydanticVectorStore):
         """
         if query.mode not in self.modes or query.query_embedding is None:
             legal = ", ".join(mode.value for mode in self.modes)
-            raise InvalidArgument(f"a query is an embedding in one of the modes {legal}, not {query.mode.value}")
+            raise InvalidArgument(f"the query mode must be one of {legal}, with an embedding, not {query.mode.value}")
         diverse = query.mode is VectorStoreQueryMode.MMR
         k = query.similarity_top_k
         looked_at = options.pop("mmr_prefetch_k", PREFETCH * k) if diverse else k
@@ -230,7 +230,7 @@ def as_filter(filters: MetadataFilters) -> Condition:
     """
     parts = [as_filter(one) if isinstance(one, MetadataFilters) else _condition(one) for one in filters.filters]
     if not parts:
-        raise UnsupportedFilter("filters without a filter say nothing: leave them out")
+        raise UnsupportedFilter("filters must have at least one filter: omit them")
     if filters.condition is FilterCondition.NOT:
         return negated(both(parts))
     return either(parts) if filters.condition is FilterCondition.OR else both(parts)
@@ -239,7 +239,7 @@ def as_filter(filters: MetadataFilters) -> Condition:
 def _condition(one: MetadataFilter) -> Condition:
     if one.operator not in OPERATORS:
         legal = ", ".join(operator.value for operator in OPERATORS)
-        raise UnsupportedFilter(f"{one.key}: the service has no {one.operator.value!r}; it has {legal}")
+        raise UnsupportedFilter(f"{one.key}: unsupported operator {one.operator.value!r}; legal: {legal}")
     return OPERATORS[one.operator](one.key, one.value)
 
 

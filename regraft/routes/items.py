@@ -243,7 +243,7 @@ class ItemRoutes(Connection):
 def _described(item: ImageItem | TextItem, number: int) -> Json:
     """An item as JSON; an image by its number, which is its file's name in the form."""
     if not isinstance(item, ImageItem | TextItem):
-        raise InvalidInput(f"items[{number}] is of type {type(item).__name__}: give an ImageItem or a TextItem")
+        raise InvalidInput(f"items[{number}] must be an ImageItem or a TextItem, not {type(item).__name__}")
     described: Json = {"id": item.id}
     if isinstance(item, TextItem):
         described["text"] = inputs.strings([item.text], f"items[{number}].text")[0]

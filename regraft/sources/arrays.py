@@ -21,7 +21,7 @@ class ArrayFile:
         try:
             self._rows = OPEN[path.suffix](path)
         except (ValueError, EOFError) as error:  # numpy's words for a file that is empty, cut or of another kind
-            raise InvalidArgument(f"{path.name} is no {path.suffix} file: {error}") from error
+            raise InvalidArgument(f"{path.name} is not a {path.suffix} file: {error}") from error
         self._version = wanted.vector("")[1]
         if self._rows.ndim != 2 or self._rows.dtype.kind not in "fiu":
             raise InvalidArgument(f"{path.name} must hold a matrix of numbers, not {self._rows.shape}")
@@ -70,7 +70,7 @@ def _held(ids: Path) -> int:
             return sum(1 for _ in lines)
     except (ValueError, EOFError, TypeError) as error:  # numpy's words, and those of a file that is no UTF-8
         raise InvalidArgument(
-            f"{ids} holds no ids, a line each or rows of a .npy file: {error}", pointer="/ids"
+            f"{ids} must have ids, one per line or rows of a .npy file: {error}", pointer="/ids"
         ) from error
 
 
@@ -83,7 +83,7 @@ def _fvecs(path: Path) -> Any:
     numbers = np.memmap(path, "<i4", "r")
     width = int(numbers[0]) + 1
     if width < 2 or len(numbers) % width or (numbers[::width] != width - 1).any():
-        raise InvalidArgument(f"{path.name} is no .fvecs file of rows of one length")
+        raise InvalidArgument(f"{path.name} is not an .fvecs file with rows of one length")
     return numbers.reshape(-1, width)[:, 1:].view("<f4")
 
 
@@ -91,7 +91,7 @@ def _fbin(path: Path) -> Any:
     """Two int32, rows and their length, then all numbers as float32 (the format of big-ann-benchmarks)."""
     count, dim = np.fromfile(path, "<u4", 2).tolist()
     if path.stat().st_size != 8 + 4 * count * dim:
-        raise InvalidArgument(f"{path.name} is no .fbin file: its header tells of {count} rows of {dim} numbers")
+        raise InvalidArgument(f"{path.name} is not an .fbin file: its header declares {count} rows of {dim} numbers")
     return np.memmap(path, "<f4", "r", 8, (count, dim))
 
 

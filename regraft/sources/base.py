@@ -115,7 +115,7 @@ class Wanted:
             InvalidArgument: several are asked for.
         """
         if len(self.vectors) > 1:
-            why = "of this source one column of vectors is read at once: import the others after it, with --update-only"
+            why = "this source reads one column of vectors per import: import the others afterwards with --update-only"
             raise InvalidArgument(why, pointer="/vector")
         return next(iter(self.vectors.items())) if self.vectors else (default, self.version)
 
@@ -127,7 +127,7 @@ class Wanted:
         """
         if unknown := [name for name in self.vectors if name not in there]:
             legal = ", ".join(there) or "none"
-            raise InvalidArgument(f"{collection} has no vector {unknown[0]!r}; it has {legal}", pointer="/vector")
+            raise InvalidArgument(f"{collection} has no vector {unknown[0]!r}, only: {legal}", pointer="/vector")
         return self.vectors or dict.fromkeys(list(there)[:1], self.version)
 
     def ids_of(self, rows: Sequence[Mapping[str, Any]], own: Sequence[Any], *, first: bool) -> Sequence[Any]:
@@ -140,7 +140,7 @@ class Wanted:
             return own
         if first and not any(self.id in row for row in rows):
             there = ", ".join(sorted({name for row in rows for name in row}))
-            why = f"none of the first {len(rows)} rows has a field {self.id!r}; there are: {there or 'none'}"
+            why = f"none of the first {len(rows)} rows has a field {self.id!r}; fields: {there or 'none'}"
             raise InvalidArgument(why, pointer="/id")
         return [row.get(self.id) for row in rows]
 
@@ -160,11 +160,11 @@ class Wanted:
             return []
         if first and not any(self.text in row for row in rows):
             there = ", ".join(sorted({name for row in rows for name, held in row.items() if isinstance(held, str)}))
-            why = f"none of the first {len(rows)} rows has a field {self.text!r}; texts there are: {there or 'none'}"
+            why = f"none of the first {len(rows)} rows has a field {self.text!r}; fields of texts: {there or 'none'}"
             raise InvalidArgument(why, pointer="/text")
         found = [row.get(self.text) for row in rows]
         if odd := [one for one in found if not isinstance(one, str | None)]:
-            why = f"{self.text!r} is to be a text, and is of type {type(odd[0]).__name__}"
+            why = f"{self.text!r} must be a text, not {type(odd[0]).__name__}"
             raise InvalidArgument(why, pointer="/text")
         return found
 
@@ -269,7 +269,7 @@ def _of_one_length(vectors: Sequence[Any]) -> tuple[list[int], Vectors]:
     try:
         arrays = {n: np.asarray(one, np.float32) for n, one in enumerate(vectors) if one is not None}
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"a vector is a list of numbers: {error}") from error
+        raise InvalidArgument(f"a vector must be a list of numbers: {error}") from error
     shapes = Counter(one.shape for one in arrays.values() if one.ndim == 1).most_common(1)
     kept = [n for n, one in arrays.items() if shapes and one.shape == shapes[0][0]]
     return kept, np.stack([arrays[n] for n in kept]) if kept else np.empty((0, 0), np.float32)

@@ -29,7 +29,7 @@ class FaissIndex:
             self._index = index if mapped is None else faiss.downcast_index(index.index)
             self._keys = _keys(self._index)
         except RuntimeError as error:
-            raise InvalidArgument(f"{path.name} is no index of FAISS: {str(error)[-200:]}") from error
+            raise InvalidArgument(f"{path.name} is not a FAISS index: {str(error)[-200:]}") from error
         self._whole = index  # what it holds goes with it
         self._ids = self._keys if mapped is None else mapped
 
@@ -53,7 +53,9 @@ class FaissIndex:
             try:
                 rows = self._index.reconstruct_batch(self._keys[part])
             except RuntimeError as error:
-                raise InvalidArgument(f"an index of this kind gives its vectors not back: {self._path.name}") from error
+                raise InvalidArgument(
+                    f"a FAISS index of this kind cannot return its vectors: {self._path.name}"
+                ) from error
             names = list(map(str, self._ids[part].tolist()))
             many = len(names)
             yield Batch(many, names, [None] * many, [Column(self._version, np.arange(many), rows)], at + many)

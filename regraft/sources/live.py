@@ -77,9 +77,9 @@ class LiveSource:
             return
         fitting = f"; `regraft version create NAME --space {metric}` fits" if metric in (COSINE, L2) else ""
         raise InvalidArgument(
-            f"{self._name} compares vectors by {word}, and {column.version or 'the current version'} is of space "
-            f"{space}: as they are not all of unit length, answers would be in another order{fitting}; "
-            "--ignore-metric imports them all the same",
+            f"{self._name} compares vectors by {word}, but {column.version or 'the current version'} has space "
+            f"{space}: as not all vectors are of unit length, rankings would differ{fitting}; "
+            "--ignore-metric imports them anyway",
             pointer="/version",
         )
 

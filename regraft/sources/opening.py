@@ -40,7 +40,7 @@ def kind_of(source: str) -> str:
     if (ending := Path(source).suffix) in (*TABLES, *INDEXES, *OPEN):
         return ending
     live = ", ".join(f"{name}:ADDRESS#COLLECTION" for name in EXTRA)
-    raise InvalidArgument(f"{source}: give a file ({', '.join((*TABLES, *OPEN, *INDEXES))}) or {live}")
+    raise InvalidArgument(f"{source} must be a file ({', '.join((*TABLES, *OPEN, *INDEXES))}) or {live}")
 
 
 def extra_of(source: str) -> str:
@@ -67,17 +67,17 @@ def open_source(
     """
     kind = kind_of(source)
     if wanted.text is not None and kind in (*OPEN, *INDEXES):
-        raise InvalidArgument(f"{source}: it has no column of texts for --text to name", pointer="/text")
+        raise InvalidArgument(f"{source} has no column of texts, so --text cannot be used", pointer="/text")
     if wanted.metadata and kind in (*OPEN, *INDEXES):
-        raise InvalidArgument(f"{source}: it has no columns for --metadata to name", pointer="/metadata")
+        raise InvalidArgument(f"{source} has no columns of metadata, so --metadata cannot be used", pointer="/metadata")
     if wanted.id is not None and kind in (*OPEN, *INDEXES, "chroma"):
-        raise InvalidArgument(f"{source}: it has no column of ids for --id to name", pointer="/id")
+        raise InvalidArgument(f"{source} has no column of ids, so --id cannot be used", pointer="/id")
     if ids is not None and kind not in OPEN:
-        raise InvalidArgument(f"{source}: --ids is of {', '.join(OPEN)} files", pointer="/ids")
+        raise InvalidArgument(f"{source}: --ids can only be used with {', '.join(OPEN)} files", pointer="/ids")
     if kind in EXTRA:
         address, mark, collection = source.partition(":")[2].rpartition("#")
         if not mark or not address or not collection:
-            raise InvalidArgument(f"{source}: give {kind}:ADDRESS#COLLECTION")
+            raise InvalidArgument(f"{source} must be {kind}:ADDRESS#COLLECTION")
         # What is neither a URL nor a path, such as `host=... password=...`, may hold a secret.
         place = display_address(address) if "://" in address or kind in LOCAL else "..."
         name = f"{kind}:{place}#{collection}"
@@ -86,7 +86,7 @@ def open_source(
             return LiveSource(name, _open_database(kind, address, collection, wanted, key), wanted, space_of)
     path = Path(source)
     if not path.is_file():
-        raise InvalidArgument(f"there is no file {source}")
+        raise InvalidArgument(f"the file {source} does not exist")
     if kind in OPEN:
         return ArrayFile(path, wanted, ids)
     if kind in INDEXES:
@@ -101,8 +101,8 @@ def open_source(
 def _check_exists(kind: str, address: str) -> None:
     """Check that a local database exists: its client would create an empty one. Raises InvalidArgument."""
     if kind in LOCAL and "://" not in address and not Path(address, LOCAL[kind]).exists():
-        why = "there is nothing" if not Path(address).exists() else f"there is no {LOCAL[kind]}"
-        raise InvalidArgument(f"{why} at {address}; the address of a server begins with http:// or https://")
+        why = "nothing exists" if not Path(address).exists() else f"there is no {LOCAL[kind]}"
+        raise InvalidArgument(f"{why} at {address}; the address of a server must begin with http:// or https://")
 
 
 def _open_database(kind: str, address: str, collection: str, wanted: Wanted, key: str | None) -> Database:

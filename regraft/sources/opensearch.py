@@ -75,6 +75,6 @@ class OpenSearchIndex:
         if name not in self._fields:
             legal = ", ".join(vectors) or "none"
             raise InvalidArgument(
-                f"{self._index}: name its field of vectors, --vector FIELD; there are {legal}", pointer="/vector"
+                f"{self._index}: --vector FIELD must name a field of vectors: {legal}", pointer="/vector"
             )
         return name, version

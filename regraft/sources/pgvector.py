@@ -33,7 +33,7 @@ class PgvectorTable:
             raise InvalidArgument(f"the table {table!r} cannot be read: {str(error).splitlines()[0]}") from error
         needed = (self._id, self._vector, *([wanted.text] if wanted.text is not None else ()))
         if unknown := [name for name in needed if name not in self._columns]:
-            raise InvalidArgument(f"{table} has no column {unknown[0]!r}; it has {', '.join(self._columns)}")
+            raise InvalidArgument(f"{table} has no column {unknown[0]!r}, only: {', '.join(self._columns)}")
 
     @property
     def identity(self) -> str:

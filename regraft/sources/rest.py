@@ -20,7 +20,7 @@ class Rest:
         self, name: str, address: str, headers: Mapping[str, str], auth: tuple[str, str] | None = None
     ) -> None:
         if not address.startswith(("http://", "https://")):
-            raise InvalidArgument(f"{address!r} is no address of {name}: it begins with http:// or https://")
+            raise InvalidArgument(f"the address of {name} must begin with http:// or https://, not {address!r}")
         if not all(map(is_key, headers.values())):
             raise InvalidArgument(f"the key of {name} must be printable ASCII, without a line break at its end")
         self._name, self._address = name, address.rstrip("/")
@@ -38,6 +38,8 @@ class Rest:
             return answer.json()
         except httpx.HTTPStatusError as error:
             said = " ".join(error.response.text.split())[:300]
-            raise InvalidArgument(f"{self._name} answers {error.response.status_code} to {path}: {said}") from error
+            raise InvalidArgument(
+                f"{self._name} returned status {error.response.status_code} for {path}: {said}"
+            ) from error
         except (httpx.HTTPError, ValueError) as error:
             raise InvalidArgument(f"{self._name} cannot be read: {str(error) or type(error).__name__}") from error

@@ -37,10 +37,10 @@ class TableFile:
         self._text = wanted.text or ("text" if self._own and "text" in names else None)
         needed = [self._id, *self._vectors, *(wanted.metadata or ()), *([self._text] if self._text else ())]
         if unknown := [name for name in needed if name not in names]:
-            raise InvalidArgument(f"{path.name} has no column {unknown[0]!r}; it has {', '.join(names)}")
+            raise InvalidArgument(f"{path.name} has no column {unknown[0]!r}, only: {', '.join(names)}")
         if not self._vectors and not self._text:
             raise InvalidArgument(
-                f"{path.name}: say which column holds the vectors or texts: --vector COLUMN[=VERSION], --text COLUMN"
+                f"{path.name}: the column of vectors or texts is required: --vector COLUMN[=VERSION], --text COLUMN"
             )
 
     @property
@@ -125,7 +125,7 @@ def _naming_errors_of(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:  # a damaged page is an OSError
-        raise InvalidArgument(f"{path.name} is no {path.suffix} file, or damaged: {error}") from error
+        raise InvalidArgument(f"{path.name} is not a {path.suffix} file, or is damaged: {error}") from error
 
 
 def _holds_text(schema: Any, name: str) -> bool:
@@ -156,7 +156,7 @@ def _matrix(column: Any, named: Any) -> tuple[Any, Any, Any]:
     if not (
         pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type)
     ):
-        raise InvalidArgument(f"a column of vectors is of lists of numbers, not {array.type}")
+        raise InvalidArgument(f"a column of vectors must have lists of numbers, not {array.type}")
     lengths = np.array([n or 0 for n in pc.list_value_length(array).to_pylist()], np.int64)
     there = np.flatnonzero((lengths > 0) & named)
     if not len(there):

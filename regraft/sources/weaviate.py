@@ -20,7 +20,7 @@ class WeaviateCollection:
 
     def __init__(self, address: str, collection: str, wanted: Wanted, key: str | None) -> None:
         if not NAME.fullmatch(collection):
-            raise InvalidArgument(f"{collection!r} is no collection of Weaviate: it begins with a capital letter")
+            raise InvalidArgument(f"a Weaviate collection must begin with a capital letter, not {collection!r}")
         self._identity, self._wanted = f"weaviate {display_address(address)} {collection}", wanted
         self._rest = Rest("Weaviate", address, {"Authorization": f"Bearer {key}"} if key else {})
         self._collection = collection

@@ -184,7 +184,7 @@ def test_what_holds_no_text_is_not_embedded_as_if_it_were_empty(store, client, m
     client.ingest_embeddings(name, [{"id": "imported", "embedding": vector, "metadata": {"body": "a text"}}])
     newer = RegraftVectorStore(Fake(models[1]), gallery=name, version="new", client=client)
 
-    with pytest.raises(InvalidArgument, match="'imported' is no text, and its metadata have no field 'text'"):
+    with pytest.raises(InvalidArgument, match="'imported' is not a text, and its metadata has no field 'text'"):
         newer.reembed()
 
     assert (

@@ -97,7 +97,7 @@ def test_what_no_request_can_hold_is_one_line_of_an_error(run, service, tmp_path
     code, _, said = run(*line.format(latin="caf\udce9", nan='{"field":"x","eq":NaN}', **given).split())
 
     assert (code, service.requests) == (1, [])
-    assert said.splitlines()[-1].startswith("regraft: what is given cannot be sent")
+    assert said.splitlines()[-1].startswith("regraft: the request cannot be sent")
 
 
 def test_a_timeout_comes_from_an_option_or_the_environment(run, service, monkeypatch):

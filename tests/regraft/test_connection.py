@@ -68,7 +68,7 @@ def test_what_is_no_key_is_refused_and_never_shown(run, monkeypatch, key):
     ],
 )
 def test_what_is_no_address_is_refused(url):
-    with pytest.raises(InvalidArgument, match="no address of a service"):
+    with pytest.raises(InvalidArgument, match="must be http:// or https://"):
         Client(url)
 
 
@@ -250,7 +250,7 @@ def test_changes_are_waited_for_longer_than_reads_unless_a_timeout_is_given(monk
         return handler(request)
 
     for options, told in (({}, seconds), ({"timeout": 0.5}, 0.5)):
-        with pytest.raises(TimedOut, match=rf"within {told:g} s, and may still be working.*REGRAFT_TIMEOUT"):
+        with pytest.raises(TimedOut, match=rf"within {told:g} s and may still .*REGRAFT_TIMEOUT"):
             ask(slow, call, **options)
     monkeypatch.setenv("REGRAFT_TIMEOUT", "7.5")
     with pytest.raises(TimedOut, match=r"within 7\.5 s"):
@@ -262,7 +262,7 @@ def test_changes_are_waited_for_longer_than_reads_unless_a_timeout_is_given(monk
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
 def test_a_timeout_that_no_socket_can_wait_is_refused(monkeypatch, timeout):
-    with pytest.raises(InvalidArgument, match="seconds above 0"):
+    with pytest.raises(InvalidArgument, match="above 0 and at most"):
         Client(timeout=timeout)
     monkeypatch.setenv("REGRAFT_TIMEOUT", "a minute")
     with pytest.raises(InvalidArgument, match="'a minute'"):

@@ -208,14 +208,14 @@ def test_named_vectors_of_qdrant_are_columns_and_what_a_point_lacks_is_counted(m
         ("v2", [0, 1, 2], [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]),
     ]
     assert (first.ids, first.columns[0].vectors.tolist()) == (["1"], [[1.0, 2.0, 3.0]])
-    with pytest.raises(InvalidArgument, match="no vector 'c'; it has a, b"):
+    with pytest.raises(InvalidArgument, match="no vector 'c', only: a, b"):
         open_source("qdrant:somewhere#y", Wanted(vectors={"c": None}))
 
 
 @pytest.mark.usefixtures("faked")
 @pytest.mark.parametrize("kind", ["qdrant", "lancedb", "milvus"])
 def test_a_field_of_ids_that_no_row_has_is_refused(kind: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"none of the first 3 rows has a field 'nofield'; there are: .*n"):
+    with pytest.raises(InvalidArgument, match=r"none of the first 3 rows has a field 'nofield'; fields: .*n"):
         next(open_source(f"{kind}:somewhere#things", Wanted(id="nofield")).batches(3))
 
 
@@ -289,12 +289,12 @@ def test_ids_come_from_a_file_and_what_a_table_lacks_is_counted(tmp_path: Path) 
         ("x.txt", "pgvector:ADDRESS"),
         ("gone.npy", "no file"),
         ("qdrant:somewhere", "qdrant:ADDRESS#COLLECTION"),
-        ("bad.fbin", "no .fbin file"),
-        ("bad.faiss", "no index of FAISS"),
-        ("bad.parquet", "bad.parquet is no .parquet file"),
-        ("bad.arrow", "bad.arrow is no .arrow file"),
+        ("bad.fbin", "not an .fbin file"),
+        ("bad.faiss", "not a FAISS index"),
+        ("bad.parquet", "bad.parquet is not a .parquet file"),
+        ("bad.arrow", "bad.arrow is not a .arrow file"),
         ("qdrant:somewhere#gone", "somewhere#gone cannot be read: Collection gone not found"),
-        *((f"{kind}:nowhere#things", "nothing at nowhere.*begins with http://") for kind in FAKES),
+        *((f"{kind}:nowhere#things", "nothing exists at nowhere.*begin with http://") for kind in FAKES),
         ("qdrant:below#things", "no meta.json at below"),
     ],
 )
@@ -316,10 +316,10 @@ def test_what_is_no_source_is_said_in_words_and_makes_none(source: str, told: st
         ("a.npy", Wanted(id="key"), None, "no column of ids"),
         ("a.faiss", Wanted(id="key"), None, "no column of ids"),
         ("chroma:x#y", Wanted(id="key"), None, "no column of ids"),
-        ("a.npy", Wanted(metadata=["city"]), None, "no columns for --metadata"),
+        ("a.npy", Wanted(metadata=["city"]), None, "--metadata cannot be used"),
         ("a.npy", Wanted(text="body"), None, "no column of texts"),
-        ("a.faiss", Wanted(), Path("ids.txt"), "--ids is of"),
-        ("a.parquet", Wanted(), Path("ids.txt"), "--ids is of"),
+        ("a.faiss", Wanted(), Path("ids.txt"), "--ids can only be used with"),
+        ("a.parquet", Wanted(), Path("ids.txt"), "--ids can only be used with"),
     ],
 )
 def test_an_option_that_a_source_has_no_use_for_is_refused(
@@ -360,7 +360,7 @@ def test_ids_that_are_bytes_or_numbers_are_read_as_what_they_say(tmp_path: Path,
     assert read(open_source(str(tmp_path / "v.npy"), Wanted(), ids=tmp_path / "ids.npy"))[0] == read_as
     assert read(open_source(str(tmp_path / "v.parquet"), Wanted(vectors={"v": None})))[0] == read_as
     np.save(tmp_path / "ids.npy", np.arange(3).reshape(3, 1))
-    with pytest.raises(InvalidArgument, match="holds no ids"):
+    with pytest.raises(InvalidArgument, match="must have ids"):
         open_source(str(tmp_path / "v.npy"), Wanted(), ids=tmp_path / "ids.npy")
 
 
@@ -390,5 +390,5 @@ def test_a_record_without_a_document_keeps_a_field_of_that_name(monkeypatch: pyt
 @pytest.mark.parametrize("ending", [".npy", ".fvecs", ".fbin"])
 def test_a_file_of_vectors_that_is_empty_or_cut_is_told_as_one(tmp_path: Path, ending: str, content: bytes) -> None:
     (tmp_path / f"cut{ending}").write_bytes(content)
-    with pytest.raises(InvalidArgument, match=f"cut{ending} is no {ending} file"):
+    with pytest.raises(InvalidArgument, match=f"cut{ending} is not a {ending} file"):
         open_source(str(tmp_path / f"cut{ending}"), Wanted())
