@@ -1,7 +1,7 @@
-"""The face of Regraft: the client and the `regraft` command.
+"""The public package of Regraft: the clients (`regraft.client`) and the `regraft` command (`regraft.cli`).
 
-`from regraft import Client` imports httpx and numpy; the command imports the service or training when a command needs
-them, and says which extra brings them.
+`from regraft import Client` imports only httpx and numpy. The command imports the service or training when a command
+needs them; an error names the extra that installs them.
 """
 
 from __future__ import annotations

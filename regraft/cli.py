@@ -1,4 +1,4 @@
-"""The `regraft` command. Each command imports what it needs when it runs, so most need neither torch nor SQL."""
+"""The `regraft` command. Each command imports its dependencies when it runs, so most need neither torch nor SQL."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def _root(
 
 
 def main() -> None:
-    """Run the command; an error the user can cause is one line on standard error and exit code 1."""
+    """Run the command; an error that a user can cause is one line on standard error and exit code 1."""
     if isinstance(sys.stdout, TextIOWrapper):
-        # As standard error does it: what an encoding such as Latin-1 has no letter for is escaped.
+        # As on standard error, escape characters that the encoding lacks, such as Latin-1.
         sys.stdout.reconfigure(errors="backslashreplace")
     if json_requested(sys.argv[1:]):
         sys.exit(run(app))

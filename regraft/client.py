@@ -1,4 +1,4 @@
-"""The clients: one method a route, answers as the models of `regraft.models` (docs/http-api.md).
+"""`Client` and `AsyncClient`: one method per route, which returns a model of `regraft.models` (docs/http-api.md).
 
 with Client("http://127.0.0.1:8080") as client:
     client.create_gallery("shoes")
@@ -65,7 +65,7 @@ class Routes(
     KeyRoutes,
     WorkRoutes,
 ):
-    """Every route of the API; its methods are written once for both clients (`regraft.routes.route`)."""
+    """All routes of the API; each method is written once for both clients (`regraft.routes.route`)."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -73,17 +73,17 @@ class Routes(
 
 
 class Client(SyncConnection, Routes):
-    """Speaks to one service, by the methods of `Routes`. See `Connection` for its errors.
+    """A client of one service, with the methods of `Routes`. See `Connection` for arguments and errors.
 
-    Threads may share it, and so may processes that are forked.
+    Thread-safe, and safe to use in forked processes.
 
-    Items and queries are checked before they are sent: InvalidInput says what is wrong with them, and what to give.
+    Items and queries are checked before they are sent; invalid ones raise InvalidInput.
     """
 
 
 class AsyncClient(AsyncConnection, Routes):
-    """The same for an event loop: its methods are awaited, and those that watch are iterated by `async for`.
+    """`Client` for an event loop: its methods are awaited, those that watch are iterated by `async for`.
 
-    100 requests are on their way at once, those beyond wait their turn; streams come beside them. What it is asked to
-    pack is packed on a thread.
+    At most 100 requests are sent concurrently, further ones wait; streams are not counted. Folders are packed on a
+    thread.
     """

@@ -1,7 +1,7 @@
-"""A worker on a machine without access to the database: the same steps as a local one, over HTTP.
+"""`RemoteWorker`: a backfill worker on a machine without access to the database; the steps of a local one, over HTTP.
 
-It needs the worker key and nothing else: versions are fetched from the service, verified against the hash the service
-names, and kept in a folder for the next time.
+It only needs the worker key: versions and edges are fetched from the service, verified by the sha256 that the service
+states, and cached in a folder.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.2
 MAX_IDLE_SECONDS = 5.0
-"""The first and the longest pause between two looks for work."""
+"""The first and the longest pause between two claims without work."""
 
 UNAUTHORIZED, FORBIDDEN = 401, 403
 
 Json = dict[str, Any]
 Originals = Callable[[str], bytes]
-"""A device's own images and texts: item id -> file; FileNotFoundError where it has none."""
+"""Reads images and texts that a device holds itself: item id -> content. Raises FileNotFoundError if it has none."""
 
 
 @dataclass(frozen=True)
 class TaskItem:
-    """An item as it was read; `blob` is where its image or text lies in the task."""
+    """An item of a chunk; `blob` is the key of its image or text in `_TaskContents`."""
 
     id: int
     seq: int
@@ -70,7 +70,7 @@ class WorkerKeyRefused(RegraftError):
 
 
 class RemoteWorker:
-    """Works for one service until it is told to stop."""
+    """Works on chunks of one service until `stop` is set."""
 
     def __init__(
         self,
@@ -84,17 +84,17 @@ class RemoteWorker:
         limits: Limits = Limits(),  # noqa: B008 - frozen
         apis: Collection[str] = (),
     ) -> None:
-        """Say where the work comes from.
+        """Create a worker; `work` runs it.
 
         Args:
-            client: made with the worker key.
-            folder: where version and edge folders are kept.
-            stop: ends the work; the chunk in hand is finished.
-            execution: how encoders are run.
+            client: a client with the worker key.
+            folder: the cache of version and edge folders.
+            stop: ends the work; the current chunk is finished.
+            execution: threads and device of encoders.
             max_pixels: larger images are refused.
-            originals: images by item id, for a device that holds them itself; None: fetched from the service.
-            limits: what verifying a version that was fetched may take.
-            apis: the embedding APIs that versions may call.
+            originals: reads images and texts on this device; None: fetch them from the service.
+            limits: limits of verifying a fetched version.
+            apis: URLs of the embedding APIs that versions may call.
         """
         self.name = f"{socket.gethostname()[:40]}:{uuid.uuid4().hex[:8]}"
         self._client = client
@@ -107,7 +107,7 @@ class RemoteWorker:
         self._refused: RegraftError | None = None
 
     def work(self) -> None:
-        """Read ahead, compute, and send back behind. Raises WorkerKeyRefused, or Problem."""
+        """Run until stopped; inputs are read ahead, results are sent behind. Raises WorkerKeyRefused or Problem."""
         self._log("worker_started", url=self._client.url)
         Pipeline(self._next, self._load, self._finish, self._release, self._stop).run()
         if self._leases is not None:
@@ -153,7 +153,7 @@ class RemoteWorker:
                 yield from embedder.transform(target, [self._stored(versions, i) for i in items])
 
     def _items(self, task: WorkClaim) -> Iterator[Sequence[WorkItem]]:
-        """Page by page."""
+        """The items of a chunk, page by page."""
         cursor: str | None = ""
         while cursor is not None:
             page = self._client.work(task.chunk, task.lease, inputs=self._originals is None, cursor=cursor)
@@ -206,7 +206,7 @@ class RemoteWorker:
 
 
 class _TaskContents:
-    """The images and texts of one task, by what `_key` gives."""
+    """The images and texts of one page of items, by `_key`."""
 
     def __init__(self, items: Sequence[WorkItem], originals: Originals | None) -> None:
         self._items: Mapping[str, WorkItem] = {_key(item): item for item in items}

@@ -1,8 +1,8 @@
 """Import sources into galleries (`import_gallery`) and export galleries to files (`export_gallery`), page by page.
 
 After each batch that the service has acknowledged, an import writes its progress to a small file (`Progress`) and the
-stored ids to another (`StoredIds`), so that it can be resumed after a kill. The unfinished batch is sent again, with the
-same result.
+stored ids to another (`StoredIds`), so that it can be resumed after a kill. The unfinished batch is sent again, with
+the same result.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ T = TypeVar("T")
 class Progress:
     """The progress of an import: rows read, items `stored`, of these `new`, and the rows skipped by reason.
 
-    `cursor` is where to go on in the source; `examples` names one skipped item of each reason. `source` to
-    `update_only` identify the import; `created` is when the gallery was, since another of its name may come later.
-    `versions` and `ids_bytes` say how to read the file of `StoredIds`, and how much of it counts.
+    `cursor` is the position in the source; `examples` names one skipped item per reason. `source` to `update_only`
+    identify the import; `created` is the gallery's time of creation, which tells it from a later one of its name.
+    `versions` are the version numbers in the file of `StoredIds`, and `ids_bytes` is its valid length.
     """
 
     source: str
@@ -214,7 +214,7 @@ def _split_duplicates(batch: Batch) -> Iterator[Batch]:
 
 
 def _send(client: Client, gallery: str, batch: Batch, ids: StoredIds, progress: Progress) -> None:
-    """Send each version's vectors of a batch. An item must first have one that queries reach: others are sent again."""
+    """Send the vectors of a batch by version. An item's first one must be reachable: refused ones are sent again."""
     known = {row for row, key in enumerate(batch.ids) if key in ids}
     stored: set[int] = set()
     waiting = sorted(batch.columns, key=lambda column: column.origin == "transformed")

@@ -1,4 +1,4 @@
-"""A version folder in Python: `Version.create` writes one, `Version.load` reads and checks one."""
+"""`Version`: a version folder in Python; `Version.create` writes one, `Version.load` reads and checks one."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from index.folder import load_version
 
 
 class Version(index.version.Version):
-    """A version folder that has been checked: its card, its folder and its edges."""
+    """A checked version folder: its card, its folder and its edges."""
 
     @classmethod
     def create(cls, folder: Path, source: Source, *, overwrite: bool = False) -> Self:
-        """Write a version folder that `regraft version register` takes. See `index.creation.create.create_version`.
+        """Write a version folder for `regraft version register`. See `index.creation.create.create_version`.
 
         Args:
             folder: the folder to write; its name becomes the version's.
-            source: what it is made of, such as `Supplied(768)` or `OnnxFile(path, preprocess)`.
-            overwrite: replace the version folder that is there.
+            source: the source of its files, such as `Supplied(768)` or `OnnxFile(path, preprocess)`.
+            overwrite: replace an existing version folder.
         """
         return cls(**vars(create_version(source, folder, overwrite=overwrite)))
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read a version folder, every file held to its card. See `index.folder.load_version`."""
+        """Read a version folder and check every file. See `index.folder.load_version`."""
         return cls(**vars(load_version(folder)))

@@ -1,1 +1,1 @@
-"""Galleries as the vector stores of frameworks: LangChain, LlamaIndex and Haystack; each needs its own extra."""
+"""Vector stores of LangChain, LlamaIndex and Haystack that use a gallery; each needs its own extra."""

@@ -1,4 +1,4 @@
-"""How a framework's filters become those of docs/filters.md: the conditions they share, and one error for the rest."""
+"""Build filters of docs/filters.md from the filters of frameworks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class UnsupportedFilter(InvalidFilter, ValueError):
 
 
 def condition(field: str, **operator: Any) -> Condition:
-    """One operator of a field. A name with a dot is a key's of its own, or a path: frameworks keep both."""
+    """A condition with one operator. A name with a dot may be a key or a path, as frameworks store both."""
     plain = {"field": field, **operator}
     return plain if "." not in field else either([plain, {"field": [field], **operator}])
 
 
 def equals(field: str, value: Any) -> Condition:
-    """A value of the field is this one. Raises UnsupportedFilter for lists and objects."""
+    """A value of the field equals this one. Raises UnsupportedFilter for lists and objects."""
     if not isinstance(value, Scalar):
         raise UnsupportedFilter(f"{field}: the value must be one string, number, boolean or null, not {value!r}")
     return condition(field, eq=value)
@@ -48,38 +48,38 @@ def within(field: str, **bounds: Any) -> Condition:
 
 
 def present(field: str, there: bool = True) -> Condition:
-    """The field is there, whatever it holds, or is not."""
+    """The field exists, with any value; or, if not `there`, does not exist."""
     found = condition(field, exists=True)
     return found if there else negated(found)
 
 
 def nothing(field: str) -> Condition:
-    """What no item passes."""
+    """A filter that no item passes."""
     return {"and": [present(field), present(field, False)]}
 
 
 def anything() -> Condition:
-    """What every item passes."""
+    """A filter that every item passes."""
     return either([present("any"), present("any", False)])
 
 
 def is_null(field: str) -> Condition:
-    """The field is not there, or null."""
+    """The field does not exist or is null."""
     return either([present(field, False), equals(field, None)])
 
 
 def both(conditions: Sequence[Condition]) -> Condition:
-    """All of them hold."""
+    """All conditions hold."""
     return conditions[0] if len(conditions) == 1 else {"and": list(conditions)}
 
 
 def either(conditions: Sequence[Condition]) -> Condition:
-    """At least one holds."""
+    """At least one condition holds."""
     return conditions[0] if len(conditions) == 1 else {"or": list(conditions)}
 
 
 def differs(field: str, value: Any) -> Condition:
-    """No value of the field is this one. Raises UnsupportedFilter."""
+    """No value of the field equals this one. Raises UnsupportedFilter."""
     return negated(equals(field, value))
 
 
@@ -89,10 +89,10 @@ def none_of(field: str, values: Any) -> Condition:
 
 
 def bounded(bound: str) -> Callable[[str, Any], Condition]:
-    """`within` of one bound: gt, gte, lt or lte."""
+    """`within` with one bound: gt, gte, lt or lte."""
     return lambda field, value: within(field, **{bound: value})
 
 
 def negated(condition: Condition) -> Condition:
-    """A yes becomes a no, a no a yes."""
+    """The condition does not hold."""
     return {"not": condition}

@@ -1,8 +1,8 @@
-"""Documents of one gallery with vectors by one version: the common part of the frameworks' stores.
+"""`Documents`: the documents of one gallery with vectors of one version, the common part of the frameworks' stores.
 
-A document is a text item with the document's own metadata, so that filters can name them, and a backfill to a version
-that reads texts can move it. For other items the text is a metadata field: for one imported from another database, and
-for a document with a blank text, which cannot be embedded.
+A document is stored as a text item with its own metadata, so that filters can test them and a backfill to a version
+with a text entrance can move it. Otherwise the text is in a metadata field: in items imported from other databases, and
+for blank texts, which cannot be embedded.
 
 Shapes: N documents, D numbers of a vector.
 """
@@ -29,29 +29,29 @@ from regraft.models import EmbeddedItem, ItemInfo, Match
 Vector = Sequence[float]
 One = TypeVar("One")
 WRITE_BATCH, READ_BATCH, PAGE = 500, 50, 1000
-"""Documents a request: for writing, for reading by ids, and for listing."""
+"""Documents per request: to write, to read by ids, and to list."""
 MAX_ADDRESS_IDS = 6000
-"""Characters of ids that an address holds: proxies take one of 8 KiB."""
+"""Characters of ids in one URL: proxies limit URLs to 8 KiB."""
 
 
 class DegradedAnswer(UserWarning):
-    """Some documents are out of reach of the queries of a version."""
+    """Some documents cannot be reached by queries of a version."""
 
 
 class Documents:
-    """A gallery as documents. With `create`, what is missing is made at the first use.
+    """A gallery as documents. With `create`, missing parts are created on first use.
 
-    That is the gallery, the version (for vectors made elsewhere, of `dim` numbers or as many as the first one has),
-    and, where the gallery has no current version, this one's deployment. A gallery that has another current version
-    keeps it: an edge and a deployment are how a newer version takes over.
+    These are the gallery, the version (without an encoder, of dimension `dim` or that of the first vector), and, if the
+    gallery has no current version, a deployment of this one. Another current version is kept: a newer version takes
+    over by an edge and a deployment.
 
     Args:
-        gallery: its name.
-        version: what makes the vectors.
-        client: how the service is reached.
-        text_key: the metadata field that holds the text of an item that is none.
-        create: make what is missing.
-        dim, space: of a version that is not there yet; `space` as in a card.
+        gallery: name of the gallery.
+        version: the version of the vectors.
+        client: a client of the service.
+        text_key: the metadata field with the text of an item that is not a text.
+        create: create missing parts.
+        dim, space: of a version to create; `space` as in a card.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Documents:
         self._higher_is_better: dict[str, bool] = {}
 
     def prepare(self, dim: int | None = None) -> None:
-        """Create the gallery and version if they are missing; `dim` if known. Raises Problem."""
+        """Create missing parts; without a known `dim` the version is created later. Raises Problem."""
         if self._prepared:
             return
         if self.gallery not in {gallery.name for gallery in self.client.galleries()}:
@@ -86,11 +86,11 @@ class Documents:
         self._prepared = True
 
     def put(self, ids: Sequence[str], texts: Sequence[str], about: Sequence[Mapping[str, Any]], vectors: Any) -> None:
-        """Store N documents; of one whose id is there, or comes again, nothing stays. `vectors` is (N, D).
+        """Store N documents, replacing those with the same ids; of repeated ids the last. `vectors` is (N, D).
 
         Raises:
-            InvalidArgument: there is no vector of one length for each.
-            Problem: the service refuses; batches of 500 are stored whole or not at all.
+            InvalidArgument: `vectors` is not (N, D).
+            Problem: the service refuses; each batch of 500 is stored completely or not at all.
         """
         if not ids:
             return
@@ -114,9 +114,9 @@ class Documents:
     def search(self, vector: Vector, k: int, **options: Any) -> list[Match]:
         """The k documents nearest to a vector of the version; `options`: those of `QueryOptions`.
 
-        Scores are the service's, but for distances d, which become 1 / (1 + d): higher is better.
+        Scores are the service's, higher is better; distances d are converted to 1 / (1 + d).
 
-        Warns of documents that its queries cannot reach (DegradedAnswer).
+        Warns of documents that the query cannot reach (DegradedAnswer).
 
         Raises:
             Problem: the service refuses.
@@ -135,14 +135,14 @@ class Documents:
         return [match.model_copy(update={"score": _similarity(match.score)}) for match in result.matches]
 
     def higher_is_better(self, version: str) -> bool:
-        """Whether a version's space has similarities, not distances."""
+        """Whether the scores of a version's space are similarities, not distances."""
         if version not in self._higher_is_better:
             space = space_from_json(dict(self.client.version(version).space))
             self._higher_is_better[version] = space.higher_is_better
         return self._higher_is_better[version]
 
     def filtered(self, condition: Mapping[str, Any] | None) -> Iterator[ItemInfo]:
-        """Every document that passes a filter, page by page, also those that no query of the version reaches."""
+        """All documents that pass a filter, page by page, including those that queries of the version cannot reach."""
         self.prepare()
         cursor: str | None = None
         while True:
@@ -153,19 +153,19 @@ class Documents:
                 return
 
     def get(self, ids: Sequence[str]) -> dict[str, EmbeddedItem]:
-        """Id -> item with its vectors, of those that are there."""
+        """Id -> item with its vectors, for existing ids."""
         self.prepare()
         batches = _addressable(dict.fromkeys(ids))
         pages = (self.client.embeddings(self.gallery, ids=one, limit=READ_BATCH, with_text=True) for one in batches)
         return {item.id: item for page in pages for item in page.items}
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete those that are there. Returns how many."""
+        """Delete documents; unknown ids are ignored. Returns the number deleted."""
         self.prepare()
         return sum(self.client.delete_items(self.gallery, batch).deleted for batch in _batches(ids, WRITE_BATCH))
 
     def delete_matching(self, condition: Mapping[str, Any] | None) -> int:
-        """Delete every document that passes a filter, or just every one. Returns how many."""
+        """Delete all documents that pass a filter (None: all). Returns the number deleted."""
         self.prepare()
         return self.client.delete_items(self.gallery, filter=condition or anything()).deleted
 
@@ -175,16 +175,16 @@ class Documents:
         limit: int | None = None,
         read: Callable[[EmbeddedItem], str | None] | None = None,
     ) -> int:
-        """Embed documents that hold no vector by this version, all or so many, from the texts that are stored.
+        """Embed the stored texts of documents that have no vector of this version, at most `limit`.
 
-        A few thousand are what an edge from a newer version is fitted on; all of them are the move to it. What is
-        there stays, so a roll-back loses nothing; run again, it goes on. `read`: the text of an item, if not `text_of`.
+        A few thousand suffice to fit an edge from a newer version; all of them complete the move to it. Other vectors
+        are kept, so a rollback loses nothing. A repeated call continues. `read`: item -> text, by default `text_of`.
 
         Returns:
-            How many were embedded.
+            The number of documents embedded.
 
         Raises:
-            InvalidArgument: an item holds no text.
+            InvalidArgument: an item has no text.
         """
         self.prepare()
         done = 0
@@ -201,12 +201,12 @@ class Documents:
         return done
 
     def count(self) -> int:
-        """How many documents there are."""
+        """The number of documents."""
         self.prepare()
         return self.client.gallery(self.gallery).items
 
     def update_metadata(self, metadata: Mapping[str, Mapping[str, Any]]) -> None:
-        """Replace the metadata of documents, by id; their vectors stay."""
+        """Replace the metadata of documents, by id; their vectors are kept."""
         held = self.get(list(metadata))
         alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for key, item in held.items():
@@ -228,23 +228,23 @@ class Documents:
         return texts
 
     def text_of(self, item: Match | ItemInfo) -> str | None:
-        """A document's text; None: the item holds none."""
+        """The text of a document; None: it has none."""
         if item.text is not None:
             return item.text
         return str(item.metadata[self.text_key]) if self.text_key in item.metadata else None
 
     def text_and_metadata(self, item: Match | ItemInfo) -> tuple[str, dict[str, Any]]:
-        """The text and the own metadata of a document."""
+        """The text of a document, and its metadata without the field of the text."""
         own = dict(item.metadata)
         if item.text is None:
             own.pop(self.text_key, None)
         return self.text_of(item) or "", own
 
     def max_marginal_relevance(self, matches: Sequence[Match], k: int, weight: float) -> list[Match]:
-        """K of the matches by maximal marginal relevance: near to the query, and unlike those chosen before.
+        """K of the matches by maximal marginal relevance: similar to the query, dissimilar to those chosen before.
 
-        `weight` 1: only nearness, 0: only difference. Two documents are compared in a version that both hold vectors
-        of; where there is none they count as unlike.
+        `weight` 1: only similarity to the query, 0: only dissimilarity. Two documents are compared by their vectors of
+        a common version; without one their similarity is 0.
         """
         alike = self._similarities([match.id for match in matches])
         raw = [(match.raw_score, self.higher_is_better(match.version)) for match in matches]
@@ -258,7 +258,7 @@ class Documents:
         return [matches[n] for n in chosen]
 
     def _similarities(self, ids: Sequence[str]) -> NDArray[np.float32]:
-        """Cosines (N, N)."""
+        """Cosine similarities (N, N)."""
         held = self.get(ids)
         vectors: dict[str, dict[int, Vector]] = {}
         for n, key in enumerate(ids):
@@ -279,14 +279,14 @@ class Documents:
         try:
             self.client.create_gallery(self.gallery)
         except Problem as problem:
-            if problem.code != "gallery_exists":  # somebody else was faster
+            if problem.code != "gallery_exists":  # another process has created it
                 raise
 
     def _deploy(self) -> None:
         try:
             self.client.deploy(self.gallery, self.version, reason="the first version of its documents")
         except Problem:
-            if self.client.gallery(self.gallery).current is None:  # else somebody else was faster
+            if self.client.gallery(self.gallery).current is None:  # else another process has deployed
                 raise
 
     def _register(self, dim: int) -> None:
@@ -300,12 +300,12 @@ class Documents:
 
 
 def _similarity(distance: float) -> float:
-    """A distance as similarity: 1 for the same vector, 0 at infinity."""
+    """Convert a distance to a similarity: 1 for equal vectors, 0 at infinity."""
     return 1.0 / (1.0 + distance)
 
 
 def _addressable(ids: Iterable[str]) -> Iterator[list[str]]:
-    """Ids in batches that fit into an address."""
+    """Split ids into batches that fit into a URL."""
     batch: list[str] = []
     length = 0
     for key in ids:

@@ -1,13 +1,13 @@
-"""A gallery as a document store of Haystack (haystack-ai), and its retriever, so that a pipeline switches by an import.
+"""A document store and a retriever for Haystack (haystack-ai) that use a gallery, as replacements of others.
 
     from regraft.integrations.haystack import RegraftDocumentStore, RegraftEmbeddingRetriever
 
     store = RegraftDocumentStore(gallery="docs", version="minilm-v1", embedding_dim=384)
 
-A pipeline that was saved names this module: `Pipeline.load(..., allowed_modules=["regraft.integrations.haystack"])`.
+A saved pipeline names this module: `Pipeline.load(..., allowed_modules=["regraft.integrations.haystack"])`.
 
-When a newer embedding model comes, a second store of the same gallery names the new model's version: once an edge joins
-the two versions and the new one is deployed, it finds the documents of the first.
+For a newer embedding model, create a second store of the same gallery with the new model's version: once an edge
+connects the two versions and the new one is deployed, it finds the documents of the first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from regraft.models import ItemInfo, Match
 
 Filters = dict[str, Any]
 WITHOUT = "_without_embedding"
-"""Metadata field of a document that came without an embedding: it is stored with a placeholder and never retrieved."""
+"""Metadata field that marks a document without an embedding: it is stored with a placeholder and never retrieved."""
 BOUNDS = {">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 OWN = {field.name for field in fields(Document)} - {"meta"}
 
@@ -53,17 +53,17 @@ OWN = {field.name for field in fields(Document)} - {"meta"}
 class RegraftDocumentStore:
     """Documents of a gallery. Haystack's filters are evaluated by the service, see docs/filters.md.
 
-    Documents without an embedding are kept, and not retrieved by one. Vectors of a version that compares cosines come
-    back as unit vectors. Blobs and sparse embeddings are refused.
+    Documents without an embedding are stored but not retrieved by embedding. Vectors of a version with a cosine space
+    are returned as unit vectors. Blobs and sparse embeddings are refused.
 
     Args:
-        gallery: its name; made, with the version's deployment, at the first use unless `create` is false.
-        version: the version of the embeddings. One that is not there is registered, for vectors made elsewhere.
-        url, api_key: the service; without them what REGRAFT_URL and REGRAFT_API_KEY name.
-        content_key: the metadata field that holds the content of an item that is no text, as of an imported one.
-        create: make the gallery and the version where they are missing.
-        embedding_dim: numbers in an embedding of a version that is not there yet; default: as many as the first has.
-        return_embedding: whether documents come with their embeddings.
+        gallery: name of the gallery.
+        version: the version of the embeddings.
+        url, api_key: the service and its key; by default REGRAFT_URL and REGRAFT_API_KEY.
+        content_key: the metadata field with the content of an item that is not a text, such as an imported one.
+        create: on first use create the gallery and register and deploy the version, without an encoder, if missing.
+        embedding_dim: dimension of a version to create; by default that of the first embedding.
+        return_embedding: whether documents are returned with their embeddings.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class RegraftDocumentStore:
         self.documents = Documents(gallery, version, client, text_key=content_key, create=create, dim=embedding_dim)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `from_dict` makes this store of again."""
+        """The argument of `from_dict` that recreates this store."""
         key = self._api_key.to_dict() if self._api_key else None
         described: dict[str, Any] = default_to_dict(self, **self._given, api_key=key)
         return described
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The store that `to_dict` described."""
+        """Create a store from the result of `to_dict`."""
         given = data["init_parameters"]
         if given.get("api_key"):
             given["api_key"] = Secret.from_dict(given["api_key"])
@@ -108,19 +108,19 @@ class RegraftDocumentStore:
         return made
 
     def count_documents(self) -> int:
-        """How many documents there are."""
+        """The number of documents."""
         return self.documents.count()
 
     def filter_documents(self, filters: Filters | None = None) -> list[Document]:
-        """Every document that passes. Raises FilterError."""
+        """All documents that pass the filters. Raises FilterError."""
         return self._shown(self._matching(filters))
 
     def write_documents(self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE) -> int:
-        """Store documents. Returns how many were written.
+        """Store documents. Returns the number written.
 
         Raises:
-            ValueError: something that is no list of documents.
-            DuplicateDocumentError: an id is there, unless `policy` is OVERWRITE or SKIP.
+            ValueError: not a list of documents.
+            DuplicateDocumentError: an id exists, unless `policy` is OVERWRITE or SKIP.
             InvalidArgument: a document without content, with a blob or a sparse embedding.
         """
         if not isinstance(documents, list) or not all(isinstance(one, Document) for one in documents):
@@ -128,7 +128,7 @@ class RegraftDocumentStore:
         for one in documents:
             if one.blob is not None or one.sparse_embedding is not None or one.content is None:
                 raise InvalidArgument(f"{one.id}: content is required; the store keeps content, meta and embedding")
-        # Of documents with one id the last is there in the end, but where what is there is kept.
+        # Of documents with the same id the last is stored; with SKIP the first.
         new = {one.id: one for one in (reversed(documents) if policy is DuplicatePolicy.SKIP else documents)}
         if policy is not DuplicatePolicy.OVERWRITE:
             there = [key for key in self.documents.get(list(new)) if key in new]
@@ -139,23 +139,23 @@ class RegraftDocumentStore:
         return len(new)
 
     def delete_documents(self, document_ids: list[str]) -> None:
-        """Delete documents; ids that are not there are no error."""
+        """Delete documents; unknown ids are ignored."""
         self.documents.delete(document_ids)
 
     def delete_all_documents(self) -> None:
-        """Delete every document; the gallery stays."""
+        """Delete all documents; the gallery is kept."""
         self.documents.delete_matching(None)
 
     def delete_by_filter(self, filters: Filters) -> int:
-        """Delete every document that passes. Returns how many."""
+        """Delete all documents that pass the filters. Returns the number deleted."""
         return self.documents.delete_matching(as_filter(filters))
 
     def count_documents_by_filter(self, filters: Filters) -> int:
-        """How many documents pass."""
+        """The number of documents that pass the filters."""
         return len(self._matching(filters))
 
     def update_by_filter(self, filters: Filters, meta: dict[str, Any]) -> int:
-        """Put these metadata into every document that passes. Returns how many."""
+        """Update the metadata of all documents that pass the filters. Returns their number."""
         found = self._matching(filters)
         self.documents.update_metadata({one.id: {**one.metadata, **meta} for one in found})
         return len(found)
@@ -176,7 +176,7 @@ class RegraftDocumentStore:
         return self._shown(found, return_embedding)
 
     def reembed(self, embed: Callable[[list[str]], Sequence[Vector]], limit: int | None = None) -> int:
-        """Embed documents that hold no vector by this version, all or so many; see `Documents.reembed`."""
+        """Embed documents that have no vector of this version, at most `limit`; see `Documents.reembed`."""
         self.documents.prepare(len(embed(["a text"])[0]))
         return self.documents.reembed(embed, limit)
 
@@ -253,9 +253,9 @@ class RegraftEmbeddingRetriever:
 
     Args:
         document_store: the store.
-        filters: of every run; `filter_policy` says what those of a run do to them.
-        top_k: documents wanted.
-        return_embedding: whether they come with their embeddings; default: as the store says.
+        filters: the filters of every run; `filter_policy` defines how those of a run are combined with them.
+        top_k: largest number of documents.
+        return_embedding: whether they are returned with their embeddings; by default as set in the store.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class RegraftEmbeddingRetriever:
         self.filter_policy = FilterPolicy.from_str(str(filter_policy))
 
     def to_dict(self) -> dict[str, Any]:
-        """What `from_dict` makes this retriever of again."""
+        """The argument of `from_dict` that recreates this retriever."""
         described: dict[str, Any] = default_to_dict(
             self,
             document_store=self.document_store.to_dict(),
@@ -287,7 +287,7 @@ class RegraftEmbeddingRetriever:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The retriever that `to_dict` described."""
+        """Create a retriever from the result of `to_dict`."""
         given = data["init_parameters"]
         if isinstance(given["document_store"], dict):
             given["document_store"] = RegraftDocumentStore.from_dict(given["document_store"])
@@ -298,7 +298,7 @@ class RegraftEmbeddingRetriever:
     def run(
         self, query_embedding: list[float], filters: Filters | None = None, top_k: int | None = None
     ) -> dict[str, list[Document]]:
-        """`documents`: those nearest to the embedding, best first."""
+        """`documents`: the documents nearest to the embedding, best first."""
         return {"documents": self.document_store.embedding_retrieval(query_embedding, **self._options(filters, top_k))}
 
     @component.output_types(documents=list[Document])
@@ -315,10 +315,10 @@ class RegraftEmbeddingRetriever:
 
 
 def as_filter(filters: Filters | None) -> Condition | None:
-    """Haystack's filters as docs/filters.md has them.
+    """Convert Haystack's filters to a filter of docs/filters.md.
 
     Raises:
-        FilterError: what Haystack refuses, and what has no counterpart: fields of a document that are no metadata.
+        FilterError: an invalid filter, or one without counterpart, such as fields of a document outside its metadata.
     """
     if not filters:
         return None
@@ -358,7 +358,7 @@ def _comparison(condition: Filters) -> Condition:
 
 
 def _among(field: str, values: Sequence[Any]) -> Condition:
-    """A value of the field is one of these; None: or it is null or not there, as for `==`."""
+    """A value of the field is one of these; None stands for null or a missing field, as with `==`."""
     among = one_of(field, [value for value in values if value is not None])
     return either([among, is_null(field)]) if None in values else among
 

@@ -1,11 +1,11 @@
-"""A gallery as a vector store of LangChain (langchain-core), so that an application switches by an import.
+"""A vector store for LangChain (langchain-core) that uses a gallery, as a replacement of others.
 
     from regraft.integrations.langchain import RegraftVectorStore
 
     store = RegraftVectorStore(embeddings, gallery="docs", version="minilm-v1")
 
-When a newer embedding model comes, a second store of the same gallery names the new model's version: once an edge joins
-the two versions and the new one is deployed, it finds the documents of the first.
+For a newer embedding model, create a second store of the same gallery with the new model's version: once an edge
+connects the two versions and the new one is deployed, it finds the documents of the first.
 """
 
 from __future__ import annotations
@@ -56,25 +56,24 @@ OPERATORS: dict[str, Callable[[str, Any], Condition]] = {
     "$between": _between,
     "$exists": lambda field, there: present(field, bool(there)),
 }
-"""What LangChain's stores call their operators."""
+"""Name of an operator in LangChain's stores -> condition."""
 
 
 class RegraftVectorStore(VectorStore):
     """Documents of a gallery. Filters: docs/filters.md, `{"city": "Bern"}`, or `{"price": {"$lt": 5}, "$or": [...]}`.
 
-    A document is an item that is a text, with its metadata. Scores are the service's, cosines for a version that
-    compares so, or 1 / (1 + d) of a distance d; higher is better. `search_options` are those of `QueryOptions`: `mode`,
-    `threshold`, `strict`, `exact`.
+    A document is a text item with its metadata. Scores are the service's, such as cosines, or 1 / (1 + d) for a
+    distance d; higher is better. `search_options` are those of `QueryOptions`: `mode`, `threshold`, `strict`, `exact`.
 
     Args:
-        embedding: the model that makes `version`'s vectors.
-        gallery: its name; made, with the version's deployment, at the first use unless `create` is false.
-        version: the version of the vectors. One that is not there is registered, for vectors made elsewhere.
-        url, api_key: the service, unless `client` is given; without them what REGRAFT_URL and REGRAFT_API_KEY name.
+        embedding: the model of the version's vectors.
+        gallery: name of the gallery.
+        version: the version of the vectors.
+        url, api_key: the service and its key, unless `client` is given; by default REGRAFT_URL and REGRAFT_API_KEY.
         client: a client of the service, which the store does not close.
-        text_key: the metadata field that holds the text of an item that is none, as of an imported one.
-        create: make the gallery and the version where they are missing.
-        space: of a version that is not there yet, as in a card; default: cosine.
+        text_key: the metadata field with the text of an item that is not a text, such as an imported one.
+        create: on first use create the gallery and register and deploy the version, without an encoder, if missing.
+        space: space of a version to create, as in a card; by default cosine.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class RegraftVectorStore(VectorStore):
 
     @property
     def embeddings(self) -> Embeddings:
-        """The model that makes the version's vectors."""
+        """The model of the version's vectors."""
         return self._embedding
 
     @classmethod
@@ -110,7 +109,7 @@ class RegraftVectorStore(VectorStore):
         ids: list[str] | None = None,
         **options: Any,
     ) -> Self:
-        """A store that holds these texts; `options`: those of the constructor."""
+        """Create a store with these texts; `options`: those of the constructor."""
         store = cls(embedding, **options)
         store.add_texts(texts, metadatas, ids=ids)
         return store
@@ -123,7 +122,7 @@ class RegraftVectorStore(VectorStore):
         ids: list[str] | None = None,
         **_: Any,
     ) -> list[str]:
-        """Embed and store texts; of one whose id is there nothing stays. Returns the ids, made where none are given."""
+        """Embed and store texts, replacing those with the same ids. Returns the ids, by default generated ones."""
         listed = list(texts)
         about = metadatas or [{} for _ in listed]
         keys = [given or str(uuid.uuid4()) for given in (ids or [""] * len(listed))]
@@ -135,23 +134,23 @@ class RegraftVectorStore(VectorStore):
         return keys
 
     def prepare(self) -> None:
-        """See now that gallery and version are there: the version of a newer model, before an edge joins it."""
+        """Create the gallery and the version now; needed for a newer model's version before an edge is added."""
         self.documents.prepare(len(self._embedding.embed_query("a text")))
 
     def reembed(self, limit: int | None = None) -> int:
-        """Embed documents that hold no vector by this version, all or so many; see `Documents.reembed`."""
+        """Embed documents that have no vector of this version, at most `limit`; see `Documents.reembed`."""
         self.prepare()
         return self.documents.reembed(self._embedding.embed_documents, limit)
 
     def delete(self, ids: list[str] | None = None, **_: Any) -> bool:
-        """Delete documents by their ids; those that are not there are no error. Raises InvalidArgument without ids."""
+        """Delete documents by id; unknown ids are ignored. Raises InvalidArgument without ids."""
         if ids is None:
             raise InvalidArgument("ids are required; to delete all documents, use `regraft gallery delete`")
         self.documents.delete(ids)
         return True
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """The documents of these ids that are there, in this order."""
+        """The documents with these ids, in this order; unknown ids are skipped."""
         found = self.documents.get(ids)
         return [self._shown(found[key]) for key in ids if key in found]
 
@@ -206,7 +205,7 @@ class RegraftVectorStore(VectorStore):
         filter: Filter | None = None,  # noqa: A002
         **search_options: Any,
     ) -> list[Document]:
-        """Of the `fetch_k` documents nearest to a text, k that are near and unlike each other."""
+        """K of the `fetch_k` documents nearest to a text by maximal marginal relevance."""
         vector = self._embedding.embed_query(query)
         return self.max_marginal_relevance_search_by_vector(vector, k, fetch_k, lambda_mult, filter, **search_options)
 
@@ -219,7 +218,7 @@ class RegraftVectorStore(VectorStore):
         filter: Filter | None = None,  # noqa: A002
         **search_options: Any,
     ) -> list[Document]:
-        """The same for a vector; compared are the vectors that the documents hold, see `Documents.diverse`."""
+        """The same for a vector of the version; see `Documents.max_marginal_relevance`."""
         matches = self._matches(embedding, fetch_k, filter, search_options)
         return [self._shown(match) for match in self.documents.max_marginal_relevance(matches, k, lambda_mult)]
 
@@ -229,7 +228,7 @@ class RegraftVectorStore(VectorStore):
         return self.documents.search(vector, k, filter=as_filter(given), **search_options)
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        """A score as LangChain wants it, from 0 to 1: of a distance it is."""
+        """The conversion of scores to LangChain's relevance in [0, 1]; converted distances are in it already."""
         if not self.documents.higher_is_better(self.documents.version):
             return lambda score: score
         return lambda cosine: min(1.0, max(0.0, (cosine + 1.0) / 2.0))
@@ -240,10 +239,10 @@ class RegraftVectorStore(VectorStore):
 
 
 def as_filter(given: Filter | None) -> Condition | None:
-    """A filter of LangChain's stores as docs/filters.md has it; one in that language stays as it is.
+    """Convert a filter of LangChain's stores to one of docs/filters.md; returns such a filter unchanged.
 
     Raises:
-        UnsupportedFilter: a callable, or an operator that has no counterpart, such as $like.
+        UnsupportedFilter: a callable, or an operator without counterpart, such as $like.
     """
     if not given and not callable(given):
         return None

@@ -1,12 +1,12 @@
-"""A gallery as a vector store of LlamaIndex (llama-index-core), so that an application switches by an import.
+"""A vector store for LlamaIndex (llama-index-core) that uses a gallery, as a replacement of others.
 
     from regraft.integrations.llama_index import RegraftVectorStore
 
     store = RegraftVectorStore(gallery="docs", version="minilm-v1")
     index = VectorStoreIndex.from_documents(documents, storage_context=StorageContext.from_defaults(vector_store=store))
 
-When a newer embedding model comes, a second store of the same gallery names the new model's version: once an edge joins
-the two versions and the new one is deployed, it finds the nodes of the first.
+For a newer embedding model, create a second store of the same gallery with the new model's version: once an edge
+connects the two versions and the new one is deployed, it finds the nodes of the first.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from regraft.integrations.documents import Documents
 from regraft.models import EmbeddedItem, ItemInfo, Match
 
 NODE_ID, DOC_ID = "_node_id", "doc_id"
-"""Metadata fields beside a node's own: its id, which filters cannot name otherwise, and its document's."""
+"""Metadata fields added to those of a node: its id, which filters could not test otherwise, and its document's."""
 CONTENT = "_node_content"
-"""Metadata field that LlamaIndex's stores keep a node in."""
+"""Metadata field in which LlamaIndex's stores keep a node."""
 LAMBDA, PREFETCH = 0.5, 4
-"""Of maximal marginal relevance: the weight of nearness, and how many times k nodes are looked at."""
+"""Defaults of maximal marginal relevance: the weight of similarity, and the number of candidates as a factor of k."""
 OPERATORS: dict[FilterOperator, Callable[[str, Any], Condition]] = {
     FilterOperator.EQ: equals,
     FilterOperator.NE: differs,
@@ -66,14 +66,14 @@ OPERATORS: dict[FilterOperator, Callable[[str, Any], Condition]] = {
     FilterOperator.ALL: lambda field, values: both([equals(field, value) for value in values]),
     FilterOperator.CONTAINS: equals,
 }
-"""Arrays stand for their elements in docs/filters.md, so that `any` and `contains` are its `in` and `eq`."""
+"""Conditions on arrays test their elements (docs/filters.md), so `any` and `contains` are `in` and `eq`."""
 
 
 class RegraftVectorStore(BasePydanticVectorStore):
     """Nodes of a gallery, with their texts. See `regraft.integrations.documents.Documents` for the fields.
 
-    Similarities are the service's scores, cosines for a version that compares so, or 1 / (1 + d) of a distance d;
-    higher is better. Queries are of the modes `default` and `mmr`.
+    Similarities are the service's scores, such as cosines, or 1 / (1 + d) for a distance d; higher is better. Supports
+    the query modes `default` and `mmr`.
     """
 
     stores_text: bool = True
@@ -108,11 +108,11 @@ class RegraftVectorStore(BasePydanticVectorStore):
 
     @property
     def client(self) -> Client:
-        """How the service is reached."""
+        """The client of the service."""
         return self._documents.client
 
     def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
-        """Store nodes that hold their embeddings; of one whose id is there nothing stays. Returns their ids."""
+        """Store nodes with their embeddings, replacing those with the same ids. Returns their ids."""
         ids = [node.node_id for node in nodes]
         texts = [node.get_content(metadata_mode=MetadataMode.NONE) for node in nodes]
         about = [
@@ -123,12 +123,12 @@ class RegraftVectorStore(BasePydanticVectorStore):
         return ids
 
     def reembed(self, model: BaseEmbedding, limit: int | None = None) -> int:
-        """Embed nodes that hold no vector by this version, all or so many; see `Documents.reembed`."""
+        """Embed nodes that have no vector of this version, at most `limit`; see `Documents.reembed`."""
         self._documents.prepare(len(model.get_text_embedding("a text")))
         return self._documents.reembed(model.get_text_embedding_batch, limit, self._text)
 
     def delete(self, ref_doc_id: str, **_: Any) -> None:
-        """Delete every node of a document."""
+        """Delete all nodes of a document."""
         self._documents.delete_matching(equals(DOC_ID, ref_doc_id))
 
     def delete_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any) -> None:
@@ -142,7 +142,7 @@ class RegraftVectorStore(BasePydanticVectorStore):
             raise InvalidArgument("node_ids or filters are required; to delete all nodes, use clear()")
 
     def clear(self) -> None:
-        """Delete every node."""
+        """Delete all nodes."""
         self._documents.delete_matching(None)
 
     def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
@@ -152,11 +152,11 @@ class RegraftVectorStore(BasePydanticVectorStore):
     def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
         """The nodes nearest to an embedding of the version, best first.
 
-        `options`: those of `QueryOptions`, and for mmr `mmr_prefetch_k`, how many nodes are looked at.
+        `options`: those of `QueryOptions`, and for mmr `mmr_prefetch_k`, the number of candidates.
 
         Raises:
             InvalidArgument: another mode, or no embedding.
-            UnsupportedFilter: an operator has no counterpart.
+            UnsupportedFilter: an operator without counterpart.
         """
         if query.mode not in self.modes or query.query_embedding is None:
             legal = ", ".join(mode.value for mode in self.modes)
@@ -198,7 +198,7 @@ class RegraftVectorStore(BasePydanticVectorStore):
         return await asyncio.to_thread(self.query, query, **options)
 
     def _found(self, node_ids: list[str] | None, filters: MetadataFilters | None) -> Iterable[ItemInfo]:
-        """Those of these ids that pass the filters; None: of any id, all of them."""
+        """The items with these ids (None: any) that pass the filters (None: all do)."""
         condition = _asked(None, None, filters)
         if node_ids is None:
             return self._documents.filtered(condition)
@@ -208,25 +208,25 @@ class RegraftVectorStore(BasePydanticVectorStore):
         return (item for item in self._documents.filtered(condition) if item.id in named)
 
     def _text(self, item: EmbeddedItem) -> str | None:
-        """The text of a node, also of one that another store of LlamaIndex kept; None: the item holds none."""
+        """The text of a node, also of one from another store of LlamaIndex; None: it has none."""
         text = self._documents.text_of(item)
         if text is None and CONTENT in item.metadata:
             return str(self._node(item).get_content(metadata_mode=MetadataMode.NONE))
         return text
 
     def _node(self, item: Match | ItemInfo) -> BaseNode:
-        """A node as it was stored, here or by another store of LlamaIndex, or one of an item that was none."""
+        """The node of an item, as stored by this or another store of LlamaIndex; else one made of the item."""
         text, own = self._documents.text_and_metadata(item)
         if CONTENT not in own:
             return TextNode(id_=item.id, text=text, metadata=own)
-        return metadata_dict_to_node(own, text=text or None)  # other stores keep the text in the node's content
+        return metadata_dict_to_node(own, text=text or None)  # other stores keep the text in CONTENT
 
 
 def as_filter(filters: MetadataFilters) -> Condition:
-    """Filters as docs/filters.md has them.
+    """Convert LlamaIndex's filters to a filter of docs/filters.md.
 
     Raises:
-        UnsupportedFilter: text_match, text_match_insensitive or is_empty, or a value that nothing equals.
+        UnsupportedFilter: text_match, text_match_insensitive or is_empty, or a value that no JSON value equals.
     """
     parts = [as_filter(one) if isinstance(one, MetadataFilters) else _condition(one) for one in filters.filters]
     if not parts:

@@ -1,1 +1,1 @@
-"""The routes of the API as methods of both clients, a file a subject, each written once (`regraft.routes.route`)."""
+"""The routes of the API as methods of both clients, one file per subject; `regraft.routes.route` explains how."""

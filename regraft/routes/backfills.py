@@ -13,14 +13,14 @@ from regraft.paths import change_params, limit_params, path_of
 from regraft.routes.route import route, stream
 
 SILENCE_SECONDS = 30.0
-"""A stream without a line for so long is broken; the service sends a heartbeat every ten seconds."""
+"""Seconds without a line after which a stream is broken; the service sends a heartbeat every ten seconds."""
 PATIENCE_SECONDS = 60.0
-"""How long a broken stream is reconnected without an event in between: a service may be restarting."""
+"""Seconds without an event for which a broken stream is reconnected, because the service may be restarting."""
 RECONNECT_SECONDS = 0.5
 
 
 class CurveOptions(TypedDict, total=False):
-    """What a running backfill measures, and by which queries; `{}`: recall@10 over items of the gallery."""
+    """The curve that a backfill measures, and its queries; `{}`: recall@10 with items of the gallery as queries."""
 
     label: str | None
     evaluation: int | None
@@ -32,7 +32,7 @@ class CurveOptions(TypedDict, total=False):
 
 
 class BackfillOptions(TypedDict, total=False):
-    """The options of a backfill; an absent one has the service's default (docs/http-api.md)."""
+    """The options of a backfill; their defaults are the service's (docs/http-api.md)."""
 
     version: str | None
     kind: str
@@ -80,11 +80,11 @@ class BackfillRoutes(Connection):
     async def watch_backfill(self, backfill: int) -> AsyncGenerator[BackfillInfo, None]:
         """GET /v1/backfills/{backfill}/events: the backfill now and after each change, until it ends.
 
-        A stream that breaks is taken up again behind the last event that came.
+        A broken stream is resumed after the last event received.
 
         Raises:
-            Unreachable: nothing came for a minute.
-            Problem: the backfill is not there, or was deleted with its gallery.
+            Unreachable: no event for a minute.
+            Problem: the backfill does not exist, or was deleted with its gallery.
         """
         async with aclosing(self._watch(backfill, "progress")) as events:
             async for data in events:
@@ -92,10 +92,10 @@ class BackfillRoutes(Connection):
 
     @stream
     async def watch_curve(self, backfill: int) -> AsyncGenerator[CurvePoint, None]:
-        """GET /v1/backfills/{backfill}/events: each point of its curve, those there are and those that come.
+        """GET /v1/backfills/{backfill}/events: the points of its curve, existing and future ones.
 
         Raises:
-            Unreachable, Problem: as `watch_backfill` does.
+            Unreachable, Problem: as `watch_backfill`.
         """
         async with aclosing(self._watch(backfill, "point")) as events:
             async for data in events:
@@ -120,7 +120,7 @@ class BackfillRoutes(Connection):
             await self._pause(RECONNECT_SECONDS)
 
     async def _events(self, backfill: int, last: str) -> AsyncGenerator[Event, None]:
-        """The events after the last one received, until the stream breaks."""
+        """The events after the one with the id `last`, until the stream breaks."""
         headers, events = {"last-event-id": last} if last else {}, Events()
         async with aclosing(self._lines(path_of("backfills", backfill, "events"), headers, SILENCE_SECONDS)) as lines:
             async for line in lines:
@@ -173,13 +173,13 @@ class Event(NamedTuple):
 
 
 class Events:
-    """Parses server-sent events; comments and unused fields are skipped."""
+    """Parses server-sent events; skips comments and unused fields."""
 
     def __init__(self) -> None:
         self._fields = {"event": "message", "id": "", "data": ""}
 
     def after(self, line: str) -> Event | None:
-        """The event that this line ends, if it ends one."""
+        """The event that this line completes, if any."""
         if line:
             name, _, value = line.partition(":")
             if name in self._fields:

@@ -19,7 +19,7 @@ class EdgeRoutes(Connection):
 
     @route
     async def edges(self, *, new: str | None = None, old: str | None = None) -> list[EdgeInfo]:
-        """GET /v1/edges: with their evidence; only those from `new`, or to `old`."""
+        """GET /v1/edges: edges with their evidence; `new`, `old`: only edges from or to this version."""
         params = {name: value for name, value in (("new", new), ("old", old)) if value}
         return (await self._ask(EdgeList, "GET", "edges", params=params)).edges
 
@@ -32,7 +32,7 @@ class EdgeRoutes(Connection):
     async def add_edge(
         self, new: str, old: str, folder: Path, *, replace: bool = False, dry_run: bool = False
     ) -> EdgeInfo:
-        """POST /v1/edges: the folder of an edge (edge.json and what lies beside it), packed here, or a .zip of one."""
+        """POST /v1/edges: add an edge from its folder (edge.json and its other files), or a .zip of it."""
         with tempfile.TemporaryDirectory() as scratch:
             archive = await self._run_blocking(inputs.archive, folder, Path(scratch))
             with archive.open("rb") as stream:
@@ -51,7 +51,7 @@ class EdgeRoutes(Connection):
         replace: bool = False,
         dry_run: bool = False,
     ) -> EdgeInfo:
-        """POST /v1/edges: a kind that needs no files. An `identity` is verified, as {gallery, items, seed} says."""
+        """POST /v1/edges: add an edge without files. `verify`: {gallery, items, seed}, to verify an `identity`."""
         checked = {"verify": dict(verify)} if verify is not None else {}
         body = {"new": new, "old": old, "kind": kind, "replace": replace, **checked}
         return await self._ask(EdgeInfo, "POST", "edges", params=change_params(dry_run), json=body)
@@ -60,12 +60,12 @@ class EdgeRoutes(Connection):
     async def fit_edge(
         self, /, new: str, old: str, kind: str, *, pairs: Path | None = None, dry_run: bool = False, **asked: Any
     ) -> EdgeInfo:
-        """POST /v1/edges:fit: procrustes, ridge, low_rank, slerp or auto, on items that hold both embeddings.
+        """POST /v1/edges:fit: procrustes, ridge, low_rank, slerp or auto, on items that have both embeddings.
 
-        `pairs`: on those of an .npz instead: `new` (S, M), `old` (S, N) of the same inputs, and `labels` (S,) if known.
-        `asked`: options, seed, replace, and without `pairs` gallery, sample, label.
+        `pairs`: an .npz to fit on instead, with `new` (S, M), `old` (S, N) of the same inputs, and `labels` (S,) if
+        known. `asked`: options, seed, replace, and without `pairs` gallery, sample, label.
         """
-        # Without the slash httpx would take "edges" for a scheme.
+        # Without the slash httpx would read "edges" as a scheme.
         path, params = "/edges:fit", change_params(dry_run)
         named = {"new": new, "old": old, "kind": kind}
         if pairs is None:
@@ -88,9 +88,9 @@ class EdgeRoutes(Connection):
         sample: int = 1000,
         seed: int = 0,
     ) -> DomainCheck:
-        """POST /v1/edges:check: how far queries are from the pairs that an edge was fitted on.
+        """POST /v1/edges:check: whether queries are in the domain of a fitted edge.
 
-        `vectors`: queries by `new`, an .npy with a row each; or the items of `gallery` that hold embeddings by it.
+        `vectors`: an .npy of queries embedded by `new` (Q, M); or `gallery`: its items that have embeddings of `new`.
         """
         named: dict[str, Any] = {"new": new, "old": old, "kind": kind}
         if vectors is None:
@@ -104,6 +104,6 @@ class EdgeRoutes(Connection):
     async def remove_edge(
         self, new: str, old: str, kind: str, *, dry_run: bool = False, force: bool = False, reason: str = ""
     ) -> EdgeRemoval:
-        """DELETE /v1/edges/{new}/{old}/{kind}; `dry_run` only says which galleries depend on it."""
+        """DELETE /v1/edges/{new}/{old}/{kind}; `dry_run`: only list the galleries that depend on it."""
         params = {"confirm": kind, "dry_run": flag(dry_run), "force": flag(force), "reason": reason}
         return await self._ask(EdgeRemoval, "DELETE", path_of("edges", new, old, kind), params=params)

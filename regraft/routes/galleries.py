@@ -21,7 +21,7 @@ class GalleryRoutes(Connection):
 
     @route
     async def ready(self) -> Readiness:
-        """GET /v1/health/ready: `status` is ready or degraded; `problems` lists what is damaged and not used."""
+        """GET /v1/health/ready: `status` is ready or degraded; `problems` lists damaged parts, which are not used."""
         return await self._ask(Readiness, "GET", "health/ready")
 
     @route
@@ -32,12 +32,12 @@ class GalleryRoutes(Connection):
 
     @route
     async def create_gallery(self, name: str, *, index: Mapping[str, Any] | None = None) -> GalleryInfo:
-        """POST /v1/galleries; `index`: the fields of `IndexConfig` that are not to be the default."""
+        """POST /v1/galleries; `index`: fields of `IndexConfig`, others have their defaults."""
         return await self._ask(GalleryInfo, "POST", "galleries", json={"name": name, "index": dict(index or {})})
 
     @route
     async def change_gallery(self, name: str, *, index: Mapping[str, Any], dry_run: bool = False) -> GalleryInfo:
-        """PATCH /v1/galleries/{gallery}: index it otherwise from now on, while it serves."""
+        """PATCH /v1/galleries/{gallery}: change its index while it serves."""
         body = {"index": dict(index)}
         return await self._ask(
             GalleryInfo, "PATCH", path_of("galleries", name), json=body, params=change_params(dry_run)
@@ -50,7 +50,7 @@ class GalleryRoutes(Connection):
 
     @route
     async def gallery(self, name: str) -> GalleryInfo:
-        """GET /v1/galleries/{gallery}: current version, number of items, and how many each version holds."""
+        """GET /v1/galleries/{gallery}: current version, number of items, and number of embeddings per version."""
         return await self._ask(GalleryInfo, "GET", path_of("galleries", name))
 
     @route

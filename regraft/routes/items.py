@@ -18,9 +18,9 @@ ARROW = "application/vnd.apache.arrow.stream"
 
 @dataclass(frozen=True)
 class ImageItem:
-    """An item to store: the client's id, the image file's bytes, and metadata (any JSON object).
+    """An item to store: its id, the content of an image file, and metadata (any JSON object).
 
-    `metadata` None: those of an item that is there stay.
+    `metadata` None: an existing item keeps its metadata.
     """
 
     id: str
@@ -30,7 +30,7 @@ class ImageItem:
 
 @dataclass(frozen=True)
 class TextItem:
-    """An item to store: the client's id, its text, and metadata as those of an `ImageItem`."""
+    """An item to store: its id, its text, and metadata as in `ImageItem`."""
 
     id: str
     text: str
@@ -44,11 +44,11 @@ class ItemRoutes(Connection):
     async def ingest(
         self, gallery: str, items: Sequence[ImageItem | TextItem], *, atomic: bool = False, replace: bool | None = None
     ) -> IngestResult:
-        """POST /v1/galleries/{gallery}/items with image files, and texts among them.
+        """POST /v1/galleries/{gallery}/items with image files and texts.
 
-        Items that could not be stored are listed in `errors` by their index. With `atomic`, one bad item refuses all.
-        An image takes the place of what an item of its id holds; with `replace` nothing stays, metadata neither, and
-        with `replace=False` such an item is an error.
+        Items that could not be stored are listed in `errors` by index; with `atomic` an invalid item refuses all. An
+        image replaces the content of an existing item with its id; with `replace` also its metadata; with
+        `replace=False` an existing id is an error.
         """
         described, images = [_described(item, n) for n, item in enumerate(items)], []
         for n, i in enumerate(items):
@@ -56,7 +56,7 @@ class ItemRoutes(Connection):
                 file = inputs.image(i.image, f"items[{n}].image")
                 images.append(("images", (str(n), file, "application/octet-stream")))
         body: Json = {"data": {"items": inputs.as_json(described)}, "files": images}
-        if not images:  # a form needs a file; an empty batch is sent too, so that it is the service that refuses it
+        if not images:  # a form needs a file; an empty batch is sent, so that the service refuses it
             body = {"json": {"items": described}}
         return await self._ask(
             IngestResult, "POST", path_of("galleries", gallery, "items"), params=_ingest_params(atomic, replace), **body
@@ -66,7 +66,7 @@ class ItemRoutes(Connection):
     async def ingest_texts(
         self, gallery: str, items: Sequence[TextItem], *, atomic: bool = False, replace: bool | None = None
     ) -> IngestResult:
-        """POST /v1/galleries/{gallery}/items with texts, embedded by the current version; the rest as in `ingest`."""
+        """POST /v1/galleries/{gallery}/items with texts, embedded by the current version; otherwise as `ingest`."""
         described = [_described(item, n) for n, item in enumerate(items)]
         path = path_of("galleries", gallery, "items")
         return await self._ask(
@@ -84,15 +84,15 @@ class ItemRoutes(Connection):
         replace: bool | None = None,
         origin: str | None = None,
     ) -> IngestResult:
-        """POST /v1/galleries/{gallery}/items as JSON: {id, metadata, embedding, text} each; answers as `ingest` does.
+        """POST /v1/galleries/{gallery}/items with embeddings: {id, metadata, embedding, text} each.
 
-        `text`, if any: what was embedded; it is kept with the item, for later versions to embed it.
+        `text`, optional: the embedded text; it is stored with the item, so that later versions can embed it.
 
-        `version` made them, by default the current one. An embedding is put beside those that an item of its id holds
-        by other versions; with `replace` nothing stays, and with `replace=False` such an item is an error. Embeddings
-        that are numpy arrays of floats, all of one type, travel as one array, several times as fast. A pyarrow table
-        with the columns `id` and `embedding` (fixed-size lists) travels as it is; its other columns are metadata.
-        `origin="transformed"` says that a forward edge made them, in another gallery.
+        `version`: of the embeddings, by default the current one. An embedding is added to those of other versions that
+        an existing item has; with `replace` it replaces everything; with `replace=False` an existing id is an error.
+        Embeddings that are NumPy arrays of floats, all of one type, are sent as one array, several times as fast. A
+        pyarrow table with the columns `id` and `embedding` (fixed-size lists) is sent unchanged; its other columns are
+        metadata. `origin="transformed"`: a forward edge produced them, in another gallery.
         """
         params = _ingest_params(atomic, replace, origin)
         sent = _embedded(items, version, params)
@@ -108,10 +108,10 @@ class ItemRoutes(Connection):
         atomic: bool = False,
         origin: str | None = None,
     ) -> IngestResult:
-        """PUT /v1/galleries/{gallery}/items:embeddings: {id, embedding} each, by `version`, of items that are there.
+        """PUT /v1/galleries/{gallery}/items:embeddings: {id, embedding} each, of `version`, for existing items.
 
-        Ids that are not there are listed in `errors`; with `atomic` they refuse all. The rest as in
-        `ingest_embeddings`, but nothing else of an item changes.
+        Unknown ids are listed in `errors`; with `atomic` they refuse all. Otherwise as `ingest_embeddings`, but nothing
+        else of an item changes.
         """
         params = _ingest_params(atomic, None, origin)
         sent = _embedded(items, version, params)
@@ -132,7 +132,7 @@ class ItemRoutes(Connection):
     ) -> EmbeddingPage:
         """GET /v1/galleries/{gallery}/items:embeddings: a page of items with their vectors; default: all versions.
 
-        `ids`: of these items only, those that are there; they stand in the address, so give some dozens at once.
+        `ids`: only these items, without unknown ids; they are sent in the URL, so at most some dozens at a time.
         """
         params = _page_params(limit, cursor, with_text) | {"versions": ",".join(versions)}
         params |= {} if ids is None else {"ids": inputs.as_json(inputs.strings(ids, "ids"))}
@@ -148,7 +148,7 @@ class ItemRoutes(Connection):
         cursor: str | None = None,
         with_text: bool = False,
     ) -> bytes:
-        """The same as a table in Arrow's stream format; `next` and `damaged` lie in the schema's metadata."""
+        """The same as a table in Arrow's stream format; `next` and `damaged` are in the metadata of its schema."""
         params = _page_params(limit, cursor, with_text) | {"versions": ",".join(versions)}
         path = path_of("galleries", gallery, "items:embeddings")
         return (await self._send("GET", path, params=params, headers={"accept": ARROW})).content
@@ -157,7 +157,7 @@ class ItemRoutes(Connection):
     async def missing_items(
         self, gallery: str, *, version: str, limit: int = 1000, cursor: str | None = None
     ) -> MissingPage:
-        """GET /v1/galleries/{gallery}/items:missing: a page of ids that hold no embedding made by `version` itself."""
+        """GET /v1/galleries/{gallery}/items:missing: a page of ids of items without an embedding made by `version`."""
         asked = {"limit": str(limit), "version": version, **({"cursor": cursor} if cursor else {})}
         return await self._ask(MissingPage, "GET", path_of("galleries", gallery, "items:missing"), params=asked)
 
@@ -171,10 +171,10 @@ class ItemRoutes(Connection):
         with_text: bool = False,
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - the parameter's name
     ) -> ItemPage:
-        """GET /v1/galleries/{gallery}/items: one page; pass `next` as the next cursor.
+        """GET /v1/galleries/{gallery}/items: one page; pass `next` as `cursor` for the next one, None is the end.
 
-        `filter`: only items whose metadata pass it. A page may then hold fewer than `limit`, or none, before the last:
-        `next` is None at the end. A long one travels in a body, by POST /v1/galleries/{gallery}/items:list.
+        `filter`: only items whose metadata pass it. A page may then have fewer than `limit` items, or none, before the
+        end. A long filter is sent in a body, by POST /v1/galleries/{gallery}/items:list.
         """
         params = _page_params(limit, cursor, with_text) | ({} if filter is None else {"filter": inputs.as_json(filter)})
         if len(params.get("filter", "")) <= MAX_PARAMS:
@@ -184,7 +184,7 @@ class ItemRoutes(Connection):
 
     @route
     async def item(self, gallery: str, item: str) -> ItemDetail:
-        """GET /v1/galleries/{gallery}/items/{item}: metadata, text, active version, what embeddings it holds."""
+        """GET /v1/galleries/{gallery}/items/{item}: metadata, text, active version, embeddings without vectors."""
         return await self._ask(ItemDetail, "GET", path_of("galleries", gallery, "items", item))
 
     @route
@@ -205,9 +205,9 @@ class ItemRoutes(Connection):
     ) -> MetadataResult:
         """PATCH /v1/galleries/{gallery}/items: {id, metadata} each, or `metadata` for all items that pass `filter`.
 
-        JSON Merge Patch (RFC 7396): null takes a field away, an object changes fields within, what is not named stays,
-        and so do embeddings, images and texts. Items that cannot be changed are listed in `errors`; with `atomic`, one
-        such refuses all. Many that pass go in several transactions: where no answer comes, ask again.
+        JSON Merge Patch (RFC 7396): null removes a field, an object changes fields within; everything else is kept.
+        Items that cannot be changed are listed in `errors`; with `atomic` one of them refuses all. Many items that pass
+        a filter are changed in several transactions: without an answer, repeat the call.
         """
         body: Json = {} if items is None else {"items": inputs.patches(items, "items")}
         body |= {} if filter is None else {"filter": filter}
@@ -230,9 +230,9 @@ class ItemRoutes(Connection):
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - the field's name
         dry_run: bool = False,
     ) -> DeleteResult:
-        """POST /v1/galleries/{gallery}/items:delete: those of these ids, or those whose metadata pass `filter`.
+        """POST /v1/galleries/{gallery}/items:delete: the items with these ids, or whose metadata pass `filter`.
 
-        Many that pass go in several transactions: where no answer comes some may be gone; ask again for the others.
+        Many items that pass a filter are deleted in several transactions: without an answer, repeat the call.
         """
         body: Json = {} if items is None else {"ids": inputs.strings(items, "items")}
         body |= {} if filter is None else {"filter": filter}
@@ -241,7 +241,7 @@ class ItemRoutes(Connection):
 
 
 def _described(item: ImageItem | TextItem, number: int) -> Json:
-    """An item as JSON; an image by its number, which is its file's name in the form."""
+    """An item as JSON; an image is referred to by its number, the name of its file in the form."""
     if not isinstance(item, ImageItem | TextItem):
         raise InvalidInput(f"items[{number}] must be an ImageItem or a TextItem, not {type(item).__name__}")
     described: Json = {"id": item.id}
@@ -267,7 +267,7 @@ def _ingest_params(atomic: bool, replace: bool | None, origin: str | None = None
 
 
 def _embedded(items: Sequence[Mapping[str, Any]] | ArrowTable, version: str | None, params: dict[str, str]) -> Json:
-    """The body of an ingest of embeddings: table, array beside items, or JSON; a table's version is a parameter."""
+    """The body of an ingest of embeddings: a table, an array and items, or JSON; adds a table's version to `params`."""
     if isinstance(items, ArrowTable):
         if version is not None:
             params["version"] = version

@@ -15,9 +15,9 @@ class KeyRoutes(Connection):
 
     @route
     async def create_api_key(self, name: str, scope: KeyScope, *, galleries: Sequence[str] | None = None) -> NewKey:
-        """POST /v1/keys: a key that opens reading and queries, `ingest` also changes of items, `admin` everything.
+        """POST /v1/keys: create a key for reading and queries; `ingest`: also for changes of items; `admin`: for all.
 
-        With `galleries` it does so for these alone. The answer holds the key itself, which is shown this once.
+        `galleries`: only for these. Only this answer has the key itself.
         """
         chosen = None if galleries is None else list(galleries)
         return await self._ask(NewKey, "POST", "keys", json={"name": name, "scope": scope, "galleries": chosen})
@@ -29,5 +29,5 @@ class KeyRoutes(Connection):
 
     @route
     async def delete_api_key(self, name: str, *, dry_run: bool = False) -> None:
-        """DELETE /v1/keys/{key}: it opens nothing any more, in every process within a second."""
+        """DELETE /v1/keys/{key}: revoke a key; effective in every process within a second."""
         await self._send("DELETE", path_of("keys", name), params=delete_params(name, dry_run))

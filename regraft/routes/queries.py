@@ -16,14 +16,13 @@ DEFAULT_K = 10
 
 
 class QueryOptions(TypedDict, total=False):
-    """Options of a query besides `k`, those of `index.search_params`.
+    """Options of a query besides `k`, see `index.search_params`.
 
-    strict: refuse an answer that leaves out items. mode: calibrated, raw or rank, by default what was measured, else a
-    rule. threshold: the worst score of a match, on the scale of the mode. filter: only items whose metadata pass it,
-    such as {"field": "city", "eq": "Bern"}. cursor: `next` of the answer to the same query. fields: the metadata that
-    matches show, such as ["city", "shop.name"]; []: none. with_text: show the texts that matches are. exact: compare
-    every item. recall: the aim of an approximate index, by default the gallery's. explain: add how the answer came
-    about.
+    strict: refuse an answer that leaves out items. mode: calibrated, raw or rank; by default the measured one, else one
+    by the edges. threshold: the worst score of a match, on the scale of the mode. filter: only items whose metadata
+    pass it, such as {"field": "city", "eq": "Bern"}. cursor: `next` of the answer to the same query. fields: the
+    metadata fields of matches, such as ["city", "shop.name"]; []: none. with_text: return the texts of matches. exact:
+    compare every item. recall: the recall aim of approximate indexes, by default the gallery's. explain: add a trace.
     """
 
     strict: bool
@@ -55,8 +54,8 @@ class QueryRoutes(Connection):
     ) -> SearchResponse:
         """POST /v1/galleries/{gallery}/query with image files, texts and ids of stored items ("more like these").
 
-        There is one result a query: first those of images, then of texts, then of items. `query_key`, such as a user's
-        id: queries of one key stay with one version during a canary.
+        Returns one result per query: images first, then texts, then items. `query_key`: queries with the same key, such
+        as a user's id, are answered by the same version during a canary.
         """
         pictures = inputs.images(images)
         lists = {name: inputs.strings(asked, name) for name, asked in (("texts", texts), ("items", items))}
@@ -80,9 +79,9 @@ class QueryRoutes(Connection):
         k: int = DEFAULT_K,
         **options: Unpack[QueryOptions],
     ) -> SearchResponse:
-        """POST /v1/galleries/{gallery}/query with embeddings (Q, D) that `version` made, lists or an array.
+        """POST /v1/galleries/{gallery}/query with embeddings (Q, D) of `version`, lists or an array.
 
-        The rest as in `query`. A numpy array of floats travels as it is.
+        Otherwise as `query`. A NumPy array of floats is sent in binary.
         """
         path = path_of("galleries", gallery, "query")
         asked: Json = {"version": version, "k": k, **options}

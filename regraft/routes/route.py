@@ -1,7 +1,7 @@
-"""One implementation for both clients: methods of Client return, those of AsyncClient are awaited.
+"""`route` and `stream`: decorators that make one implementation a method of both Client and AsyncClient.
 
-A method is written as a coroutine function over the steps of `Connection`. Those of Client block, so that its
-coroutines end without ever being suspended, and need no event loop.
+A method is written as a coroutine function over the steps of `Connection`. The steps of Client block, so its coroutines
+are never suspended and need no event loop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class route(Generic[Params, Answer]):  # noqa: N801 - a decorator
         return method
 
     def method_for(self, kind: type) -> Callable[..., Any]:
-        """The function that clients of this kind have."""
+        """The function for clients of this kind."""
         function = self._function
         if not issubclass(kind, SyncConnection):
             return function
@@ -62,7 +62,7 @@ class stream(Generic[Params, Answer]):  # noqa: N801 - a decorator
         return method
 
     def method_for(self, kind: type) -> Callable[..., Any]:
-        """The function that clients of this kind have."""
+        """The function for clients of this kind."""
         function = self._function
         if not issubclass(kind, SyncConnection):
             return function
@@ -82,7 +82,7 @@ class stream(Generic[Params, Answer]):  # noqa: N801 - a decorator
 
 
 def define_methods(client: type) -> None:
-    """Define the methods of a client class as plain functions, which mocks with a spec and `help` look for."""
+    """Define the methods of a client class as plain functions, for `help` and for mocks with a spec."""
     found: dict[str, Any] = {}
     for kind in reversed(client.__mro__):
         found |= vars(kind)
@@ -92,10 +92,10 @@ def define_methods(client: type) -> None:
 
 
 def _run_to_end(coroutine: Awaitable[Answer]) -> Answer:
-    """Run a coroutine that only blocks to its end.
+    """Run a coroutine that blocks and is never suspended.
 
     Raises:
-        RuntimeError: it was suspended: a step is not one of `SyncConnection`.
+        RuntimeError: it was suspended, because a step is not one of `SyncConnection`.
     """
     steps = coroutine.__await__()
     try:

@@ -27,10 +27,10 @@ Answered = TypeVar("Answered", bound=DeploymentAnswer)
 
 
 class UpgradeRoutes(Connection):
-    """Routes below /v1/galleries/{gallery} that lead from one version to the next.
+    """Routes below /v1/galleries/{gallery} for the upgrade to another version.
 
-    Every change takes `dry_run`, which only says what would be, and, for deployments, `if_match`: the `etag` of an
-    earlier answer, so that the change is refused (412) when somebody was faster.
+    Every change takes `dry_run`, which only returns the effect. Changes of deployments take `if_match`, the `etag` of
+    an earlier answer: the change is refused (412) if there was another one since.
     """
 
     @route
@@ -54,10 +54,10 @@ class UpgradeRoutes(Connection):
         name: str = "",
         dry_run: bool = False,
     ) -> EvaluationInfo:
-        """POST /v1/galleries/{gallery}/evaluations: {label, metadata} each, with one image each, or with embeddings.
+        """POST /v1/galleries/{gallery}/evaluations: entries {label, metadata}, with one image each, or with embeddings.
 
-        `embeddings` holds those of every version that will be compared, in the order of the entries; with neither, each
-        entry has a `text`. In place of a label `relevant` names the items of the gallery that are right for an entry.
+        `embeddings`: version -> embeddings in the order of the entries, for all versions to compare. Without images and
+        embeddings, each entry has a `text`. Instead of a label, `relevant` lists the relevant items of the gallery.
         """
         if embeddings is not None:
             listed = {version: inputs.vectors(rows, f"embeddings[{version!r}]") for version, rows in embeddings.items()}
@@ -97,7 +97,7 @@ class UpgradeRoutes(Connection):
         seed: int = 0,
         dry_run: bool = False,
     ) -> GateReport:
-        """POST /v1/galleries/{gallery}/gates: measure `version` on own items, by metadata `label`, or on a set."""
+        """POST /v1/galleries/{gallery}/gates: measure `version` on stored items, by metadata `label`, or on a set."""
         body: Json = {"version": version, "label": label, "evaluation": evaluation, "slice": slice_by}
         body |= {"sample": sample, "metric": metric, "far": far, "k": k, "seed": seed}
         return await self._ask(
@@ -135,10 +135,10 @@ class UpgradeRoutes(Connection):
         dry_run: bool = False,
         if_match: str | None = None,
     ) -> DeploymentInfo:
-        """POST /v1/galleries/{gallery}/deployments: make `version` current, or go as far as `until`.
+        """POST /v1/galleries/{gallery}/deployments: make `version` current, or deploy as far as `until`.
 
-        `override` says why, despite a refusal. `shadow` is {share}, `canary` {share, max_error_rate, max_p99_ms,
-        min_queries}.
+        `override`: the reason to deploy despite a refusal. `shadow`: {share}; `canary`: {share, max_error_rate,
+        max_p99_ms, min_queries}.
         """
         body: Json = {"version": version, "gate": gate, "override": override, "until": until, "reason": reason}
         body |= _trials(shadow, canary)
@@ -172,7 +172,7 @@ class UpgradeRoutes(Connection):
         dry_run: bool = False,
         if_match: str | None = None,
     ) -> DeploymentInfo:
-        """POST /v1/galleries/{gallery}/deployments/{deployment}/advance: one step; see `deploy`."""
+        """POST /v1/galleries/{gallery}/deployments/{deployment}/advance: take the step `to`; see `deploy`."""
         body: Json = {"to": to, "gate": gate, "override": override, "reason": reason}
         body |= _trials(shadow, canary)
         path = path_of("galleries", gallery, "deployments", deployment, "advance")
@@ -188,9 +188,9 @@ class UpgradeRoutes(Connection):
         dry_run: bool = False,
         if_match: str | None = None,
     ) -> RollbackResult:
-        """POST /v1/galleries/{gallery}/rollback: end what is on its way, or back to the version current before.
+        """POST /v1/galleries/{gallery}/rollback: end the pending deployment, or return to the previous version.
 
-        Refused (409 `reach_lost`) without `force` when items would be out of reach; `out_of_reach` counts them.
+        Refused (409 `reach_lost`) without `force` if items would be unreachable; `out_of_reach` counts them.
         """
         body = {"reason": reason, "force": force}
         return await self._change(RollbackResult, path_of("galleries", gallery, "rollback"), body, dry_run, if_match)
@@ -199,7 +199,7 @@ class UpgradeRoutes(Connection):
     async def retire(
         self, gallery: str, version: str, reason: str = "", *, dry_run: bool = False, if_match: str | None = None
     ) -> RetireResult:
-        """POST /v1/galleries/{gallery}/retire: free a version's embeddings; returns how many."""
+        """POST /v1/galleries/{gallery}/retire: delete a version's embeddings; returns their number and bytes."""
         body = {"version": version, "reason": reason}
         return await self._change(RetireResult, path_of("galleries", gallery, "retire"), body, dry_run, if_match)
 
@@ -217,6 +217,6 @@ class UpgradeRoutes(Connection):
 
 
 def _trials(shadow: Mapping[str, Any] | None, canary: Mapping[str, Any] | None) -> Json:
-    """The fields of the trials that are asked for."""
+    """The fields of the requested trials."""
     asked = {"shadow": shadow, "canary": canary}
     return {name: dict(options) for name, options in asked.items() if options is not None}

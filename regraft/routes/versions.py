@@ -17,7 +17,7 @@ class VersionRoutes(Connection):
 
     @route
     async def register_version(self, folder: Path, *, dry_run: bool = False) -> VersionInfo:
-        """POST /v1/versions: a version folder, packed here, or a .zip of one; `dry_run` only verifies it there."""
+        """POST /v1/versions: register a version folder or a .zip of one; `dry_run`: the service only verifies it."""
         with tempfile.TemporaryDirectory() as scratch:
             archive = await self._run_blocking(inputs.archive, folder, Path(scratch))
             with archive.open("rb") as stream:
@@ -36,5 +36,5 @@ class VersionRoutes(Connection):
 
     @route
     async def delete_version(self, name: str, *, dry_run: bool = False) -> None:
-        """DELETE /v1/versions/{version}, which nothing uses any more, with the edges from it."""
+        """DELETE /v1/versions/{version}: delete an unused version and the edges from it."""
         await self._send("DELETE", path_of("versions", name), params=delete_params(name, dry_run))

@@ -1,4 +1,4 @@
-"""Client methods for remote workers, with the worker key."""
+"""Client methods for remote workers, which use the worker key."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from regraft.routes.route import route
 
 
 class WorkRoutes(Connection):
-    """Methods of both clients, with short timeouts also for changes: a lease does not wait."""
+    """Methods of both clients; changes have short timeouts too, because leases expire."""
 
     @route
     async def claim_work(self, worker: str, kinds: Sequence[str] = ("reencode", "transform")) -> WorkClaim | None:
-        """POST /v1/work:claim: the next chunk; None when there is none."""
+        """POST /v1/work:claim: the next chunk; None if there is none."""
         answer = await self._send("POST", "/work:claim", quick=True, json={"worker": worker, "kinds": list(kinds)})
         return None if answer.status_code == 204 else read(WorkClaim, answer.content)
 
     @route
     async def work(self, chunk: int, lease: str, *, inputs: bool = True, cursor: str = "") -> WorkInputs:
-        """GET /v1/work/{chunk}: the items with what to start from; `inputs=False`: without images and texts."""
+        """GET /v1/work/{chunk}: a page of items with their inputs; `inputs=False`: without images and texts."""
         params = {"lease": lease, "inputs": flag(inputs), "cursor": cursor}
         return await self._ask(WorkInputs, "GET", path_of("work", chunk), params=params)
 
     @route
     async def return_work(self, chunk: int, lease: str, result: Json) -> WorkCounts:
-        """POST /v1/work/{chunk}: the new embeddings and what failed; returns how many were accepted."""
+        """POST /v1/work/{chunk}: send new embeddings and failures; returns the counts of accepted ones."""
         return await self._ask(
             WorkCounts, "POST", path_of("work", chunk), quick=True, params={"lease": lease}, json=result
         )
@@ -39,7 +39,7 @@ class WorkRoutes(Connection):
 
     @route
     async def release_work(self, chunk: int, lease: str, *, failed: bool = False) -> None:
-        """POST /v1/work/{chunk}/release: give the chunk back undone; one that failed rests until its lease is over."""
+        """POST /v1/work/{chunk}/release: return the chunk undone; if `failed`, it is free only after its lease."""
         params = {"lease": lease, "failed": flag(failed)}
         await self._send("POST", path_of("work", chunk, "release"), quick=True, params=params)
 
