@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from command_line import refusals
 from numpy.typing import NDArray
 
 from index.evaluation.curves import CALIBRATED, LABEL_FREE, RANK, RAW, curve_values
@@ -260,4 +261,5 @@ def points(score: Score) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    with refusals():
+        main()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from index.errors import RegraftError
@@ -36,7 +39,22 @@ def run_main(main: Callable[..., None]) -> None:
             kind |= {"nargs": "?", "default": parameter.default}
         parser.add_argument(name, **kind)
     arguments = vars(parser.parse_args())
-    try:
+    with refusals():
         main(*inspect.BoundArguments(signature, arguments).args)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Exit with 2 and one line where what was asked for is refused."""
+    try:
+        yield
     except RegraftError as error:
-        parser.error(error.message)
+        print(f"{Path(sys.argv[0]).name}: error: {error.message}", file=sys.stderr)
+        sys.exit(2)
+
+
+def existing(text: str) -> Path:
+    """The type of an argument of argparse that is a path to something."""
+    if not Path(text).exists():
+        raise argparse.ArgumentTypeError(f"{text} does not exist")
+    return Path(text)

@@ -22,6 +22,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from command_line import existing, refusals
+
 from training.comparison import COMPARED_FAMILIES, compare_methods, parts_for, runs_of
 from training.comparison_table import merge_table, read_pair_scores, table
 from training.plots import as_svg, pairs_figure
@@ -56,11 +58,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", choices=METHOD_PARTS, help="only these")
     parser.add_argument("--set", nargs="+", default=[], metavar="[PART.]FIELD=VALUE", help="for every recipe or one")
     parser.add_argument("--table", action="store_true", help="train nothing")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into a document")
+    parser.add_argument("--write", type=existing, metavar="FILE", help="put the table into a document")
     parser.add_argument("--label", default="", metavar="TEXT", help="of a second table of the family, as '30 epochs'")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the table as SVG")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    with refusals():
+        main()

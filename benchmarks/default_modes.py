@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from command_line import existing, refusals
 from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits
@@ -79,10 +80,12 @@ Draw = Callable[[int], Iterator[tuple[Upgrade, LabelRelevance]]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="+", choices=(*STAND_INS, "photos"))
-    parser.add_argument("--data", type=Path, help="the folder of the packed sets")
+    parser.add_argument("--data", type=existing, help="the folder of the packed sets")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--few", type=int, default=QUERIES, help="choosing queries, at most")
     arguments = parser.parse_args()
+    if arguments.data is None and set(arguments.sets) != {"digits"}:
+        parser.error("--data is required by every set but digits")
     print("| set | edge | metric | default | chosen | area | raw | rank | calibrated | held |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in arguments.sets:
@@ -304,4 +307,5 @@ def unpacked(part: np.lib.npyio.NpzFile) -> Iterator[Image.Image]:
 
 
 if __name__ == "__main__":
-    main()
+    with refusals():
+        main()

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from command_line import existing, refusals
 from default_modes import describe as histograms
 from default_modes import discriminant, read, unit
 from numpy.typing import NDArray
@@ -60,11 +61,13 @@ class Embedded(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sets", nargs="*", help=f"of {', '.join((*RELATIONS, *IMAGES, 'omniglot'))}")
-    parser.add_argument("--data", type=Path, help="the folder of the packed sets")
+    parser.add_argument("sets", nargs="*", choices=[*RELATIONS, *IMAGES, "omniglot"], metavar="SET")
+    parser.add_argument("--data", type=existing, help="the folder of the packed sets")
     parser.add_argument("--pairs", type=int, default=2_500)
     parser.add_argument("--seeds", type=int, default=3)
     asked = parser.parse_args()
+    if asked.data is None and {"cifar100", "omniglot"} & set(asked.sets):
+        parser.error("--data is required by cifar100 and omniglot")
     print(f"| set | right | {' | '.join(ADAPTER_OF)} | auto | chosen | auto - best single | loses |")
     print(f"| {' | '.join(['---'] * (len(ADAPTER_OF) + 6))} |")
     for name in asked.sets or [*RELATIONS, "digits", *(["cifar100", "omniglot"] if asked.data else [])]:
@@ -183,4 +186,5 @@ def projected(images: list[Image.Image], labels: NDArray[np.int64]) -> Embedded:
 
 
 if __name__ == "__main__":
-    main()
+    with refusals():
+        main()

@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+
+from command_line import existing, refusals
 
 from index.evaluation.metrics import p_com
 from training.comparison import COMPARED_FAMILIES, METRICS, independent_part
@@ -32,8 +33,8 @@ MAP = ("the same, mAP", re.compile(r"\[([\d.]+)\]"))
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("document", type=Path)
-    parser.add_argument("--write", type=Path, metavar="FILE")
+    parser.add_argument("document", type=existing)
+    parser.add_argument("--write", type=existing, metavar="FILE")
     arguments = parser.parse_args()
     rows = [*of_papers(), *of_tables(arguments.document.read_text())]
     table = "\n".join([f"| {' | '.join(row)} |" for row in [HEADER, ("---",) * len(HEADER), *rows]])
@@ -79,4 +80,5 @@ def reckoned(rows: Mapping[str, Mapping[str, str]], method: str, gains: str, sco
 
 
 if __name__ == "__main__":
-    main()
+    with refusals():
+        main()

@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from command_line import existing, refusals
+
 from index.folder import load_version
 from index.version import Card
 from training.comparison import COMPARED_FAMILIES
@@ -25,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", choices=COMPARED_FAMILIES, help="whose recipes were swept")
     parser.add_argument("sweeps", nargs="+", type=Path, help="folders that `regraft sweep --out` wrote")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into a document")
+    parser.add_argument("--write", type=existing, metavar="FILE", help="put the table into a document")
     given = parser.parse_args()
     lines = [f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}", *map(line, given.sweeps)]
     print("\n".join(lines))
@@ -63,4 +65,5 @@ def weights(card: Card) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    with refusals():
+        main()

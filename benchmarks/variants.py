@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from command_line import existing, refusals
 
 from index.evaluation.metrics import MEAN_AP, mean_interval, p_up, paired_bootstrap
 from index.version import CARD, Score
@@ -297,7 +298,7 @@ def main() -> None:
     parser.add_argument("--held-out", action="store_true", help="measure on held-out training images")
     parser.add_argument("--methods", nargs="+", default=[], help="only these, of forms, cache_old or scales")
     parser.add_argument("--out", type=Path, help="where versions and measurements go; runs/variants-FAMILY")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into a document")
+    parser.add_argument("--write", type=existing, metavar="FILE", help="put the table into a document")
     given = parser.parse_args()
     settings = [*([f"root={given.root}"] if given.root else []), *given.set]
     out = given.out or Path("runs") / f"variants-{given.family}"
@@ -311,4 +312,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with refusals():
+        main()
