@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, its life, and the server that runs it."""
+"""The HTTP application: `create_app` builds it, `serve` runs it until a signal."""
 
 from __future__ import annotations
 
@@ -74,18 +74,18 @@ ROUTERS = (
 )
 
 SWITCH_SECONDS = 0.001
-"""How long a thread may hold the interpreter when another wants it."""
+"""How long a thread may hold the GIL when another wants it."""
 FULL_COLLECTION = 100
 """Collections of the middle generation before one of all objects; Python's default is 10."""
 IDLE_SECONDS = 75
 """How long a connection may be idle between two requests. A request sent as it is closed gets no answer, so this is
 longer than clients and proxies keep one: 5 seconds httpx, 60 most balancers."""
 NOT_STARTED = 3
-"""Exit code when the address could not be listened on."""
+"""Exit code if the server could not listen on its address."""
 
 
 class Application(FastAPI):
-    """FastAPI, behind the fast path of queries, which skips all that the framework wraps around routes."""
+    """FastAPI behind the fast path of queries, which bypasses the framework."""
 
     def __init__(self, settings: Settings, **options: Any) -> None:
         """`options`: FastAPI's own."""
@@ -98,7 +98,7 @@ class Application(FastAPI):
 
 
 def create_app(settings: Settings, *, migrated: bool = False) -> FastAPI:
-    """The application; it opens its database when it starts, `migrated` or not, and closes it when it stops."""
+    """The application; it opens its database at its start, migrating it unless `migrated`, and closes it at its end."""
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -112,7 +112,7 @@ def create_app(settings: Settings, *, migrated: bool = False) -> FastAPI:
         finally:
             await run_in_threadpool(process.__exit__, None, None, None)
 
-    # No path is sent on to the one without a slash at its end: an item's, shortened on its way, would be a gallery's.
+    # No redirects to paths without a trailing slash: an item's path that a proxy shortened would become a gallery's.
     app = Application(
         settings,
         title="Regraft",
@@ -139,7 +139,7 @@ def create_app(settings: Settings, *, migrated: bool = False) -> FastAPI:
 def serve(
     settings: Settings, listener: socket | None = None, listening: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Serve from a database that is `upgrade`d until SIGTERM or SIGINT, then let running requests end.
+    """Serve from a migrated database until SIGTERM or SIGINT, then let running requests end.
 
     `listener`: a socket shared with other processes. `listening` is called with the port once it is open.
 
@@ -164,18 +164,18 @@ def serve(
 
 
 def _compile_routes(app: FastAPI) -> None:
-    """Compile the routes now: FastAPI does it at the first request, which holds up all others for 0.1 s."""
+    """Compile the routes now: FastAPI would do it at the first request, which would delay all others for 0.1 s."""
     with gc_paused():
         for route in app.routes:
             route.matches({"type": "http", "method": "GET", "path": "/nowhere", "headers": [], "root_path": ""})
 
 
 def _share_interpreter() -> None:
-    """Have no thread hold the interpreter for long: queries wait while another request is computed in Python.
+    """Limit how long a thread holds the GIL, as queries wait while another request is computed in Python.
 
-    A full garbage collection holds it in proportion to the objects it visits. Imported objects stay for good and are
-    never visited: even once would take a thirtieth of a start, and find twenty objects. Full collections of the rest
-    are so rare that a request of a million numbers hardly meets one.
+    A full garbage collection holds the GIL in proportion to the objects it visits. Imported objects stay forever, so
+    they are frozen, that is never visited. Full collections of the others are so rare that even a request of a million
+    numbers hardly meets one.
     """
     gc.freeze()
     young, middle, _ = gc.get_threshold()
@@ -184,18 +184,18 @@ def _share_interpreter() -> None:
 
 
 def _open_many_files() -> None:
-    """Take all the descriptors there may be: each larger file of a form takes one, and a batch has thousands.
+    """Raise the limit of open files to its maximum: each larger file of a form takes one, and a batch has thousands.
 
-    The limit that a process begins with is for programs that ask `select` about them, which knows no others.
+    The default limit is low only for programs that use `select`.
     """
     try:
         import resource
     except ImportError:  # not a POSIX system
         return
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # a system that promises more than it gives
+    with suppress(ValueError, OSError):  # a system that refuses the maximum that it reports
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _ended(number: int, frame: FrameType | None) -> None:
-    """Uvicorn raises the signal that stopped it once more at its end; by then everything is closed."""
+    """Ignore the signal that stopped uvicorn, which it raises again at its end, when everything is closed."""

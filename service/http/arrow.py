@@ -1,7 +1,7 @@
-"""Arrow's IPC streams as bodies of requests and answers: one table, flat columns, nothing compressed.
+"""Arrow IPC streams as bodies of requests and responses: one table of flat, uncompressed columns.
 
-Nothing from outside is trusted: what pyarrow makes of a batch is bounded by the bytes that came,
-because compressed buffers, and columns that take no bytes, are refused before they are read.
+Requests are not trusted: the memory that pyarrow takes for a batch is bounded by the bytes received, because
+compressed buffers, and columns that take no bytes, are refused before they are read.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 ARROW = "application/vnd.apache.arrow.stream"
 ID, EMBEDDING = "id", "embedding"
-"""Columns; in a table of items every other one is a field of their metadata."""
-# Of Message.fbs: tables of a flatbuffer, and the places of what is looked at within them.
+"""Columns; in a table of items, every other column is a metadata field."""
+# Numbers of fields in tables of Message.fbs, a flatbuffer.
 HEADER, BATCH_COMPRESSION = 2, 3
 MATCH = ("id", "score", "raw_score", "version", "origin")
 
 
 def pyarrow() -> Any:
-    """The package. Raises UnsupportedMediaType where it is missing."""
+    """Import pyarrow. Raises UnsupportedMediaType if it is not installed."""
     try:
         import pyarrow as pa
     except ImportError:
@@ -47,7 +47,7 @@ def read_items(raw: bytes, max_rows: int) -> tuple[list[dict[str, Any]], NDArray
     """Items as in JSON, `{id, metadata}`, without nulls, and their embeddings (N, D).
 
     Raises:
-        InvalidBody: no stream, or the table is another; the pointer names the column.
+        InvalidBody: not a stream of such a table; the pointer names the column.
         BodyTooLarge: more than `max_rows` rows.
     """
     table = _table(raw, max_rows)
@@ -72,7 +72,7 @@ def read_queries(raw: bytes, max_rows: int) -> NDArray[Any]:
 
 
 def write_matches(answer: Mapping[str, Any]) -> bytes:
-    """A search's answer as a table, a match a row; the other fields of the answer lie in the schema's metadata."""
+    """A search answer as a table, one row per match; its other fields are in the schema's metadata."""
     pa = pyarrow()
     rows = [(number, match) for number, one in enumerate(answer["results"]) for match in one["matches"]]
     floats, texts = {"score", "raw_score"}, pa.string()
@@ -94,8 +94,8 @@ def write_items(
 ) -> bytes:
     """A page of items as a table: `id`, `metadata` (JSON), `active`, `image`, `text`, `created`, two columns a version.
 
-    `dims`: the versions' dimensions by name. `vector:NAME` and `origin:NAME` are null where an item holds none of it.
-    The cursor of the page behind it lies in the schema's metadata, and as JSON the embeddings that are left out.
+    `dims`: version name -> dimension. `vector:NAME` and `origin:NAME` are null if an item holds no embedding by it. The
+    schema's metadata has the cursor of the next page, and `damaged` as JSON: the embeddings that are left out.
     """
     pa = pyarrow()
     columns = {name: [one[name] for one in items] for name in ("id", "active", "image", "text", "created")}
@@ -116,7 +116,7 @@ def write_items(
 
 
 def _stream(columns: Mapping[str, Any], metadata: Mapping[str, str | bytes]) -> bytes:
-    """A table of these arrays, with this metadata of its schema."""
+    """A table of these arrays, with `metadata` in its schema, as an IPC stream."""
     pa = pyarrow()
     table = pa.table(columns).replace_schema_metadata(metadata)
     with pa.ipc.new_stream(sink := pa.BufferOutputStream(), table.schema) as stream:
@@ -166,7 +166,7 @@ def _column(table: pa.Table, name: str, kind: str) -> pa.ChunkedArray:
 
 
 def _matrix(table: pa.Table) -> NDArray[Any]:
-    """The embeddings (N, D); a missing number is NaN, which no embedding may hold."""
+    """The embeddings (N, D); a null within one becomes NaN, which is refused later."""
     if EMBEDDING not in table.column_names or not _is_matrix(kind := table.schema.field(EMBEDDING).type):
         raise InvalidBody(
             "the table must have the column 'embedding' of fixed-size lists of floats", pointer="/embedding"
@@ -180,7 +180,7 @@ def _matrix(table: pa.Table) -> NDArray[Any]:
 
 
 def _messages(raw: bytes) -> Iterator[tuple[bytes, int]]:
-    """The metadata of each message of a stream (a flatbuffer), and the place of its root table."""
+    """The metadata of each message of a stream (a flatbuffer), and the position of its root table."""
     at = 0
     while at + 4 <= len(raw):
         (size,) = struct.unpack_from("<I", raw, at)
@@ -198,14 +198,14 @@ def _messages(raw: bytes) -> Iterator[tuple[bytes, int]]:
 def _is_compressed(message: tuple[bytes, int]) -> bool:
     metadata, root = message
     kind, header = _fields(metadata, root, (1, HEADER))
-    if not kind or not header or metadata[kind] != 3:  # of a record batch; a dictionary's columns are refused
+    if not kind or not header or metadata[kind] != 3:  # a record batch; columns of dictionaries are refused
         return False
     batch = header + struct.unpack_from("<I", metadata, header)[0]
     return _fields(metadata, batch, (BATCH_COMPRESSION,))[0] != 0
 
 
 def _fields(metadata: bytes, table: int, numbers: Sequence[int]) -> list[int]:
-    """The places of some fields of a flatbuffer's table; 0: it is not there."""
+    """The positions of some fields of a flatbuffer's table; 0: absent."""
     places = table - struct.unpack_from("<i", metadata, table)[0]
     (size,) = struct.unpack_from("<H", metadata, places)
     within = [4 + 2 * number for number in numbers]

@@ -1,4 +1,4 @@
-"""The audit over HTTP: changes, newest first."""
+"""The audit log over HTTP: changes, newest first."""
 
 from __future__ import annotations
 

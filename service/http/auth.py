@@ -1,6 +1,6 @@
 """The guard in front of every route: authentication, body limits, a problem for unexpected errors, request counts.
 
-Every request passes it, so headers stay bytes: decoding them would cost each request.
+Every request passes it, so headers stay bytes: decoding them would slow down each request.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from service.store.database import COMMIT_STATE, CommitState
 logger = logging.getLogger(__name__)
 
 PUBLIC_PATHS = {"/v1/health", *console.PATHS}
-"""Answered without a key: a load balancer needs none, and a browser opens the console before one is entered there."""
+"""Paths that need no key: load balancers have none, and a browser opens the console before a key is entered there."""
 BEARER = b"Bearer "
 NAMED_KEY = BEARER + PREFIX.encode()
 WORK_PATH = "/v1/work"
-"""Where the worker key is enough."""
+"""The path of routes that accept the worker key."""
 UPLOAD_PATHS = {"/v1/versions"}
-"""Where a body may be as large as a version archive."""
+"""Paths whose bodies may be as large as a version archive."""
 
 
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
-"""Header of every answer: no stored content is interpreted as a page or a script."""
+"""Header of every response: no stored content is interpreted as a page or a script."""
 FORWARDED = b"x-forwarded-"
 PROXIES = {b"forwarded", b"via", b"x-real-ip"}
-"""Headers that a request has only when a proxy forwards it."""
+"""Headers that only proxies add."""
 OWN_PAGES = {b"none", b"same-origin"}
-"""`Sec-Fetch-Site` of what a user typed in, and of this service's own pages."""
+"""`Sec-Fetch-Site` of addresses that a user entered, and of this service's own pages."""
 Count = Callable[[Scope, int, float], None]
-"""Counts a request: its scope, the status of its answer (0: there was none), and the seconds it took."""
+"""Counts a request: its scope, the status of its response (0: there was none), and its seconds."""
 
 
 class ShuttingDown(RegraftError):
@@ -75,7 +75,7 @@ class ExposedWithoutKey(RegraftError):
 
 
 def check_exposure(settings: Settings) -> None:
-    """Raise ExposedWithoutKey when strangers could reach a service that asks for no key."""
+    """Raise ExposedWithoutKey if other machines could reach a service without a key."""
     if settings.api_key is None and not is_loopback(settings.host):
         raise ExposedWithoutKey
 
@@ -107,13 +107,13 @@ async def _named_key(service: Runtime, authorization: bytes) -> ApiKeyRow | None
 def _without_port(host: bytes) -> str:
     try:
         return urlsplit(f"//{host.decode('latin-1')}").hostname or ""
-    except ValueError:  # half an IPv6 address
+    except ValueError:  # such as an incomplete IPv6 address
         return ""
 
 
 @lru_cache(maxsize=256)
 def _proxy_header(names: tuple[bytes, ...]) -> bytes | None:
-    """The first of these headers that only a proxy adds; cached, for a client repeats its headers."""
+    """The first of these headers that only a proxy adds; cached, as clients repeat their headers."""
     return next((name for name in names if name.startswith(FORWARDED) or name in PROXIES), None)
 
 
@@ -147,7 +147,7 @@ class Guard:
         except RegraftError as error:
             await problem_of(error, exchange.request_id)(scope, receive, exchange.send)
         except asyncio.CancelledError:
-            # The server stops and waits no longer. Work of the request on a thread still runs to its end.
+            # The server stops waiting. The request's work on a thread still runs to its end.
             if not exchange.started:
                 await problem_of(ShuttingDown(), exchange.request_id)(scope, receive, exchange.send)
             raise
@@ -175,7 +175,7 @@ class Guard:
             self._count(scope, exchange.status, perf_counter() - began)
 
     async def _who(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
-        """The name of the key that the request carries; the key of the settings is called `api_key`.
+        """The name of the key that the request has; the key in the settings is called `api_key`.
 
         Raises:
             Unauthorized, Forbidden: there is no valid key, or it does not allow this.
@@ -198,16 +198,15 @@ class Guard:
         return key.name
 
     def _is_worker(self, path: str, authorization: bytes) -> bool:
-        """Whether this is the worker key on a route of remote work, all that it opens."""
+        """Whether this is the worker key on a route of remote workers, the only ones it permits."""
         work = path == f"{WORK_PATH}:claim" or path.startswith(f"{WORK_PATH}/")
         return work and self._worker is not None and hmac.compare_digest(authorization, self._worker)
 
     def _check_local(self, headers: Mapping[bytes, bytes]) -> None:
-        """Where no key is set, refuse web pages that call through a user's browser, and other machines.
+        """Without a key, refuse requests by other machines, and by web pages through a user's browser.
 
-        A foreign Host means DNS rebinding; an Origin that is not this very service, or a fetch from another site (the
-        browser says so), a page of somebody else's, be it one that another program of this machine serves. What a proxy
-        forwards may come from anyone who can reach the proxy.
+        A foreign Host means DNS rebinding. A foreign Origin, or a `Sec-Fetch-Site` of another site, means a page of
+        another server, which may be on this machine. A forwarded request may come from anyone who can reach the proxy.
         """
         host, origin = headers.get(b"host", b""), headers.get(b"origin")
         if not is_loopback(named := _without_port(host)) and named != self.settings.host:
@@ -224,7 +223,7 @@ class Guard:
 
 
 class Exchange:
-    """One request and its answer: limits the bytes received, and adds headers to the answer."""
+    """One request and its response: limits the bytes received, and adds headers to the response."""
 
     def __init__(self, receive: Receive, send: Send, headers: Mapping[bytes, bytes], limit: int) -> None:
         """`headers`: the first of each name."""
@@ -238,11 +237,11 @@ class Exchange:
 
     @property
     def started(self) -> bool:
-        """Whether a part of the answer was sent."""
+        """Whether a part of the response was sent."""
         return self.status > 0
 
     def bound(self, limit: int) -> None:
-        """Accept at most `limit` bytes of body. Raises BodyTooLarge when more are announced."""
+        """Accept at most `limit` bytes of body. Raises BodyTooLarge if Content-Length is larger."""
         self.limit = min(limit, self.limit)
         length = self.headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self.limit:
@@ -252,7 +251,7 @@ class Exchange:
         message = await self._receive()
         self._received += len(message.get("body", b""))
         if self._received > self.limit:
-            # An HTTPException is what every layer above lets through.
+            # An HTTPException, because every layer above passes it on.
             raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large(self.limit))
         return message
 

@@ -1,8 +1,8 @@
-"""What a user sees of a backfill: its state, how far it is and how long it will take, once or as a stream of events.
+"""The public description of a backfill (`describe`): its state, progress and remaining time, once or as events.
 
-An event `progress` carries everything, so a watcher needs only the newest one: its id is the backfill's revision, which
-grows with every change. Each point of the curve is an event of its own as well, with the id just below that of the
-progress it made. A watcher that comes back with the last id it saw is told nothing twice and misses no point.
+A `progress` event has the whole description, so a watcher needs only the newest one. Its id is the backfill's revision,
+which grows with every change. Each point of the curve is also an event, with the id just below that of its progress
+event. A watcher that reconnects with its last id gets no event twice and misses no point.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ EVENT: dict[str, Any] = {
 NOTHING = -1
 """The last event's id of a watcher that has seen none."""
 ID_DIGITS = 19
-"""No id is longer; Python refuses to read a number of thousands."""
+"""Most digits of an id; Python refuses to parse numbers of thousands of digits."""
 
 
 async def poller_of(number: Number, service: Service) -> ProgressPoller:
-    """The poller that all watchers of the backfill share. Raises UnknownBackfill, before the stream begins."""
+    """The poller that all watchers of a backfill share. Raises UnknownBackfill, before the stream begins."""
     poller: ProgressPoller = service.progress_pollers.setdefault(number, ProgressPoller(service, number))
     await poller.poll(fresh=True)
     return poller
@@ -76,7 +76,7 @@ async def events(
     While the database is unavailable, no events are sent.
     """
     key: ApiKeyRow | None = request.state.key
-    # A client that goes away ends this where it waits; it holds nothing meanwhile, and FastAPI keeps the stream alive.
+    # A client that disconnects cancels this while it waits and holds nothing. FastAPI keeps the connection alive.
     seen = _number(last_event_id)
     while not service.stopping.is_set() and (key is None or service.keys.is_current(key)):
         try:
@@ -97,7 +97,7 @@ async def events(
 
 
 def _number(last: str) -> int:
-    """The id of the last event; a header that is no id counts as nothing seen, as an id from elsewhere does."""
+    """The id of the last event; NOTHING if the header is not an id."""
     return int(last) if last.isascii() and last.isdigit() and len(last) <= ID_DIGITS else NOTHING
 
 
@@ -116,7 +116,7 @@ class Snapshot:
         return self.shown.state not in ACTIVE and (curve is None or curve.state != CurveState.MEASURING)
 
     def events_after(self, seen: int) -> Iterator[ServerSentEvent]:
-        """The events after the id that a watcher saw last; an id from elsewhere counts as nothing seen."""
+        """The events after the last id that a watcher saw; an id above the revision counts as NOTHING."""
         seen = NOTHING if seen > self.revision else seen
         for event, point in zip(self.points, self.shown.curve.points if self.shown.curve else (), strict=True):
             if event > seen:
@@ -136,9 +136,9 @@ class ProgressPoller:
         self._due = 0.0
 
     async def poll(self, *, fresh: bool = False) -> Snapshot:
-        """The backfill as of less than `POLL_SECONDS` ago, or with `fresh` as it is now. Raises UnknownBackfill.
+        """The backfill's state of less than `POLL_SECONDS` ago, with `fresh` its current one. Raises UnknownBackfill.
 
-        `fresh`: for a watcher that begins; it may have seen more through another process than was read here.
+        `fresh` is for new watchers, which may have seen a later state through another process.
         """
         async with self._lock:
             if fresh or self._latest is None or time.monotonic() >= self._due:
@@ -153,7 +153,7 @@ def _event(number: int, name: str, data: BaseModel) -> ServerSentEvent:
 
 
 def snapshot(service: Runtime, number: int) -> Snapshot:
-    """The backfill as it is now. Raises UnknownBackfill."""
+    """The current state of a backfill. Raises UnknownBackfill."""
     with service.database.read() as connection:
         row = backfill_row(connection, number)
         gallery = gallery_row(connection, row.gallery_id)
@@ -165,11 +165,11 @@ def snapshot(service: Runtime, number: int) -> Snapshot:
 
 def describe(registry: Registry, gallery_name: str, row: RetryingBackfill, curve: Curve | None) -> BackfillInfo:
     """The public description of a backfill and its curve."""
-    remaining = max(row.total - row.settled, 0)  # some may come before all are counted
+    remaining = max(row.total - row.settled, 0)  # items may be supplied before all are counted
     active = row.active_seconds + max(row.running_seconds, 0.0)  # a clock that was set back counts nothing
     planning = row.sweep_seq is not None and row.state in ACTIVE
     speed = row.settled / active if row.settled and active > 0 else None
-    # The burst that a rate lets through at the start says nothing of how it goes on.
+    # The burst that a rate permits at the start does not last.
     lasting = speed if speed is None or row.rate is None else min(speed, row.rate)
     return BackfillInfo(
         id=row.id,

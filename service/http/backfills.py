@@ -1,4 +1,4 @@
-"""Backfills: start, list, pause, resume, cancel. `progress` shows them, `worker` does the work."""
+"""Backfills over HTTP: start (or estimate), list, show, pause, resume, cancel."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from service.upgrades.curves.probes import CurveIn
 router = APIRouter(route_class=CheckedRoute, tags=["backfills"])
 
 CHUNK_SIZE = {Kind.REENCODE: 64, Kind.TRANSFORM: 2048}
-"""Items that a worker claims at once: enough that claim and commit cost little beside computing."""
+"""Items per chunk: enough that claim and commit cost little compared with computing."""
 RATED_SECONDS = 0.5
-"""The most that a chunk of a backfill with a rate may last at that rate, or its first one would exceed it."""
+"""Most seconds that a chunk takes at the backfill's rate; otherwise its first chunk would exceed the rate."""
 
 
 class BackfillActive(RegraftError):
@@ -98,7 +98,7 @@ def create(
         with _checked_scope(service, name, body) as (_, embedder, _, scope):
             check_uncertainty_known(service.database, service.registry, embedder, scope)
     curve = None if body.curve is None else _begin_curve(service, name, body, body.curve)
-    # The version that was measured is the one to move to, not one that was deployed meanwhile.
+    # Move to the version that was measured, not to one that was deployed meanwhile.
     planned = body if curve is None else body.model_copy(update={"version": curve.version})
     with service.database.write() as connection:
         row = start(connection, service.registry, gallery_named(connection, name).id, planned)
@@ -158,7 +158,7 @@ def start(
         NoCurrentVersion, NotCurrent: the target is not the gallery's current version.
         VersionBroken, EdgeBroken: the target, or an item edge to it, is quarantined.
         BackfillActive: another one is running or paused.
-        NoEncoder: `reencode` to a version that takes embeddings only.
+        NoEncoder: `reencode` to a version without an encoder.
         NoRoute: `transform` to a version without any item edge.
     """
     if request.filter is not None:
@@ -178,7 +178,7 @@ def start(
         "next_claim": now(),
         "total": 0,
         "created": now(),
-        # Nothing moves while it is planned.
+        # The running time begins after planning, during which nothing moves.
         "resumed": now() if request.kind == SUPPLIED else None,
         "share": request.share,
         "item_limit": request.limit,
@@ -198,7 +198,7 @@ def _chunk_size(request: BackfillIn) -> int:
 
 
 def _begin_curve(service: Runtime, name: str, request: BackfillIn, curve: CurveIn) -> StartedCurve:
-    """Embed the queries of a curve, before the transaction that adds the backfill: others wait for its lock."""
+    """Embed the queries of a curve and measure its first point, before the transaction that locks the gallery."""
     with _checked_scope(service, name, request) as (connection, _, target, scope):
         chosen = service.curves.choose(connection, scope.gallery_id, target, curve)
     return service.curves.begin(name, target, chosen)
@@ -282,7 +282,7 @@ def _changed(
         changed = change_state(connection, number, before, after)
         row = backfill_row(connection, number)
         if changed and row.kind == SUPPLIED and after is BackfillState.RUNNING:
-            finish_if_complete(connection, row)  # while it was paused
+            finish_if_complete(connection, row)  # the last items may have arrived while it was paused
             row = backfill_row(connection, number)
         if not changed and row.state != after:
             raise BackfillEnded(f"backfill {number} is {row.state}")
@@ -294,6 +294,6 @@ def _changed(
 
 def _gallery_name(connection: Connection, row: BackfillRow) -> str:
     found = gallery_row(connection, row.gallery_id)
-    if found is None:  # deleted since: where nothing is changed, nothing is locked
+    if found is None:  # deleted since, which is possible if the state did not change and so nothing is locked
         raise UnknownBackfill(f"backfill {row.id} was deleted with its gallery")
     return found.name

@@ -1,4 +1,4 @@
-"""Schemas, for the API's description, of the bodies that routes read themselves: forms, and JSON full of numbers."""
+"""OpenAPI schemas of the bodies that routes read themselves: forms, arrays, and JSON with many numbers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ EMBEDDING: Schema = {"type": "array", "minItems": 1, "items": {"type": "number"}
 
 
 def gives(media_type: str) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route whose answer is a file."""
+    """The `responses` of a route that returns a file."""
     return {200: {"content": {media_type: {"schema": FILE}}}}
 
 
 def reads(*, form: Schema | None = None, json: Schema | None = None, npy: str = "", arrow: str = "") -> dict[str, Any]:
-    """The `openapi_extra` of a route with a body; fields of a form that are neither file nor text are JSON."""
+    """The `openapi_extra` of a route with a body; fields of a form that are neither files nor text are JSON."""
     content: dict[str, Any] = {}
     if form is not None:
         inner = {name: schema for name, schema in form["properties"].items() if schema.get("type") != "string"}
@@ -51,7 +51,7 @@ def fields(properties: dict[str, Schema], *, required: tuple[str, ...] = (), **m
 
 
 def many(items: Schema, *, least: int = 1, **more: Any) -> Schema:
-    """A list of as many as one request may hold."""
+    """A list of `least` items to as many as the setting `max_batch` allows."""
     return {"type": "array", "minItems": least, LIMIT: "max_batch", "items": items, **more}
 
 
@@ -89,4 +89,4 @@ FILTER: Schema = {
         fields({"not": _FILTER}, required=("not",)),
     ],
 }
-"""The component `Filter`; `service.openapi` puts it into the document."""
+"""The component `Filter`; `service.http.openapi` adds it to the document."""

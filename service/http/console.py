@@ -1,7 +1,6 @@
-"""`/console`: a page that shows galleries, upgrades and searches. Every file of it comes from here.
+"""`/console`: a read-only page that shows galleries, upgrades and searches. All its files are served here.
 
-The files hold no data and are given without a key; what the page shows it asks of the API, with the key that is entered
-there. It changes nothing.
+The files have no data and need no key. The page requests its data from the API, with the key that the user enters.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from service.http.requests import CheckedRoute
 
 router = APIRouter(route_class=CheckedRoute, include_in_schema=False)
 
-# An item's image is asked for with the key, and so comes as a blob.
+# The page requests images with the key, and shows them as blobs.
 HEADERS = {**page_headers("data: blob:"), "Cache-Control": "no-cache"}
 SCRIPT, STYLE = "/console/console.js", "/console/console.css"
 PATHS = {"/", "/console", SCRIPT, STYLE}

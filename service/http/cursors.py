@@ -1,4 +1,4 @@
-"""Cursors of lists in the order of their keys: opaque to whoever reads a list page by page."""
+"""Opaque cursors for reading lists page by page, in the order of keys."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from index.errors import InvalidArgument
 from service.schemas import MOST
 
 MAX_CURSOR = 200
-"""Characters of a cursor."""
+"""Most characters of a cursor."""
 
 
 def encode_cursor(owner: int, key: int) -> str:
-    """The cursor behind the row `key` of a list; `owner`: the key of the gallery, backfill or chunk that is listed."""
+    """The cursor of the page after row `key`; `owner`: the key of the gallery, backfill or chunk that is listed."""
     return base64.urlsafe_b64encode(f"{owner} {key}".encode()).decode()
 
 
 def decode_cursor(owner: int, cursor: str) -> int:
-    """The key a page begins behind; 0 for no cursor. Raises InvalidArgument, also for a cursor of another owner."""
+    """The key after which a page begins, 0 for no cursor. Raises InvalidArgument, also for another owner's cursor."""
     if not cursor:
         return 0
     try:

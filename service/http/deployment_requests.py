@@ -53,7 +53,7 @@ def steps_to(until: DeploymentState, gate: int | None) -> list[DeploymentState]:
 
 
 def check_options(body: StepIn, steps: Sequence[DeploymentState]) -> None:
-    """Refuse an option that none of the steps takes, so that nothing is ignored in silence.
+    """Refuse an option that none of the steps takes, so that none is silently ignored.
 
     Raises:
         InvalidArgument: names the field, the steps it belongs to, and what is legal here.
@@ -71,7 +71,7 @@ def check_options(body: StepIn, steps: Sequence[DeploymentState]) -> None:
 def transition_request(
     body: StepIn, who: str, to: DeploymentState, if_match: str | None, checked: dict[str, Any], item_counts: ItemCounts
 ) -> TransitionRequest:
-    """The request of a step; of a trial's settings those that were given, null included."""
+    """The request of a step, with the trial settings that were given, including nulls."""
     settings = {DeploymentState.SHADOW: body.shadow, DeploymentState.CANARY: body.canary}.get(to)
     return TransitionRequest(
         who=who,

@@ -1,4 +1,4 @@
-"""Deployments over HTTP: begin, advance, list, show, roll back, retire. `lifecycle` says what is legal."""
+"""Deployments over HTTP: begin, advance, list, show, roll back, retire; `upgrades.deployments` does the work."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def create(
     until = DeploymentState(body.until)
     steps = steps_to(until, body.gate)
     check_options(body, steps)
-    # Slow, so before the transaction: it holds the lock that writers of this gallery wait for.
+    # Slow, so before the transaction, whose lock makes writers of this gallery wait.
     checked = {} if until is DeploymentState.REGISTERED else check_folder(service, version)
     with _change(service, name, response, context) as (connection, gallery_id):
         request = transition_request(body, context.who, until, context.if_match, checked, service.replica)
@@ -164,7 +164,7 @@ def _change(
 ) -> Iterator[tuple[Connection, int]]:
     """A transaction on a gallery's deployments; sets the ETag of the response.
 
-    A dry run gets the ETag it started from: its own state never exists, and another change could get that number.
+    A dry run gets the ETag from before it: its own state never exists, and another change could get that number.
     """
     with service.database.write(dry_run=context.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id
@@ -179,7 +179,7 @@ def check_folder(service: Runtime, version: LoadedVersion) -> dict[str, Any]:
     """Repeat the checks of a registration, and check that the folder is still the registered one.
 
     Raises:
-        VersionBroken: it is quarantined, from now on if its folder has changed; names the file.
+        VersionBroken: it is quarantined; if its folder has changed, from now on. Names the file.
     """
     version.check_folder()
     with version.opening():

@@ -1,8 +1,8 @@
-"""Graceful shutdown that loses no request: the server tells its clients, then stops listening, then ends.
+"""Graceful shutdown without lost requests: `Server` tells its clients, then stops listening, then ends.
 
-A request is lost when the server closes its connection while it is on its way. So for a moment every answer closes its
-connection (`Connection: close`), and clients open another one, or go elsewhere, since readiness says `draining`; only
-then are no more connections accepted. Connections that are idle all that time are closed last.
+A request is lost if the server closes its connection while it is in transit. So for a moment every response closes its
+connection (`Connection: close`), and clients open a new one, or go elsewhere, since readiness is `draining`. Only then
+no more connections are accepted. Connections that stay idle are closed last.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     from uvicorn.server import Protocols
 
 GRACE_SECONDS = 10
-"""How long requests may take to end once the server was asked to stop; everything below is part of it."""
+"""How long requests may take to end after the server is asked to stop; includes the next three."""
 DRAIN_SECONDS = 2.0
-"""How long new connections are accepted while they come."""
+"""How long new connections are accepted at most, while clients still open them."""
 QUIET_SECONDS = 0.2
-"""Without a request for so long, no client is left to be told."""
+"""After so long without activity, every client has been told."""
 LAST_SECONDS = 1.0
 """How long the newest connections may take to send their request."""
 CHECK_SECONDS = 0.02
 STUCK_SECONDS = 20.0
-"""After how long the process ends all the same, whatever is still running."""
+"""When the process ends at the latest, whatever is still running."""
 STUCK = 4
-"""Exit code of that; nothing that was acknowledged is lost."""
+"""Exit code in that case; nothing acknowledged is lost."""
 
 logger = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
-    """Serves `app` until it is asked to stop, then drains."""
+    """Serves `app` until it is asked to stop, then shuts down as described above."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Server(uvicorn.Server):
         shared: bool = False,
         listening: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`shared`: other processes accept from the same socket, and may go on; `listening` is called with the port."""
+        """`shared`: other processes accept from the same socket and may continue; `listening`: called with the port."""
         super().__init__(config)
         self._app, self._shared = app, shared
         self._listening = listening
@@ -88,8 +88,8 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _announce_close(self) -> None:
-        """Make each answer the last of its connection from now on."""
-        # Uvicorn puts these into every answer, and closes after one that says `close`.
+        """From now on, make each response the last of its connection."""
+        # Uvicorn adds these headers to every response, and closes the connection after one with `close`.
         state = self.server_state
         state.default_headers = [*state.default_headers, (b"connection", b"close")]
         for connection in state.connections:
@@ -126,7 +126,7 @@ class Server(uvicorn.Server):
         )
 
     async def _wait(self, holds: Callable[[], bool], seconds: float) -> None:
-        """Wait until it holds twice in a row, or the time is over, or the user insists."""
+        """Wait until `holds` is true twice in a row, the time is over, or the user forces an exit."""
         until, before = time.monotonic() + seconds, False
         while not self.force_exit and time.monotonic() < until:
             now = holds()
@@ -137,7 +137,7 @@ class Server(uvicorn.Server):
 
 
 def _exit_now() -> None:
-    """End this process whatever its threads do: a run of onnxruntime cannot be interrupted."""
+    """End this process, whatever its threads do, since a run of onnxruntime cannot be interrupted."""
     logger.error(Event("ended_without_waiting", seconds=STUCK_SECONDS))
     os._exit(STUCK)
 
@@ -162,10 +162,10 @@ DROP_SYN = (
 
 
 def drop_new_connections(number: int) -> None:
-    """Have the kernel begin no new connection on a listening socket, where it can.
+    """Make the kernel accept no new connection on a listening socket; only on Linux.
 
-    Closing the socket resets connections made since the last check. A client whose first packet is dropped sends it
-    again after a second, and is refused then.
+    Closing the socket would reset connections made since the last check. A client whose first packet is dropped repeats
+    it after a second, and is then refused.
     """
     if sys.platform != "linux":
         return

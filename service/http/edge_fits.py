@@ -1,4 +1,4 @@
-"""The routes that fit edges, on stored items or pairs in a file, and measure how far queries are from those pairs."""
+"""Routes that fit edges, on stored items or pairs in a file, and measure how far queries are from those pairs."""
 
 from __future__ import annotations
 
@@ -91,16 +91,16 @@ def _check_domain(service: Runtime, value: object, stream: BinaryIO | None) -> D
 
 
 def fit_items(service: Runtime, raw: bytes, context: ChangeContext) -> EdgeInfo:
-    """Fit on stored items. Raises RequestValidationError for a body that is no `FitIn`, and what `fit` raises."""
+    """Fit on stored items. Raises RequestValidationError for a body that is not a `FitIn`, and as `fit`."""
     return _fit(service, _validated(FitIn, parse_json(raw)), context)
 
 
 def fit_file(service: Runtime, form: Form, context: ChangeContext) -> EdgeInfo:
-    """Fit on pairs that were sent.
+    """Fit on the pairs in a form.
 
     Raises:
-        InvalidBody: the file is missing or no .npz of pairs, or a field is not JSON.
-        RequestValidationError: a field is missing or wrong.
+        InvalidBody: the file is missing or not an .npz of pairs, or a field is not JSON.
+        RequestValidationError: a field is missing or invalid.
     """
     if not form.files:
         raise InvalidBody("the form must have one .npz file in the field 'pairs'", pointer="/pairs")

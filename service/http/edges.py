@@ -1,4 +1,4 @@
-"""Edges: list with their evidence, add, remove. `upgrades.edges.changes` makes the changes."""
+"""Edges over HTTP: list with their evidence, add, remove; `upgrades.edges.changes` makes the changes."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ def add_archive(service: Runtime, form: Form, context: ChangeContext) -> EdgeRec
     """Unpack, check and accept the folder of an edge.
 
     Raises:
-        InvalidBody: a field is missing or wrong.
-        InvalidVersionFolder: names the file and field at fault.
+        InvalidBody: a field is missing or invalid.
+        InvalidVersionFolder: the folder is invalid; names the file and field.
     """
     if missing := next((name for name in ("new", "old") if name not in form.fields), None):
         raise InvalidBody(f"the form must have the field {missing!r}, the name of a version", pointer=f"/{missing}")
@@ -163,7 +163,7 @@ def add_plain(service: Runtime, raw: bytes, context: ChangeContext) -> EdgeRecor
 
     Raises:
         RequestValidationError: the body is not an `EdgeIn`.
-        NotIdentical, NothingToVerifyOn: an `identity` that was not confirmed.
+        NotIdentical, NothingToVerifyOn: an `identity` could not be verified.
     """
     try:
         request = EdgeIn.model_validate(parse_json(raw))
@@ -229,7 +229,7 @@ def _both_versions(service: Runtime, new: str, old: str) -> tuple[LoadedVersion,
 
 
 def _check(service: Runtime, edge: Edge, new: LoadedVersion, old: LoadedVersion, replacing: bool) -> None:
-    """Check an edge as a registration does, and that there is no other of its key."""
+    """Check an edge like a registration does, and that there is no other of its key."""
     check_no_edge(service.registry, edge.key, replacing)
     check_calibration(edge, new.card, old.card)
     load_transform(edge, new.card, old.card)

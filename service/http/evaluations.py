@@ -1,7 +1,7 @@
 """Evaluation sets: images, texts or embeddings that a user uploads once, for gates and curves to measure on.
 
-Each entry has a label, or names the items of the gallery that are relevant to it. They belong to a gallery and are no
-items of it. A set is stored whole or not at all: one bad entry refuses it.
+Each entry has a label, or names the items of the gallery that are relevant to it. A set belongs to a gallery, but its
+entries are not items. A set is stored completely or, if an entry is invalid, not at all.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ router = APIRouter(route_class=CheckedRoute, tags=["evaluations"])
 
 MAX_NAME = 128
 MAX_RELEVANT = 1_000
-"""Items that an entry may name."""
+"""Most relevant items of an entry."""
 
 LABEL: dict[str, Any] = {"description": "any JSON value; entries with equal labels belong together"}
 RELEVANT = {**many(ID), "maxItems": MAX_RELEVANT, "description": "ids of the relevant items of the gallery"}
@@ -84,7 +84,7 @@ EVALUATION_BODY = reads(
 
 @dataclass(frozen=True)
 class EvaluationDraft:
-    """A checked evaluation set: its kind, its entries, and their images or texts, or embeddings by version."""
+    """A checked evaluation set: its kind and entries, with their images or texts (`contents`), or embeddings."""
 
     name: str
     kind: str
@@ -157,7 +157,7 @@ def remove(name: Name, number: Number, service: Service, context: RequestContext
 
 
 def by_images(service: Runtime, form: Form) -> EvaluationDraft:
-    """An evaluation set out of a form. Raises InvalidBody, BodyTooLarge or InvalidImage, naming the entry."""
+    """Read a set of images from a form. Raises InvalidBody, BodyTooLarge or InvalidImage, naming the entry."""
     if "entries" not in form.fields:
         raise InvalidBody("the form must have the field 'entries', a JSON list", pointer="/entries")
     with errors_at("/entries"):
@@ -180,7 +180,7 @@ def by_images(service: Runtime, form: Form) -> EvaluationDraft:
 
 
 def by_json(service: Runtime, raw: bytes) -> EvaluationDraft:
-    """A set of embeddings or texts. Raises InvalidBody, BodyTooLarge, InvalidVector, InvalidText with the entry."""
+    """Read a set of embeddings or texts. Raises InvalidBody, BodyTooLarge, InvalidVector, InvalidText."""
     body = take_object(parse_json(raw), {"name", "entries", "embeddings"}, "")
     entries, texts = _entries(body.get("entries"), {*ENTRY, "text"}, service.settings), []
     if "embeddings" in body or not any("text" in entry for entry in entries):
@@ -233,7 +233,7 @@ def _entries(entries: object, legal: set[str], settings: Settings) -> list[dict[
 
 
 def _check_relevant(entry: Mapping[str, Any], number: int, *, expected: bool) -> None:
-    """Raise InvalidBody unless the entry names relevant items exactly where the first one does, and validly."""
+    """Raise InvalidBody unless the entry has valid relevant items, or, with `expected` false, none."""
     relevant, pointer = entry.get("relevant"), f"/entries/{number}/relevant"
     if ("relevant" in entry) is not expected:
         raise InvalidBody("either all entries must have relevant items, or none", pointer=pointer)
@@ -265,7 +265,7 @@ def _store(service: Runtime, name: str, draft: EvaluationDraft, context: ChangeC
             record(connection, context.who, "evaluation_added", f"{name}/{row.id}", size=row.size)
             described = _describe(service, connection, row)
     except RegraftError:
-        # After any other error the commit may have happened: at worst the files are orphans.
+        # After any other error the set may have been committed; otherwise the files are orphans.
         service.blobs.remove(keys)
         raise
     return described.model_copy(update={"id": None}) if context.dry_run else described

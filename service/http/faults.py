@@ -1,4 +1,4 @@
-"""Answers when the disk is full or read-only, too many files are open, or the database is damaged or unreachable."""
+"""Responses if the disk is full or read-only, too many files are open, or the database is damaged or unreachable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TooManyFiles(RegraftError):
 
 
 def install(app: FastAPI) -> None:
-    """Answer these faults by a problem; other errors of these classes are raised on."""
+    """Turn these faults into problem responses; other errors of these classes are raised again."""
     app.add_exception_handler(OSError, _fault)
     app.add_exception_handler(DatabaseError, _fault)
     app.add_exception_handler(OperationalError, _fault)

@@ -57,12 +57,12 @@ async def read_form(
 ) -> AsyncIterator[Form]:
     """Parse a form with the file field `files` and the text fields `fields`; its files close with the context.
 
-    `array`: a field that may hold one array in their place.
+    `array`: a field that may hold one array instead of the files.
 
     Raises:
-        InvalidBody: not a form, or a field that is unknown, given twice or of the wrong sort.
+        InvalidBody: not a form, or a field is unknown, repeated or of the wrong type.
         BodyTooLarge: too many files.
-        UnsupportedMediaType: it cannot be read in the charset of its header.
+        UnsupportedMediaType: it cannot be decoded by the charset in its header.
     """
     try:
         parsed = await request.form(max_files=max_files, max_fields=MAX_FIELDS, max_part_size=max_field_bytes)
@@ -71,7 +71,7 @@ async def read_form(
             raise
         kind = BodyTooLarge if error.detail.startswith("Too many files") else InvalidBody
         raise kind(f"the form cannot be read: {error.detail}", pointer=f"/{files}") from error
-    except UnicodeError as error:  # by some of Python's encodings; UTF-8 is what everyone sends
+    except UnicodeError as error:  # raised for some charsets other than UTF-8
         header = request.headers["content-type"]
         raise UnsupportedMediaType(f"the form cannot be decoded as {header!r}: use UTF-8") from error
     try:

@@ -99,7 +99,7 @@ def remove(name: Name, service: Service, context: RequestContext) -> None:
 
 
 def _catch_up(service: Runtime) -> None:
-    """Bring loaded galleries up to what other processes acknowledged, as queries do."""
+    """Refresh loaded galleries up to what other processes have acknowledged, as queries do."""
     lives = {live.id: live for live in service.replica.all()}
     with service.database.lookup() as connection:
         now = gallery_states(connection, list(lives))
@@ -109,7 +109,7 @@ def _catch_up(service: Runtime) -> None:
 
 
 def _listed(service: Runtime, connection: Connection, row: GalleryRow) -> GalleryInfo:
-    """A gallery from memory, or from the database where it is not loaded: a list loads nothing."""
+    """Describe a gallery from memory, or from the database if it is not loaded, so that a list loads nothing."""
     if (live := service.replica.cache.peek(row.id)) is not None:
         return describe(live)
     registry = service.registry

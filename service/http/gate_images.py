@@ -1,4 +1,4 @@
-"""The images of a gate's page: small copies of what the flips of its report name, made when it is asked for."""
+"""The images of a gate's page: thumbnails of the flips in its report, made on request."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from service.store.blobs import Blobs, StoreUnreachable
 from service.store.tables import evaluation, evaluation_entry, item
 
 SIDE = 96
-"""Pixels of a copy's longer side, at most: 24 of them are below half a megabyte."""
+"""Most pixels of a thumbnail's longer side; 24 thumbnails are below half a megabyte."""
 QUALITY = 80
-"""Of the JPEG, 1 to 95."""
+"""The quality of the JPEG, 1 to 95."""
 
 
 def flip_blobs(connection: Connection, gallery_id: int, report: Mapping[str, Any]) -> dict[str, str]:
-    """Where the images of a report's flips lie now, by the id of an item or the number of an entry.
+    """The blob keys of the images of a report's flips, by item id or entry number.
 
-    What was deleted since, and what never had an image, is not among them.
+    Deleted items and entries, and those without an image, are left out.
     """
     from_set = [] if report["evaluation"] is None else ["query", "wrong"]
-    if report.get("relevant_missing") is not None:  # entries of the set asked items of the gallery
+    if report.get("relevant_missing") is not None:  # entries of the set were queries over items
         from_set = ["query"]
     ids = {(end in from_set, flip[end]["id"]) for flip in report["flips"] for end in ("query", "wrong")}
     found: dict[str, str | None] = {}
@@ -44,7 +44,7 @@ def flip_blobs(connection: Connection, gallery_id: int, report: Mapping[str, Any
 
 
 def thumbnails(blobs: Blobs, decoder: Decoder, keys: Mapping[str, str]) -> dict[str, str]:
-    """Small copies of images as data URIs, by the same names; those that are gone or cannot be read are left out."""
+    """Thumbnails of images as data URIs, by the same names, without missing and unreadable ones."""
     made = {}
     for name, key in keys.items():
         try:

@@ -29,7 +29,7 @@ TEMPLATES = Environment(
     loader=PackageLoader("service.http"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
 )
 MOST_SLICES = 50
-"""Slices the page draws."""
+"""Most slices that the page draws."""
 
 
 def page(gallery: str, gate: GateReport, images: Mapping[str, str]) -> str:
@@ -38,7 +38,7 @@ def page(gallery: str, gate: GateReport, images: Mapping[str, str]) -> str:
     Args:
         gallery: its name.
         gate: the report.
-        images: data URIs of what its flips name, by id; one without an image is shown as its id alone.
+        images: data URIs of the images of its flips, by id; without an image, only the id is shown.
     """
     report = gate.model_dump()
     shown = report["slices"][:MOST_SLICES]
@@ -92,7 +92,7 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def plain(value: str) -> str:
-    """A label or a slice as people read it: JSON, but for a string the string itself; as it is where it was cut."""
+    """A label or slice for display: JSON, except that a string has no quotes; unchanged if it was cut."""
     try:
         found = json.loads(value)
     except ValueError:

@@ -12,7 +12,7 @@ LEFT, WIDTH, RIGHT = 240, 420, 200
 ROW, AXIS = 28, 44
 """Pixels: the height of a bar, and of the ticks with the axis's name under them."""
 MOST_NAME = 40
-"""Characters of a row's name."""
+"""Most characters of a row's name."""
 
 BETTER, OPEN, WORSE = "#1a7f37", "#9a6700", "#cf222e"
 
@@ -62,7 +62,7 @@ def ticks(most: float) -> list[float]:
 
 
 def _axis(at: Sequence[float], rows: int, name: str, place: Callable[[float], float], form: str) -> list[str]:
-    """Lines down through all rows, with their numbers and what they are of below."""
+    """Vertical lines through all rows, with their numbers and the axis's name below."""
     bottom = rows * ROW
     shapes = [f'<line x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{bottom}" y2="{bottom}" stroke="#57606a"/>']
     for tick in at:
@@ -78,7 +78,7 @@ def _axis(at: Sequence[float], rows: int, name: str, place: Callable[[float], fl
 def _svg(shapes: Sequence[str], rows: int, title: str) -> Markup:
     width, height = LEFT + WIDTH + RIGHT, rows * ROW + AXIS
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    # Every name in a shape was escaped where it was put there.
+    # Names in the shapes are already escaped.
     return Markup(f'<svg {size} font-size="13" role="img" aria-label="{escape(title)}">{"".join(shapes)}</svg>')  # noqa: S704
 
 

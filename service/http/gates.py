@@ -92,7 +92,7 @@ def create(name: Name, body: GateIn, response: Response, service: Service, conte
     response.status_code = context.status(201)
     row = {"gallery_id": gallery.id, "version_id": new.id, "verdict": report["verdict"], "report": report}
     with service.database.write(dry_run=context.dry_run) as connection:
-        # By its id, not its name: another gallery may have that by now.
+        # By its id, as another gallery may have the name by now.
         take_seq(connection, gallery.id, 0)
         statement = insert(gate_report).values(**row, created=time.time()).returning(gate_report)
         stored = one_of(GateRow, connection.execute(statement))
@@ -137,12 +137,12 @@ def show_page(name: Name, number: Number, service: Service) -> Response:
 def take_sample(
     service: Runtime, gallery_id: int, old: LoadedVersion, new: LoadedVersion, places: dict[Place, int], request: GateIn
 ) -> Sample:
-    """The sample to measure on, embedded by both versions, and by others whose items need a calibration too.
+    """The sample to measure on, embedded by both versions, and by others whose items also need a calibration.
 
     Raises:
-        UnknownEvaluation: the gallery has no such evaluation set, or none any more.
+        UnknownEvaluation: the gallery has no such evaluation set, or it was deleted meanwhile.
         InvalidArgument: fewer than two entries can be used, none has the slice's field, or embeddings are missing.
-        NoEncoder: one of the two versions takes embeddings only.
+        NoEncoder: one of the two versions has no encoder.
     """
     other_encoders = {
         version: None

@@ -1,4 +1,4 @@
-"""Health: whether the process is alive, whether it is ready, and what is damaged or out of reach."""
+"""Health: whether the process is alive, whether it is ready, and what is damaged or unreachable."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def ready(service: Service) -> Readiness:
 
     Degraded counts as ready: everything undamaged is served.
     """
-    # Not on the threads of requests: all may wait for a slow store of images while queries go on.
+    # Not on the threads of requests, which may all wait for a slow image store while small queries are answered.
     return await asyncio.to_thread(_readiness, service)
 
 
@@ -83,7 +83,7 @@ def describe_load(progress: LoadProgress) -> LoadingGallery:
 
 
 def problems(service: Runtime) -> Iterator[str]:
-    """A sentence for each thing that is damaged or out of reach and therefore not used."""
+    """A sentence for each thing that is damaged or unreachable and therefore not used."""
     for registered in service.registry.all():
         if registered.problem:
             yield f"version {registered.name} is quarantined: {registered.problem}"

@@ -1,8 +1,8 @@
-"""Uvicorn's HTTP protocol, with head and body of an answer sent in one system call, where uvicorn makes two.
+"""Uvicorn's HTTP protocol, with limits, and with the head and body of a response in one system call instead of two.
 
-It also closes connections whose client owes the rest of a request, or reads nothing of an answer: uvicorn waits without
-limit, and each connection keeps a descriptor and the answer. And it refuses a head that is too long, before any key is
-checked: uvicorn keeps one of any length.
+It closes connections whose client does not send the rest of a request, or does not read a response: uvicorn would wait
+without limit, and each connection holds a descriptor and the response. It refuses too long heads of requests, before
+any key is checked: uvicorn has no limit.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ CHECK_SECONDS = 10.0
 MAX_OWED_CHECKS = 4
 """Checks in a row at which a client may owe the same head of a request, or the next part of its body."""
 MAX_UNREAD_CHECKS = 30
-"""Checks in a row at which it may have read nothing more of an answer: the system reports a large buffer late."""
+"""Checks in a row at which a client may have read nothing of a response; the system reports a large buffer late."""
 MAX_HEAD_BYTES = 1 << 17
-"""Bytes of a head, or of trailers after a body, beside what came with their first bytes."""
+"""Most bytes of a head, or of trailers after a body, without those received together with its beginning."""
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol with the limits above, over a transport that joins head and body of an answer."""
+    """Uvicorn's protocol with the limits above, over a transport that joins head and body of a response."""
 
-    # Checks are counted and not seconds: no client is closed for a while in which this process read nothing.
+    # Counts checks instead of seconds, so that no connection is closed because this process did not read for a while.
     _owed_checks = 0
     _unread_checks = 0
     _unread_bytes = 0
@@ -37,12 +37,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._next_check = self.loop.call_later(CHECK_SECONDS, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop checking it."""
+        """Stop checking the connection."""
         self._next_check.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read what came, but no head or trailers without an end."""
+        """Read the received bytes, with a limit for heads and trailers."""
         self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes > MAX_HEAD_BYTES:
@@ -54,7 +54,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_body(self, body: bytes) -> None:
-        """Read the next bytes of its body."""
+        """Read the next bytes of a request's body."""
         self._owed_checks = self._head_bytes = 0
         super().on_body(body)
 
@@ -65,11 +65,11 @@ class HttpProtocol(HttpToolsProtocol):
         if self._owed_checks == MAX_OWED_CHECKS:
             self.transport.close()
         if self._unread_checks == MAX_UNREAD_CHECKS:
-            self.transport.abort()  # a connection that is closed still waits for it to be read
+            self.transport.abort()  # `close` would still wait for the client to read
         self._next_check = self.loop.call_later(CHECK_SECONDS, self._check)
 
     def _is_clients_turn(self) -> bool:
-        """Whether the client has to send next. Between two requests it may be idle as long as uvicorn allows."""
+        """Whether the client has to send next; between two requests it may be idle as long as uvicorn permits."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             return self.timeout_keep_alive_task is None
@@ -77,27 +77,27 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class PairedWrites:
-    """A transport that delays one write until the next, but no longer than this pass of the event loop."""
+    """A transport that delays a write until the next one, but at most to the end of this pass of the event loop."""
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
-        self.is_closing = transport.is_closing  # called for each answer
+        self.is_closing = transport.is_closing  # called for each response
         self._delayed: bytes | None = None
         self._will_flush = False
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the transport's own."""
+        """Delegate everything else to the transport."""
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send it after the delayed write, or delay it; drop it where the client is gone.
+        """Send `data` with the delayed write, or delay it; drop it if the client has disconnected.
 
-        Uvicorn tells only the last of several pipelined requests that their client left.
+        Of several pipelined requests, uvicorn notifies only the last that the client has disconnected.
         """
         if self.is_closing():
             self._delayed = None
         elif not data:
-            return  # Python 3.12 and later try for ever to send an empty part of `writelines`
+            return  # Python 3.12 and later try forever to send an empty part of `writelines`
         elif self._delayed is not None:
             delayed, self._delayed = self._delayed, None
             self._transport.writelines((delayed, data))

@@ -1,6 +1,7 @@
-"""INGEST PATH: check everything, encode, write the images, then one transaction; nothing is half applied.
+"""The ingest path: check all items, encode, write images and texts, then one transaction, so nothing is half applied.
 
-A bad item is reported by its index and the others are stored, unless the batch is atomic or no item is valid.
+An invalid item is reported by its index and the others are stored, unless the batch is atomic or no item is valid. An
+entry point for each kind of body: `ingest_images`, `ingest_json`, `ingest_array` and `ingest_table`.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ from service.store.repository import NewItem
 
 
 def ingest_images(service: Runtime, name: str, form: Form, options: IngestOptions) -> Ingested:
-    """Store images, and texts among them, embedded by the gallery's current version; `options` say how.
+    """Store the images and texts of a form, embedded by the gallery's current version.
 
     Raises:
         UnknownGallery: there is no such gallery.
         NoCurrentVersion: nothing is deployed yet.
         NoEncoder, NoTextEntrance: the current version does not embed images, or texts.
-        InvalidBody: the form is not what this route reads.
-        ItemsRefused: no item is good, or the batch is atomic and one is bad.
+        InvalidBody: the form is invalid.
+        ItemsRefused: no item is valid, or the batch is atomic and one is invalid.
     """
 
     def attempt(to: Destination) -> Ingested:
@@ -70,13 +71,13 @@ def ingest_images(service: Runtime, name: str, form: Form, options: IngestOption
 
 
 def ingest_json(service: Runtime, name: str, raw: bytes, options: IngestOptions) -> Ingested:
-    """Store items in JSON: texts, or embeddings made elsewhere, of the named version or else the current one.
+    """Store items in JSON: texts, or embeddings made elsewhere, by the named version, by default the current one.
 
     Raises:
         UnknownGallery, UnknownVersion: there is no such gallery or version.
         NoCurrentVersion: nothing is deployed yet.
-        InvalidBody: the JSON is not what this route reads.
-        ItemsRefused: no item is good, or the batch is atomic and one is bad.
+        InvalidBody: the JSON is invalid.
+        ItemsRefused: no item is valid, or the batch is atomic and one is invalid.
     """
 
     def attempt(to: Destination) -> Ingested:
@@ -133,9 +134,9 @@ def _ingest_embeddings(
 
 
 def _embedding_batch(to: Destination, body: dict[str, Any], content: str) -> IngestBatch:
-    """A batch of embeddings, with their texts if any. Those added to existing items come without metadata and text.
+    """A batch of embeddings, with texts if any. Embeddings added to existing items have no metadata and text.
 
-    The items are removed from `body`, so that their lists of numbers are freed once they are read.
+    Removes the items from `body`, so that their lists of numbers are freed once they are read.
     """
     adds = to.options.mode is UpdateMode.UPDATE_ONLY
     batch = read_batch(body.pop("items", None), content, to.service.settings, "" if adds else "text")
@@ -162,7 +163,7 @@ def _listed(form: Form) -> Any:
 
 
 def _files(form: Form, batch: IngestBatch) -> dict[str, UploadFile]:
-    """The files by name; items that name no file of the form become errors."""
+    """The files by name; an item whose image is not the name of a file becomes an error."""
     files = {file.filename or "": file for file in form.files}
     if len(files) < len(form.files):
         raise InvalidBody("two files of the form have the same name", pointer="/images")
@@ -177,14 +178,14 @@ def _files(form: Form, batch: IngestBatch) -> dict[str, UploadFile]:
 def _encode_images(
     to: Destination, batch: IngestBatch, files: Mapping[str, UploadFile]
 ) -> list[tuple[ItemDraft, NewItem]]:
-    """Decode and embed a few images at a time, so that memory holds encoder inputs of one step only."""
+    """Decode and embed images in blocks, so that memory holds only one block of encoder inputs."""
     images = [draft for draft in batch.drafts if draft.text is None]
     blocks = (images[start : start + BATCH] for start in range(0, len(images), BATCH))
     return [item for block in blocks for item in _encode_block(to, batch, block, files)]
 
 
 def _encode_texts(to: Destination, batch: IngestBatch) -> tuple[list[tuple[ItemDraft, NewItem]], list[bytes]]:
-    """The items of a form that are texts, embedded, and these texts."""
+    """Embed the items of a form that are texts; returns the items and their texts."""
     drafts = [replace(draft, content=draft.text) for draft in batch.drafts if draft.text is not None]
     if not drafts:
         return [], []
@@ -222,10 +223,10 @@ def _read(file: UploadFile) -> bytes:
 def _check_embeddings(
     batch: IngestBatch, version: LoadedVersion, origin: Origin, rows: NDArray[Any] | None = None
 ) -> list[tuple[ItemDraft, NewItem]]:
-    """Check embeddings at once where all are valid, which is the rule, else one by one, to name those that are not.
+    """Check all embeddings at once; if one is invalid, check them one by one, to report the invalid ones.
 
-    `rows`: embeddings by the items' numbers; None: each is its item's content. That content is dropped then: Python's
-    garbage collector would visit each of a million numbers while every request waits.
+    `rows`: embeddings by the items' numbers; None: each is its item's content, which is then dropped, because Python's
+    garbage collector would visit each of a million numbers while all requests wait.
     """
     drafts, vectors = batch.drafts, None
     values = [draft.content for draft in drafts] if rows is None else rows[[draft.index for draft in drafts]]

@@ -1,4 +1,4 @@
-"""A batch of items as the client described it: valid items so far, and the errors of the others."""
+"""A batch of items while it is checked: the valid items so far, and the errors of the others; see `read_batch`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from service.settings import Settings
 
 @dataclass(slots=True)
 class ItemDraft:
-    """An item as the client described it: `content` is its image's file name, its embedding or its text, unchecked.
+    """An item of a request: `content` is its image's file name, its embedding or its text, unchecked.
 
-    `metadata` None: none were named. `text`: the text that an embedding is of, unchecked; None: none was given.
+    `metadata` None: not given. `text`: the unchecked text of an embedding, None: not given.
     """
 
     index: int
@@ -31,7 +31,7 @@ class ItemDraft:
 
 @dataclass
 class IngestBatch:
-    """A batch while it is checked: valid items so far, errors of the others, and what encoders do not see of them."""
+    """A batch while it is checked: valid items so far, errors of the others, and losses of images in preprocessing."""
 
     size: int
     drafts: list[ItemDraft] = field(default_factory=list)
@@ -47,7 +47,7 @@ class IngestBatch:
         )
 
     def settle(self, atomic: bool) -> None:
-        """Raise ItemsRefused if no item is valid, or with `atomic` if one is not."""
+        """Raise ItemsRefused if no item is valid, or, with `atomic`, if one is invalid."""
         if not self.errors:
             return
         self.errors.sort(key=lambda error: error["index"])
@@ -62,17 +62,17 @@ class IngestBatch:
 def read_batch(
     listed: object, content: str, settings: Settings, beside: str = "", *, either: bool = False
 ) -> IngestBatch:
-    """Check the shape of a batch's items; bad ones become errors.
+    """Check the fields of a batch's items; invalid items become errors.
 
     Args:
         listed: the items.
         content: the field that each item must have; "": none.
         settings: the limits.
-        beside: the field of a text that an item may have as well; "": none.
-        either: an item has that text instead of the content.
+        beside: the field of a text that an item may also have; "": none.
+        either: an item may have this text only instead of the content.
 
     Raises:
-        InvalidBody: this is no list, or an empty one.
+        InvalidBody: not a list, or an empty one.
         BodyTooLarge: more than `settings.max_batch` items.
     """
     max_batch = settings.max_batch
@@ -100,7 +100,7 @@ def read_batch(
 
 
 def _plain_drafts(listed: list[Any], content: str, beside: str, max_metadata: int) -> list[ItemDraft] | None:
-    """All items, checked at once where all are valid, which is the rule; None: check them one by one."""
+    """All items, checked at once, which is faster; None: one may be invalid, so check them one by one."""
     if set(map(type, listed)) != {dict} or not ({"id", "metadata", content, beside} - {""}).issuperset(
         chain.from_iterable(listed)
     ):
@@ -134,5 +134,5 @@ def _draft(index: int, value: object, content: str, beside: str, max_metadata: i
 
 
 def _without_halves(text: str) -> str:
-    """The text with `?` for each half of a surrogate pair: strict readers of JSON refuse an answer that holds one."""
+    """The text with `?` for each half of a surrogate pair, which strict JSON parsers refuse."""
     return text.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""The transaction that stores a batch, whatever its items are, while the version it was encoded by is current."""
+"""Store a batch of any kind in one transaction, provided that the version it was encoded for is still current."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Ingested:
     warnings: Sequence[Mapping[str, Any]]
 
     def as_json(self) -> dict[str, Any]:
-        """The body of the response."""
+        """The response's body."""
         kinds = ("new", "updated", "replaced")
         counts = {"stored": self.stored.count, **{kind: len(getattr(self.stored, kind)) for kind in kinds}}
         others = {"failed": len(self.errors), "seq": self.seq, "errors": self.errors, "warnings": self.warnings}
@@ -41,7 +41,7 @@ class Ingested:
 class IngestOptions:
     """How a batch is stored: atomically or not, what happens to existing items, and the origin of its embeddings.
 
-    Vectors that a transform made keep that origin when they are copied from another gallery: `reencode` and `supplied`
+    Transformed vectors that are copied from another gallery keep this origin, so that `reencode` and `supplied`
     backfills replace them by the version's own.
     """
 
@@ -52,7 +52,7 @@ class IngestOptions:
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a batch is stored: a gallery, whose current version must still be this one when the batch is written."""
+    """The gallery of a batch; its current version must still be `current` when the batch is written."""
 
     service: Runtime
     gallery_id: int
@@ -61,7 +61,7 @@ class Destination:
 
 
 class CurrentChanged(Exception):
-    """Another version was deployed while this batch was encoded for the one before."""
+    """Another version became current while this batch was encoded."""
 
 
 def refuse_existing(to: Destination, batch: IngestBatch) -> None:
@@ -83,11 +83,11 @@ def store_batch(
     batch: IngestBatch,
     files: Sequence[str] = (),
 ) -> Ingested:
-    """Write the valid items, each with an embedding by `version`; `files` are removed if that is refused.
+    """Write the valid items, each with an embedding by `version`; if that fails by one of these errors, remove `files`.
 
     Raises:
-        CurrentChanged: another version is the gallery's current one by now; nothing is written.
-        ItemsRefused: no item is good, or the batch is atomic and one is bad.
+        CurrentChanged: another version is current by now; nothing is written.
+        ItemsRefused: no item is valid, or the batch is atomic and one is invalid.
     """
     service, gallery_id, current = to.service, to.gallery_id, to.current
     with _removed_if_refused(service, files):
@@ -138,7 +138,7 @@ def store_contents(
 
 
 def write_contents(service: Runtime, gallery_id: int, contents: Iterable[bytes], kinds: Iterable[str]) -> list[str]:
-    """Write images or texts of a gallery; as `Blobs.write`, but raises UnknownGallery when the gallery was deleted."""
+    """Write images or texts of a gallery, as `Blobs.write`. Raises UnknownGallery if the gallery was deleted."""
     try:
         return service.blobs.write(gallery_id, contents, kinds)
     except StoreUnreachable:
@@ -152,7 +152,7 @@ def write_contents(service: Runtime, gallery_id: int, contents: Iterable[bytes],
 def while_current_holds(
     service: Runtime, name: str, options: IngestOptions, attempt: Callable[[Destination], Ingested]
 ) -> Ingested:
-    """Run `attempt` with the gallery's current version, again whenever another became current meanwhile."""
+    """Run `attempt` with the gallery's current version; repeat it if another became current meanwhile."""
     while True:
         try:
             return attempt(Destination(service, *_destination(service, name), options))

@@ -1,6 +1,6 @@
-"""Items that are texts: embedded by the current version's text entrance, or beside an embedding made elsewhere.
+"""Items with texts, embedded by the current version's text entrance, or sent with an embedding made elsewhere.
 
-A text is kept as it was given, in UTF-8. Like an image it takes the place of whatever an item of its id holds.
+A text is stored unchanged, in UTF-8. Like an image, it replaces the content and embeddings of an existing item.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from service.store.repository import NewItem
 
 
 def are_texts(listed: object) -> bool:
-    """Whether items in JSON are texts: one of them has a text, and none an embedding."""
+    """Whether items in JSON are texts: at least one has a text, and none has an embedding."""
     if not isinstance(listed, list):
         return False
     fields = {name for entry in listed if isinstance(entry, dict) for name in ("text", "embedding") if name in entry}
@@ -33,9 +33,9 @@ def ingest_texts(to: Destination, body: Mapping[str, Any]) -> Ingested:
     """Store texts, embedded by the current version as items.
 
     Raises:
-        InvalidBody: a version is named, or they are no list of items.
+        InvalidBody: a version is named, or there is no list of items.
         NoTextEntrance: the current version does not embed texts; names those that do.
-        ItemsRefused: no item is good, or the batch is atomic and one is bad.
+        ItemsRefused: no item is valid, or the batch is atomic and one is invalid.
         CurrentChanged: another version is current by now.
     """
     if "version" in body:
@@ -70,7 +70,7 @@ def store_embeddings(
 
 
 def check_reads_texts(to: Destination, number: int = 0) -> None:
-    """Raise NoTextEntrance, at the item of this number, where the current version does not embed texts."""
+    """Raise NoTextEntrance, pointing to the item `number`, if the current version does not embed texts."""
     if not to.current.card.text:
         legal = ", ".join(sorted(to.service.registry.text_encoders())) or "none"
         why = f"the current version {to.current.name!r} has no text entrance (versions with one: {legal})"
@@ -78,7 +78,7 @@ def check_reads_texts(to: Destination, number: int = 0) -> None:
 
 
 def read_text(value: object, max_bytes: int) -> bytes:
-    """A text of an item in UTF-8. Raises InvalidText at `/text`: it is no text, or larger than `max_bytes`."""
+    """An item's text in UTF-8. Raises InvalidText at `/text` if it is not a text, or larger than `max_bytes`."""
     with errors_at("/text"):
         content = check_text(value, None).encode()
         if len(content) > max_bytes:
@@ -89,7 +89,7 @@ def read_text(value: object, max_bytes: int) -> bytes:
 def encode_texts(
     to: Destination, batch: IngestBatch, drafts: Sequence[ItemDraft]
 ) -> tuple[list[tuple[ItemDraft, NewItem]], list[bytes]]:
-    """Embed the valid texts, as many at a time as the entrance takes; returns the items and the texts in UTF-8."""
+    """Embed the valid texts in batches of the entrance; returns the items and the texts in UTF-8."""
     entrance, max_bytes = to.current.texts(), to.service.settings.max_text_bytes
     readable: list[tuple[ItemDraft, bytes, Any]] = []
     for draft in drafts:

@@ -1,4 +1,4 @@
-"""Delete items: by their ids in one transaction, by a filter in short ones of a block each."""
+"""Delete items: by their ids in one transaction, by a filter in short transactions of a block each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def delete_named(service: Runtime, name: str, ids: Sequence[str], *, dry_run: bo
 
 
 def delete_passing(service: Runtime, name: str, where: dict[str, Any], *, dry_run: bool = False) -> int:
-    """Delete the items that pass a filter. Returns how many, and raises, as `change_passing`."""
+    """Delete the items that pass a filter. Returns and raises as `change_passing`."""
 
     def change(connection: Connection, gallery_id: int, ids: list[str]) -> tuple[int, Sequence[str]]:
         deleted, blobs = _delete(connection, gallery_id, ids)

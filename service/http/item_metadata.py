@@ -1,4 +1,4 @@
-"""Change the metadata of existing items, and nothing else of them, by JSON Merge Patch (RFC 7396)."""
+"""Change only the metadata of existing items, by JSON Merge Patch (RFC 7396)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from service.store.rows import ItemRow
 Patch = Mapping[str, Any]
 
 MAX_ERRORS = 100
-"""Faulty items that are named, of those that passed a filter: these may be the whole gallery."""
+"""Most errors that are listed for items selected by a filter, which may be the whole gallery."""
 
 
 def merge_patch(target: object, patch: Patch) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def patch_named(
     Raises:
         UnknownGallery: there is none of this name.
         InvalidBody, BodyTooLarge: see `read_batch`.
-        ItemsRefused: no item can be patched, or with `atomic` one cannot.
+        ItemsRefused: no item can be patched, or, with `atomic`, one cannot.
     """
     batch = read_batch(listed, "", service.settings)
     for draft in batch.drafts:
@@ -67,10 +67,10 @@ def patch_named(
 def patch_passing(
     service: Runtime, name: str, where: dict[str, Any], patch: Patch, context: ChangeContext
 ) -> MetadataResult:
-    """Patch the metadata of all items that pass a filter with one patch; a dry run counts those that pass.
+    """Patch the metadata of all items that pass a filter with one patch; a dry run counts the items that pass.
 
     Raises:
-        InvalidItem: no metadata can hold this patch.
+        InvalidItem: the patch cannot be stored in any metadata.
         InvalidFilter, ShuttingDown: see `change_passing`.
     """
     max_bytes, failed, errors = service.settings.max_metadata_bytes, 0, list[ItemError]()
@@ -93,7 +93,7 @@ def patch_passing(
 def _patch(
     connection: Connection, gallery_id: int, patches: Mapping[str, Patch], max_bytes: int
 ) -> dict[str, RegraftError]:
-    """Patch the metadata of items by id, holding the gallery's lock. Returns errors by id."""
+    """Patch the metadata of items by id; the caller holds the gallery's lock. Returns errors by id."""
     refused: dict[str, RegraftError] = {}
     rows = {row.external_id: row for row in rows_of(connection, gallery_id, list(patches)) if not row.deleted}
     merged: list[tuple[ItemRow, dict[str, Any]]] = []

@@ -1,4 +1,4 @@
-"""The texts of stored items, for answers that show them."""
+"""The texts of stored items, for responses that show them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def texts_of(blobs: Blobs, rows: Iterable[ItemRow]) -> dict[str | None, str | No
 
 
 def _read(blobs: Blobs, keys: Iterable[str]) -> Iterator[str | None]:
-    """The texts under blob keys; None where one is gone, or is no valid text.
+    """The texts under blob keys; None for one that is missing or not valid text.
 
     Raises:
         StoreUnreachable, ImageUnreadable: one cannot be read.
@@ -38,10 +38,10 @@ def _read(blobs: Blobs, keys: Iterable[str]) -> Iterator[str | None]:
 
 
 def add_texts(service: Runtime, keys: Iterable[Iterable[int]], rows: Iterable[Sequence[dict[str, Any]]]) -> None:
-    """Put the field `text` into matches; `keys` are those of their items, query by query.
+    """Add the field `text` to matches; `keys`: their items' keys, query by query.
 
     Raises:
-        InvalidArgument: the texts are longer than an answer may be.
+        InvalidArgument: the texts together are too long for a response.
         StoreUnreachable, ImageUnreadable: one cannot be read.
     """
     pairs = [
@@ -62,6 +62,6 @@ def add_texts(service: Runtime, keys: Iterable[Iterable[int]], rows: Iterable[Se
 
 
 def too_long(what: str, most: int, instead: str) -> InvalidArgument:
-    """The error of matches that would show more than an answer can hold."""
+    """The error of matches that would show more than a response may hold."""
     told = f"the {what} of all matches exceed {most} characters: request fewer matches, or {instead}"
     return InvalidArgument(told, pointer="/k")

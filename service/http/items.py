@@ -59,7 +59,7 @@ FilterText = Annotated[
     str | None, Query(alias="filter", description="metadata filter as JSON: only items that match it")
 ]
 IMAGE = gives("image/*")
-# An id that itself ends in /image is shown as any other; an image that was damaged on disk has no type.
+# An item whose id ends in /image is shown as JSON; an image that is damaged on disk has no media type.
 IMAGE[200]["content"] |= {"application/json": {}, "application/octet-stream": {}}
 METADATA = {"type": "object"}
 TEXT = {"type": "string", "minLength": 1, "description": "the item's text"}
@@ -162,7 +162,7 @@ async def ingest_body(
 
 
 def respond(ingested: Ingested) -> Response:
-    """The answer to an ingest, written on the thread that did the work, in ASCII: faulty items are named as sent."""
+    """The response to an ingest, in ASCII, since ids of invalid items are repeated; encoded on the calling thread."""
     return Response(json.dumps(ingested.as_json()), media_type=JSON)
 
 
@@ -319,10 +319,10 @@ def describe_item(
 ) -> dict[str, Any]:
     """The fields of `regraft.models.ItemInfo`.
 
-    `origins`: version id -> origin of the embedding that the item holds. `texts`: blob key -> text, of those shown.
+    `origins`: version id -> origin of the item's embedding. `texts`: blob key -> text, if texts are shown.
     """
     for version_id in origins:
-        service.registry.by_id(version_id)  # makes one known that another process registered
+        service.registry.by_id(version_id)  # loads versions that another process has registered
     return {
         "id": row.external_id,
         "metadata": row.metadata,

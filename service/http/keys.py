@@ -1,4 +1,4 @@
-"""API keys: create, list, delete. The key of the settings opens everything, and is none of these."""
+"""API keys over HTTP: create, list, delete. The key in the settings permits everything and is not among them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from service.store.repository import all_galleries
 router = APIRouter(route_class=CheckedRoute, tags=["keys"])
 
 RESERVED = {"api_key", "canary", "local", "worker"}
-"""Names that the audit uses itself: for the keys of the settings, for no key, and for a canary that ends itself."""
+"""Names with a meaning in the audit log: the keys in the settings, no key, and a canary that ends itself."""
 
 
 class KeyIn(Body):

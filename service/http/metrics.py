@@ -1,7 +1,7 @@
 """Metrics for Prometheus: requests are counted as they end, gauges are read when metrics are scraped.
 
-A process counts its own requests. Where several accept from one port, a scrape reaches any one of them: give each a
-port of its own where it is to be monitored (docs/deployment.md).
+Each process counts its own requests. If several share a port, a scrape reaches any one of them: to monitor them, give
+each its own port (docs/deployment.md).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ router = APIRouter()
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 QUERY = "/v1/galleries/{name}/query"
-"""The route of queries, which bypass the framework, so that none is in their scope."""
+"""The route of queries; their scope has none, since they bypass the framework."""
 OTHER = "other"
 
 
 class RequestMetrics:
-    """Counts the requests of one process, by route: names of galleries and items are no labels."""
+    """Counts the requests of one process by method, route and status, without names of galleries and items."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -50,11 +50,11 @@ class RequestMetrics:
             buckets=SECONDS,
             registry=self.registry,
         )
-        # By method, route and status: the library would look its labels up anew for each request.
+        # By method, route and status, because the library's own lookup of labels is slow.
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     def count(self, scope: Scope, status: int, seconds: float) -> None:
-        """Count one request, the status of its answer, and the seconds it took."""
+        """Count one request with the status of its response and its seconds."""
         labels = scope["method"], _route(scope), status
         if (children := self._children.get(labels)) is None:
             children = self._children[labels] = self._ended.labels(*labels), self._seconds.labels(labels[1])
@@ -66,13 +66,13 @@ class RequestMetrics:
 def _route(scope: Scope) -> str:
     route = getattr(scope.get("route"), "path", None)
     if route is not None:
-        # The framework tells the path of a router's route without the router's prefix.
+        # The framework's path of a router's route may lack the router's prefix.
         return "/v1" + str(route).removeprefix("/v1") if scope["path"].startswith("/v1/") else str(route)
     return QUERY if scope["path"].startswith("/v1/galleries/") and scope["path"].endswith("/query") else OTHER
 
 
 class Gauges(Collector):
-    """What a service holds and waits for at the moment of a scrape."""
+    """The state of the service at the moment of a scrape."""
 
     def __init__(self, service: Runtime) -> None:
         self._service = service
@@ -109,7 +109,7 @@ class Gauges(Collector):
             yield _gauge("regraft_backfill_items_waiting", "Items that running backfills still have to move.", waiting)
 
     def _read(self, gallery_ids: Sequence[int]) -> tuple[Mapping[int, tuple[int, int | None]], int | None]:
-        """These galleries' `galleries_now`, and the `backlog`; empty and None where the database does not answer."""
+        """The `gallery_states` of galleries, and the `backlog`; empty and None if the database does not answer."""
         try:
             with self._service.database.lookup() as connection:
                 return gallery_states(connection, gallery_ids) if gallery_ids else {}, backlog(connection)
@@ -118,7 +118,7 @@ class Gauges(Collector):
 
 
 def backlog(connection: Connection) -> int:
-    """Items that running backfills have planned and not settled: what workers are scaled by."""
+    """Items that running backfills have planned and not settled, by which workers can be scaled."""
     settled = backfill.c.done + backfill.c.skipped + backfill.c.failed
     counted = select(func.coalesce(func.sum(backfill.c.total - settled), 0))
     return int(connection.execute(counted.where(backfill.c.state == BackfillState.RUNNING)).scalar_one())
@@ -131,7 +131,7 @@ def _gauge(name: str, help_text: str, value: float) -> Metric:
 @router.get("/metrics", include_in_schema=False)
 async def metrics(request: Request, service: Service) -> Response:
     """Get metrics in Prometheus's text format; requires the API key."""
-    # Not on the threads of requests: a service whose requests all wait has metrics, too.
+    # Not on the threads of requests, so that metrics are available while all requests wait.
     text = await asyncio.to_thread(_exposition, request.app.metrics, service)
     return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 

@@ -14,7 +14,7 @@ from service.errors import InvalidBody
 NPY = "application/x-npy"
 MAGIC = b"\x93NUMPY"
 MAX_HEADER = 1024
-"""Bytes; what NumPy writes for a matrix takes 118."""
+"""Most bytes of a header; NumPy's header of a matrix has 118."""
 _HEADER = re.compile(
     rb"\{'descr': '([<>]f[248])', 'fortran_order': (True|False), 'shape': \((\d{1,15}), (\d{1,15})\), ?\}[ \n]*"
 )
@@ -28,7 +28,7 @@ def read_npy(raw: bytes, pointer: str) -> NDArray[Any]:
     """The matrix (N, D) that `raw` holds, of float16, float32 or float64; nothing is copied.
 
     Raises:
-        InvalidBody: it is none, or the numbers are not as many as the header says.
+        InvalidBody: it is not such an array, or the count of numbers differs from the header.
     """
     header, end = _header(raw, _HEADER, "a matrix (N, D) of float16, float32 or float64", pointer)
     numbers = _elements(raw, end, header[1], (int(header[3]), int(header[4])), pointer)
@@ -39,7 +39,7 @@ def read_npy_labels(raw: bytes, pointer: str) -> NDArray[Any]:
     """The labels (N,) that `raw` holds, whole numbers or texts; nothing is copied.
 
     Raises:
-        InvalidBody: it holds none, or the labels are not as many as the header says.
+        InvalidBody: it is not such an array, or the count of labels differs from the header.
     """
     header, end = _header(raw, _LABELS, "labels (N,) of integers or strings", pointer)
     return _elements(raw, end, header[1], (int(header[2]),), pointer)
@@ -59,7 +59,7 @@ def _header(raw: bytes, legal: re.Pattern[bytes], needed: str, pointer: str) -> 
 
 
 def _elements(raw: bytes, end: int, type_code: bytes, shape: tuple[int, ...], pointer: str) -> NDArray[Any]:
-    """The elements after the header, as one row."""
+    """The elements after the header, as a 1-D array."""
     kind = np.dtype(type_code.decode())
     if math.prod(shape) * kind.itemsize != len(raw) - end:
         sizes = f"{math.prod(shape) * kind.itemsize} bytes, but {len(raw) - end} follow"

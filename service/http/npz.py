@@ -15,15 +15,15 @@ POINTER = "/pairs"
 
 
 def read_pairs(stream: BinaryIO, max_bytes: int) -> PairArrays:
-    """The arrays `new`, `old` and, if there, `labels`.
+    """The arrays `new`, `old` and, if present, `labels`.
 
     Args:
         stream: the file.
-        max_bytes: of the arrays, unpacked.
+        max_bytes: most bytes of the unpacked arrays.
 
     Raises:
-        InvalidBody: no such file, or an array that is missing, unknown or of another type.
-        BodyTooLarge: they would take more.
+        InvalidBody: not an .npz, or an array is missing, unknown or of another type.
+        BodyTooLarge: the arrays are larger than `max_bytes`.
     """
     arrays = _unpacked(stream, max_bytes)
     if missing := next((name for name in NEEDED if name not in arrays), None):
@@ -40,7 +40,7 @@ def _unpacked(stream: BinaryIO, max_bytes: int) -> dict[str, bytes]:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             if unknown := next((name for name in members if name not in KNOWN), None):
                 raise InvalidBody(f"unknown array {unknown!r}; legal: {', '.join(KNOWN)}", pointer=POINTER)
-            # Other methods have no bound on what a small part becomes.
+            # Other compression methods have no bound on the size of what is unpacked.
             if any(info.compress_type not in {ZIP_STORED, ZIP_DEFLATED} for info in members.values()):
                 raise InvalidBody("the pairs must be uncompressed or compressed as NumPy does", pointer=POINTER)
             if (size := sum(info.file_size for info in members.values())) > max_bytes:

@@ -1,7 +1,7 @@
-"""The OpenAPI document: FastAPI's description of each route, completed by what holds for every route.
+"""The OpenAPI document: FastAPI's description of each route, completed by what applies to all routes; see `describe`.
 
-Errors declare their `status` and `code` once; which statuses an operation can answer follows from its parameters and
-body.
+Error classes declare their `status` and `code`; the statuses that an operation may return follow from its parameters
+and body.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Errors are problem+json (RFC 9457): `code` is for programs, `detail` for people,
 
 
 STATUSES = (400, 401, 403, 404, 409, 412, 413, 415, 422, 500, 502, 503, 504)
-"""Of the errors that an operation can answer with."""
+"""The statuses of errors that operations may return."""
 
 
 def install(app: FastAPI, settings: Settings) -> None:
@@ -92,7 +92,7 @@ WRITERS = ("index.creation.", "index.new_folder")
 
 
 def codes_by_status() -> Mapping[int, list[str]]:
-    """The codes of every error there is, and of those the framework raises."""
+    """Status -> the codes of all errors of this service and of the framework."""
     codes: dict[int, set[str]] = defaultdict(set)
     for kind in _kinds(RegraftError):
         codes[kind.status].add(kind.code)
@@ -118,7 +118,7 @@ def _problem(codes: list[str]) -> Document:
 
 
 def _summarise(operation: Document) -> None:
-    """Make the first line of the route's docstring its summary, in place of the words of the function's name."""
+    """Make the first line of the route's docstring its summary, instead of the function's name."""
     summary, _, rest = operation.pop("description").partition("\n")
     operation["summary"] = summary.removesuffix(".")
     if rest:
@@ -134,14 +134,14 @@ def _add_dry_run(operation: Document) -> None:
 
 def _add_problems(method: str, operation: Document) -> None:
     answers = operation["responses"]
-    # FastAPI's own model of a refused request is not what this service answers.
+    # FastAPI's model of an invalid request is not the one of this service.
     answers.pop("422", None)
     for status in sorted(_failures(method, operation)):
         answers[str(status)] = {"$ref": f"#/components/responses/{_name(status)}"}
 
 
 def _failures(method: str, operation: Document) -> set[int]:
-    """The statuses of errors that an operation can answer, by its parameters and body."""
+    """The statuses of errors that an operation may return, by its parameters and body."""
     found = {401, 403, 422, 500, 503}
     reads_body = "requestBody" in operation
     if operation.get("parameters") or reads_body:

@@ -1,4 +1,4 @@
-"""docs/openapi.json: the description of a service that asks for a key and has every setting at its default."""
+"""Write docs/openapi.json: the description of a service with an API key and default settings otherwise."""
 
 from __future__ import annotations
 

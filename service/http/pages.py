@@ -1,4 +1,4 @@
-"""Pages of the service's own, and their files: under a policy that lets them load nothing but these."""
+"""The service's own pages and their files, with a content security policy that lets them load nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse
 
 
 def page_headers(images: str) -> dict[str, str]:
-    """Headers of a page and its files; `images`: from where else, by scheme, it shows images."""
+    """Headers of a page and its files; `images`: other sources of images, as schemes of the policy."""
     policy = (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
         f"img-src 'self' {images}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -19,5 +19,5 @@ def page_headers(images: str) -> dict[str, str]:
 
 
 def page_file(package: str, name: str, media_type: str, headers: Mapping[str, str]) -> FileResponse:
-    """A file out of the folder `static` of a package."""
+    """A file from the folder `static` of a package."""
     return FileResponse(Path(str(files(package) / "static" / name)), media_type=media_type, headers=headers)

@@ -1,8 +1,8 @@
-"""Strict JSON parsing of requests, in slices: however large a body is, other threads never wait long for it.
+"""Strict JSON parsing of requests in slices, so that other threads never wait long for a large body; see `parse_json`.
 
-A parser holds the interpreter's lock from the first character to the last. Here a list or an object that is longer than
-a slice is read many short members at a time, or member by member, and only what is shorter goes to a parser as a whole:
-to orjson, which is fast, and where that refuses or would round, to Python's own, which says what is meant.
+A parser holds the GIL from the first character to the last. So a list or object longer than a slice is read many short
+members at a time, or member by member, and only shorter parts go to a parser as a whole: to orjson, which is fast, or,
+where that refuses or would round, to Python's own.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import orjson
 from service.errors import BodyTooLarge, InvalidBody
 
 SLICE = 1 << 18
-"""Characters that are parsed in one go, in one or two milliseconds."""
+"""Characters that are parsed at a time, in one or two milliseconds."""
 MAX_LONG = 8
 """How deep lists and objects longer than a slice may be nested."""
 MIN_STEP = 64
-"""Fewer characters are not worth trying to read several members at once."""
+"""Below so many characters, members are read one by one."""
 MAX_CONTAINERS = 1_000_000
-"""Lists and objects in one body: each costs many times the memory of its two characters."""
+"""Most lists and objects in one body: each takes many times the memory of its two characters."""
 MAX_MEMBERS = 100_000
-"""Of one object that is longer than a slice: going through their names holds the interpreter's lock."""
+"""Most members of an object longer than a slice: merging them holds the GIL."""
 CUT_OFF = 16
-"""A value cut by the end of a slice fails at most so many characters before it; a string, at its beginning."""
+"""A value cut by the end of a slice fails at most so many characters before the end; a string at its own beginning."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _CLOSING = {"[": "]", "{": "}"}
@@ -37,15 +37,15 @@ _WIDE = b"," + b"0" * 19
 
 
 class NotForOrjson(Exception):
-    """The text holds something that orjson refuses, or would round: Python's parser decides."""
+    """The text has something that orjson refuses or would round: Python's parser decides."""
 
 
 def parse_json(raw: bytes | str) -> Any:
-    """JSON without NaN, Infinity, and halves of surrogate pairs, which could never be sent back.
+    """Parse JSON. NaN, Infinity and halves of surrogate pairs are refused, as they could never be sent back.
 
     Raises:
-        InvalidBody: says where it stops being JSON.
-        BodyTooLarge: it holds too many lists and objects, or an object too many members.
+        InvalidBody: it is not such JSON; says where.
+        BodyTooLarge: there are too many lists and objects, or an object has too many members.
     """
     value = parse_any_json(raw)
     if _may_hold_halves(raw) and not is_whole(value):
@@ -54,7 +54,7 @@ def parse_json(raw: bytes | str) -> Any:
 
 
 def parse_any_json(raw: bytes | str) -> Any:
-    """JSON as `parse_json`, but halves of surrogate pairs are left to the caller (`is_whole`). Raises as it does."""
+    """As `parse_json`, but halves of surrogate pairs are left to the caller (`is_whole`). Raises as `parse_json`."""
     try:
         with suppress(NotForOrjson):
             if len(raw) <= SLICE and (value := _quickly(raw)) is not _UNREAD:
@@ -68,11 +68,11 @@ def parse_any_json(raw: bytes | str) -> Any:
 
 
 def _quickly(text: bytes | str) -> Any:
-    """A list or an object as orjson reads it; `_UNREAD` where it is neither, or not JSON.
+    """Parse a list or an object by orjson; `_UNREAD` if it is neither, or not JSON.
 
     Raises:
-        NotForOrjson: Python's parser may read it: it holds half of a surrogate pair, a number beyond float64, or an
-            integer of more than 64 bits, which would become a float; no number may begin with nineteen digits.
+        NotForOrjson: Python's parser may read it: it has half of a surrogate pair, a number beyond float64, or an
+            integer that may have more than 64 bits, which would become a float: one of nineteen digits or more.
     """
     raw = text.encode() if isinstance(text, str) else text
     if _WIDE in raw.translate(_SHAPES):
@@ -86,7 +86,7 @@ def _quickly(text: bytes | str) -> Any:
 
 
 def _may_hold_halves(raw: bytes | str) -> bool:
-    """Whether the escape of a surrogate begins somewhere."""
+    """Whether the text may have the escape of a surrogate."""
     if isinstance(raw, str):
         return "\\ud" in raw or "\\uD" in raw
     return b"\\" in raw and (b"\\ud" in raw or b"\\uD" in raw)  # finding one byte is faster than three
@@ -116,9 +116,9 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._parse = JSONDecoder(parse_constant=_not_json).raw_decode
-        # The part of the text in which values are parsed: a copy, so that no parse goes beyond it.
+        # The part of the text in which values are parsed: a copy, so that no parser reads beyond it.
         self._window, self._begin = text[: 2 * SLICE], 0
-        # How many characters of short members are read at a time: less where long ones lie between them.
+        # How many characters of short members are read at a time; fewer if there are long ones between them.
         self._step = SLICE
 
     def whole(self) -> Any:
@@ -129,9 +129,9 @@ class _Reader:
         return value
 
     def _field(self, at: int, depth: int) -> tuple[Any, int]:
-        """The value of a field, often most of the text: one that seems to end after the window is not parsed whole."""
+        """The value of a field, often most of the text; one that seems to end after the window is read in parts."""
         self._move_window(at)
-        if depth < MAX_LONG and self._seems_long(at):  # at the depth limit it is tried whole: a short one is legal
+        if depth < MAX_LONG and self._seems_long(at):  # at the depth limit, try it as a whole: a short one is legal
             return self._long(at, depth)
         return self._value(at, depth)
 
@@ -143,7 +143,7 @@ class _Reader:
         return self._window.count(opening, begin) > self._window.count(_CLOSING[opening], begin)
 
     def _value(self, at: int, depth: int) -> tuple[Any, int]:
-        """The value that begins at `at`, and where it ends."""
+        """The value that begins at `at`, and its end."""
         self._move_window(at)
         begin, window = self._begin, self._window
         last = begin + len(window) == len(self._text)
@@ -153,7 +153,7 @@ class _Reader:
             if last or (error.pos < len(window) - CUT_OFF and not error.msg.startswith("Unterminated string")):
                 raise JSONDecodeError(error.msg, self._text, begin + error.pos) from None
         else:
-            # A number at the very end may go on.
+            # A number at the end of the window may continue.
             if last or end < len(window) - CUT_OFF:
                 return value, begin + end
         return self._long(at, depth)
@@ -211,9 +211,9 @@ class _Reader:
                 return found, at
 
     def _read_members(self, at: int, brackets: str) -> tuple[Any, int] | None:
-        """The members up to a comma that is between two of them, and where the next one begins; None: read one by one.
+        """Parse several members up to a comma; returns them and where the next begins. None: read them one by one.
 
-        It is between two, if what is before it is JSON in itself; of lists and objects, it is between two brackets.
+        The comma separates members if the text before it is valid JSON; lists and objects also have brackets around it.
         """
         opening = self._text[at : at + 1]
         while self._step > MIN_STEP and (end := self._last_comma(at, opening)) > at:
@@ -226,14 +226,14 @@ class _Reader:
         return None
 
     def _last_comma(self, at: int, opening: str) -> int:
-        """The last one within a step that may be between two members, the first of which begins like this."""
+        """The last comma within a step that may separate members, if the first of them begins with `opening`."""
         if opening not in _CLOSING:
             return self._text.rfind(",", at, at + self._step)
         before = _CLOSING[opening]
         return 1 + max(self._text.rfind(f"{before},{space}{opening}", at, at + self._step) for space in ("", " "))
 
     def _whole(self, part: str) -> Any:
-        """The value that a part is; `_UNREAD`: it is none."""
+        """The value of a part; `_UNREAD` if it is not JSON."""
         try:
             return _quickly(part)
         except NotForOrjson:
@@ -245,7 +245,7 @@ class _Reader:
         return value if end == len(part) else _UNREAD
 
     def _next(self, at: int, closing: str) -> tuple[int, bool]:
-        """Where the next member begins, or what follows the closing bracket; and whether that was there."""
+        """Where the next member begins and False, or the position after the closing bracket and True."""
         at = self._skip(at)
         if self._text[at : at + 1] == closing:
             return at + 1, True
@@ -254,7 +254,7 @@ class _Reader:
         return self._skip(at + 1), False
 
     def _move_window(self, at: int) -> None:
-        """Move the window so that it holds at least a slice from `at` on, or the rest of the text."""
+        """Move the window so that it holds at least a slice from `at`, or the rest of the text."""
         end = self._begin + len(self._window)
         if at < self._begin or (at + SLICE > end and end < len(self._text)):
             self._window, self._begin = self._text[at : at + 2 * SLICE], at

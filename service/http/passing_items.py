@@ -20,11 +20,11 @@ from service.store.tables import item
 BLOCK = 1_000
 """Items that are changed in one transaction."""
 PAUSE_SECONDS = 0.005
-"""Between two of them, so that other writers get their turn."""
+"""Pause between two transactions, in which other writers get the lock."""
 Change = Callable[[Connection, int, list[str]], tuple[int, Sequence[str]]]
-"""Changes the items of these ids, of the gallery with this key, whose lock the transaction holds.
+"""Changes items by ids, in the gallery with this key, whose lock the transaction holds.
 
-Returns how many it changed, and the blobs that nothing refers to any more.
+Returns how many items it changed, and the blobs that nothing refers to any more.
 """
 
 
@@ -33,8 +33,8 @@ def change_passing(
 ) -> int:
     """Change the items that exist now and pass a filter. Returns how many; in a dry run, how many pass.
 
-    The transaction that changes an item filters it again: one that was written meanwhile counts if it still passes, and
-    one that was added meanwhile is not changed. Blocks that were changed stay so, whatever ends this in between.
+    The transaction that changes an item filters it again: an item written meanwhile is changed if it still passes, and
+    an item added meanwhile is not. If this ends early, the blocks already changed stay changed.
 
     Args:
         service: the service.
@@ -45,7 +45,7 @@ def change_passing(
         dry_run: only count.
 
     Raises:
-        InvalidFilter: it is no filter.
+        InvalidFilter: the filter is invalid.
         ShuttingDown: the service was asked to stop.
     """
     parse_filter(where)  # an empty gallery would not check it

@@ -25,7 +25,7 @@ from service.store.database import COMMIT_STATE
 logger = logging.getLogger(__name__)
 
 MOST_ERRORS = 100
-"""Faults of one body that an answer lists."""
+"""Most faults of one body that a response lists."""
 CODES = {
     400: "bad_request",
     404: "not_found",
@@ -34,10 +34,10 @@ CODES = {
     422: "invalid_request",
     500: "internal_error",
 }
-"""Codes of the errors that the framework raises; the phrases of HTTP change with the Python release."""
+"""Codes of the framework's errors, independent of HTTP phrases, which change with Python releases."""
 PROBLEM = "application/problem+json"
 UNCHANGED = "the database does not answer; nothing was changed"
-"""Replaces the message of `DatabaseUnavailable` where nothing can have been committed."""
+"""Replaces the message of `DatabaseUnavailable` if nothing can have been committed."""
 
 
 class Fault(BaseModel):
@@ -73,7 +73,7 @@ def problem(request_id: str, status: int, code: str, detail: str, errors: Sequen
         "request_id": request_id,
     }
     headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
-    # ASCII: names out of the request are repeated, and half a surrogate pair could not be encoded otherwise.
+    # ASCII, because names from the request are repeated, and half a surrogate pair could not be encoded in UTF-8.
     return Response(json.dumps(content), status, headers, media_type=PROBLEM)
 
 
@@ -85,7 +85,7 @@ def problem_of(error: RegraftError, request_id: str) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Answer expected errors by a problem; `service.http.auth.Guard` does it for unexpected ones."""
+    """Turn expected errors into problem responses; `service.http.auth.Guard` does so for unexpected ones."""
     app.add_exception_handler(RegraftError, _regraft_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -103,8 +103,8 @@ async def _regraft_error(request: Request, error: Exception) -> Response:
 
 
 async def database_error(request: Request, error: Exception) -> Response:
-    """The answer when the database is locked, restarted or out of reach, or all connections to it are taken."""
-    # No traceback: every request ends like this, for as long as it lasts.
+    """The response if the database is locked, restarting or unreachable, or all connections to it are taken."""
+    # No traceback, as every request fails like this until the database answers again.
     logger.error(Event("database_unavailable", reason=str(error).partition("\n")[0]))
     commit_state = COMMIT_STATE.get()
     unknown = commit_state.committed or commit_state.committing
@@ -131,7 +131,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """All methods of a path: a route of the framework knows only its own."""
+    """All methods of a path, since a route of the framework knows only its own."""
     routes = iter_route_contexts(request.app.routes)
     paths = [(compile_path(route.path or ""), route.methods or ()) for route in routes]
     found = [(path, methods) for (regex, path, _), methods in paths if regex.match(request.scope["path"])]
@@ -139,5 +139,5 @@ def _methods(request: Request) -> list[str]:
 
 
 def _pointer(place: Sequence[int | str]) -> str:
-    """FastAPI's location, below "body", "query" or "path" -> a JSON pointer."""
+    """FastAPI's location, below "body", "query" or "path", as a JSON pointer."""
     return "".join(f"/{str(name).replace('~', '~0').replace('/', '~1')}" for name in place[1:])

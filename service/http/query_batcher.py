@@ -1,11 +1,11 @@
-"""Micro-batching: small queries that come in one pass of the event loop share one database lookup and one search.
+"""Micro-batching: small queries that arrive in one pass of the event loop share one database lookup and one search.
 
-Reading, searching and writing one query after the other would evict each other's data from the processor's caches, for
-a search goes through megabytes. Here all queries of a round are read first, then searched in a row - which takes one
-plan, one lock and one merge - and then written. A query that comes alone is a round of its own.
+If queries were read, searched and written one after the other, these steps would evict each other's data from the CPU
+caches, since a search reads megabytes. So all queries of a round are first read, then searched together, which takes
+one plan, one lock and one merge, and then written. A query that arrives alone is a round by itself.
 
 One batcher serves one event loop, without locks. A round ends in a callback that is queued behind all requests that had
-come before: whatever it looked up, it looked up after the last of its queries was sent.
+arrived before it. So what a round looked up is newer than the sending of each of its queries.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
 
 MAX_BATCH = 16
-"""Queries that are searched as one; from 20 queries on FAISS compares by another kernel, which rounds otherwise."""
+"""Most queries that are searched together; from 20 queries on, FAISS uses another kernel, which rounds differently."""
 
 
 class PendingQuery(NamedTuple):
-    """A checked request of one part, when it came, and its response to be; None: search for it alone."""
+    """A checked request of one part, its time of arrival, and its future response; None: search it on a thread."""
 
     request: SearchRequest
     write: WriteAnswer
@@ -42,17 +42,17 @@ class PendingQuery(NamedTuple):
 
 
 class QueryBatcher:
-    """Collects the queries of a round, see the module; one for each event loop."""
+    """Collects the queries of a round, as described above; one for each event loop."""
 
     def __init__(self) -> None:
         self._scheduled = False
         self._galleries: dict[str, LoadedGallery | None] = {}
-        # By gallery, version and options: what can be searched together. Equal options are one object, see
-        # `service.http.search_request`.
+        # By gallery, version and options, which must be equal to be searched together. Equal options are one object,
+        # see `service.http.search_request`.
         self._pending: dict[tuple[LoadedGallery, str, int], list[PendingQuery]] = {}
 
     def gallery(self, service: Runtime, name: str) -> LoadedGallery | None:
-        """`Replica.find_cached`, looked up once a round."""
+        """As `Replica.find_cached`, looked up once per round."""
         if name not in self._galleries:
             self._schedule(service)
             self._galleries[name] = service.replica.find_cached(name)
@@ -61,9 +61,9 @@ class QueryBatcher:
     def answer(
         self, service: Runtime, live: LoadedGallery, request: SearchRequest, write: WriteAnswer
     ) -> asyncio.Future[Response | None]:
-        """The future response to a request of one part, searched with the others of this round.
+        """The future response to a request of one part, which is searched with the others of this round.
 
-        Its result is None where the gallery is being written: search on a thread then, which may wait.
+        Its result is None if the gallery is being written: then search on a thread, which may wait.
         """
         version = request.parts[0].version
         assert version is not None  # `embeddings` name theirs
@@ -75,7 +75,7 @@ class QueryBatcher:
     def _schedule(self, service: Runtime) -> None:
         if not self._scheduled:
             self._scheduled = True
-            # A log line about several requests belongs to none of them: an empty context.
+            # An empty context, as a log line about several requests belongs to none of them.
             asyncio.get_running_loop().call_soon(self._run, service, context=Context())
 
     def _run(self, service: Runtime) -> None:
@@ -88,7 +88,7 @@ class QueryBatcher:
 
 
 def _batches(pending: Sequence[PendingQuery]) -> Iterator[list[PendingQuery]]:
-    """The queries in their order, cut into what is searched together."""
+    """The queries in their order, in batches of at most MAX_BATCH that are searched together."""
     batch: list[PendingQuery] = []
     queries = 0
     for query in pending:

@@ -1,7 +1,7 @@
-"""The fast path of a query whose body is JSON or an array: no framework lies between the guard and the search.
+"""The fast path of queries whose body is JSON or an array; it bypasses the framework. See `QueryRoute`.
 
-FastAPI describes the route, and answers forms (`service.http.search`). A small query is read and answered on the event
-loop itself where that takes less time than handing it to a thread; a larger one is handed over once.
+FastAPI only describes the route and handles forms (`service.http.search`). A small query is read and answered on the
+event loop, if that takes less time than handing it to a thread; a larger one is handed over once.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ PATH = re.compile(r"/v1/galleries/([^/]+)/query")
 KINDS = {JSON, NPY, ARROW}
 KEY_HEADER = QUERY_KEY.lower().encode()
 ARRAY_OPTIONS = sorted({*OPTIONS, "version"})
-"""Query parameters of a body that is an array."""
+"""Query parameters if the body is an array."""
 
-# The most that the event loop does itself, a tenth of a millisecond or two.
+# Limits of what the event loop does itself: one or two tenths of a millisecond.
 READ_BYTES = 1 << 16
-COMPARED_NUMBERS = 1 << 21  # of 16,384 items of 128, say
+COMPARED_NUMBERS = 1 << 21  # such as those of 16,384 items of dimension 128
 SHOWN_MATCHES = 256
 
 SLOW = {"texts", "items", "with_text"}
-"""Fields whose queries wait for an encoder, or the database."""
+"""Fields whose queries wait for an encoder or the database."""
 SLOW_WORDS = tuple(b'"%s"' % name.encode() for name in sorted(SLOW))
 SEARCHED_ALONE = {*SLOW, "filter", "cursor", "explain"}
 """Fields of queries that are not batched with others."""
@@ -52,10 +52,10 @@ ReadFields = Callable[[bytes], Mapping[str, Any]]
 
 
 class QueryRoute:
-    """ASGI middleware: answers `POST /v1/galleries/{name}/query` in JSON or an array, and hands on everything else."""
+    """ASGI middleware: answers `POST /v1/galleries/{name}/query` in JSON or an array, and passes on everything else."""
 
     def __init__(self, app: ASGIApp, api: FastAPI, settings: Settings, count: Count) -> None:
-        """`app`: answers everything else, and has a guard of its own; `count` counts every query here."""
+        """`app`: answers everything else, and has its own guard; `count` counts every query here."""
         self.app = app
         self._api = api
         self._guarded = Guard(self._answer, settings, count)
@@ -88,7 +88,7 @@ def _raising(error: Exception) -> ASGIApp:
 
 
 class RawQuery(NamedTuple):
-    """A query before it is read: how to read its body, the key that keeps its client on one version, how to write."""
+    """A query before it is read; `key` keeps its client on one version during a canary."""
 
     name: str
     read: ReadFields
@@ -138,7 +138,7 @@ async def _response(service: Runtime, batcher: QueryBatcher, query: RawQuery) ->
     name, read, raw, key, write = query
 
     async def respond_on_thread(slow: bool, read_request: ReadRequest) -> Response:
-        """On one of the many threads if it is `slow` (it may wait long), else on one of the few for searches."""
+        """Respond on one of the many threads if `slow` (it may wait long), else on one of the few for searches."""
         run = service.run_blocking if slow else service.run_search
         return await run(respond, service, name, read_request, key, write)
 
@@ -146,7 +146,7 @@ async def _response(service: Runtime, batcher: QueryBatcher, query: RawQuery) ->
         await service.ensure_loaded(name)
         live = service.replica.find_cached(name)
     if live is None or len(raw) > READ_BYTES or not live.is_declared():
-        # A gallery that was unloaded meanwhile takes seconds to load.
+        # Loading a gallery that was unloaded meanwhile takes seconds.
         slow = any(word in raw for word in SLOW_WORDS) or not service.replica.is_loaded(name)
         return await respond_on_thread(slow, lambda live: from_fields(service, live, read(raw)))
     body = read(raw)
@@ -162,7 +162,7 @@ async def _response(service: Runtime, batcher: QueryBatcher, query: RawQuery) ->
 
 
 def _is_small(live: LoadedGallery, body: Mapping[str, Any]) -> bool:
-    """Whether a query of embeddings takes less time than handing it to a thread; an invalid one is refused at once."""
+    """Whether a query of embeddings takes less time than handing it to a thread, as does refusing an invalid one."""
     version, embeddings, k = body.get("version"), body.get("embeddings"), body.get("k", 10)
     if not SEARCHED_ALONE.isdisjoint(body):
         return False

@@ -1,4 +1,4 @@
-"""`/docs`: the HTTP API as a page to read and to try. Every file of it comes from here, so it needs no network.
+"""`/docs`: an interactive page of the HTTP API. All its files are served here, so it needs no network.
 
 Swagger UI (Apache-2.0) is taken from the package `fastapi-offline`, of which nothing else is used.
 """
@@ -16,7 +16,7 @@ router = APIRouter(route_class=CheckedRoute, include_in_schema=False)
 HEADERS = page_headers("data:")  # the arrows and locks inside the style sheet
 
 SCRIPT, STYLE, START = "swagger-ui-bundle.js", "swagger-ui.css", "start.js"
-# Relative addresses: the service may stand behind a proxy, below a prefix.
+# Relative addresses, since the service may be behind a proxy, below a prefix.
 PAGE = f"""<!doctype html>
 <html lang="en">
 <head>
@@ -38,7 +38,7 @@ STARTING = """SwaggerUIBundle({
   validatorUrl: null, displayRequestDuration: true,
 });
 """
-"""A file and not part of the page, because the policy allows no inline script."""
+"""A separate file, because the policy permits no inline script."""
 
 
 @router.get("/docs")

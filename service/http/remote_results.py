@@ -25,7 +25,7 @@ from service.store.tables import edge
 from service.store.vector_codec import STORED
 
 MAX_EDGES = 1000
-"""Edges that a chunk may be moved along."""
+"""Most edges that a result may name."""
 ROUNDING = 1e-6
 """How far from unit length rounding to float32 moves a vector."""
 
@@ -47,7 +47,7 @@ class MovedIn(Body):
     seq: int
     vector: str
     side: str | None = None
-    # Kept as float32: beyond, it would become infinite, and all such alike.
+    # Stored as float32, in which all larger numbers would become infinite.
     uncertainty: Annotated[float | None, Field(ge=0, le=float(np.finfo(np.float32).max))] = None
 
 
@@ -77,14 +77,14 @@ class ResultIn(Body):
 
     largest = "max_body_bytes"
 
-    # The event loop checks what is in them.
+    # Limited, as the event loop checks the elements.
     moved: Annotated[list[MovedIn], FailFast(), Field(max_length=MAX_CHUNK)]
     failed: Annotated[list[FailedIn], FailFast(), Field(max_length=MAX_CHUNK)] = Field(default_factory=list)
     edges: Annotated[list[Number], FailFast(), Field(max_length=MAX_EDGES)] = Field([])
 
 
 def check_complete(connection: Connection, chunk: Chunk, body: ResultIn) -> None:
-    """Raise InvalidBody unless every item that still waits is named, once, and no other."""
+    """Raise InvalidBody unless all items that still wait are named, and only items of the chunk, each once."""
     named = [*(m.item for m in body.moved), *(f.item for f in body.failed)]
     if foreign := set(named) - set(chunk.item_ids):
         raise InvalidBody(f"item {min(foreign)} is not in this chunk", pointer="/moved")
@@ -104,19 +104,19 @@ def check_edges(connection: Connection, body: ResultIn) -> None:
 
 
 def encoded_images(connection: Connection, chunk: Chunk) -> set[ItemAt]:
-    """The chunk's items, as they are now, whose new embedding comes from an image encoder."""
+    """The chunk's items, as of now, whose new embedding comes from an image encoder."""
     if chunk.kind is not Kind.REENCODE:
         return set()
     return {(row.id, row.seq) for row in chunks.read_contents(connection, chunk) if not is_text(row.blob)}
 
 
 def checked(target: LoadedVersion, images: Collection[ItemAt], moved: Sequence[MovedIn]) -> list[EmbeddedItems]:
-    """The returned embeddings, as a local worker would have made them. Raises InvalidVector for the first wrong one.
+    """The returned embeddings, as a local worker would have made them. Raises InvalidVector for the first invalid one.
 
-    `images`: from `encoded_images`; their embeddings come with side-information where the target has any.
+    `images`: from `encoded_images`; their embeddings have side-information if the target has any.
     """
     vectors = [_checked(target, (m.item, m.seq) in images, number, m) for number, m in enumerate(moved)]
-    # One edge may give side-information or uncertainty where another of the same chunk does not.
+    # In one chunk, one edge may give side-information or uncertainty and another may not.
     kinds = [(side is not None, m.uncertainty is not None) for (_, side), m in zip(vectors, moved, strict=True)]
     groups = [[n for n, kind in enumerate(kinds) if kind == alike] for alike in dict.fromkeys(kinds)]
     return [_joined([moved[n] for n in group], [vectors[n] for n in group]) for group in groups]
@@ -146,7 +146,7 @@ def _vector(target: LoadedVersion, text: str, pointer: str) -> Vectors:
     off = abs(float(np.linalg.norm(vector.astype(np.float64))) - 1) if isinstance(space, Cosine) else 0.0
     if off > UNIT_TOLERANCE:
         raise InvalidVector(f"its length is {float(np.linalg.norm(vector)):.4g}, not 1", pointer=pointer)
-    # Normalising it again would change its last bits, so that it would differ from a local worker's.
+    # Normalised again, it would differ from a local worker's in the last bits.
     return vector if off < ROUNDING else ready
 
 

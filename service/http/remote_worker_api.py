@@ -1,7 +1,7 @@
-"""Work for machines without access to the database: chunks claimed, fetched and returned over HTTP by the worker key.
+"""Routes of remote workers, which have no access to the database: claim, fetch and return chunks by the worker key.
 
-A remote worker holds a chunk by the same lease as a local one, and what it returns is committed by the same code; as it
-comes from outside, it is checked first. Vectors travel as base64 of little-endian float32.
+A remote worker holds a chunk by the same lease as a local one. Its results are checked, as they come from outside, and
+then committed by the same code. Vectors are base64 of little-endian float32.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")]
 
 
 MOST_HELD = 8
-"""Chunks one remote worker may hold: it reads two ahead of the one in hand and returns one behind."""
+"""Chunks that one remote worker may hold: it reads two ahead of the one it computes, and returns one behind."""
 MOST_REMOTE = 512
-"""Chunks all of them together may hold, so that workers that hang leave some to the others."""
+"""Chunks that all remote workers together may hold, so that workers that hang leave some to local ones."""
 MOST_SENT = 32 << 20
-"""Characters of images and texts, in base64, behind which a page ends: it is held in memory about three times over."""
+"""Characters of images and texts (base64) after which a page ends; memory holds them about three times."""
 
 READ_AT_ONCE = 4
-"""Images and texts that a page may hold beyond `MOST_SENT`, less one: they are read side by side."""
+"""Images and texts that are read concurrently; a page may exceed `MOST_SENT` by one less."""
 
 
 class TooManyChunks(RegraftError):
@@ -93,7 +93,7 @@ def claim(body: ClaimIn, service: Service) -> Any:
     try:
         return _described(service, chunk)
     except BaseException:
-        # The worker never learns its lease, so nobody could give the chunk back.
+        # The worker does not get the lease, so it could not give the chunk back.
         with service.database.write() as connection:
             chunks.release(connection, chunk)
         raise
@@ -130,7 +130,7 @@ def give(chunk: Number, lease: Lease, body: ResultIn, service: Service) -> WorkC
     partitions.make(service.database, held.gallery_id, held.version_id)
     with service.database.write() as connection:
         counts = chunks.commit(connection, held, moved, failed)
-        # Behind the lock of the gallery, which whoever replaces an edge takes as well.
+        # Under the gallery's lock, which a replacement of an edge takes, too.
         check_edges(connection, body)
     return WorkCounts(**counts)
 
@@ -191,7 +191,7 @@ def _described(service: Runtime, chunk: Chunk) -> WorkClaim:
 
 
 class _Download(FileResponse):
-    """An archive that is there until it was sent, or whoever fetched it went away."""
+    """A response with an archive, which is released when it is sent or the client disconnects."""
 
     def __init__(self, fetching: AbstractContextManager[Path]) -> None:
         super().__init__(fetching.__enter__(), media_type="application/zip")
@@ -246,7 +246,7 @@ def _on(service: Runtime, chunk: int, lease: str, change: Callable[[Connection, 
 def _with_contents(
     service: Runtime, rows: Sequence[chunks.ContentRow], names: Mapping[int, str], inputs: bool, most: float
 ) -> list[WorkItem]:
-    """The rows as items, or the first of them: no more after `most` characters of images and texts."""
+    """The rows as items, or the first of them: none after `most` characters of images and texts."""
     items: list[WorkItem] = []
     size = 0
     for block in blocks(rows, READ_AT_ONCE):

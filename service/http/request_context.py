@@ -1,4 +1,4 @@
-"""The context of a change: the key that asks, dry run or not, and for deployments the ETag it rests on."""
+"""The context of a change: its key, whether it is a dry run, and for deployments the expected ETag."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.store.audit import ChangeContext
 
 @dataclass(frozen=True)
 class ConditionalContext(ChangeContext):
-    """The context of a change of a gallery's deployments; `if_match` is the ETag it rests on, None: whatever it is."""
+    """The context of a change of a gallery's deployments; `if_match`: the expected ETag, None: any."""
 
     if_match: str | None
 
@@ -38,10 +38,10 @@ async def conditional_context_of(
 async def confirmed(
     request: Request, confirm: Annotated[str, Query(description="the last part of the path, repeated")]
 ) -> None:
-    """Raise InvalidArgument unless a deletion of more than an item says twice what it deletes.
+    """Raise InvalidArgument unless a deletion of more than an item repeats the last part of its path.
 
-    A client that joins ids into paths, or a proxy that shortens them, makes one of the deletion of an item
-    (`.../items/..`); it cannot make that.
+    A client that joins ids into paths, or a proxy that normalises them, may turn the deletion of an item
+    (`.../items/..`) into that of a gallery, but without this parameter.
     """
     *_, last = request.path_params.values()
     if confirm != last:

@@ -1,4 +1,4 @@
-"""What every route checks of a request before its own work: its parameters, and the size, type and JSON of its body."""
+"""The checks of every route before its own work: query parameters, and the size, type and JSON of the body."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def runtime_of(request: Request) -> Runtime:
 
 Service = Annotated[Runtime, Depends(runtime_of)]
 Newest = Annotated[int | None, Query(ge=1, le=1000, description="only this many, the newest; default: all")]
-"""Of a gallery's history, which grows for ever."""
+"""Limits lists of a gallery's history, which grows forever."""
 
 
 async def _load(request: Request, service: Service) -> None:
@@ -40,7 +40,7 @@ async def _load(request: Request, service: Service) -> None:
 
 
 LOADED = Depends(_load)
-"""Dependency of a route that needs a gallery in memory: requests wait for its load, and take no thread."""
+"""Dependency of a route that needs a gallery in memory: requests wait for its load without taking a thread."""
 
 
 async def _key_opens_backfill(request: Request, number: Number, service: Service) -> None:
@@ -57,11 +57,11 @@ def _check_key(service: Runtime, key: ApiKeyRow, number: int) -> None:
 
 
 KEY_OPENS_BACKFILL = Depends(_key_opens_backfill)
-"""Dependency of a route that names a backfill by number: a key limited to galleries opens only their backfills."""
+"""Dependency of a route for one backfill: a key limited to some galleries permits only their backfills."""
 
 
 class CheckedRoute(APIRoute):
-    """A route that takes the parameters it declares and no others, and whose body, if it is a model, is JSON."""
+    """A route that refuses undeclared query parameters, and whose body, if it has a model, must be JSON."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's handler behind the checks."""
@@ -76,12 +76,12 @@ class CheckedRoute(APIRoute):
         return checked
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        # A route's pattern allows one trailing line break, by which an item's path would lead to another item.
+        # A route's pattern permits a trailing line break, with which an item's path would lead to another item.
         return (Match.NONE, {}) if scope["path"].endswith("\n") else super().matches(scope)
 
 
 class _ParsedRequest(Request):
-    """A request whose body was parsed already, on a thread: other requests need the event loop."""
+    """A request whose body was parsed on a thread, to keep the event loop free."""
 
     value: Any = None
 
@@ -93,7 +93,7 @@ class _ParsedRequest(Request):
         if raw := await read_body(parsed, getattr(runtime.settings, model.largest)):
             media_type(parsed, JSON)
             parsed.value = await runtime.run_blocking(parse_json, raw)
-            # FastAPI checks what is in a list on the event loop.
+            # FastAPI checks the elements of lists on the event loop.
             _check_lists(parsed.value, model, runtime.settings)
         return parsed
 
@@ -102,7 +102,7 @@ class _ParsedRequest(Request):
 
 
 def _check_lists(value: Any, model: type[Body], settings: Settings) -> None:
-    """Raise BodyTooLarge for a list of more elements than its setting allows."""
+    """Raise BodyTooLarge for a list with more elements than its setting permits."""
     for name, setting in model.lists.items():
         elements = value.get(name) if isinstance(value, dict) else None
         if isinstance(elements, list) and len(elements) > (limit := getattr(settings, setting)):
@@ -116,7 +116,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def check_parameters(request: Request, legal: list[str]) -> None:
-    """Raise UnknownParameter for a query parameter that the route does not have, or that is given twice."""
+    """Raise UnknownParameter for a query parameter that the route does not have, or that is repeated."""
     seen: set[str] = set()
     for name, _ in request.query_params.multi_items():
         if name not in legal:
@@ -149,7 +149,7 @@ def check_name(name: str, reserved: Collection[str] = ()) -> None:
 
     Args:
         name: the name.
-        reserved: names that nothing may have.
+        reserved: names that are not legal.
 
     Raises:
         InvalidArgument: it is malformed or reserved; says which names are legal.

@@ -1,4 +1,4 @@
-"""What a key allows: its scope and its galleries, checked by method and path alone, before anything else."""
+"""The permissions of a key, its scope and galleries, which are checked first, by method and path alone."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from service.store.api_keys import ApiKeyRow
 SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 READ = {"GET", "HEAD"}
 ADMINISTRATION = ("/v1/audit", "/v1/keys", "/v1/work")
-"""Routes below these need the scope `admin` to be read, too."""
+"""Paths of routes that need the scope `admin` even for reading."""
 
 
 def required_scope(method: str, path: str) -> KeyScope:
-    """The lowest scope that allows a request; what no rule names needs `admin`."""
+    """The lowest scope that permits a request; `admin` if no rule applies."""
     match path.split("/"):
         case ["", "v1", "galleries", _, "query" | "items:list"]:
             return "query"
@@ -25,7 +25,7 @@ def required_scope(method: str, path: str) -> KeyScope:
 
 
 def check_allowed(key: ApiKeyRow, method: str, path: str) -> None:
-    """Raise Forbidden, with the reason, unless the key's scope and its galleries allow a request."""
+    """Raise Forbidden, with the reason, unless the key's scope and galleries permit a request."""
     required = required_scope(method, path)
     if SCOPES.index(key.scope) < SCOPES.index(required):
         raise Forbidden(f"this requires the scope {required}; the key {key.name!r} has the scope {key.scope}")
@@ -34,10 +34,10 @@ def check_allowed(key: ApiKeyRow, method: str, path: str) -> None:
 
 
 def _opens_gallery(key: ApiKeyRow, method: str, path: str) -> bool:
-    """Whether a key limited to some galleries allows a request; what no rule names is for unlimited keys.
+    """Whether a key limited to some galleries permits a request; False if no rule applies.
 
-    Versions and edges belong to no gallery. A backfill's number does not tell its gallery: its routes look it up
-    (`service.http.requests.KEY_OPENS_BACKFILL`), and the list of galleries shows those of the key.
+    Versions and edges belong to no gallery and can be read. The list of galleries shows only those of the key, and
+    routes of backfills look up their gallery themselves (`service.http.requests.KEY_OPENS_BACKFILL`).
     """
     match path.split("/"):
         case ["", "v1", "galleries", name, *_]:
@@ -48,5 +48,5 @@ def _opens_gallery(key: ApiKeyRow, method: str, path: str) -> bool:
 
 
 def outside_galleries(key: ApiKeyRow) -> Forbidden:
-    """The error for a key limited to some galleries that asks for another."""
+    """The error of a request for a gallery that the key does not permit."""
     return Forbidden(f"the key {key.name!r} is only valid for these galleries: {', '.join(key.galleries or ())}")

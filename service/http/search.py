@@ -1,4 +1,4 @@
-"""QUERY PATH over HTTP: read the queries, then on a thread encode, search and describe the matches."""
+"""The query path over HTTP: read the queries, then encode, search and describe the matches; see `respond`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ QueryKey = Annotated[
 MAX_FIELD_BYTES = 1 << 20
 
 ReadRequest = Callable[[LoadedGallery], SearchRequest]
-"""Reads a request against the gallery as it is now."""
+"""Reads a request for the current state of a gallery."""
 
 WriteAnswer = Callable[[SearchRequest, Sequence[Page], float], Response]
 T = TypeVar("T")
@@ -81,7 +81,7 @@ async def query(name: Name, request: Request, service: Service, key: QueryKey = 
 
 
 class Written(Response):
-    """A response of bytes: constructing the framework's own takes as long as writing them."""
+    """A response of bytes; constructing the framework's own would take as long as encoding them."""
 
     def __init__(self, content: bytes, kind: str) -> None:
         self.status_code, self.media_type, self.background, self.body = 200, kind, None, content
@@ -106,16 +106,16 @@ def respond(
     write: Callable[[SearchRequest, Sequence[Page], float], T],
     live: LoadedGallery | None = None,
 ) -> T:
-    """Parse, encode, search, show; queries of one `key` stay with one version during a canary.
+    """Parse, encode, search and describe; queries of one `key` stay with one version during a canary.
 
-    `write` makes the response from request, pages and seconds taken; on this thread, for a large one would keep the
-    event loop from other requests. `live`: the gallery, if the caller has just looked it up.
+    `write` encodes the response from request, pages and seconds taken, on this thread, since a large one would block
+    the event loop. `live`: the gallery, if the caller has just looked it up.
 
     Raises:
         UnknownGallery: there is no gallery of this name.
         InvalidArgument: an option is out of range, or the response would be too large.
-        NoRoute: strict, and some items cannot be reached; or none can.
-        ModeUnavailable: the items cannot be ranked together in the mode asked for.
+        NoRoute: no item can be reached, or, if strict, some cannot.
+        ModeUnavailable: the items cannot be ranked together in the requested mode.
     """
     started = time.perf_counter()
     for attempt in attempts():
@@ -132,7 +132,7 @@ def respond(
 
 
 def _trial_query(request: SearchRequest, part: QueryBatch, key: str | None) -> TrialQuery:
-    # One more than shown tells whether there is a next page; another because a stored item finds itself.
+    # One more than shown, to know whether there is a next page; one more if a stored item finds itself.
     depth = request.end + 1 + (max(part.exclude_keys) >= 0)
     ask = GalleryQuery(part.encode, depth, request.params, part.encoders, part.stored)
     return TrialQuery(part.version, ask, part.content, key, request.params.k)

@@ -1,6 +1,6 @@
-"""The answer to a search, built straight from the search result.
+"""The answer to a search, built directly from the search result.
 
-`regraft.models.SearchResponse` says what is in it; a test holds both equal.
+Its fields are those of `regraft.models.SearchResponse`, as a test checks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RankedMatch = tuple[float, float, int, int]
 
 
 class Page(NamedTuple):
-    """One part's page: a result for each query, in order, and for each whether there are `more` matches after it."""
+    """The page of one part of a request: for each query its result, and whether there are `more` matches after it."""
 
     part: QueryBatch
     answer: SearchResult
@@ -57,7 +57,7 @@ def page_of(service: Runtime, request: SearchRequest, part: QueryBatch, answer: 
 
 
 def answer_of(request: SearchRequest, pages: Sequence[Page], seconds: float) -> dict[str, Any]:
-    """The answer as `orjson` can write it; `seconds`: how long it took."""
+    """The answer in a form that `orjson` can encode; `seconds`: how long it took."""
     first = pages[0].answer
     results = [result for page in pages for result in page.results]
     return {
@@ -76,7 +76,7 @@ def answer_of(request: SearchRequest, pages: Sequence[Page], seconds: float) -> 
 
 
 def _degraded(pages: Sequence[Page]) -> list[dict[str, Any]]:
-    """The items left out, by version and reason: summed over shards, of the part of the request that lacks most."""
+    """The items left out, by version and reason: summed over shards, then the maximum over parts of the request."""
     if not any(page.answer.degraded for page in pages):
         return []
     most: Counter[tuple[str, str]] = Counter()
@@ -97,7 +97,7 @@ def _position(result: dict[str, Any]) -> tuple[int, int]:
 def _ranked(
     service: Runtime, answer: SearchResult, part: QueryBatch, threshold: float | None
 ) -> list[list[RankedMatch]]:
-    """For each query its matches that pass the threshold, best first."""
+    """For each query, its matches that pass the threshold, best first."""
     sign = 1 if threshold is None or answer.mode is not Mode.RAW or _higher_is_better(service, answer.shards) else -1
     least = -math.inf if threshold is None else sign * threshold
     arrays = (answer.scores_QK, answer.raw_QK, answer.keys_QK, answer.shards_QK)
@@ -122,7 +122,7 @@ def _show(
     fields: Projection | None,
     max_bytes: int,
 ) -> list[dict[str, Any]]:
-    """The results with their matches. Raises InvalidArgument where all metadata together exceed `max_bytes`."""
+    """The results with their matches. Raises InvalidArgument if all metadata together exceed `max_bytes`."""
     shards = [(s.version, s.origin, s.route.kinds) for s in answer.shards]
     version, mode, items = answer.version, answer.mode.value, answer.items
     results, length = [], 0
@@ -155,7 +155,7 @@ def _projected(stored: str, fields: Projection) -> str:
 
 
 def explain(pages: Sequence[Page]) -> Explanation:
-    """How an answer came about: route, scores, calibration and times of each shard, and seconds by phase."""
+    """The explanation of an answer: route, scores, calibration and times of each shard, and seconds by phase."""
     encode: Counter[str] = Counter()
     for page in pages:
         encode.update(page.answer.encode_seconds)

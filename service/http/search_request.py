@@ -1,9 +1,9 @@
-"""A search request: its fields, checked, and its queries as `QueryBatch`es, each embedded in one way.
+"""A search request (`SearchRequest`): its checked options, and its queries as `QueryBatch`es, each embedded in one way.
 
-A request may mix image files, embeddings, texts and ids of items. Its answers come in that order, each named by the
-JSON pointer of its query: /images/0, /embeddings/0, /texts/0, /items/0.
+A request may mix image files, embeddings, texts and ids of items. Results are in this order, each with the JSON pointer
+of its query: /images/0, /embeddings/0, /texts/0, /items/0.
 
-The options are `index.search_params.SearchParams`: a new one needs nothing here.
+The options are those of `index.search_params.SearchParams`: a new one needs no change here.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from service.upgrades.rollouts.monitor import Content
 
 OPTIONS = tuple(SearchParams.model_fields)
 PLAIN = {"mode", "cursor"}
-"""Options that are no JSON in a form, but plain text."""
+"""Options that are plain text in a form, not JSON."""
 PLAIN_OPTIONS = {"k", "mode", "strict", "exact", "explain"}
 PLAIN_TYPES = {int, str, bool}
-"""Options of these types are validated once and remembered; 1 and true differ by their types."""
+"""Options of these types are validated once and cached, together with their types, by which 1 and true differ."""
 REMEMBERED_CURSORS = 16
-"""Cursors that are remembered: the requests they are made of may be long."""
+"""Cursors that are cached; few, because the queries that they depend on may be long."""
 OUT_OF_RANGE = {"greater_than_equal", "less_than_equal"}
 LISTS = ("texts", "items")
 QUERIES = {*LISTS, "version", "embeddings"}
@@ -55,21 +55,21 @@ Queries = tuple[tuple[str | None, tuple[str, ...]], ...]
 """The version and the pointers of each part of a request."""
 NO_ENCODERS: frozenset[str] = frozenset()
 KINDS = ("images", "embeddings", *LISTS)
-"""The kinds of queries, in the order of their answers."""
+"""The kinds of queries, in the order of their results."""
 
 
 class QueryBatch(NamedTuple):
     """Queries that are embedded in the same way.
 
     Attributes:
-        pointers: where each stands in the request.
+        pointers: the JSON pointer of each query in the request.
         version: the version that embeds them; None: the current one.
         encode: embeds them by a version.
-        encoders: versions that can, besides `version`.
-        exclude_keys: for each query the key of an item it must not find, -1 where there is none.
-        stored: of queries that are items the key, and the feed number of the write they were read from.
-        content: the queries' images or texts, where a trial may embed them by another version; None: none can.
-        sight: what the versions that embed them do not see of the images; None: there are none.
+        encoders: versions that can embed them, besides `version`.
+        exclude_keys: for each query, the key of an item that it must not find; -1: none.
+        stored: for queries that are items: key -> feed number of the write that was read.
+        content: the queries' images or texts, if a trial may embed them by another version; None: it cannot.
+        image_losses: collects losses of images in preprocessing; None: there are no images.
     """
 
     pointers: Sequence[str]
@@ -89,7 +89,7 @@ class SearchRequest(NamedTuple):
         parts: its queries.
         params: its options.
         offset: how many of the best matches earlier pages have shown.
-        ranking: those that must not change from page to page, as text.
+        ranking: the options that must not change from page to page, as text.
     """
 
     parts: Sequence[QueryBatch]
@@ -99,7 +99,7 @@ class SearchRequest(NamedTuple):
 
     @property
     def end(self) -> int:
-        """How many of the best matches this page and those before it show."""
+        """How many of the best matches this page and earlier ones show."""
         return self.offset + self.params.k
 
     def cursor(self) -> str:
@@ -113,12 +113,12 @@ def fields_of(raw: bytes) -> Mapping[str, Any]:
 
 
 def fields_of_npy(options: Mapping[str, str], raw: bytes) -> Mapping[str, Any]:
-    """The fields of an array of embeddings and options as text: JSON, but for the plain ones."""
+    """The fields of a request with an array of embeddings; `options` are texts: JSON, except the plain ones."""
     return {**_options(options), "embeddings": read_npy(raw, "/embeddings")}
 
 
 def fields_of_arrow(options: Mapping[str, str], max_queries: int, raw: bytes) -> Mapping[str, Any]:
-    """The fields of a table of at most `max_queries` embeddings."""
+    """The fields of a request with a table of at most `max_queries` embeddings."""
     return {**_options(options), "embeddings": read_queries(raw, max_queries)}
 
 
@@ -128,12 +128,12 @@ def _options(texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def from_fields(service: Runtime, live: LoadedGallery, body: Mapping[str, Any]) -> SearchRequest:
-    """A search request without files: embeddings of a named version, texts, ids of items."""
+    """A search request without files: embeddings by a named version, texts, ids of items."""
     return _request_of(service, live, body, ())
 
 
 def from_form(service: Runtime, live: LoadedGallery, form: Form) -> SearchRequest:
-    """A search request with image files; the other fields are JSON texts, `mode` and `cursor` as they are."""
+    """A search request with image files; other fields are JSON, but `mode` and `cursor` plain text."""
     body = {name: text if name in PLAIN else _read_field(name, text) for name, text in form.fields.items()}
     if not form.files:
         raise InvalidBody("the form must have at least one file in the field 'images'", pointer="/images")
@@ -161,7 +161,7 @@ def _validated(options: Mapping[str, Any]) -> tuple[SearchParams, str]:
 
 
 def _params(options: Mapping[str, Any]) -> tuple[SearchParams, str]:
-    """The options, and as text those that decide the ranking."""
+    """The options, and those that decide the ranking as text."""
     try:
         types = tuple(map(type, options.values()))
         if options.keys() <= PLAIN_OPTIONS and PLAIN_TYPES.issuperset(types):
@@ -191,7 +191,7 @@ def _parts(
 
 
 def _images(service: Runtime, files: Sequence[UploadFile]) -> QueryBatch:
-    """Images: embedded by the current version, and by others for shards that only `dual` or `slerp` reaches."""
+    """Images, embedded by the current version, and by others for shards that only `dual` or `slerp` reaches."""
     images, image_losses = [file.file for file in files], ImageLosses()
     content = ImageContent(service.registry, images, service.decoder)
     encode = embed_images(service.registry, images, service.decoder, image_losses)
@@ -202,7 +202,7 @@ def _images(service: Runtime, files: Sequence[UploadFile]) -> QueryBatch:
 
 
 def _embeddings(service: Runtime, body: Mapping[str, Any]) -> QueryBatch:
-    """Embeddings: only the edges of the version that made them lead to other items."""
+    """Embeddings, which reach items of other versions only by edges of their own version."""
     values, version = body.get("embeddings"), body.get("version")
     if not isinstance(version, str):
         raise InvalidBody("version must be the version of the embeddings", pointer="/version")
@@ -214,7 +214,7 @@ def _embeddings(service: Runtime, body: Mapping[str, Any]) -> QueryBatch:
 
 
 def _texts(service: Runtime, values: object) -> QueryBatch:
-    """Texts: embedded by the current version, and by older ones with a text entrance where a route needs them."""
+    """Texts, embedded by the current version, and by others with a text entrance if a route needs them."""
     texts = _strings(service, values, "texts")
     for number, text in enumerate(texts):
         with errors_at(f"/texts/{number}"):
@@ -251,7 +251,7 @@ def _read_field(name: str, text: str) -> Any:
 def _read_cursor(cursor: str, made_for: str) -> int:
     """The offset in a cursor that `SearchRequest.cursor` made for the same request."""
     try:
-        # A longer one was not made here, and might be nested too deep to be parsed.
+        # A longer cursor was not made here, and might be nested too deeply to be parsed.
         text = cursor[:MAX_CURSOR]
         offset, fingerprint = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         if isinstance(offset, int) and 0 < offset < 1 << 53 and fingerprint == made_for:
@@ -266,7 +266,7 @@ def _queries(parts: Sequence[QueryBatch]) -> Queries:
 
 
 def _fingerprint(ranking: str, queries: Queries) -> str:
-    """A hash of what must not change from page to page, as far as that is cheap."""
+    """A hash of what must not change from page to page, as far as it is cheap to compare."""
     return hashlib.sha256(json.dumps([queries, ranking]).encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""More like this: stored items as queries, by the embeddings they hold, else by their image or text."""
+"""Stored items as queries ("more like this"), by the embeddings they hold, else by their image or text."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class QueryItem:
 def embed_items(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator[Similar]:
     """Items as queries that do not find themselves, grouped by the versions that can embed them.
 
-    An item is a query of the current version if that has embedded it or can, else of its active version, whose edges
-    then decide what it reaches.
+    An item is a query by the current version if that has embedded it or can, else by its active version, whose edges
+    then decide which items it reaches.
 
     Raises:
-        UnknownItem: names the first id that the gallery does not hold.
+        UnknownItem: the gallery does not hold an item; names the first.
     """
     groups: defaultdict[tuple[str, frozenset[str]], list[QueryItem]] = defaultdict(list)
     for query in _read(service, live, ids):

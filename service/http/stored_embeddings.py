@@ -135,11 +135,11 @@ def _parse_ids(ids: str) -> list[str]:
         parsed = None
     if not isinstance(parsed, list) or not all(isinstance(value, str) for value in parsed):
         raise InvalidArgument('ids must be a JSON list of ids, such as ["a", "b"]', pointer="/ids")
-    return [value for value in parsed if is_writable(value)]  # no other id was ever stored
+    return [value for value in parsed if is_writable(value)]  # other ids cannot be stored
 
 
 def _embeddings(stored: dict[int, tuple[str, bytes]], versions: dict[int, LoadedVersion]) -> list[dict[str, Any]]:
-    """An item's embeddings by these versions, each vector an array (D,); None: it is damaged."""
+    """An item's embeddings by these versions; each vector is an array (D,), or None if it is damaged."""
     return [
         {"version": version.name, "origin": stored[key][0], EMBEDDING: _vector(stored[key][1], version.card.dim)}
         for key, version in versions.items()

@@ -1,4 +1,4 @@
-"""JSON that users store, metadata and labels: checked so that it can be sent back in any answer."""
+"""Check JSON that users store (metadata and labels), so that it can be sent back in any response."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import orjson
 
 MAX_DEPTH = 32
-"""Levels of lists and objects; some JSON libraries read hardly more."""
+"""Most levels of lists and objects; some JSON libraries do not read many more."""
 
 
 def storage_problem(value: Any, max_bytes: int) -> str | None:
-    """Why a JSON value cannot be stored; None: it can.
+    """Why a JSON value cannot be stored; None: it can be.
 
-    It is nested too deep, takes more than `max_bytes`, holds a number beyond float64, which was read as infinite, or
-    half of a surrogate pair.
+    It is nested too deeply, takes more than `max_bytes`, or has half of a surrogate pair or a number beyond float64,
+    which was read as infinite.
     """
     if are_plain([value], max_bytes):
         return None
@@ -32,10 +32,10 @@ def storage_problem(value: Any, max_bytes: int) -> str | None:
 
 
 def are_plain(values: Sequence[Any], max_bytes: int) -> bool:
-    """A cheap check that a value, or each of many objects, can be stored; False: `storage_problem` decides.
+    """A cheap check whether a value, or each of many objects, can be stored; False: `storage_problem` decides.
 
-    It is False for values that are nested, large, or hold null. orjson writes no half of a surrogate pair, and null for
-    a number that is not finite; its numbers are no longer than twice those of Python's encoder.
+    False for values that are nested, large, or have null. orjson refuses halves of surrogate pairs and writes null for
+    numbers that are not finite; Python's encoder writes numbers at most twice as long.
     """
     try:
         text = orjson.dumps(values)
@@ -49,7 +49,7 @@ def are_plain(values: Sequence[Any], max_bytes: int) -> bool:
 
 
 def _is_shallow(value: Any) -> bool:
-    """Whether no list or object lies deeper than `MAX_DEPTH`. A level at a time: Python calls no deeper than it may."""
+    """Whether no list or object is deeper than `MAX_DEPTH`; level by level, because of Python's recursion limit."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         containers = [container for container in level if isinstance(container, (dict, list))]

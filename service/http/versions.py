@@ -1,4 +1,4 @@
-"""Versions: register a version folder, list, show, delete."""
+"""Versions over HTTP: register a version folder, list, show, delete."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def delete(name: Name, service: Service, context: RequestContext) -> None:
 def register_archive(service: Runtime, archive: BinaryIO, context: ChangeContext) -> tuple[VersionInfo, bool]:
     """Unpack, verify and, unless it is a dry run, register a version archive.
 
-    One that is registered takes the place of its folder, if that was damaged meanwhile.
+    If the version is registered already, the archive replaces its folder if that is damaged.
 
     Returns:
-        What a user sees of the version, and whether it is new.
+        The public description of the version, and whether it is new.
 
     Raises:
-        InvalidVersionFolder: names the file and field at fault, or an edge to a version that is not registered.
-        VersionExists: the name is taken by other content.
+        InvalidVersionFolder: the folder is invalid, or an edge leads to an unregistered version; names which.
+        VersionExists: a version of this name with other content is registered.
     """
     with incoming_folder(service.settings.versions) as workspace:
         packed = workspace / "archive.zip"
@@ -94,7 +94,7 @@ def register_archive(service: Runtime, archive: BinaryIO, context: ChangeContext
         version = load_version(folder)
         service.registry.sync()
         if _registered(service, version) is None:
-            # Before the lock, for it is slow: other versions may come and go meanwhile.
+            # Before the lock, since it is slow; other versions may be added or removed meanwhile.
             cards = {other.name: other.card for other in service.registry.all()}
             verify_isolated(folder, cards, service.settings.verifying)
         with service.registry.folders_lock:
@@ -140,7 +140,7 @@ def _described(
 
 
 def _registered(service: Runtime, version: Version) -> str | None:
-    """The sha256 of the card registered by this name, None: there is none. Raises VersionExists: another card's."""
+    """The sha256 of the card registered by this name, None: there is none. Raises VersionExists for another card."""
     with service.database.lookup() as connection:
         sha256 = registered_sha256(connection, version.name)
     if sha256 not in {None, card_sha256(version.folder)}:
@@ -156,21 +156,21 @@ def _register(service: Runtime, loaded: Version, context: ChangeContext) -> None
         old_ids = registered_ids(connection, [edge.old for edge in loaded.edges])
         try:
             insert_version(connection, loaded, old_ids)
-        except IntegrityError:  # another replica's, at the same moment
+        except IntegrityError:  # registered by another process at the same moment
             raise VersionExists(
                 f"version {loaded.name!r} was registered at the same time", pointer="/archive"
             ) from None
         record(connection, context.who, "version_registered", loaded.name, card_sha256=card_sha256(folder))
         # A version that cannot be described must not be committed: every list of versions would fail from then on.
         _described(loaded, loaded.edges, (), time.time()).model_dump_json()
-        # The row is not committed yet: a folder of this name can only be the remains of a crash at this very place.
+        # The row is not committed yet, so a folder of this name can only remain from a crash at this point.
         shutil.rmtree(final, ignore_errors=True)
         folder.rename(final)
         sync_all([final.parent])
 
 
 def _restore(service: Runtime, name: str, folder: Path, damaged: Path) -> None:
-    """Put a version's folder back as it was registered. Other processes find it so at their next start."""
+    """Replace a damaged version folder by the registered one. Other processes use it from their next start on."""
     sync_all([folder, *folder.rglob("*")])
     final = service.settings.versions / name
     if final.exists():
