@@ -18,9 +18,9 @@ from staging.served import problem
 pytestmark = pytest.mark.usefixtures("alone")
 
 
-def start_and_cancel(served: Any, path: str) -> dict[str, Any]:
+def start_and_cancel(served: Any, path: str, **more: Any) -> dict[str, Any]:
     """The first point of a curve of mAP."""
-    number = start(served, path, {"label": "group", "metric": "mAP@1.0"})
+    number = start(served, path, {"label": "group", "metric": "mAP@1.0", **more})
     turn(served, number, "cancel")
     return dict(curve_of(served, number)["points"][0])
 
@@ -218,7 +218,9 @@ class TestValues:
         assert (first["value"], first["queries"]) == (pytest.approx(expected), 20)
         assert second["queries"] == 19
 
-    def test_a_sample_is_drawn_once(self, served: Any, filled: str) -> None:
+    def test_a_sample_is_drawn_once(self, served: Any, filled: str, pictures: list[bytes]) -> None:
+        asking = evaluation(served, filled, pictures, range(5))
+        assert start_and_cancel(served, filled, evaluation=asking, sample=3)["queries"] == 3
         number = start(served, filled, {"label": "group", "sample": 6, "seed": 1, "metric": "mAP@1.0"})
         served.work()
 
@@ -279,13 +281,16 @@ class TestBadInput:
         vectors = {"v1": [[1.0, 0, 0, 0]] * 2}
         entries = [{"label": 0}, {"label": 1}]
         old_only = served.http.post(f"{filled}/evaluations", json={"entries": entries, "embeddings": vectors}).json()
-        blank = served.http.post(
-            f"{filled}/evaluations", json={"entries": [{}, {"label": 1}], "embeddings": vectors}
-        ).json()
+        by_new = {"new": [[1.0, 0, 0, 0, 0, 0]] * 2}
+        blank, named = (
+            served.http.post(f"{filled}/evaluations", json={"entries": entries, "embeddings": by_new}).json()
+            for entries in ([{}, {"label": 1}], [{"relevant": ["i0"]}, {"relevant": ["i1"]}])
+        )
         strange = evaluation(served, filled, pictures, [0, 1])
         for curve, pointer in (
             ({"evaluation": old_only["id"], "label": "group"}, "/curve/evaluation"),
             ({"evaluation": blank["id"], "label": "group"}, "/curve/evaluation"),
+            ({"evaluation": named["id"], "label": "group"}, "/curve/label"),
             ({"evaluation": strange}, "/curve/label"),
             ({"evaluation": strange, "label": "colour"}, "/curve/label"),
             ({"evaluation": strange, "metric": "recall@k"}, "/curve/metric"),
