@@ -107,7 +107,7 @@ def timm_trunk(name: str, channels: int, start: str) -> tuple[nn.Module, int]:
     if not _known(name):
         names = timm.list_models() + timm.list_pretrained()
         near = ", ".join(difflib.get_close_matches(name, names, n=5)) or "none"
-        raise InvalidArgument(f"timm knows no model {name!r}; near it: {near}", pointer="/backbone")
+        raise InvalidArgument(f"timm has no model {name!r}; did you mean {near}?", pointer="/backbone")
     if start == FRESH:
         trunk = timm.create_model(name, in_chans=channels, num_classes=0)
     else:
@@ -133,7 +133,7 @@ def _pretrained(name: str, channels: int, start: str) -> nn.Module:
     except Exception as error:  # the network, the hub, or whatever a wrong file leads torch to
         reason = shorten(str(error) or "no such weights", 200)
         raise InvalidArgument(
-            f"pretrained weights of {name} cannot be had from {start}: {reason}; set weights=FILE or --weights FILE",
+            f"pretrained weights of {name} are not available from {start}: {reason}; set weights=FILE or --weights",
             pointer="/weights",
         ) from error
     trunk.reset_classifier(0)

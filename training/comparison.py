@@ -109,7 +109,7 @@ class Run:
             return
         self.results_file(part).unlink(missing_ok=True)
         resumed = checkpoint_of(out).is_file()
-        log(f"seed {self.seed}: {'going on with' if resumed else 'training'} {out.name}")
+        log(f"seed {self.seed}: {'resuming' if resumed else 'training'} {out.name}")
         start = time.perf_counter()
         train(recipe, out, progress=False, data=cache.of(recipe))
         took = None if resumed else round(time.perf_counter() - start, 1)
@@ -205,7 +205,7 @@ def compare_methods(
 def _train_part(run: Run, part: str, failed: Collection[SeedPart], cache: DataCache, log: Callable[[str], None]) -> str:
     """Train a part; returns why it could not be trained, "" if it was."""
     if lost := [name for name in run.needs(part) if (run.seed, name) in failed]:
-        return f"{', '.join(lost)}, which it needs, could not be trained"
+        return f"{', '.join(lost)}, which it requires, could not be trained"
     try:
         run.train(part, cache, log)
     except Diverged as error:

@@ -144,10 +144,10 @@ def oldest_first(versions: Mapping[str, Version]) -> list[str]:
     """The names in an order in which every version comes after those that its edges lead to.
 
     Raises:
-        InvalidArgument: edges lead in a circle.
+        InvalidArgument: edges form a cycle.
     """
     leads = {name: [e.old for e in v.edges if e.old in versions] for name, v in versions.items()}
     try:
         return list(TopologicalSorter(leads).static_order())
     except CycleError as error:
-        raise InvalidArgument(f"the edges of {', '.join(error.args[1])} lead in a circle") from error
+        raise InvalidArgument(f"the edges of {', '.join(error.args[1])} form a cycle") from error

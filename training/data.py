@@ -217,7 +217,7 @@ class Data:
         left = len(np.unique(train.labels))
         if left < 2:
             raise InvalidArgument(
-                f"training needs images of two classes at least; {len(train)} images of {left} are left",
+                f"training requires images of at least two classes; {len(train)} images of {left} are left",
                 pointer="/data",
             )
         return replace(self, train=train)

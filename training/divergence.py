@@ -15,9 +15,7 @@ class Diverged(RegraftError):
     code = "diverged"
 
     def __init__(self, sign: str) -> None:
-        super().__init__(
-            f"{sign}: the training diverged; a lower rate, or lower weights of the method's losses, may hold it"
-        )
+        super().__init__(f"{sign}: the training diverged; try a lower rate or lower weights of the method's losses")
 
 
 def check_finite(embeddings_ND: Vectors) -> None:

@@ -98,5 +98,5 @@ class _TorchForward:
 def _trained_edge(edge: Edge, new: Version) -> nn.Module:
     trained = Trained.load(new.folder) if WEIGHTS in new.card.files else None
     if trained is None or trained.edge is None or trained.edge_kind is not edge.kind:
-        raise NoEncoder(f"the edge from {edge.new!r} to {edge.old!r} is an ONNX model, which cannot run here")
+        raise NoEncoder(f"the edge from {edge.new!r} to {edge.old!r} is an ONNX model, which requires onnxruntime")
     return trained.edge

@@ -92,6 +92,6 @@ def _onnx_encoder(version: Version) -> EncodeImages:
 def _torch_encoder(version: Version) -> EncodeImages:
     if WEIGHTS not in version.card.files:
         missing = "onnxruntime is not installed" if version.card.encoder else "it has no encoder.onnx"
-        raise NoEncoder(f"version {version.name!r} cannot embed images here: {missing}, and it holds no {WEIGHTS}")
+        raise NoEncoder(f"version {version.name!r} cannot embed images: {missing}, and it has no {WEIGHTS}")
     trained = Trained.load(version.folder)
     return lambda images: (embed(trained, images), embed_side(trained, images))

@@ -84,7 +84,7 @@ def export(checkpoint: Path, out: Path) -> Path:
         Unwritable: the disk is full, or the like.
     """
     if not can_export():
-        raise InvalidArgument("exporting needs the packages onnx and onnxscript")
+        raise InvalidArgument("the export requires the packages onnx and onnxscript")
     check_target(out)
     trained = Trained.load(checkpoint)
     assert trained.version is not None

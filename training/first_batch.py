@@ -57,7 +57,7 @@ def _refused(what: str, count: int, size: str, pointer: str) -> Iterator[None]:
         raise
     except Exception as error:  # torch and timm raise many types
         raise_if_out_of_memory(error)
-        images = "one image a process" if count == 1 else f"images {size}".rstrip()
+        images = "one image per process" if count == 1 else f"images {size}".rstrip()
         raise InvalidArgument(
             f"{what} cannot be trained on {images}: {error}", pointer="/batch_size" if count == 1 else pointer
         ) from error

@@ -93,7 +93,7 @@ class Fitted:
             yield f"new/old - old/old on cmc@1: {interval(gain(self.new_old, self.old_old))}"
         if self.choice is not None:
             for kind, reached in self.choice.reached.items():
-                yield f"tried {kind}: cmc@1 {interval(reached.interval('cmc@1'))} on pairs held out to choose by"
+                yield f"tried {kind}: cmc@1 {interval(reached.interval('cmc@1'))} on held-out pairs"
             yield from (f"left out {kind}: {why}" for kind, why in self.choice.left_out.items())
         yield from self.advice
 
@@ -170,7 +170,7 @@ def read_options(kind: str, settings: Sequence[str]) -> dict[str, float]:
         name, equals, value = setting.partition("=")
         if not equals or name not in legal:
             known = ", ".join(f"{key}={default}" for key, default in legal.items()) or "none"
-            raise InvalidArgument(f"{setting!r} is no setting of kind {kind}; legal: {known}", pointer="/set")
+            raise InvalidArgument(f"{setting!r} is not a setting of kind {kind}; legal: {known}", pointer="/set")
         options[name] = converted(name, value, type(legal[name]).__name__)
     return options
 
@@ -181,7 +181,7 @@ def _fitted(kind: str) -> Callable[..., Adapter]:
 
 def _mlp(pairs: Pairs, _: Card, old: Card, options: Mapping[str, Any]) -> ResidualMlp:
     if not (can_export() and has_onnxruntime()):
-        raise InvalidArgument("kind mlp needs the packages onnx, onnxscript and onnxruntime", pointer="/kind")
+        raise InvalidArgument("kind mlp requires the packages onnx, onnxscript and onnxruntime", pointer="/kind")
     for name, number in options.items():
         check_number(name, number, MLP_LIMITS[name])
     unit = space_from_json(old.space) == Cosine()
@@ -225,7 +225,7 @@ def _check(old: Version, new: Version, kind: str, overwrite: bool) -> None:
     existing = next((edge for edge in new.edges if edge.old == old.name), None)
     if existing is not None and not overwrite:
         raise InvalidArgument(
-            f"{new.name!r} has an edge to {old.name!r} already, of kind {existing.kind.value}; --overwrite replaces it",
+            f"{new.name!r} already has an edge to {old.name!r}, of kind {existing.kind.value}; --overwrite replaces it",
             pointer="/overwrite",
         )
 

@@ -65,7 +65,7 @@ def fit(module: BaseTraining, data: Data, validation: Validation | None = None, 
     checkpoints = CheckpointWriter(checkpoint_of(out), lambda: identity(module, data))
     done = checkpoints.epochs_done()
     if done and progress and processes.is_rank_zero():
-        print(f"going on after epoch {done} of {recipe.epochs}, from {checkpoints.path}")
+        print(f"resuming after epoch {done} of {recipe.epochs} from {checkpoints.path}")
     rank, world = processes.rank(), processes.world()
     cached = embeddings(module, images)
     if images.stored is not None:
@@ -95,7 +95,7 @@ def fit(module: BaseTraining, data: Data, validation: Validation | None = None, 
         except OSError as error:  # the loggers' own; a checkpoint says what it is
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
-            raise Unwritable(f"no logs could be written to {logs_of(out)}: {error.strerror}") from error
+            raise Unwritable(f"logs could not be written to {logs_of(out)}: {error.strerror}") from error
     module.eval().cpu()
     if validation is not None:
         validation.restore(module)
@@ -165,7 +165,7 @@ class CheckpointWriter(lightning.Callback):
                 sync_all([part])
                 part.replace(self.path)
         except OSError as error:
-            raise Unwritable(f"no checkpoint could be written to {self.path}: {error.strerror or error}") from error
+            raise Unwritable(f"the checkpoint {self.path} could not be written: {error.strerror or error}") from error
         finally:
             if trainer.is_global_zero:
                 part.unlink(missing_ok=True)
@@ -190,12 +190,14 @@ class CheckpointWriter(lightning.Callback):
         except Exception as error:  # unpickling raises whatever the broken bytes lead it to
             raise_if_out_of_memory(error)
             raise InvalidArgument(
-                f"{self.path} is damaged, so nothing can go on from it; remove it to begin anew", pointer="/out"
+                f"{self.path} is damaged, so the training cannot resume; remove it to start over", pointer="/out"
             ) from error
         self.training = self.identify()
         if other := changes(self.training, training):
             if processes.is_rank_zero():
-                _log.warning("%s is of another training, which begins anew; it had another %s", self.path, other)
+                _log.warning(
+                    "%s is of another training with a different %s; the training starts over", self.path, other
+                )
             return 0
         return done
 

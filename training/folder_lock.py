@@ -25,7 +25,7 @@ class FolderInUse(InvalidArgument):
 
     def __init__(self, out: Path) -> None:
         super().__init__(
-            f"somebody trains into {out} now; wait until that ends, or choose another folder by --out", pointer="/out"
+            f"another process is training into {out}; wait for it, or choose another folder with --out", pointer="/out"
         )
 
 
@@ -70,7 +70,7 @@ def wait_until_unlocked(out: Path, say: Callable[[str], None]) -> None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"waiting for another process, which trains {out}")
+            say(f"waiting for another process that trains {out}")
             fcntl.flock(file, fcntl.LOCK_EX)
 
 

@@ -53,7 +53,7 @@ def class_means(z_SN: Tensor, label_S: Tensor, classes: int) -> Tensor:
     count_C = torch.bincount(label_S, minlength=classes)
     if (count_C == 0).any():
         empty = int((count_C == 0).nonzero()[0])
-        raise InvalidArgument(f"class {empty} of {classes} has no sample, so it has no mean embedding")
+        raise InvalidArgument(f"class {empty} of {classes} has no images, so it has no mean embedding")
     total_CN = z_SN.new_zeros(classes, z_SN.shape[1]).index_add_(0, label_S, z_SN)
     return total_CN / count_C[:, None]
 

@@ -24,7 +24,7 @@ def match_table(measured: Evaluation, new: str, old: str, data: Data) -> Iterato
     rows = choose_queries(measured, new, old)
     yield f"<h2>First matches, {escape(old)}/{escape(old)} and {escape(new)}/{escape(old)}</h2>"
     yield (
-        "<p>Queries of which the upgrade changes the first match come first: those it mends, then those it breaks. "
+        "<p>Queries whose first match changes come first: those that become right, then those that become wrong. "
         "Green: of the query's class; orange: of another.</p>"
     )
     yield '<table class="matches"><thead><tr><th>query</th>'

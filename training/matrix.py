@@ -196,7 +196,9 @@ def relevance_of(data: Data) -> LabelRelevance:
     self_Q = np.arange(queries) if data.same else np.full(queries, -1)
     relevance = LabelRelevance(codes[:queries], codes[queries:], self_Q)
     if relevance.valid.sum() < 2:
-        raise InvalidArgument("an evaluation needs at least two queries with an item of their class", pointer="/data")
+        raise InvalidArgument(
+            "an evaluation requires at least two queries with an item of their class", pointer="/data"
+        )
     return relevance
 
 

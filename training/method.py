@@ -100,8 +100,8 @@ class OldSummary:
         """
         if self.weight_KN is None:
             raise InvalidArgument(
-                f"{needed_by} needs the old version's classifier, and it was saved without a classifier head; "
-                "influence=synthesised of method bct needs none",
+                f"{needed_by} requires the old version's classifier, but it was saved without a classifier head; "
+                "influence=synthesised of method bct requires none",
                 pointer="/old",
             )
         return self.weight_KN, self.bias_K
@@ -140,7 +140,7 @@ class MethodContext:
             InvalidArgument: there is none.
         """
         if self.old is None:
-            raise InvalidArgument(f"method {method} needs an old version: set old=FOLDER", pointer="/old")
+            raise InvalidArgument(f"method {method} requires an old version: set old=FOLDER", pointer="/old")
         return self.old
 
 

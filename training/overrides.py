@@ -27,7 +27,7 @@ def with_overrides(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     for setting in settings:
         name, given, value = setting.partition("=")
         if not given:
-            raise InvalidArgument(f"a setting is written field=value, not {setting!r}", pointer="/set")
+            raise InvalidArgument(f"a setting must be FIELD=VALUE, not {setting!r}", pointer="/set")
         table, dot, part = name.strip().partition(".")
         if dot and table == "preprocess":
             preprocess[part] = _json(value.strip())
@@ -90,7 +90,7 @@ _CONVERT: dict[str, tuple[Callable[[str], Any], str]] = {
     "int | None": (lambda text: None if text == "none" else int(text), "a whole number or none"),
     "tuple[int, ...]": (
         lambda text: tuple(int(number) for number in text.split(",") if number.strip()),
-        "whole numbers with commas between them",
+        "whole numbers separated by commas",
     ),
     "bool": (lambda text: {"true": True, "false": False}[text.lower()], "true or false"),
 }

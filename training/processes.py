@@ -42,7 +42,7 @@ def require_one(what: str) -> None:
         InvalidArgument: there are several.
     """
     if world() > 1:
-        raise InvalidArgument(f"{what} runs in one process; of several `regraft train` alone makes one training")
+        raise InvalidArgument(f"{what} must run in one process; only `regraft train` supports several")
 
 
 @contextmanager

@@ -79,11 +79,11 @@ def check_choices(recipe: Recipe) -> None:
     if recipe.precision not in PRECISIONS:
         raise InvalidArgument(f"precision must be one of {', '.join(PRECISIONS)}", pointer="/precision")
     if recipe.precision == "16-mixed" and not torch.cuda.is_available():
-        raise InvalidArgument("precision 16-mixed needs a GPU; bf16-mixed works on a CPU", pointer="/precision")
+        raise InvalidArgument("precision 16-mixed requires a GPU; bf16-mixed works on a CPU", pointer="/precision")
     for augment in (recipe.augment, recipe.side_augment or recipe.augment):
         find_augmentation(augment)
     if recipe.patience and not recipe.held_out:
-        raise InvalidArgument("patience needs held_out", pointer="/patience")
+        raise InvalidArgument("patience requires held_out", pointer="/patience")
     if list(recipe.milestones) != sorted(recipe.milestones) or not all(
         0 < epoch < recipe.epochs for epoch in recipe.milestones
     ):

@@ -81,7 +81,8 @@ def references_in(given: str) -> list[str]:
     settings = list(_settings(said, "")) if isinstance(said, dict) else [str(said)]
     if strange := [text for text in settings if text not in reference_settings(settings)]:
         raise InvalidArgument(
-            f"{given}: [{REFERENCES}] takes old.FIELD and independent.FIELD, not {strange[0]}", pointer=f"/{REFERENCES}"
+            f"{given}: [{REFERENCES}] accepts only old.FIELD and independent.FIELD, not {strange[0]}",
+            pointer=f"/{REFERENCES}",
         )
     return settings
 
@@ -119,7 +120,7 @@ def check_new_file(path: Path) -> None:
         InvalidArgument: it exists, or the folder does not.
     """
     if path.exists() or not path.parent.is_dir():
-        why = "it is there already" if path.exists() else f"there is no folder {path.parent}"
+        why = "it already exists" if path.exists() else f"the folder {path.parent} does not exist"
         raise InvalidArgument(f"{path} cannot be written: {why}", pointer="/save")
 
 

@@ -55,7 +55,7 @@ def with_settings(recipe: Recipe, settings: Sequence[str], base: Recipe | None =
             references[field] = with_overrides(reference_recipe(changed, field, base), theirs)
         elif theirs:
             raise InvalidArgument(
-                f"{field}.{theirs[0]} changes a recipe, and {field}={name or '(none)'} names none", pointer=f"/{field}"
+                f"{field}.{theirs[0]} changes a recipe, but {field}={name or '(none)'} is not one", pointer=f"/{field}"
             )
     return changed, references
 
@@ -104,7 +104,7 @@ def is_trained(field: str, recipe: Recipe) -> bool:
         return False
     if changed := ", ".join(differences(recipe, recipe_from_json(load_version(out).card.recipe))):
         raise InvalidArgument(
-            f"{out} is there, and was trained without {changed}: {field}={out} trains against it as it is, "
+            f"{out} exists but was trained without {changed}: {field}={out} uses it unchanged, "
             f"`regraft train {recipe.name} --overwrite` with these settings replaces it",
             pointer=f"/{field}",
         )

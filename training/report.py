@@ -135,7 +135,7 @@ def _verdict(measured: Evaluation, new: str, old: str) -> str:
         f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f}."
     )
     if not css_class:
-        text += " The interval holds 0: more queries would tell."
+        text += " The interval includes 0: more queries are needed to decide."
     return f'<p class="verdict {css_class}">{escape(text)}</p>'
 
 

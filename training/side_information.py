@@ -202,7 +202,7 @@ def check_side(recipe: Recipe) -> None:
             f"side_crops must be 0, or more with side=simclr, not {recipe.side_crops}", pointer="/side_crops"
         )
     if recipe.side == "simclr" and (recipe.side_augment or recipe.augment) == "none":
-        raise InvalidArgument("side=simclr needs two views of an image: set side_augment", pointer="/side_augment")
+        raise InvalidArgument("side=simclr requires two views of an image: set side_augment", pointer="/side_augment")
     if not recipe.side_temperature > 0:
         raise InvalidArgument(
             f"side_temperature must be above 0, not {recipe.side_temperature}", pointer="/side_temperature"

@@ -52,7 +52,7 @@ def load_data(source: str, root: str, unreadable: str = "refuse", stored: tuple[
         )
     read, required_root = SOURCES[source]
     if required_root and not root:
-        raise InvalidArgument(f"this recipe needs your data: --set root=PATH, {required_root}", pointer="/root")
+        raise InvalidArgument(f"this recipe requires your data: --set root=PATH, {required_root}", pointer="/root")
     if required_root and not Path(root).exists():
         raise InvalidArgument(f"root {root} does not exist; it must be {required_root}", pointer="/root")
     data = read(Path(root))
@@ -198,7 +198,7 @@ class ArrayUnpickler(pickle.Unpickler):
             ("numpy", "dtype"): np.dtype,
         }
         if (module, name) not in legal:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no CIFAR file needs")
+            raise pickle.UnpicklingError(f"it uses {module}.{name}, which is not legal in a CIFAR file")
         return legal[module, name]
 
 
@@ -209,7 +209,7 @@ def _unpickle(path: Path) -> Mapping[bytes, Any]:
     except (OSError, pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise InvalidArgument(f"{path} cannot be read as a CIFAR-100 file: {error}", pointer="/root") from error
     if not isinstance(content, dict):
-        raise InvalidArgument(f"{path} holds no dictionary, so it is no CIFAR-100 file", pointer="/root")
+        raise InvalidArgument(f"{path} has no dictionary, so it is not a CIFAR-100 file", pointer="/root")
     # Keys are bytes in the original files, and text in files that Python 3 wrote again.
     return {key.encode() if isinstance(key, str) else key: value for key, value in content.items()}
 
@@ -233,7 +233,7 @@ def _array_set(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> ImageSet
         raise ValueError(f"images must be uint8 (N, H, W) or (N, H, W, 3), not {images.dtype} {images.shape}")
     if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or not len(labels):
         raise ValueError(
-            f"{len(images)} images need one whole number each as labels, not {labels.dtype} {labels.shape}"
+            f"labels must be one whole number for each of the {len(images)} images, not {labels.dtype} {labels.shape}"
         )
     return ImageSet(Arrays(images), labels.astype(np.int64))
 
@@ -243,7 +243,7 @@ def _files(root: Path) -> list[Path]:
         _checked_name(path) for path in files_below(root, IMAGE_SUFFIXES, pointer="/root") if path.parent != root
     )
     if not paths:
-        raise InvalidArgument(f"{root} holds no <class>/<image> files", pointer="/root")
+        raise InvalidArgument(f"{root} has no <class>/<image> files", pointer="/root")
     return paths
 
 

@@ -57,11 +57,11 @@ class StoredVersion:
     def __post_init__(self) -> None:
         if WEIGHTS in self.version.card.files:
             raise InvalidArgument(
-                f"{self.version.name} embeds images itself, by its {WEIGHTS}; leave old_embeddings out", pointer=POINTER
+                f"{self.version.name} embeds images itself with its {WEIGHTS}; omit old_embeddings", pointer=POINTER
             )
         if self.version.card.side_dim:
             raise InvalidArgument(
-                f"{self.version.name} stores side-information, which no file of embeddings holds", pointer="/old"
+                f"{self.version.name} has side-information, which a file of embeddings cannot have", pointer="/old"
             )
         if space_from_json(self.version.card.space) != space_from_json({"kind": self.space}):
             raise InvalidArgument(f"{self.version.name} must have curvature 1 to be trained against", pointer="/old")
@@ -91,7 +91,7 @@ def open_stored(folder: str) -> StoredVersion:
     """
     if not folder or not (Path(folder) / CARD).is_file():
         raise InvalidArgument(
-            f"old_embeddings belong to a version: set old=FOLDER, one with a {CARD}, not {folder!r}", pointer="/old"
+            f"old_embeddings requires their version: set old=FOLDER with a {CARD}, not {folder!r}", pointer="/old"
         )
     return StoredVersion(load_version(Path(folder)))
 
@@ -183,7 +183,7 @@ def _of_classes(
     given, embeddings_KN = [str(name) for name in arrays["classes"].tolist()], arrays["embeddings"]
     if len(set(given)) != len(given) or len(given) != len(embeddings_KN):
         raise InvalidArgument(
-            f"{path} must hold one embedding for each class, not {len(embeddings_KN)} for {len(set(given))} names",
+            f"{path} must have one embedding for each class, not {len(embeddings_KN)} for {len(set(given))} names",
             pointer=POINTER,
         )
     row = {name: number for number, name in enumerate(given)}
@@ -199,6 +199,6 @@ def _of_images(arrays: dict[str, NDArray[np.generic]], part: str, images: ImageS
     if part not in arrays or len(arrays[part]) != len(images):
         count = len(arrays[part]) if part in arrays else "no"
         raise InvalidArgument(
-            f"{path} holds {count} embeddings for the {len(images)} {part} images", pointer=f"{POINTER}/{part}"
+            f"{path} has {count} embeddings for the {len(images)} {part} images", pointer=f"{POINTER}/{part}"
         )
     return arrays[part]

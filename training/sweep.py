@@ -85,7 +85,7 @@ def sweep(
         raise InvalidArgument(f"trials must be 1 or more, not {trials}", pointer="/trials")
     if not recipe.old or not weights_of(recipe):
         raise InvalidArgument(
-            f"a sweep chooses weights of a method with an old version; method {recipe.method} of {recipe.name} has "
+            f"a sweep requires a method with an old version and weights; method {recipe.method} of {recipe.name} has "
             f"{'no weight' if recipe.old else 'none'}",
             pointer="/method",
         )

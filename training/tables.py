@@ -23,7 +23,7 @@ def lines(measured: Evaluation) -> Iterator[str]:
         yield from _matrix(measured, metric)
         if measured.upgrades:
             better = sum(upgrade.difference[metric].value > 0 for upgrade in measured.upgrades.values())
-            yield f"new/old > old/old in {better} of {len(measured.upgrades)} pairs that edges connect"
+            yield f"new/old > old/old in {better} of {len(measured.upgrades)} pairs of versions with an edge"
     for title, header, rows in (
         ("verification", *_rates(measured)),
         ("upgrades", *_upgrades(measured)),

@@ -174,10 +174,10 @@ def ensure_trained(field: str, recipe: Recipe, progress: bool) -> Path:
     if processes.world() == 1:
         wait_until_unlocked(out, say)
     if is_trained(field, recipe):
-        say(f"{out} is used as it is")
+        say(f"using {out} unchanged")
         return out
     changed = ", ".join(differences(recipe, find_recipe(recipe.name)))
-    say(f"{out} is trained first{f', with {changed}' if changed else ''}")
+    say(f"training {out} first{f', with {changed}' if changed else ''}")
     try:
         return train(recipe, out, progress)
     except FolderInUse:
@@ -235,7 +235,9 @@ def reuse_backbone(independent: Trained | None, recipe: Recipe) -> nn.Module:
         InvalidArgument: there is none, or a field of its encoder differs from the recipe's.
     """
     if independent is None:
-        raise InvalidArgument(f"method {recipe.method} needs independent=FOLDER, a new version", pointer="/independent")
+        raise InvalidArgument(
+            f"method {recipe.method} requires independent=FOLDER, a new version", pointer="/independent"
+        )
     check_same_encoder(independent.recipe, recipe)
     return independent.backbone
 

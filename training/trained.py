@@ -118,8 +118,7 @@ class Trained(nn.Module):
         version = load_version(folder)
         if WEIGHTS not in version.card.files:
             raise InvalidVersionFolder(
-                f"{folder} holds no {WEIGHTS}, so nothing can be trained against it but its embeddings: "
-                "set old_embeddings=FILE"
+                f"{folder} has no {WEIGHTS}, so only its embeddings can be trained against: set old_embeddings=FILE"
             )
         recipe = recipe_from_json(version.card.recipe)
         arrays, classes, old_dim, old_side_dim = _read_weights(folder)

@@ -38,9 +38,7 @@ def hold_out(images: ImageSet, share: float, seed: int) -> tuple[ImageSet, Image
         wanted = min(max(2, round(share * len(rows))), len(rows) - 2)
         held[rows[: wanted if len(rows) >= 4 else 0]] = True
     if not held.any():
-        raise InvalidArgument(
-            "no training images can be held out to measure on: no class has four of them", pointer="/held_out"
-        )
+        raise InvalidArgument("no training images can be held out, because no class has four", pointer="/held_out")
     return images.take(np.flatnonzero(~held)), images.take(np.flatnonzero(held))
 
 

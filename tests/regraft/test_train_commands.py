@@ -207,7 +207,7 @@ def test_a_sweep_that_could_not_be_saved_does_not_begin(run, tmp_path, monkeypat
     monkeypatch.setattr(search, "sweep", lambda *_: pytest.fail("began"))
     (there := tmp_path / "best.toml").write_text("rate = 1\n")
 
-    for save, said in ((there, "it is there already"), (tmp_path / "no" / "best.toml", "there is no folder")):
+    for save, said in ((there, "it already exists"), (tmp_path / "no" / "best.toml", "does not exist")):
         code, _, err = run("sweep", "digits_l2", "--trials", "1", "--save", save)
         assert (code, said in err) == (1, True)
     assert there.read_text() == "rate = 1\n"

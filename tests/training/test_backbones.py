@@ -111,12 +111,12 @@ def test_a_file_without_such_weights_is_named(content: bytes | None, tmp_path: P
     if content is not None:
         file.write_bytes(content)
 
-    with pytest.raises(InvalidArgument, match=r"weights of test_resnet cannot be had from .*weights\.safetensors"):
+    with pytest.raises(InvalidArgument, match=r"weights of test_resnet are not available from .*weights\.safetensors"):
         build_backbone("timm/test_resnet", 3, 5, weights=str(file))
 
 
 def test_weights_of_another_model_are_refused(published: tuple[nn.Module, str]) -> None:
-    with pytest.raises(InvalidArgument, match="weights of test_vit cannot be had from"):
+    with pytest.raises(InvalidArgument, match="weights of test_vit are not available from"):
         build_backbone("timm/test_vit", 3, 5, weights=published[1])
 
 

@@ -192,6 +192,6 @@ def test_what_depends_on_a_version_that_diverged_is_skipped_whatever_an_earlier_
     said = compared(tmp_path, ["v1", "bct"], "v1.rate=1e30", "v1.optimiser=sgd", "v1.epochs=2")
     (run,) = runs_of(COMPARED_FAMILIES["digits"], tmp_path, 1, [])
 
-    assert said[-1] == "digits_bct has no row: v1, which it needs, could not be trained"
+    assert said[-1] == "digits_bct has no row: v1, which it requires, could not be trained"
     assert [run.results(part) for part in ("v1", "bct")] == [None, None]
     assert run.needs("bt2") == ["v1", "independent"]

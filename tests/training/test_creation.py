@@ -127,7 +127,7 @@ class Branching(nn.Module):
         (nn.Conv2d(3, 2, 1), r"gives shape \(1, 2, 8, 8\) for one input, not \(1, D\)"),
         (
             nn.Linear(1 << 16, 1 << 13, device="meta"),
-            "takes 2147516416 bytes; one ONNX file holds less than",
+            "has 2147516416 bytes; an ONNX file must have less than",
         ),
     ],
 )
@@ -145,17 +145,20 @@ def array(file: Path) -> Path:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (lambda file: Timm("resnet1", file), "timm knows no model 'resnet1'; near it: resnet"),
-        (lambda file: Timm(f"{SMALL}.r160", file), r"timm knows no model 'test_vit.r160'; near it: test_vit.r160_in1k"),
-        (lambda file: Timm("test_resnet", file), "weights cannot be had from .*model.pth: .*--weights FILE names"),
-        (lambda file: Timm(SMALL, file.with_name("none")), "weights cannot be had from .*none: no such file"),
-        (lambda file: Torchvision("vgg", file), "torchvision knows no model 'vgg' of whole images; near it: vgg1"),
-        (lambda file: Torchvision("resnet18", file), "weights cannot be had from .*model.pth: "),
+        (lambda file: Timm("resnet1", file), "timm has no model 'resnet1'; did you mean resnet"),
+        (
+            lambda file: Timm(f"{SMALL}.r160", file),
+            r"timm has no model 'test_vit.r160'; did you mean test_vit.r160_in1k",
+        ),
+        (lambda file: Timm("test_resnet", file), "weights are not available from .*model.pth: .*--weights FILE"),
+        (lambda file: Timm(SMALL, file.with_name("none")), "weights are not available from .*none: no such file"),
+        (lambda file: Torchvision("vgg", file), "torchvision has no image model 'vgg'; did you mean vgg1"),
+        (lambda file: Torchvision("resnet18", file), "weights are not available from .*model.pth: "),
         (
             lambda file: Torchvision("resnet18", array(file.with_name("array.pt"))),
-            "weights cannot be had from .*array.pt",
+            "weights are not available from .*array.pt",
         ),
-        (lambda file: Torchvision("squeezenet1_1", file), "the model has no linear layer at its end"),
+        (lambda file: Torchvision("squeezenet1_1", file), "the model does not end with a linear layer"),
     ],
 )
 def test_what_cannot_be_had_is_named(source, message: str, weights: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_share_outside_its_range_is_refused_by_name(field: str, share: float) 
 
 
 def test_a_single_class_is_nothing_to_train_on() -> None:
-    with pytest.raises(InvalidArgument, match="two classes at least; 3 images of 1 are left"):
+    with pytest.raises(InvalidArgument, match="at least two classes; 3 images of 1 are left"):
         data([0, 0, 0, 1]).split(classes=1)
 
 

@@ -242,7 +242,7 @@ def test_versions_and_kinds_that_cannot_be_joined_are_refused(
     with pytest.raises(InvalidArgument, match="both versions are named 'v1'"):
         fit_edge(old, old, pairs, "ridge")
     newer = make_version(tmp_path / "v3", "v3", 4, edges=[(old, "identity")])
-    with pytest.raises(InvalidArgument, match="lead in a circle"):
+    with pytest.raises(InvalidArgument, match="form a cycle"):
         fit_edge(newer, Version(old.card, old.folder), embed_pairs(data, newer, old), "ridge")
     with pytest.raises(InvalidVersionFolder, match="kind zero_pad needs dim >= 6, not 4"):
         fit_edge(new, old, embed_pairs(data, new, old), "zero_pad")
@@ -253,9 +253,9 @@ def test_settings_are_those_of_the_adapter() -> None:
     assert read_options("low_rank", ["rank=8", "strength=0.5"]) == {"rank": 8, "strength": 0.5}
     assert read_options("procrustes", []) == {}
     for kind, setting, message in (
-        ("ridge", "rank=8", r"'rank=8' is no setting of kind ridge; legal: strength=0.001"),
+        ("ridge", "rank=8", r"'rank=8' is not a setting of kind ridge; legal: strength=0.001"),
         ("procrustes", "rank=8", "legal: none"),
-        ("mlp", "hidden", "'hidden' is no setting"),
+        ("mlp", "hidden", "'hidden' is not a setting"),
         ("mlp", "unit=1", "no setting of kind mlp; legal: hidden=256, epochs=100"),
         ("mlp", "hidden=wide", "hidden must be a whole number, not 'wide'"),
         ("magic", "a=1", "kind must be one of"),

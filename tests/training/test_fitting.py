@@ -136,7 +136,7 @@ def test_ctrl_c_or_sigterm_is_one_line_and_leaves_only_what_is_needed_to_go_on(
         stopped = CliRunner().invoke(app, ["train", "mine", "--out", str(out)])
 
     assert stopped.exit_code == 130
-    assert stopped.stderr.strip() == "regraft: stopped; the same command goes on from the last finished epoch"
+    assert stopped.stderr.strip() == "regraft: stopped; run the same command to continue from the last finished epoch"
     assert left(tmp_path) == {"v.checkpoint", "v-logs"}
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -160,7 +160,7 @@ def test_a_full_disk_at_export_leaves_the_version_before_and_the_next_start_only
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
         with pytest.raises(
-            Unwritable, match=r"/v could not be written: No space left on device; what was there before still is"
+            Unwritable, match=r"/v could not be written: No space left on device; its previous content is unchanged"
         ):
             path.train(RECIPE, out, progress=False)
 
@@ -254,7 +254,7 @@ def test_a_checkpoint_of_another_training_does_not_count_and_what_differs_is_sai
 
     path.train(RECIPE, out, progress=False)
     assert weights(out) == weights(undisturbed)
-    assert "is of another training, which begins anew; it had another seed" in caplog.text
+    assert "is of another training with a different seed" in caplog.text
 
 
 def other_images(data: Data) -> Data:
@@ -294,7 +294,7 @@ def test_images_are_read_to_tell_trainings_apart_only_once_there_is_a_checkpoint
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half a checkpoint"])
 def test_a_damaged_checkpoint_is_one_clear_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "v.checkpoint").write_bytes(content)
-    with pytest.raises(InvalidArgument, match=r"v\.checkpoint is damaged, .*remove it to begin anew"):
+    with pytest.raises(InvalidArgument, match=r"v\.checkpoint is damaged, .*remove it to start over"):
         path.train(RECIPE, tmp_path / "v", progress=False)
 
     assert left(tmp_path) == {"v.checkpoint"}
@@ -322,7 +322,7 @@ def _note(seen: list[torch.dtype], made: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("precision", "why"),
-    [("half", "precision must be one of 32-true, bf16-mixed, 16-mixed"), ("16-mixed", "needs a GPU")],
+    [("half", "precision must be one of 32-true, bf16-mixed, 16-mixed"), ("16-mixed", "requires a GPU")],
 )
 def test_a_precision_that_cannot_work_is_refused(
     precision: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

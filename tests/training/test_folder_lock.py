@@ -19,7 +19,7 @@ def test_a_folder_that_somebody_trains_into_is_refused_and_nothing_is_left_of_th
     out = tmp_path / "runs" / "v"
     with lock_folder(out):
         assert lock_file(out).is_file()
-        with pytest.raises(FolderInUse, match=r"runs/v now; wait until that ends, or choose another folder by --out"):
+        with pytest.raises(FolderInUse, match=r"runs/v now; wait for it, or choose another folder with --out"):
             path.train(quick("digits_v1"), out, progress=False)
         with pytest.raises(FolderInUse):
             wait_until_unlocked(out, print)
@@ -83,6 +83,6 @@ def test_a_reference_that_somebody_else_trains_is_waited_for_and_then_used(
 
     assert found == out
     assert capsys.readouterr().out.splitlines() == [
-        f"waiting for another process, which trains {out}",
-        f"{out} is used as it is",
+        f"waiting for another process that trains {out}",
+        f"using {out} unchanged",
     ]

@@ -177,13 +177,13 @@ def poolerless(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Pat
             None,
             "cannot be read as a model",
         ),
-        (poolerless, None, r"lacks weights of its model, such as pooler.*, give --pool cls or mean"),
+        (poolerless, None, r"has no weights for parts of its model, such as pooler.*, set --pool cls or mean"),
         (half, None, r"one half of a model of images and texts \(CLIPVisionModelWithProjection\)"),
         (unpadded, None, r"tokenizer of .*model has no pad_token"),
-        (of_bytes, None, r"model has a tokenizer that no tokenizer.json can say \(ByT5Tokenizer\)"),
+        (of_bytes, None, r"model has a tokenizer that cannot be written as tokenizer.json \(ByT5Tokenizer\)"),
         (vit, "max", "--pool 'max' is unknown; legal: cls, mean"),
-        (clip, "cls", "--pool means nothing with .*: it says itself how it pools"),
-        (sentences, "cls", "--pool means nothing with .*: it says itself how it pools"),
+        (clip, "cls", "--pool cannot be used with .*, which defines its own pooling"),
+        (sentences, "cls", "--pool cannot be used with .*, which defines its own pooling"),
     ],
 )
 def test_what_cannot_be_read_is_named(

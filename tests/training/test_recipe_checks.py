@@ -95,7 +95,7 @@ def test_every_option_that_is_a_number_has_limits_and_its_default_is_within() ->
         ({"precision": "half"}, "precision must be one of 32-true, bf16-mixed, 16-mixed"),
         ({"augment": "mirror"}, "augment 'mirror' is unknown; legal: none, "),
         ({"side_augment": "mirror"}, "augment 'mirror' is unknown; legal: none, "),
-        ({"patience": 1}, "patience needs held_out"),
+        ({"patience": 1}, "patience requires held_out"),
         *(({"milestones": m}, "milestones must rise from 1 to below epochs=2") for m in ((2,), (0,), (-1,), (5, 1))),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_reference_that_is_there_may_be_of_a_machine_with_a_gpu(
 
     for there in (True, False):
         monkeypatch.setattr(plan_checks, "is_trained", lambda *_, there=there: there)
-        with nullcontext() if there else pytest.raises(InvalidArgument, match="needs a GPU"):
+        with nullcontext() if there else pytest.raises(InvalidArgument, match="requires a GPU"):
             plan_checks.check_plan(recipe, tmp_path / "v", {"old": old})
 
 
@@ -128,16 +128,16 @@ def test_a_reference_that_is_there_may_be_of_a_machine_with_a_gpu(
     [
         ("digits_bct", {"head": "softmix"}, {}, "head 'softmix' is unknown"),
         ("digits_bct", {"space": "l2"}, {}, "needs space=cosine, not l2"),
-        ("digits_fct", {"side": "simclr"}, {}, "side=simclr needs two views"),
+        ("digits_fct", {"side": "simclr"}, {}, "side=simclr requires two views"),
         ("digits_bct", {"backbone": "resnet"}, {}, "backbone 'resnet' is unknown"),
-        ("digits_oca", {"dim": 16}, {}, "oca's dim is .* above 16, not 16"),
+        ("digits_oca", {"dim": 16}, {}, "oca's dim must be .* above 16, not 16"),
         ("digits_fct", {}, {"dim": 8}, "the independent version's dim is 8, the recipe's 16"),
         ("digits_bt2", {}, {"backbone": "resnet"}, "backbone 'resnet' is unknown"),
         (
             "digits_fct",
             {"space": "l2", "options": {"objective": "kl"}},
             {"space": "l2", "head": "norm_softmax"},
-            "needs an independent version with head=softmax",
+            "requires an independent version with head=softmax",
         ),
     ],
 )
@@ -163,7 +163,7 @@ def test_nothing_is_trained_first_for_a_recipe_that_cannot_be(
 def test_nothing_is_trained_first_for_a_sweep_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.references.RUNS", tmp_path / "runs")
     monkeypatch.setattr(path, "fit", lambda *_, **__: pytest.fail("trained before it was refused"))
-    with pytest.raises(InvalidArgument, match=r"oca's dim is .* above 16, not 16"):
+    with pytest.raises(InvalidArgument, match=r"oca's dim must be .* above 16, not 16"):
         sweep(quick("digits_oca", old="digits_v1", dim=16), 1, tmp_path / "v")
     assert list(tmp_path.iterdir()) == []
 

@@ -50,7 +50,7 @@ def test_a_file_that_names_the_method_of_its_recipe_keeps_the_options(tmp_path: 
     ("text", "said"),
     [
         ("epochs = ", "cannot be read as a recipe"),
-        ('from = "digit_bct"', "'digit_bct' is unknown; near it: digits_bct"),
+        ('from = "digit_bct"', "'digit_bct' is unknown; did you mean digits_bct"),
         ("from = 3", "from must be a text"),
         ('name = "../up"', "name must be letters"),
         ("epoch = 3", "no field 'epoch'; legal: .*epochs"),

@@ -36,7 +36,7 @@ def test_a_recipe_survives_its_card(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("digit_bct", "'digit_bct' is unknown; near it: digits_bct"),
+        ("digit_bct", "'digit_bct' is unknown; did you mean digits_bct"),
         ("digits", "'digits' is a family of recipes, such as digits_v1, .*`regraft recipes digits`"),
         ("zzz", "'zzz' is unknown; `regraft recipes` lists them"),
     ],
@@ -79,7 +79,7 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(setting: str, taken: str) 
 
 
 def test_a_setting_needs_an_equals_sign() -> None:
-    with pytest.raises(InvalidArgument, match="field=value, not 'epochs'"):
+    with pytest.raises(InvalidArgument, match="FIELD=VALUE, not 'epochs'"):
         with_overrides(find_recipe("digits_v1"), ["epochs"])
 
 

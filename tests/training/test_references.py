@@ -60,7 +60,7 @@ def test_a_reference_is_set_by_its_field() -> None:
         ("folders_v1", "old.epochs=3", "old.epochs=3 changes a recipe, and old=.none. names none"),
         ("digits_bct", "old.epochs=3", "and old=examples/v1 names none"),
         ("folders_bct", "old.colour=3", "recipe folders_v1 has no field 'colour'; legal: "),
-        ("folders_bct", "old.epochs", "field=value, not 'epochs'"),
+        ("folders_bct", "old.epochs", "FIELD=VALUE, not 'epochs'"),
     ],
 )
 def test_what_reaches_nothing_is_refused(name: str, setting: str, said: str) -> None:
@@ -92,8 +92,8 @@ def test_it_is_said_what_is_trained_first_and_with_what(
 
     out = runs / "digits_v1"
     assert capsys.readouterr().out.splitlines() == [
-        f"{out} is trained first, with root=X, epochs=1",
-        f"{out} is used as it is",
+        f"training {out} first, with root=X, epochs=1",
+        f"using {out} unchanged",
     ]
 
 

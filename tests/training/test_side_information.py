@@ -171,7 +171,7 @@ def test_psis_rate_rises_and_falls_at_the_same_shares_of_its_own_training(
         ({"side_crops": -1}, "side_crops must be 0, or more with side=simclr"),
         ({"side_crops": 2, "side": "autoencoder"}, "side_crops must be 0, or more with side=simclr"),
         ({"side_temperature": 0.0}, "side_temperature must be above 0"),
-        ({"side_augment": ""}, "side=simclr needs two views of an image: set side_augment"),
+        ({"side_augment": ""}, "side=simclr requires two views of an image: set side_augment"),
     ],
 )
 def test_side_information_that_cannot_be_made_is_refused(changes: dict[str, object], message: str) -> None:

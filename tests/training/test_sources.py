@@ -114,7 +114,7 @@ def test_a_folder_without_a_part_says_what_it_must_hold(root: Path, missing: str
     for path in sorted((root / missing).rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
 
-    with pytest.raises(InvalidArgument, match=f"{missing}.* holds no <class>/<image> files"):
+    with pytest.raises(InvalidArgument, match=f"{missing}.* has no <class>/<image> files"):
         load_data("folders", str(root))
 
 
@@ -173,7 +173,7 @@ def test_nothing_is_skipped_where_all_can_be_read(root: Path, caplog: pytest.Log
     ("arguments", "message"),
     [
         (("pictures", ""), "'pictures' is unknown; legal: digits_old, .*folders"),
-        (("folders", ""), r"this recipe needs your data: --set root=PATH, a folder with <class>/<image>"),
+        (("folders", ""), r"this recipe requires your data: --set root=PATH, a folder with <class>/<image>"),
         (("cifar100", ""), "--set root=PATH, the folder cifar-100-python"),
         (("folders", "/nowhere"), "root /nowhere does not exist; it must be a folder with"),
         (("folders", ".", "ignore"), "unreadable must be one of refuse, skip, not 'ignore'"),
@@ -210,7 +210,7 @@ def test_arrays_keep_their_own_class_numbers(tmp_path: Path) -> None:
         ({"train_images": np.zeros((4, 6, 6))}, "must be uint8"),
         ({"train_images": np.zeros((4, 6, 6, 2), np.uint8)}, r"must be uint8 .N, H, W. or .N, H, W, 3., not uint8"),
         ({"train_images": np.zeros((4, 36), np.uint8)}, "must be uint8"),
-        ({"train_labels": np.zeros(3, int)}, "4 images need one whole number each"),
+        ({"train_labels": np.zeros(3, int)}, "one whole number for each of the 4 images"),
         ({"train_labels": np.zeros(4)}, "one whole number each as labels, not float64"),
     ],
 )
@@ -314,8 +314,8 @@ def test_a_pickle_that_calls_anything_else_is_refused_and_calls_nothing(tmp_path
         ({"data": np.zeros((6, 3071), np.uint8)}, "python format"),
         ({"data": np.zeros((6, 3072))}, "must be uint8"),
         ({"data": None}, "python format"),
-        ({"fine_labels": [0]}, "one whole number each"),
-        ({"fine_labels": ["a"] * 6}, "one whole number each"),
+        ({"fine_labels": [0]}, "one whole number for each"),
+        ({"fine_labels": ["a"] * 6}, "one whole number for each"),
     ],
 )
 def test_cifar_files_that_hold_something_else_are_refused(
@@ -361,7 +361,7 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     assert load_data("folders", str(tmp_path)).classes == ["bus", "train"]
 
     put(tmp_path / "test" / "0.png")
-    with pytest.raises(InvalidArgument, match=r"train holds no <class>/<image> files"):
+    with pytest.raises(InvalidArgument, match=r"train has no <class>/<image> files"):
         load_data("folders", str(tmp_path))
 
 

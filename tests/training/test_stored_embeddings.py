@@ -137,7 +137,7 @@ def test_every_batch_goes_with_the_embeddings_of_its_own_classes(
 def test_methods_that_need_the_old_classifier_say_so(
     method: str, options: dict[str, object], place: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(InvalidArgument, match="needs the old version's classifier"):
+    with pytest.raises(InvalidArgument, match="requires the old version's classifier"):
         path.train(against_text(place, f"digits_{method}", options=options), tmp_path / "v2", False)
     assert list(tmp_path.iterdir()) == []
 
@@ -170,7 +170,7 @@ def test_where_both_sides_are_one_list_one_set_of_embeddings_does(place: Path) -
     )
 
     assert same.gallery is same.query
-    with pytest.raises(InvalidArgument, match="holds no embeddings for the 577 gallery images"):
+    with pytest.raises(InvalidArgument, match="has no embeddings for the 577 gallery images"):
         with_file_embeddings(plain, place / "same.npz", load_version(place / "text"))
 
 
@@ -180,7 +180,7 @@ def test_where_both_sides_are_one_list_one_set_of_embeddings_does(place: Path) -
         ({"classes": np.arange(8), "embeddings": np.ones((8, DIM))}, "has no embedding of 2 classes: 8, 9"),
         ({"classes": np.arange(10), "embeddings": np.ones((9, DIM))}, "one embedding for each class, not 9 for 10"),
         ({"classes": np.zeros(10), "embeddings": np.ones((10, DIM))}, "one embedding for each class, not 10 for 1"),
-        ({"classes": np.arange(10), "embeddings": np.ones((10, 3))}, "an embedding has 12 numbers"),
+        ({"classes": np.arange(10), "embeddings": np.ones((10, 3))}, "an embedding must have 12 numbers"),
         ({"classes": np.arange(10), "embeddings": np.zeros((10, DIM))}, "all-zero"),
         ({"classes": np.arange(10), "embeddings": np.full((10, DIM), np.nan)}, "finite"),
         ({"train": np.ones((3, DIM)), "query": np.ones((3, DIM))}, "holds 3 embeddings for the 900 train images"),
@@ -210,8 +210,8 @@ def test_an_old_version_that_cannot_go_with_a_file_is_refused(place: Path, tmp_p
     wide = folder(tmp_path, "wide", space={"kind": "lorentz", "curvature": 2.0})
     sided = folder(tmp_path, "sided", side_dim=3)
     for old, message in {
-        "": "old_embeddings belong to a version",
-        str(tmp_path / "nowhere"): "old_embeddings belong to a version",
+        "": "old_embeddings requires their version",
+        str(tmp_path / "nowhere"): "old_embeddings requires their version",
         str(place / "independent"): "embeds images itself",
         wide: "curvature 1",
         sided: "stores side-information",

@@ -58,7 +58,7 @@ def test_a_trial_that_diverges_comes_last(v1: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "trials", "said"),
     [
-        ("digits_v1", 3, "weights of a method with an old version"),
+        ("digits_v1", 3, "a method with an old version and weights"),
         ("digits_fct", 3, "method fct of digits_fct has no weight"),
         ("digits_l2", 0, "trials must be 1 or more, not 0"),
     ],

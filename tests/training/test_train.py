@@ -117,7 +117,7 @@ def test_an_old_version_without_weights_and_encoder_cannot_be_trained_against(tm
     (tmp_path / "v1").mkdir()
     write_card(tmp_path / "v1", Card("v1", 4, {"kind": "cosine"}))
 
-    with pytest.raises(InvalidVersionFolder, match=f"holds no {WEIGHTS}"):
+    with pytest.raises(InvalidVersionFolder, match=f"has no {WEIGHTS}"):
         path.train(quick("digits_bct", old=str(tmp_path / "v1")), tmp_path / "v2", progress=False)
 
 
@@ -144,7 +144,7 @@ def test_a_method_that_trains_no_encoder_needs_a_matching_independent_version(
     [
         ("digits_bt2", {"dim": 40}, "dim must be the independent dimension 16 plus the old one 16, so 32, not 40"),
         ("digits_bt2", {"options": {"extra": 17}}, "extra must be 1 to 16, not 17"),
-        ("digits_bt2", {"independent": ""}, "bt2 needs an independently trained new model"),
+        ("digits_bt2", {"independent": ""}, "bt2 requires an independently trained new version"),
         (
             "digits_bct",
             {"independent": "digits_independent", "options": {"influence": "new"}},

@@ -150,7 +150,7 @@ def _exported(
     """
     taken = sum(x.numel() * x.element_size() for x in encoder.parameters())
     if taken >= MAX_BYTES:
-        raise InvalidArgument(f"the model of {source} takes {taken} bytes; one ONNX file holds less than {MAX_BYTES}")
+        raise InvalidArgument(f"the model of {source} has {taken} bytes; an ONNX file must have less than {MAX_BYTES}")
     try:
         with torch.inference_mode():
             shape = tuple(encoder(*given.values()).shape)
@@ -160,7 +160,7 @@ def _exported(
         why = shorten(str(error), 300)
         raise InvalidArgument(f"the model of {source} cannot be written as an ONNX model: {why}") from error
     if not content:
-        raise InvalidArgument(f"the model of {source} gives shape {shape} for one input, not (1, D)")
+        raise InvalidArgument(f"the model of {source} returns shape {shape} for one input, not (1, D)")
     return content
 
 

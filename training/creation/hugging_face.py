@@ -58,7 +58,7 @@ class HuggingFace:
             towers, sentences = self._towers()
         if self.pool is not None and (towers is not None or (self.path / MODULES).is_file()):
             raise InvalidArgument(
-                f"--pool means nothing with {self.path}: it says itself how it pools", pointer="/pool"
+                f"--pool cannot be used with {self.path}, which defines its own pooling", pointer="/pool"
             )
         if towers is not None:
             return _write_towers(folder, towers, space, card)
@@ -73,8 +73,8 @@ class HuggingFace:
         kind = transformers.AutoConfig.from_pretrained(first, local_files_only=True)
         if halves := [name for name in kind.architectures or () if name.endswith("WithProjection")]:
             raise InvalidArgument(
-                f"{first} holds one half of a model of images and texts ({halves[0]}), which would be read without its "
-                "projection: give the folder of the whole model",
+                f"{first} has only one half of a model of images and texts ({halves[0]}), without its "
+                "projection: use the folder of the whole model",
                 pointer="/hf",
             )
         model: Any = transformers.AutoModel._model_mapping[type(kind)]  # noqa: SLF001 - its class, without the weights
@@ -171,7 +171,7 @@ def _write_sentences(folder: Path, path: Path, card: Card, pool: str | None) -> 
     named = {"query": model.prompts.get("query"), "item": model.prompts.get("document")}
     card = replace(card, prompts={side: text for side, text in named.items() if text})
     if card.prompts and not getattr(model[1], "include_prompt", True):
-        raise InvalidArgument(f"{path} leaves its prompts out of the pooling; that cannot be served", pointer="/hf")
+        raise InvalidArgument(f"{path} excludes its prompts from the pooling, which is not supported", pointer="/hf")
 
     def embed(texts: list[str]) -> Tensor:
         made: Tensor = model.encode_query(texts, convert_to_tensor=True, show_progress_bar=False)
@@ -245,7 +245,7 @@ def _model(path: Path, pool: str | None = None) -> Any:
     missing = [key for key in sorted(told["missing_keys"]) if pool is None or "pooler" not in key]
     if missing:
         raise InvalidArgument(
-            f"{path} lacks weights of its model, such as {missing[0]}; where that is the pooler, give --pool "
+            f"{path} has no weights for parts of its model, such as {missing[0]}; if that is the pooler, set --pool "
             f"{' or '.join(POOLS)}",
             pointer="/hf",
         )
@@ -259,10 +259,12 @@ def _limit(words: Any, model: Any, path: Path) -> int:
         InvalidArgument: serving cannot use the tokenizer.
     """
     if not hasattr(words, "backend_tokenizer"):
-        why = f"{path} has a tokenizer that no tokenizer.json can say ({type(words).__name__})"
+        why = f"{path} has a tokenizer that cannot be written as tokenizer.json ({type(words).__name__})"
         raise InvalidArgument(why, pointer="/hf")
     if words.pad_token is None:
-        raise InvalidArgument(f"the tokenizer of {path} has no pad_token, which batches of texts need", pointer="/hf")
+        raise InvalidArgument(
+            f"the tokenizer of {path} has no pad_token, which batches of texts require", pointer="/hf"
+        )
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", MAX_TOKENS)
     for name, part in model.named_modules():
         if name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None:

@@ -61,8 +61,8 @@ class OpenClip:
             model, prepare, words = self._opened()
         if not isinstance(words, SimpleTokenizer) or words.reduction_fn is not None:
             raise InvalidArgument(
-                f"{self.model} has a tokenizer of its own ({type(words).__name__}), only CLIP's is known: where its "
-                "folder is one of Hugging Face's, use --hf",
+                f"{self.model} has its own tokenizer ({type(words).__name__}), but only CLIP's is supported: if its "
+                "folder is a Hugging Face folder, use --hf",
                 pointer="/open_clip",
             )
         spec = _preprocess(model.visual.preprocess_cfg)
@@ -85,7 +85,7 @@ class OpenClip:
         local = (place / CONFIG).is_file()
         if not local and (self.model not in open_clip.list_models() or self.weights is None):
             raise InvalidArgument(
-                f"--open-clip {self.model} must be a folder with {CONFIG}, or a name it knows with --weights FILE",
+                f"--open-clip {self.model} must be a folder with {CONFIG}, or a known name with --weights FILE",
                 pointer="/open_clip",
             )
         named = f"local-dir:{place}" if local else self.model
@@ -128,7 +128,7 @@ def _preprocess(config: Mapping[str, Any]) -> Preprocess:
     mode = config.get("resize_mode") or "shortest"
     if mode not in {"shortest", "squash"} or (mode == "shortest" and height != width):
         raise InvalidArgument(
-            f"resize_mode {mode!r} of {height} x {width} pixels cannot be said exactly; legal: squash, shortest of a "
+            f"resize_mode {mode!r} of {height} x {width} pixels is not supported exactly; legal: squash, shortest of a "
             "square",
             pointer="/preprocess",
         )
@@ -178,4 +178,4 @@ def _readable(model: str) -> Iterator[None]:
         raise
     except Exception as error:  # whatever a wrong file leads the library to
         why = shorten(str(error), 300)
-        raise InvalidArgument(f"{model} cannot be read as a model of open_clip: {why}", pointer="/open_clip") from error
+        raise InvalidArgument(f"{model} cannot be read as an open_clip model: {why}", pointer="/open_clip") from error

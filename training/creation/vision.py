@@ -85,7 +85,7 @@ class Torchvision:
         if self.name not in known:
             near = ", ".join(difflib.get_close_matches(self.name, known, n=5)) or "none"
             raise InvalidArgument(
-                f"torchvision knows no model {self.name!r} of whole images; near it: {near}", pointer="/torchvision"
+                f"torchvision has no image model {self.name!r}; did you mean {near}?", pointer="/torchvision"
             )
         default = torchvision.models.get_model_weights(self.name).DEFAULT
         transform = default.transforms()
@@ -157,7 +157,7 @@ def _without_classifier(model: nn.Module) -> str:
     """Take away the last linear layer; return its name."""
     linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
     if not linear:
-        raise InvalidArgument("the model has no linear layer at its end", pointer="/torchvision")
+        raise InvalidArgument("the model does not end with a linear layer", pointer="/torchvision")
     parent, _, last = linear[-1].rpartition(".")
     setattr(model.get_submodule(parent), last, nn.Identity())
     return str(linear[-1])
@@ -169,7 +169,7 @@ def _of_torchvision(transform: Any) -> Preprocess:
         ((crop,), (resize,)) = transform.crop_size, transform.resize_size
         interpolation = transform.interpolation.value
     except (AttributeError, ValueError, TypeError) as error:
-        raise InvalidArgument(f"{transform} is no preprocessing of whole images", pointer="/torchvision") from error
+        raise InvalidArgument(f"{transform} is not a preprocessing of whole images", pointer="/torchvision") from error
     given = Preprocess(crop, crop, "RGB", resize, False, interpolation, tuple(transform.mean), tuple(transform.std))
     return parse_preprocess(given.as_json(), "preprocess", "")
 
@@ -187,6 +187,6 @@ def _readable(file: Path | None) -> Iterator[None]:
         place = "the library's cache or download" if file is None else str(file)
         why = "no such file" if file is not None and not file.is_file() else shorten(str(error), 300)
         raise InvalidArgument(
-            f"weights cannot be had from {place}: {why}; --weights FILE names a file",
+            f"weights are not available from {place}: {why}; set --weights FILE",
             pointer="/weights",
         ) from error

@@ -52,7 +52,7 @@ class Bct(Compatible):
         check_choice("influence", influence, INFLUENCES)
         check_choice("logits", logits, LOGITS)
         if alleviate and influence == "distill":
-            raise InvalidArgument("alleviate needs labels: influence old or synthesised", pointer="/alleviate")
+            raise InvalidArgument("alleviate requires labels: influence old or synthesised", pointer="/alleviate")
         old = context.require_old("bct")
         if logits == "raw":
             check_raw_logits(old)
@@ -65,7 +65,7 @@ class Bct(Compatible):
         else:
             head_KN, bias_K, label_C = *old.head(f"influence={influence}"), old.label_C
         if influence == "old" and bool((label_C == UNKNOWN).all()):
-            raise InvalidArgument("the old head knows none of the new classes; use influence=synthesised or distill")
+            raise InvalidArgument("the old head has none of the new classes; use influence=synthesised or distill")
         self.scale = cosine_scale(scale, len(head_KN)) if logits == "cosine" else None
         self.bias_K: Tensor | None
         self.register_buffer("head_KN", head_KN)

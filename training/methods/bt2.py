@@ -139,7 +139,9 @@ def _independent_dim(context: MethodContext, old_dim: int, extra: int) -> int:
     """
     dim, given = context.dim, context.independent_dim
     if given == 0:
-        raise InvalidArgument("bt2 needs an independently trained new model: set independent=", pointer="/independent")
+        raise InvalidArgument(
+            "bt2 requires an independently trained new version: set independent=", pointer="/independent"
+        )
     independent_dim = dim - old_dim
     if given is not None and given != independent_dim:
         raise InvalidArgument(
@@ -149,7 +151,8 @@ def _independent_dim(context: MethodContext, old_dim: int, extra: int) -> int:
         )
     if independent_dim < 1:
         raise InvalidArgument(
-            f"bt2's dim is the independent dimension plus the old one, so above {old_dim}, not {dim}", pointer="/dim"
+            f"bt2's dim must be the independent dimension plus the old one, so above {old_dim}, not {dim}",
+            pointer="/dim",
         )
     least = max(1, old_dim - independent_dim)
     if not least <= extra <= old_dim:

@@ -32,7 +32,7 @@ def cosine_scale(scale: float, classes: int) -> float:
     """
     if scale < 0:
         raise InvalidArgument(
-            f"the scale of cosine logits must be 0 (by the classes) or more, not {scale:g}", pointer="/scale"
+            f"scale must be 0 (chosen by the number of classes) or more, not {scale:g}", pointer="/scale"
         )
     return scale or adacos_scale(classes)
 
@@ -62,11 +62,11 @@ def check_spaces(context: MethodContext, old: OldSummary, raw: bool = False) -> 
     reason = "" if raw else ": it trains directions, not lengths"
     if context.space not in legal:
         raise InvalidArgument(
-            f"this method needs space={' or '.join(legal)}, not {context.space}{reason}", pointer="/space"
+            f"the method requires space={' or '.join(legal)}, not {context.space}{reason}", pointer="/space"
         )
     if old.space != context.space:
         raise InvalidArgument(
-            f"this method needs an old version of space {context.space}, not {old.space}{reason}", pointer="/old"
+            f"the method requires an old version of space {context.space}, not {old.space}{reason}", pointer="/old"
         )
 
 
@@ -78,7 +78,7 @@ def check_raw_logits(old: OldSummary) -> None:
     """
     if old.head_scale is not None:
         raise InvalidArgument(
-            f"logits=raw takes lengths, and the old head's logits are cosines times {old.head_scale:g}: "
+            f"logits=raw uses lengths, but the old head's logits are cosines times {old.head_scale:g}: "
             f"set logits=cosine scale={old.head_scale:g}",
             pointer="/logits",
         )

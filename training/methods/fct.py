@@ -156,12 +156,12 @@ class Fct(nn.Module):
         self.fix_from, self.objective = fix_from, objective
         check_choice("objective", objective, ("square", "kl"))
         if objective == "kl" and uncertainty:
-            raise InvalidArgument("uncertainty is learned with objective=square", pointer="/uncertainty")
+            raise InvalidArgument("uncertainty requires objective=square", pointer="/uncertainty")
         weight_CD, bias_C = context.independent_head or (None, None)
         if objective == "kl" and not self.unit and weight_CD is not None and bias_C is None:
             raise InvalidArgument(
-                f"objective=kl in space {context.space} needs an independent version with head=softmax: others of its "
-                "heads read directions, and would leave lengths to chance",
+                f"objective=kl in space {context.space} requires an independent version with head=softmax: its other "
+                "heads use only directions, so lengths would be arbitrary",
                 pointer="/objective",
             )
         self.register_buffer("head_CD", weight_CD, persistent=False)
@@ -189,7 +189,9 @@ class Fct(nn.Module):
     def class_logits(self, z_BD: Tensor) -> Tensor:
         """(B, C) logits of the independent version's head."""
         if self.head_CD is None:
-            raise InvalidArgument("objective=kl needs an independent version with a linear head", pointer="/objective")
+            raise InvalidArgument(
+                "objective=kl requires an independent version with a linear head", pointer="/objective"
+            )
         return linear_logits(z_BD, self.head_CD, self.bias_C, 16.0 if self.unit else None)
 
     def head_weights(self) -> None:

@@ -55,7 +55,8 @@ class Oca(nn.Module):
         check_spaces(context, old, raw=logits == "raw")
         if context.dim <= old.dim:
             raise InvalidArgument(
-                f"oca's dim is the old one plus extra dimensions, so above {old.dim}, not {context.dim}", pointer="/dim"
+                f"oca's dim must be the old dimension plus extra ones, so above {old.dim}, not {context.dim}",
+                pointer="/dim",
             )
         check_choice("logits", logits, MEAN_LOGITS)
         self.transform = nn.Identity()

@@ -173,7 +173,7 @@ def test_gradients_reach_every_part_and_neither_old_nor_independent_model() -> N
         (N + 1, 2, r"extra must be 3 to 4, not 2: n - m <= extra <= n.*n = 4 .*m = 1"),
         (N + M, 0, "extra must be 1 to 4, not 0"),
         (N + M, 5, "extra must be 1 to 4, not 5"),
-        (N, 2, "dim is the independent dimension plus the old one, so above 4, not 4"),
+        (N, 2, "dim must be the independent dimension plus the old one, so above 4, not 4"),
     ],
 )
 def test_a_dimension_that_cannot_work_is_refused_with_one_that_can(dim: int, extra: int, message: str) -> None:
@@ -191,7 +191,7 @@ def test_every_legal_dimension_works(dim: int, extra: int) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (0, "bt2 needs an independently trained new model: set independent="),
+        (0, "bt2 requires an independently trained new version: set independent="),
         (7, "dim must be the independent dimension 7 plus the old one 4, so 11, not 9"),
     ],
 )

@@ -87,15 +87,15 @@ def test_the_objective_kl_compares_what_the_new_head_says_of_both(space: str) ->
 def test_the_objective_kl_needs_a_head_and_no_variance() -> None:
     method = build(objective="kl")
     method.head_CD = None
-    with pytest.raises(InvalidArgument, match="objective=kl needs an independent version with a linear head"):
+    with pytest.raises(InvalidArgument, match="objective=kl requires an independent version with a linear head"):
         method(batch())
-    with pytest.raises(InvalidArgument, match="uncertainty is learned with objective=square"):
+    with pytest.raises(InvalidArgument, match="uncertainty requires objective=square"):
         build(objective="kl", uncertainty=True)
 
 
 def test_the_objective_kl_refuses_a_head_of_directions_where_lengths_count() -> None:
     with pytest.raises(
-        InvalidArgument, match="objective=kl in space l2 needs an independent version with head=softmax"
+        InvalidArgument, match="objective=kl in space l2 requires an independent version with head=softmax"
     ):
         build("l2", objective="kl", head=(HEAD[0], None))
     assert build("cosine", objective="kl", head=(HEAD[0], None))(batch()).loss.isfinite()
