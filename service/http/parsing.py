@@ -63,7 +63,9 @@ def parse_any_json(raw: bytes | str) -> Any:
         if (containers := text.count("[") + text.count("{")) > MAX_CONTAINERS:
             raise BodyTooLarge(f"the body has {containers} lists and objects; at most {MAX_CONTAINERS} are legal")
         return _Reader(text).whole()
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise InvalidBody("the body is nested too deeply") from error
+    except ValueError as error:
         raise InvalidBody(f"the body is not JSON: {error}") from error
 
 
