@@ -43,7 +43,9 @@ def test_what_is_not_json_is_refused(raw: bytes) -> None:
         parse_json(raw)
 
 
-@pytest.mark.parametrize("raw", [b"[" * 99_999, b"[" * 50_000 + b"]" * 50_000, b'{"a":' * 50_000 + b"1" + b"}" * 50_000])
+@pytest.mark.parametrize(
+    "raw", [b"[" * 99_999, b"[" * 50_000 + b"]" * 50_000, b'{"a":' * 50_000 + b"1" + b"}" * 50_000]
+)
 def test_what_is_nested_too_deeply_is_told_so(raw: bytes) -> None:
     with pytest.raises(InvalidBody, match="nested too deeply"):
         parse_json(raw)
