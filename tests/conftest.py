@@ -1,4 +1,4 @@
-"""Options, repeatable examples, and the builders of `staging.builders` as fixtures for who takes them so."""
+"""Options, repeatable Hypothesis examples, faster runs, and the builders of `staging.builders` as fixtures."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ pytest.register_assert_rewrite("staging")
 
 from staging import builders  # noqa: E402
 
-# Every run draws the same examples, so that a failure belongs to a change; HYPOTHESIS_PROFILE=explore draws new ones.
+# Every run draws the same examples, so that a failure is caused by a change; HYPOTHESIS_PROFILE=explore draws new ones.
 settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("explore", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
-# The service syncs all it writes, and a fifth of its tests' time is waiting for a disk: in memory, where there is room.
+# Temporary files in memory, if there is room: the service calls fsync, and its tests wait a fifth of their time for it.
 MEMORY, ROOM = Path("/dev/shm"), 2 << 30
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
-# Python's collector of circles looks at a million imported objects again and again, a tenth of all the time: not while
-# they are imported, not at those then, and at the rest less often.
+# The cyclic garbage collector scans a million imported objects repeatedly, a tenth of all time: it is off during
+# imports, then ignores these objects and runs less often.
 gc.disable()
 
 
@@ -39,17 +39,17 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()  # else libraries of C++ complain that their objects are left at the end
+    gc.unfreeze()  # else C++ libraries report leaked objects
 
 
 WAITING = {"acceptance", "engines", "faults"}
-"""Folders whose tests mostly wait, for processes and servers."""
+"""Folders whose tests mostly wait for processes and servers."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that mostly wait come among those that compute, and not first: processes side by side do both at once.
+    """Distribute files that mostly wait among those that compute, so that parallel processes do both at a time.
 
-    They are spread over all but the last fifth, so that nothing long begins in the end.
+    They are spread over all but the last fifth, so that no long file starts at the end.
     """
     place: dict[Path, float] = {}
     for waits, share in ((True, 0.8), (False, 1.0)):
@@ -67,10 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _left_as_found() -> Iterator[None]:
-    """What a test changes of the whole process changes all that follow in it, and fails one of them, somewhere else.
-
-    Once it gives way to others nothing can take that back; settings that stay are those of every service after it.
-    """
+    """Check that no test changes the process (its priority, variables REGRAFT_*), which would break later tests."""
     before = os.nice(0), _settings()
     yield
     assert (os.nice(0), _settings()) == before

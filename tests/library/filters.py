@@ -1,4 +1,4 @@
-"""A second implementation of docs/filters.md, over plain JSON, sharing nothing with the first; and random filters."""
+"""An independent implementation of docs/filters.md over plain JSON, and random filters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def holds(filter_json: Any, item: Any) -> bool:
 
 
 def reached(path: list[str], value: Any) -> list[Any]:
-    """The scalars at the end of a path; arrays stand for each of their elements."""
+    """The scalars at the end of a path, of each element of arrays."""
     if isinstance(value, list):
         return [scalar for element in value for scalar in reached(path, element)]
     if path:
@@ -66,7 +66,7 @@ def passes(filter_json: Any, value: Any) -> bool:
     )
 
 
-# Values from a small world, so that filters hit; its borders are where a mistake would be.
+# Few values, so that filters match, among them edge cases.
 STRINGS = [
     "",
     "a",

@@ -1,4 +1,4 @@
-"""Plain twins of what is tested, written from the definitions in float64, and random vectors to compare on. No torch.
+"""Naive versions of the computations, written from their definitions in float64, and random vectors. No torch.
 
 Shape suffixes as in `index`: Q queries, N items.
 """
@@ -21,7 +21,7 @@ def draw(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def unit(x: np.ndarray) -> np.ndarray:
-    """Rows of length 1, in their own precision."""
+    """Rows normalised to length 1, in their own precision."""
     return x / np.linalg.norm(x, axis=1, keepdims=True)
 
 
@@ -36,12 +36,12 @@ def rotation(dim: int, seed: int = 0) -> np.ndarray:
 
 
 def mean_square(adapter: Callable[[np.ndarray], np.ndarray], new: np.ndarray, old: np.ndarray) -> float:
-    """What an adapter gets wrong of pairs."""
+    """Mean squared error of an adapter on pairs."""
     return float(np.mean((adapter(new) - old) ** 2))
 
 
 def scores(queries: np.ndarray, items: np.ndarray, space: Space) -> np.ndarray:
-    """(Q, N) what a user reads, by the definition of the space."""
+    """Scores (Q, N) by the definition of the space."""
     q, x = queries.astype(np.float64)[:, None], items.astype(np.float64)[None]
     if isinstance(space, Cosine):
         return (q * x).sum(-1)
@@ -52,7 +52,7 @@ def scores(queries: np.ndarray, items: np.ndarray, space: Space) -> np.ndarray:
 
 
 def costs(queries: np.ndarray, items: np.ndarray, space: Space) -> np.ndarray:
-    """(Q, N) `scores`, the lower the better."""
+    """`scores` (Q, N) with the sign for which lower is better."""
     table = scores(queries, items, space)
     return -table if space.higher_is_better else table
 
@@ -60,7 +60,7 @@ def costs(queries: np.ndarray, items: np.ndarray, space: Space) -> np.ndarray:
 def retrieval(
     cost: np.ndarray, query_labels: Sequence[Any], item_labels: Sequence[Any], removed: Sequence[int], ks: Sequence[int]
 ) -> list[tuple[dict[int, bool], float] | None]:
-    """Per query (hits at each k, average precision), or None without a correct item, from a plain sorted list."""
+    """Per query (hits at each k, average precision), or None without a relevant item, from a sorted list."""
     answers: list[tuple[dict[int, bool], float] | None] = []
     for query, label in enumerate(query_labels):
         ranked = sorted((c, j) for j, c in enumerate(cost[query]) if j != removed[query])
@@ -72,7 +72,7 @@ def retrieval(
 
 
 def threshold(genuine: Sequence[float], impostor: Sequence[float], far: float) -> float:
-    """Try every threshold, `score >= t` accepts; the lowest that lets at most the share `far` of impostors pass."""
+    """The lowest threshold t for which at most the share `far` of impostors passes (`score >= t`), by trying all."""
     below = np.array(impostor)
     return min(t for t in [*genuine, *impostor, np.inf] if np.mean(below >= t) <= far + 1e-12)
 
@@ -83,7 +83,7 @@ def tar(genuine: Sequence[float], impostor: Sequence[float], far: float) -> floa
 
 
 def paths(edges: Sequence[Edge], new: str, old: str, passed: tuple[str, ...] = ()) -> list[tuple[Edge, ...]]:
-    """Every way along edges without a repeated version, by trying."""
+    """All paths along edges without a repeated version, by trying."""
     if new == old:
         return [()]
     steps = [e for e in edges if e.new == new and e.old not in passed]
@@ -98,7 +98,7 @@ def weight_in(path: Any) -> np.ndarray:
 
 
 def reach(edge: Edge, q: np.ndarray, old: Card, old_q: np.ndarray | None = None) -> np.ndarray:
-    """Queries carried along an edge by hand; `slerp` needs those of the old encoder too."""
+    """Queries transformed along an edge; `slerp` also needs those of the old encoder."""
     cosine = old.space["kind"] == "cosine"
     if edge.kind is EdgeKind.IDENTITY:
         return q
@@ -119,11 +119,11 @@ def reach(edge: Edge, q: np.ndarray, old: Card, old_q: np.ndarray | None = None)
 
 
 def log_softmax(values: Sequence[float]) -> list[float]:
-    """Of a plain list of logits."""
+    """Log-softmax of a list of logits."""
     total = math.log(sum(math.exp(v) for v in values))
     return [v - total for v in values]
 
 
 def cross_entropy(logits: Sequence[float], label: int) -> float:
-    """Of one sample."""
+    """Cross-entropy of one sample."""
     return -log_softmax(logits)[label]

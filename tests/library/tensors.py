@@ -1,4 +1,4 @@
-"""Random tensors, and points on a circle whose angles can be read off."""
+"""Random tensors, and points on a circle with known angles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def draw64(*shape: int, seed: int = 0) -> Tensor:
-    """Normal numbers, float64; others than `draw` gives."""
+    """Normal numbers, float64; different from those of `draw`."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 

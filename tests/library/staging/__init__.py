@@ -1,1 +1,1 @@
-"""What several tests share: models of what is promised, real processes, and a constant load."""
+"""Helpers of several tests: models of the promised behaviour, real processes, a constant load (docs/packages.md)."""

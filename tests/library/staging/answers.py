@@ -1,4 +1,4 @@
-"""Answers of the API with only the fields a test is about: the rest is filled in, blank, from the API's description."""
+"""Answers of the API of which a test states only some fields; the others are blank, by the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BLANK = {str: "", int: 0, float: 0.0, bool: False, list: [], tuple: [], dict: {}
 
 
 def whole(request: httpx.Request, body: Any) -> Any:
-    """The body with what the API's description says is there besides, blank; a problem or a page stays as it is."""
+    """The body completed by the OpenAPI description; a problem or a page is returned unchanged."""
     for path, operations in PATHS.items():
         pattern = re.sub(r"\\?{\w+\\?}", "[^/]+", re.escape(path))
         if request.method.lower() in operations and re.fullmatch(
@@ -39,7 +39,7 @@ def whole(request: httpx.Request, body: Any) -> Any:
 
 
 def filled(kind: Any, value: Any = None) -> Any:
-    """A value of this type as JSON, completed; None: a blank one."""
+    """A value of a type as JSON, completed; None: a blank one."""
     origin, inner = get_origin(kind) or kind, get_args(kind)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         given = value or {}
@@ -62,12 +62,12 @@ def problem(status: int, **body: object) -> httpx.Response:
 
 
 def connected(handler: Handler, **options: Any) -> Client:
-    """A client whose requests a function answers."""
+    """A client whose requests `handler` answers."""
     return Client("http://service:1", transport=httpx.MockTransport(handler), **options)
 
 
 def awaiting(handler: Handler, call: Callable[[AsyncClient], Awaitable[Any]], **options: Any) -> Any:
-    """What a call of the asynchronous client comes to whose requests a function answers."""
+    """The result of a call of an AsyncClient whose requests `handler` answers."""
 
     async def within() -> Any:
         async with AsyncClient("http://service:1", transport=httpx.MockTransport(handler), **options) as client:
@@ -77,7 +77,7 @@ def awaiting(handler: Handler, call: Callable[[AsyncClient], Awaitable[Any]], **
 
 
 def answering(body: object, status: int = 200) -> tuple[list[httpx.Request], Handler]:
-    """The requests that came, and a function that answers them all alike."""
+    """A list of the received requests, and a handler that gives the same answer to all."""
     seen: list[httpx.Request] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -88,7 +88,7 @@ def answering(body: object, status: int = 200) -> tuple[list[httpx.Request], Han
 
 
 def named(request: httpx.Request, name: str) -> list[Message]:
-    """The parts of this name of a form that was sent."""
+    """The parts with this name of a form."""
     head = f"Content-Type: {request.headers['content-type']}\r\n\r\n".encode()
     parts = BytesParser(policy=HTTP).parsebytes(head + request.content).iter_parts()
     return [part for part in parts if part.get_param("name", header="content-disposition") == name]

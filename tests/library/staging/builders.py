@@ -1,4 +1,4 @@
-"""Shared builders: tiny but complete version folders, and images to encode. Nothing here needs torch.
+"""Builders of tiny but complete version folders, and of images. Nothing here needs torch.
 
 `make_version(folder, name, dim, ...)` writes a valid version folder (card, encoder.onnx, probe, edges) whose encoder is
 Flatten -> MatMul (a random projection of the pixels) -> LpNormalization, and returns the loaded `Version`:
@@ -7,18 +7,18 @@ Flatten -> MatMul (a random projection of the pixels) -> LpNormalization, and re
     v2 = make_version(tmp_path / "v2", "v2", 6, edges=[(v1, "truncate")])           # v2's first 4 columns are v1's
     v3 = make_version(tmp_path / "v3", "v3", 4, drift=0.1, edges=[(v1, "identity", 0.7)])  # measured CMC@1 0.7
 
-The columns of the projection depend on `seed` and their number only, so versions of one seed agree on the components
-they share (truncate and zero_pad are exact), `drift` > 0 makes a slightly different encoder, another `seed` an
-unrelated one. `matrix`, `onnx` and `forward` edges are least-squares fits between the two encoders, so they work too
-(`forward` well only if the old dimension and side_dim together reach the new dimension), and `slerp` ones a Procrustes
-map with alpha 0.4. A version with both side_dim and a `forward` edge has an edge that also gives its side-information.
+Each column of the projection depends only on `seed` and its number, so versions with the same seed agree on their
+common components (truncate and zero_pad are exact). `drift` > 0 makes a slightly different encoder, another `seed` an
+unrelated one. `matrix`, `onnx` and `forward` edges are least-squares fits between the two encoders (`forward` works
+well only if the old dimension plus side_dim is at least the new dimension); `slerp` edges are a Procrustes map with
+alpha 0.4. If a version has both side_dim and a `forward` edge, the edge also outputs its side-information.
 
-`add_text(version, words)` gives a version a text entrance: each word has a vector, a text has the direction of the mean
-of its words', `<unk>` of what is not a word.
+`add_text(version, words)` adds a text entrance: each word has a vector, and a text is embedded as the direction of the
+mean of its words' vectors (`<unk>` for unknown words).
 
-`tell_variance(version, old)` gives a version's item edge from `old` a variance.
+`tell_variance(version, old)` adds a variance to a version's item edge from `old`.
 
-`make_image(label, seed)` gives a decoded 8 x 8 image of class `label` (classes are far apart, seeds of one class are
+`make_image(label, seed)` returns a decoded 8 x 8 image of class `label` (classes are far apart, seeds of one class are
 close), `image_bytes(image, format)` its file.
 """
 
@@ -79,12 +79,12 @@ def make_version(
     """Write and load a version folder; see the top of this file.
 
     Args:
-        folder: the version's own folder, made here.
+        folder: the version's folder, which is created.
         name: the version's name.
         dim: its dimension.
         space: the card's space, cosine by default.
-        seed: which projection; equal seeds agree on shared components.
-        drift: how far (relative noise, own to `name`) the encoder departs from its seed's projection.
+        seed: seed of the projection; equal seeds agree on common components.
+        drift: relative noise, by `name`, that is added to the projection.
         side_dim: width of the side-information; above 0 writes side.onnx.
         encoder: False writes a version that takes embeddings only.
         edges: (old Version, kind) or (old Version, kind, measured CMC@1).
@@ -120,8 +120,8 @@ def add_text(version: Version, words: dict[str, np.ndarray], *, limit: int = 8, 
 
     Args:
         version: a cosine version; its folder is changed.
-        words: the vectors (dim,) of the words; `<pad>` and `<unk>` get vectors of their own.
-        limit: tokens a text is cut at.
+        words: word -> vector (dim,); `<pad>` and `<unk>` get further vectors.
+        limit: tokens after which a text is truncated.
         probe: the text of the probe; the first word by default.
     """
     rng = np.random.default_rng(11)
@@ -142,9 +142,9 @@ def add_text(version: Version, words: dict[str, np.ndarray], *, limit: int = 8, 
 
 
 def tell_variance(version: Version, old: str) -> Version:
-    """Have a version's item edge from `old` also tell a variance, and load the version again.
+    """Add a variance to a version's item edge from `old`, and load the version again.
 
-    It is the absolute value of the embedding's first number.
+    The variance is the absolute value of the embedding's first number.
     """
     path = version.folder / "edges" / old / EDGE_MODEL[EdgeKind.FORWARD]
     model = onnx.load(path)
@@ -184,7 +184,7 @@ def save_text_model(path: Path, table: np.ndarray) -> None:
 
 
 def projection(seed: int, dim: int) -> np.ndarray:
-    """(64, dim) random columns, each from (seed, its number), so that fewer columns are a prefix of more."""
+    """(64, dim) random columns, each by (seed, its number), so that fewer columns are a prefix of more."""
     columns = [np.random.default_rng([seed, column]).normal(size=64) for column in range(dim)]
     return np.stack(columns, axis=1).astype(np.float32) / 8
 
@@ -262,7 +262,7 @@ def _save_edge(folder: Path, card: Card, weight: np.ndarray, old: Version, kind:
 
 
 def add_output(path: Path, name: str, node: Any, extra: np.ndarray) -> None:
-    """Give an edge's model one more output (N, width of `extra`), made by a node that reads `all` and `extra`."""
+    """Add an output (N, width of `extra`) to an edge's model, computed by a node that reads `all` and `extra`."""
     model = onnx.load(path)
     model.graph.initializer.append(numpy_helper.from_array(extra, "extra"))
     model.graph.node.append(node)
@@ -293,5 +293,5 @@ def _weight_of(version: Version) -> np.ndarray:
 
 
 def always(queries: Vectors) -> Encode:
-    """Asks with these queries, whatever version is asked for."""
+    """An `Encode` that returns these queries for every version."""
     return lambda version: queries

@@ -1,4 +1,4 @@
-"""Processes that have torch at once, forked from the one that runs the tests; CUDA bears no fork."""
+"""Processes forked from the one that runs the tests, so that torch is already imported; not for CUDA."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def child(target: Callable[..., None], *given: Any) -> BaseProcess:
-    """Start a process that calls `target`, a function of a module; who starts it waits for it."""
+    """Start a process that calls `target`, a function of a module; the caller must wait for it."""
     context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")
     process = context.Process(target=target, args=given)
     process.start()

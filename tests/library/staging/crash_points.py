@@ -1,7 +1,7 @@
-"""Every point at which work changes files or the database, named as it comes, and a process that ends at one of them.
+"""`CrashPoints`: list the points at which code changes files or the database, and end the process at one of them.
 
-Files count however they are written: what opens one, renames, removes or hands it to the disk is watched, not who does.
-A process that ended changes nothing any more: no clean-up runs, and no transaction is committed.
+Files are watched at the calls that open, rename, remove or synchronise them, whichever code makes these calls. After
+its end a process changes nothing any more: no clean-up runs, and no transaction is committed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from index.engines import approximate, snapshot
 
 
 class Killed(BaseException):
-    """The process ends where it is."""
+    """The process ends at this point."""
 
 
 class CrashPoints:
-    """Watches what happens below a folder; at the point of this number, counted from 0, the process ends.
+    """Watches changes below a folder and ends the process at the point with this number, from 0.
 
-    `torn`: in the middle of a file that is written there, else before anything of it has happened.
+    `torn`: in the middle of the file that is written there; else before the change.
     """
 
     def __init__(self, root: Path, number: int | None = None, *, torn: bool = False) -> None:
@@ -37,7 +37,7 @@ class CrashPoints:
 
     @contextmanager
     def watched(self, *more: tuple[Any, str]) -> Iterator[list[str]]:
-        """Names what is done in the body; `more`: owners and names of functions that are points too."""
+        """Record the names of the changes in the body; `more`: owners and names of functions that are points too."""
         with pytest.MonkeyPatch.context() as patch:
             for owner in (builtins, io):
                 patch.setattr(owner, "open", self._opening(io.open))
@@ -53,7 +53,7 @@ class CrashPoints:
     def _point(self, name: str, written: str | None = None) -> None:
         if self._written is not None:
             os.truncate(self._written, Path(self._written).stat().st_size // 2)
-            self._number, self._written = -1, None  # and nothing after that
+            self._number, self._written = -1, None  # no further point
         if self._number == -1:
             raise Killed
         self.seen.append(name)

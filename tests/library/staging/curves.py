@@ -1,4 +1,4 @@
-"""Curves of backfills, and the plain loops they are held against."""
+"""Curves of backfills, and naive loops to compare them with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAIT = 60.0
 
 
 def group(number: int) -> int:
-    """A label that has little to do with what a picture shows, so that no metric is 1."""
+    """A label that is almost unrelated to an image, so that no metric is 1."""
     return number * number % 7 // 2
 
 
@@ -39,7 +39,7 @@ def curve_of(served: Any, number: int) -> dict[str, Any]:
 
 
 def wait_for(served: Any, number: int, holds: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    """The curve once it is as wanted: measuring happens behind the backfill."""
+    """Wait until the curve fulfils a condition, because it is measured after the backfill; returns the curve."""
     deadline = time.monotonic() + WAIT
     while not holds(curve := curve_of(served, number)):
         assert time.monotonic() < deadline, curve
@@ -52,7 +52,7 @@ def ended(curve: dict[str, Any]) -> bool:
 
 
 class Loops:
-    """The same metrics by plain loops in float64 over what SQL says each item is now."""
+    """The same metrics by loops in float64 over the present state of the items in SQL."""
 
     def __init__(self, served: Any, path: str, pictures: Sequence[bytes], new: str = "new") -> None:
         self.served, self.name, self.new = served, path.rpartition("/")[2], new
@@ -62,7 +62,7 @@ class Loops:
         self.by_old, self.by_new = encode("v1"), encode(new)
 
     def moved(self) -> dict[int, bool]:
-        """Picture number -> whether its item is in the new version, of the live items."""
+        """Number of the image -> whether its item is in the new version, for live items."""
         runtime = self.served.runtime
         gallery, new = runtime.replica.find(self.name).id, runtime.registry.named(self.new).id
         held = exists().where(embedding.c.item_id == item.c.id, embedding.c.version_id == new)

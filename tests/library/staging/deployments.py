@@ -1,4 +1,4 @@
-"""A plain model of the deployments of one gallery: what each step makes of them, or the code of its refusal."""
+"""A model of the deployments of one gallery: the effect of each step, or the code of its refusal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BEFORE = {
     "canary": {"verified", "gated", "shadow", "canary"},
     "current": {"verified", "gated", "shadow", "canary"},
 }
-"""State -> those it may follow."""
+"""State -> the states that it may follow."""
 
 
 class Entry:
@@ -23,7 +23,7 @@ class Entry:
 
 
 class Deployments:
-    """What is current, on its way, what a rollback goes back through, and the state of everything ever begun."""
+    """The current and the pending deployment, the history for rollbacks, and the state of all deployments."""
 
     def __init__(self) -> None:
         self.all: list[Entry] = []
@@ -38,7 +38,7 @@ class Deployments:
         return [(entry.version, entry.state) for entry in self.all]
 
     def begin(self, version: str, until: str, gate: bool = False) -> str | None:
-        """`gate`: a report that compares the version with the current one is named, and an override given."""
+        """`gate`: the request names a report that compares the version with the current one, and an override."""
         if self.coming is not None:
             return "deployment_active"
         if version == self.current:
@@ -87,7 +87,7 @@ class Deployments:
         return None
 
     def retire(self, version: str, mix: Mapping[str, int], held: bool, read: bool) -> str | None:
-        """`mix`: live items by active version; `held`: by any of them; `read`: a backfill has still to read it."""
+        """`mix`: live items by active version; `held`: any item has it; `read`: a backfill must still read it."""
         if version == self.current or (self.coming and self.coming.version == version) or mix.get(version) or read:
             return "version_in_use"
         ended = [e for e in self.all if e.version == version and e.state in {"superseded", "rolled_back"}]

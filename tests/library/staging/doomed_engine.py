@@ -1,4 +1,4 @@
-"""The server of an engine that is killed or frozen at any moment, and comes back when it is told to."""
+"""`DoomedEngine`: the server of an engine that is killed or frozen at any time, and restored on request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 GRACE_SECONDS = 15.0
-"""So long after it came back a client may still believe that it is away, or not know what it has."""
+"""Seconds after its return in which clients may still treat it as unavailable, or not know its rows."""
 
 
 class DoomedEngine:
@@ -18,24 +18,24 @@ class DoomedEngine:
     def __init__(self, server: Any) -> None:
         self._server = server
         self.away: str | None = None
-        """How it went, if it is away."""
+        """How it was ended; None: it is available."""
         self.strikes: Counter[str] = Counter()
         self._back = -GRACE_SECONDS
         self._striking: threading.Timer | None = None
 
     @property
     def lacking(self) -> bool:
-        """Whether answers may lack what lies there."""
+        """Whether answers may lack the items in the engine."""
         return self.away is not None or time.monotonic() - self._back < GRACE_SECONDS
 
     def strike(self, how: str, seconds: float) -> None:
-        """Have it go in so many seconds, where it is not to already; `how`: killed or frozen."""
+        """Kill or freeze it in `seconds`, unless that is already planned; `how`: killed or frozen."""
         if self.away is None and self._striking is None:
             self._striking = threading.Timer(seconds, self._strike, (how,))
             self._striking.start()
 
     def bring_back(self) -> None:
-        """Have it be there."""
+        """Make it available."""
         if self._striking is not None:
             self._striking.join()
             self._striking = None

@@ -1,4 +1,4 @@
-"""What tests ask of the routes of edges."""
+"""Requests to the routes of edges."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fit(served: Any, **body: Any) -> Any:
 
 
 def fit_file(served: Any, arrays: dict[str, Any] | bytes, **fields: str) -> Any:
-    """Ask for a fit on pairs in a file, of these arrays or, if there are no arrays, of these bytes."""
+    """Request a fit on pairs in a file with these arrays, or with these bytes as its content."""
     raw = arrays if isinstance(arrays, bytes) else npz(**arrays)
     data = {"new": "other", "old": "v1", "kind": "ridge", **fields}
     return served.http.post("/edges:fit", data=data, files={"pairs": ("pairs.npz", raw)})
@@ -67,7 +67,7 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 
 def bare_edge(weight: np.ndarray, **fields: Any) -> bytes:
-    """The archive of a matrix edge between two versions of 3 numbers."""
+    """The archive of a matrix edge between two versions of dimension 3."""
     stream = io.BytesIO()
     np.savez(stream, weight=weight.astype(np.float32))
     score = {"value": 0.8, "low": 0.7, "high": 0.9}
@@ -76,13 +76,13 @@ def bare_edge(weight: np.ndarray, **fields: Any) -> bytes:
 
 
 def routes(served: Any, path: str, image: bytes, **fields: Any) -> set[tuple[str, ...]]:
-    """How the items that a query finds were reached."""
+    """The routes to the items that a query finds."""
     answer = served.query(path, image, **fields).json()
     return {tuple(match["route"]) for match in answer["results"][0]["matches"]}
 
 
 def hold(served: Any, version: str, vectors: np.ndarray, path: str | None = None) -> None:
-    """Give the items of the newest gallery, or of `path`, embeddings by a second version."""
+    """Add embeddings of a second version to the items of the newest gallery, or of `path`."""
     from sqlalchemy import insert
 
     from service.store.tables import embedding, gallery, item

@@ -1,7 +1,7 @@
-"""`FakeEngine`: collections in memory that keep what is promised of an engine, and nothing more.
+"""`FakeEngine`: collections in memory that guarantee only what an engine must (`index.engines.remote`).
 
-Each write may be late, come twice, and after one that was made later; a row stands once for each number until the ones
-below are removed, late as well. `search` gives fewer than there are where it is not asked to compare every row.
+Writes may be late, duplicated and out of order. Each feed number of a key has its own row until lower ones are removed,
+which may be late too. A search that does not compare every row finds fewer rows than there are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LIMITS = Capabilities(max_k=16, max_keys=5, max_rows=3, max_width=100)
 
 class FakeCollection:
     def __init__(self, width: int, metric: Metric, random: Random | None = None, limits: Capabilities = LIMITS) -> None:
-        """`random`: decides what is late, double and in which order; None: nothing is."""
+        """`random`: decides which writes are late, duplicated and out of order; None: none."""
         self.capabilities, self.width, self.metric, self._random = limits, width, metric, random
         self.rows: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
         self.number = 0
@@ -97,7 +97,7 @@ class FakeCollection:
         self.rows, self.late, self.number = {}, [], 0
 
     def deliver(self) -> None:
-        """Some of what is late comes, in any order; what came may come again."""
+        """Apply some of the late writes, in any order; applied ones may be repeated."""
         assert self._random is not None
         for work in self._random.sample(self.late, self._random.randint(0, len(self.late))):
             work()
@@ -125,7 +125,7 @@ class FakeCollection:
 
 
 class FakeEngine:
-    """A server of such collections."""
+    """A server of these collections."""
 
     def __init__(self, random: Random | None = None, limits: Capabilities = LIMITS) -> None:
         self._random, self._limits = random, limits

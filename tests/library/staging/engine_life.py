@@ -1,4 +1,4 @@
-"""The life of a gallery whose vectors lie in an engine, which is killed and frozen like any other process."""
+"""The life of a gallery whose vectors are in an engine, which is killed and frozen like any other process."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from staging.lives import step
 from staging.load import Load
 
 WHOLE_SECONDS = 60.0
-"""So long after the engine is back an answer may lack something, on a machine that does much else."""
+"""Seconds after the engine's return in which answers may be incomplete on a busy machine."""
 
 
 def reason(answer: Any) -> str:
-    """Why an answer is not whole; empty if nothing says so."""
+    """The stated reason why an answer is incomplete; empty: none."""
     if answer.get("code") == "engine_unavailable":
         return str(answer["detail"])
     return ""
 
 
 class Part(list[Any]):
-    """The matches of an answer without the engine: they say nothing of those of another."""
+    """The matches of an answer without the engine, not to be compared with those of other answers."""
 
     __hash__ = None
 
@@ -39,7 +39,7 @@ class Part(list[Any]):
 
 
 class EngineLoad(Load):
-    """Answers may lack what lies in the engine while that is away, and only then."""
+    """A load whose answers may lack items in the engine, but only while it is unavailable."""
 
     def __init__(self, engine: DoomedEngine, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -71,12 +71,12 @@ class EngineLife(Life):
 
     @step(how=st.sampled_from(("killed", "frozen")))
     def interrupt_engine(self, how: str) -> None:
-        """It is away for less than a step."""
+        """Make the engine unavailable for less than a step."""
         self.engine.strike(how, 0.0)
         self.engine.bring_back()
 
     def query(self, **request: Any) -> httpx.Response:
-        """Once more as long as the answer lacks what lies in the engine, which is there."""
+        """Repeat the query while its answer lacks items of the engine although that is available."""
         deadline = time.monotonic() + WHOLE_SECONDS
         while True:
             self.stage.counts["queries"] += 1
@@ -103,7 +103,7 @@ class EngineLife(Life):
         )
         if not away:
             return super().compare(answer, found, lost, k)
-        # Of a version there are shards of several origins, and which of them gave nothing is not told.
+        # A version has shards of several origins, and the answer does not state which of them is missing.
         told = {**answer, "degraded": [one for one in answer["degraded"] if one["version"] in lost]}
         active = {name: self.model.active(name) for name in self.model.items}
         shards = Counter((version, self.model.items[name].origins[version]) for name, version in active.items())
@@ -123,7 +123,7 @@ class EngineLife(Life):
             return []
         try:
             return super().followed(k)
-        except EngineUnavailable:  # what is newer there than in the follower is told by the feed
+        except EngineUnavailable:  # the feed will bring the newer rows to the follower
             return [] if self.engine.lacking else super().followed(k)
 
     @step()

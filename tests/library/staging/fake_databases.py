@@ -1,4 +1,4 @@
-"""Clients of other databases that answer from ten rows, as the real ones do what the sources ask of them."""
+"""Fake clients of other databases with ten rows, which answer the calls of the sources as the real ones do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a gallery whose vectors are moved into files and home again, by a server that is killed at it."""
+"""The life of a gallery whose vectors are moved into files and back by a server that is killed while it does so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from staging.processes import Site
 from staging.waiting import until
 
 WAIT_SECONDS = 2.0
-"""So long a step waits for something to move."""
+"""Seconds a step waits for vectors to move."""
 
 
 class FileSite(Site):
@@ -31,7 +31,7 @@ class FileSite(Site):
         open_blobs(self.database, self.settings.blobs_url)  # so that vectors are read here too
 
     def far(self) -> int:
-        """Vectors that lie in files."""
+        """Number of vectors in files."""
         with self.database.lookup() as connection:
             return int(
                 connection.execute(select(func.count()).select_from(embedding).where(~IS_IN_DATABASE)).scalar_one()
@@ -44,7 +44,7 @@ class FileSite(Site):
 
 
 class FileLife(Life):
-    """The life of one gallery whose vectors lie in files, or in the database, or on their way."""
+    """The life of one gallery whose vectors are in files, in the database, or being moved."""
 
     @property
     def site(self) -> FileSite:
@@ -54,7 +54,7 @@ class FileLife(Life):
 
     @step(names=st.lists(NAME, min_size=2, max_size=3, unique=True), seconds=st.floats(0, 0.2))
     def kill_who_moves(self, names: list[str], seconds: float) -> None:
-        """What was just written, or is brought home: so long after that began."""
+        """Kill the server so long after it began to move the vectors just written, or to move vectors back."""
         self.store.__wrapped__(self, names=names, doom=None)
         before, end = (self.site.files(), self.site.far()), time.monotonic() + WAIT_SECONDS
         while (moving := (self.site.files(), self.site.far())) == before and time.monotonic() < end:
@@ -67,20 +67,20 @@ class FileLife(Life):
 
     @step(store=st.sampled_from(("objects", "objects", "sql")), how=st.sampled_from((signal.SIGKILL, signal.SIGTERM)))
     def turn_over(self, store: Any, how: signal.Signals) -> None:
-        """Have the server keep vectors elsewhere from its next start on."""
+        """Restart the server with this storage of vectors: `objects` (files) or `sql`."""
         self.site.settings = self.site.settings.model_copy(update={"vectors": store})
         self.stage.end_server(how)
 
     @step()
     def let_move(self) -> None:
-        """Until something lies in files, or all is at home."""
+        """Wait until some vectors are in files, or all are in the database."""
         settled = (lambda: not self.site.far()) if self.site.settings.vectors == "sql" else self.site.far
         until(settled, seconds=30)
         self.stage.counts["times that vectors were moved"] += 1
         self._count_files()
 
     def finish(self) -> None:
-        """At last everything is brought home."""
+        """Move all vectors back into the database."""
         self._count_files()
         self.stage.counts["vectors in files at the end"] += self.site.far()
         self.turn_over.__wrapped__(self, store="sql", how=signal.SIGKILL)
@@ -88,5 +88,5 @@ class FileLife(Life):
         super().finish()
 
     def _count_files(self) -> None:
-        """Numbers are given once; the row of one goes with it."""
+        """Count the files written so far, by the highest number, which is never reused."""
         self.stage.counts["files"] = max(self.stage.counts["files"], *self.site.files(), 0)

@@ -1,4 +1,4 @@
-"""A store of contents that fails now and then."""
+"""A store of contents that fails sometimes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Flaky:
-    """Stored contents of which now and then one cannot be read; never two in a row: the store would seem away."""
+    """Stored contents of which some cannot be read; never two in a row, because the store would seem unavailable."""
 
     def __init__(self, contents: Any) -> None:
         self.contents, self.reads, self.failures = contents, 0, 0

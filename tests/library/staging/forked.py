@@ -1,4 +1,4 @@
-"""Processes of Regraft, forked from one that has imported it: real ones, without the seconds that a start takes."""
+"""Processes of Regraft, forked from one that has imported it: real ones, without the seconds of a start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[3]
-# What starts threads when it is imported (onnxruntime) is left to each process: a fork takes no threads along.
+# Modules that start threads when imported (onnxruntime) are left to each process: a fork does not copy threads.
 PRELOADED = ["regraft.cli", "service.http.app", "service.backfills.worker", "staging.forked"]
 
 
@@ -24,16 +24,16 @@ class Forked:
     """`python COMMAND` in the repository, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, command: Sequence[object], env: Mapping[str, str], out: Path, err: Path | None = None) -> None:
-        """Start it; what it prints goes to the files `out` and `err`, or all of it to `out`."""
+        """Start it; its output goes to the files `out` and `err`, or all of it to `out`."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         out.touch()
         given = ([str(word) for word in command], dict(env), str(out), str(err or out))
         self._process = context.Process(target=_become, args=given)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("OMP_NUM_THREADS", "1")  # read by the libraries that it imports
+            patch.setenv("OMP_NUM_THREADS", "1")  # for the libraries that it imports
             patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
-            # Else each process would first import what this one was started with.
+            # Else each process would first import the main module of this one.
             patch.setitem(sys.modules, "__main__", ModuleType("__main__"))
             forkserver.ensure_running()
             self._process.start()
@@ -63,7 +63,7 @@ class Forked:
 
 
 def run(command: Sequence[object], env: Mapping[str, str], folder: Path) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of one that ends by itself; `folder` is for what it prints."""
+    """Exit code, standard output and standard error of a process that ends by itself; `folder`: for its output."""
     out, err = folder / "out", folder / "err"
     for path in (out, err):
         path.write_text("")
@@ -72,7 +72,7 @@ def run(command: Sequence[object], env: Mapping[str, str], folder: Path) -> tupl
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's, without what Regraft would read of it, and with these."""
+    """The environment of this process without Regraft's variables, plus these."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("REGRAFT_")}
     return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
 

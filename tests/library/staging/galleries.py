@@ -1,8 +1,8 @@
-"""A plain model of what docs/design.md promises of one gallery (section 6), in memory, without an index or a shortcut.
+"""`Model`: a plain model of the invariants of one gallery (docs/design.md, section 6), in memory, without an index.
 
-It knows what each item holds and derives everything else from two rules: an item is active in the version it holds
-that queries of the current version reach best, and a query ranks every live item by its active embedding. Which chunk
-a worker takes is not the model's business: it sees what moved, and checks that this was allowed.
+It stores the embeddings of each item and derives everything else from two rules: of an item's versions, the one that
+queries of the current version reach best is active; and a query ranks all live items by their active embeddings. It
+does not predict which chunks workers take: it reads what was moved and checks that this was allowed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from staging.sight import Sight
 from staging.world import World
 
 Embed = Callable[[str], np.ndarray]
-"""Version -> the query embedded by it."""
+"""Version -> the query embedded by that version."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """What a backfill does while it runs; its target is the current version."""
+    """The work of a running backfill; its target is the current version."""
 
     target: str
     kind: str
@@ -34,7 +34,7 @@ class Move:
 
 @dataclass
 class Held:
-    """A live item: the picture it was stored with, if any, its metadata, and its embeddings with their origins."""
+    """A live item: the number of its image, if any, its metadata, and its embeddings with their origins."""
 
     picture: int | None
     metadata: dict[str, Any]
@@ -42,14 +42,14 @@ class Held:
     origins: dict[str, str]
 
     def has(self, version: str, vector: np.ndarray) -> bool:
-        """Whether it holds this very vector, other than by a transform: then it is no change to be given it again."""
+        """Whether it has this vector, not by a transform: then storing it again is no change."""
         made = self.origins.get(version, "transformed") == "transformed"
         return not made and np.array_equal(self.vectors[version], vector)
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a query should find of an item."""
+    """The expected match of an item."""
 
     version: str
     origin: str
@@ -60,7 +60,7 @@ class Expected:
 
 @dataclass
 class Model:
-    """What should be true of one gallery. Operations return the code of the refusal, None where they are done."""
+    """The expected state of one gallery. Operations return the code of their refusal, or None."""
 
     world: World
     deployments: Deployments = field(default_factory=Deployments)
@@ -72,7 +72,7 @@ class Model:
     move: Move | None = None
     capped: bool = False
     written: set[str] = field(default_factory=set)
-    """Items stored since the last look: a backfill may have ended before them."""
+    """Items stored since the last `see`: a backfill may have ended before."""
     moves: int = 0
 
     def copy(self) -> Model:
@@ -86,7 +86,7 @@ class Model:
 
     @property
     def moving(self) -> Move | None:
-        """What workers may do now."""
+        """The work that workers may do now."""
         return self.move if self.backfill == "running" else None
 
     def active(self, name: str, current: str | None = None) -> str:
@@ -98,14 +98,14 @@ class Model:
     # Operations
 
     def store_picture(self, name: str, number: int, metadata: dict[str, Any]) -> None:
-        """It takes the place of whatever the item holds."""
+        """Store an image, which replaces everything that the item has."""
         vector = self.world.encode(self.current, number)
         self._store(name, Held(number, metadata, {self.current: vector}, {self.current: "encoded"}))
 
     def store_embedding(
         self, name: str, version: str, vector: np.ndarray, metadata: dict[str, Any] | None = None
     ) -> str | None:
-        """It is put beside what the item holds, and what transforms made of another by its version goes."""
+        """Store an embedding in addition to others; removes transforms of an earlier embedding of its version."""
         held = copy.deepcopy(self.items.get(name, Held(None, {}, {}, {})))
         if not held.has(version, vector):
             if version in held.vectors:
@@ -125,7 +125,7 @@ class Model:
         self.written.add(name)
 
     def patch(self, name: str, change: dict[str, Any]) -> str | None:
-        """Set fields of its metadata; nothing else of it changes."""
+        """Set fields of the metadata of an item."""
         if name not in self.items:
             return "unknown_item"
         self.items[name].metadata = {**self.items[name].metadata, **change}
@@ -155,7 +155,7 @@ class Model:
         return code
 
     def retire(self, version: str, meanwhile: Move | None = None) -> str | None:
-        """`meanwhile`: workers have just moved what depended on the version."""
+        """`meanwhile`: workers have just moved the items that depended on the version."""
         for name in self.items:
             if meanwhile and version in {self.active(name), self.source(name, meanwhile.target)}:
                 self.moved(name, meanwhile)
@@ -168,7 +168,7 @@ class Model:
         return code
 
     def _read(self, version: str) -> bool:
-        """A transform backfill has still to read embeddings of this version."""
+        """Whether a transform backfill must still read embeddings of this version."""
         move = self.move if self._active() else None
         if move is None or move.kind != "transform":
             return False
@@ -193,7 +193,7 @@ class Model:
         return {name for name in self.world.versions if self.world.graph.forward(name, target) is not None}
 
     def unsure(self, kind: str) -> bool:
-        """Items wait for such a backfill, and nothing tells how uncertain any of them is."""
+        """Whether items wait for a backfill of this kind, and the uncertainty of none is known."""
         waiting = [name for name in self.items if self.may_move(name, Move(self.current, kind))]
         told = False
         for name in waiting:
@@ -210,10 +210,10 @@ class Model:
             self.backfill = {"pause": "paused", "resume": "running", "cancel": "cancelled"}[action]
         return None
 
-    # What workers do
+    # Workers
 
     def end_backfill(self) -> None:
-        """Everything has moved that could; or enough, under a cap, whatever it was."""
+        """End the backfill: all items that can move have moved, or as many as its limit allows."""
         for name in self.items:
             if not self.capped and self.move is not None:
                 self.moved(name, self.move)
@@ -226,12 +226,12 @@ class Model:
         return move.target not in held.vectors and self.source(name, move.target) is not None
 
     def source(self, name: str, target: str) -> str | None:
-        """The version a transform starts from: the best of those it holds that an item edge leads from."""
+        """The version that a transform of the item starts from: the best of its versions with an item edge."""
         carried = self._carried(target) & set(self.items[name].vectors)
         return self.world.best(target, carried) if carried else None
 
     def moved(self, name: str, move: Move) -> bool:
-        """A worker may have moved this item: then the model does so too."""
+        """Move an item in the model, if a worker may have moved it; returns whether it may."""
         if not self.may_move(name, move):
             return False
         held = self.items[name]
@@ -247,12 +247,12 @@ class Model:
         self.moves += 1
         return True
 
-    # Looking
+    # Comparison with the database
 
     def see(self, sight: Sight, lately: Move | None = None) -> None:
-        """Take over what workers have done since the last look; AssertionError if it is anything else.
+        """Apply the moves of workers since the last call; raises AssertionError on any other difference.
 
-        `lately`: what workers were allowed to do until some moment since then.
+        `lately`: work that workers were allowed to do until some time since then.
         """
         assert sight.deployments == self.deployments.states()
         assert sight.current == self.deployments.current
@@ -291,17 +291,17 @@ class Model:
             self.backfill = "done"  # just before what would have ended it
         assert newest.state == self.backfill
 
-    # Asking
+    # Queries
 
     def by_picture(self, number: int, asking: str | None = None) -> tuple[dict[str, Expected], dict[str, int]]:
-        """Item -> what a query by a picture finds, and how many items of which version it cannot reach."""
+        """Item -> expected match of a query by an image; and version -> number of items that it cannot reach."""
         return self.ranking(asking or self.current, lambda version: self.world.encode(version, number))
 
     def by_embedding(self, version: str, vector: np.ndarray) -> tuple[dict[str, Expected], dict[str, int]]:
         return self.ranking(version, lambda _: vector, frozenset())
 
     def by_item(self, name: str) -> tuple[dict[str, Expected], dict[str, int]]:
-        """As the current version where it can, by what it holds or by its picture. It is among what it reaches."""
+        """As `by_picture`, for a stored item as query: by the current version if possible, from embedding or image."""
         held = self.items[name]
         able = frozenset(held.vectors) | (self.world.everyone if held.picture is not None else frozenset())
         asking = self.current if self.current in able else self.active(name)

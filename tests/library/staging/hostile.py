@@ -1,4 +1,4 @@
-"""Every command that speaks to a service, and what a service could answer it that would act on a terminal."""
+"""All commands that call a service, with answers whose text would control a terminal."""
 
 from __future__ import annotations
 

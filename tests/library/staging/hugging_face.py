@@ -1,4 +1,4 @@
-"""Small random models in folders as Hugging Face's libraries write them."""
+"""Small random models in the folder formats of Hugging Face's libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMIT = 12
 
 
 def words() -> transformers.PreTrainedTokenizerFast:
-    """A byte-level tokenizer of 300 tokens, cut at 12."""
+    """A byte-level tokenizer with 300 tokens, truncated at 12."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     special = ["<pad>", "<s>", "</s>"]
@@ -38,7 +38,7 @@ def bert(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
 
 
 def roberta(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
-    """As PhoBERT: the tokenizer knows no limit, and the model's first position is its padding's."""
+    """Like PhoBERT: the tokenizer has no limit, and the first position of the model is that of padding."""
     torch.manual_seed(4)
     config = transformers.RobertaConfig(
         vocab_size=len(words),
@@ -57,7 +57,7 @@ def roberta(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
 def sentences(
     folder: Path, words: transformers.PreTrainedTokenizerFast, mode: str = "mean", truncate_dim: int | None = None
 ) -> Path:
-    """As E5: mean or class token, a layer behind it, normalised, with prompts."""
+    """Like E5: mean or class token, then a dense layer, normalised, with prompts."""
     parts = sentence_transformers.sentence_transformer.modules
     tokens = parts.Transformer(str(bert(folder.with_name("bert"), words)))
     rest = [parts.Pooling(16, mode), parts.Dense(16, 8), parts.Normalize()]

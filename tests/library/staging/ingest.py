@@ -1,4 +1,4 @@
-"""What tests of ingest look at."""
+"""Expected answers to an ingest."""
 
 from __future__ import annotations
 

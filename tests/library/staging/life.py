@@ -1,4 +1,4 @@
-"""The life of a gallery on real processes, and of its model: steps that hypothesis draws; `live` goes through one."""
+"""The life of a gallery on real processes, and of its model: steps drawn by Hypothesis; `live` runs one."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from staging.waiting import until
 from staging.world import World
 
 LONG = 80
-"""Steps of a life when there is time."""
+"""Steps of a life in long runs."""
 FEWEST = 4
-"""Items that stay, so that the load always finds its k."""
+"""Items that are never deleted, so that the load always finds its k."""
 
 JOB = st.fixed_dictionaries(
     {
@@ -49,7 +49,7 @@ DOOM = st.sampled_from((*[None] * 30, 0.001, 0.004, 0.015))
 
 
 def options(steps: set[str], gate: int | None) -> dict[str, Any]:
-    """What such steps take, and no more; a refusal is always overridden."""
+    """The options that these steps accept; a refusal is always overridden."""
     given: dict[str, Any] = {"gate": gate} if "gated" in steps else {}
     if steps & {"gated", "canary", "current"}:
         given["override"] = "a test"
@@ -66,8 +66,8 @@ class Life(Living):
 
     @initialize(chance=st.integers(0, 1 << 32), version=st.sampled_from(("v2", "v3", "v4")))
     def begin(self, chance: int, version: str) -> None:
-        """Eight items are there, of v1 most of them, another version is current, and there is a worker at least."""
-        # Hypothesis tries the simplest of everything first: the same step over and over.
+        """Start with eight items, most of v1, another current version, and at least one worker."""
+        # Hypothesis tries the simplest example first: the same step repeated.
         assume(chance)
         type(self).galleries += 1
         self.name = f"life{self.galleries}"
@@ -90,14 +90,14 @@ class Life(Living):
         self.stack.enter_context(self.load.running())
 
     def loaded(self, *given: Any, **more: Any) -> Load:
-        """Who asks all the time."""
+        """The constant load of queries."""
         return Load(*given, **more)
 
     # Writing
 
     @step(names=st.lists(NAME, min_size=1, max_size=3, unique=True), doom=DOOM)
     def store(self, names: list[str], doom: float | None) -> None:
-        """Items with pictures, which take the place of what known ids hold."""
+        """Store items with images, which replace existing items."""
         numbers = {name: self.pictures + n for n, name in enumerate(names)}
         self.pictures += len(names)
         about = {name: {"label": number % 7} for name, number in numbers.items()}
@@ -114,7 +114,7 @@ class Life(Living):
 
     @step(name=NAME, version=VERSION, doom=DOOM)
     def store_embedding(self, name: str, version: str, doom: float | None) -> None:
-        """Beside what a known id holds."""
+        """Store an embedding, in addition to those of an existing item."""
         self.pictures += 1
         vector = self.world.encode(version, self.pictures)
         listed = [{"id": name, "embedding": [float(x) for x in vector]}]
@@ -123,7 +123,7 @@ class Life(Living):
 
     @step(label=st.integers(0, 6), number=st.integers(0, 99), doom=DOOM)
     def patch_passing(self, label: int, number: int, doom: float | None) -> None:
-        """Metadata of those of one label, by a filter: so few go in one transaction."""
+        """Change the metadata of the items with one label, by a filter; so few are one transaction."""
         names = [name for name, held in self.model.items.items() if held.metadata.get("label") == label]
 
         def effect(model: Model) -> None:
@@ -143,7 +143,7 @@ class Life(Living):
 
     @step(label=st.integers(0, 6), doom=DOOM)
     def delete_passing(self, label: int, doom: float | None) -> None:
-        """Those of one label, by a filter: so few go in one transaction."""
+        """Delete the items with one label, by a filter; so few are one transaction."""
         names = [name for name, held in self.model.items.items() if held.metadata.get("label") == label]
         if len(self.model.items) - len(names) < FEWEST:
             return
@@ -200,7 +200,7 @@ class Life(Living):
         """Invariant 5: a deployment that is rolled back leaves every answer as it was."""
         if self.model.deployments.coming or version == self.model.current or self.model.moving:
             return
-        # An index that was built in between sums in another order: scores may differ in the last bit.
+        # If an index was built in between, it sums in another order: scores may differ in the last bit.
         before = {
             match["id"]: match | {score: pytest.approx(match[score], abs=1e-6) for score in ("score", "raw_score")}
             for match in self.ask_picture(1)
@@ -233,7 +233,7 @@ class Life(Living):
 
     @step(version=VERSION, job=JOB, doom=DOOM)
     def upgrade(self, version: str, job: dict[str, Any], doom: float | None) -> None:
-        """A version becomes current, and items begin to move to it."""
+        """Deploy a version and start a backfill to it."""
         self.switch(version)
         self.backfill(job, doom)
 
@@ -254,7 +254,7 @@ class Life(Living):
 
     @step()
     def let_work(self) -> None:
-        """Until workers have moved something, or have nothing to do."""
+        """Wait until workers have moved something or have nothing to do."""
         if not self.stage.workers:
             self.stage.begin_worker()
         before = self.model.moves
@@ -268,7 +268,7 @@ class Life(Living):
 
     @step(place=st.integers(0, MOST_WORKERS), how=st.sampled_from((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)))
     def end_process(self, place: int, how: signal.Signals) -> None:
-        """A worker, or the server, which is started again."""
+        """End a worker, or the server, which is started again."""
         if place == MOST_WORKERS:
             self.stage.end_server(how)
         else:
@@ -276,7 +276,7 @@ class Life(Living):
 
     @step()
     def follow(self) -> None:
-        """One more replica begins here; the oldest ends."""
+        """Start another replica here, and end the oldest."""
         self.followers = [*self.followers[-1:], Follower(self.stage.site, self.name)]
 
     @invariant()
@@ -302,7 +302,7 @@ class Life(Living):
         assert self.load.wrong == []
 
     def followed(self, k: int) -> list[dict[int, float]]:
-        """What each follower answers to a query by a picture."""
+        """The answer of each follower to a query by an image."""
         return [follower.answer(self.world, 3, k) for follower in self.followers]
 
     # The end
@@ -318,7 +318,7 @@ class Life(Living):
             self.stage.counts[f"load {count}"] += getattr(self.load, count)
 
     def finish(self) -> None:
-        """Invariants 1 and 6: everything is killed, and it ends as if it had gone straight there."""
+        """Invariants 1 and 6: after a kill of everything the final state is that of a run without kills."""
         while self.stage.workers:
             self.stage.end_worker(0, signal.SIGKILL)
         self.stage.end_server(signal.SIGKILL)
@@ -348,7 +348,7 @@ class Life(Living):
 
 @contextmanager
 def staged(settings: Settings, world: World, kind: type[Site] = Site) -> Iterator[Stage]:
-    """A server that knows every version."""
+    """A server with all versions registered."""
     with TestClient(create_app(settings), base_url="http://127.0.0.1/v1") as http:
         world.register(http)
     with closing(kind(settings.data, settings)) as site, closing(Stage(site)) as stage:
@@ -356,7 +356,7 @@ def staged(settings: Settings, world: World, kind: type[Site] = Site) -> Iterato
 
 
 def live(stage: Stage, world: World, number: int, steps: int, kind: type[Life] = Life) -> None:
-    """The life of a seed."""
+    """Run the life of a seed."""
     lives: list[Life] = []
 
     def begin() -> Life:
@@ -369,7 +369,7 @@ def live(stage: Stage, world: World, number: int, steps: int, kind: type[Life] =
         stateful_step_count=steps,
         deadline=None,
         database=None,
-        # Each step is a few requests: looking for a shorter failure would take minutes.
+        # Each step is a few requests: shrinking a failure would take minutes.
         phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )

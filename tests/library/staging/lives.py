@@ -1,4 +1,4 @@
-"""How a step in the life of a gallery is taken on real processes and on the model, and how answers are compared."""
+"""`Living`: run each step of a gallery's life on real processes and on the model, and compare the answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VERSION = st.sampled_from(("v1", "v2", "v3", "v4"))
 
 
 def step(**drawn: Any) -> Callable[[Any], Any]:
-    """A rule that is counted and told when something goes wrong."""
+    """A rule that is counted, and recorded for the report of a failure."""
 
     def wrap(method: Callable[..., None]) -> Any:
         @functools.wraps(method)
@@ -53,7 +53,7 @@ def step(**drawn: Any) -> Callable[[Any], Any]:
 
 
 class Follower:
-    """A replica that was built when it was made, and has replayed the feed from there since (invariant 7)."""
+    """A replica that was loaded once and has followed the feed since (invariant 7)."""
 
     def __init__(self, site: Site, name: str) -> None:
         registry = Registry(site.database, site.settings)
@@ -65,7 +65,7 @@ class Follower:
     def answer(self, world: World, number: int, k: int) -> dict[int, float]:
         """Key -> raw score for a query by a picture."""
         self.replica.refresh(self.live.id)
-        self.live.gallery.adopt_segments()  # of what a server has built
+        self.live.gallery.adopt_segments()  # that the server has built
         found = self.live.gallery.search(
             None, lambda version: world.encode(version, number)[None], k, encoders=world.everyone, mode=Mode.RAW
         )
@@ -82,11 +82,11 @@ class Living(RuleBasedStateMachine):
     story: list[str]
     """The steps so far."""
     sound: bool
-    """The last step ended as it should."""
+    """Whether the last step succeeded."""
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """What goes wrong is part of the story: hypothesis tries it again, and then tells how that went."""
+        """Record a failure in the story, because Hypothesis repeats the run and reports the repetition."""
         try:
             yield
         except Exception:
@@ -94,10 +94,10 @@ class Living(RuleBasedStateMachine):
             raise
 
     def act(self, request: Request, *effects: Effect, doom: float | None = None) -> Any:
-        """A request to the server and what it does to the model; of several effects one, as workers may be faster.
+        """Send a request and apply its effect to the model; one of several effects if workers may be faster.
 
         Returns:
-            The answer; None if the server was killed before it gave one.
+            The answer; None if the server was killed before it answered.
         """
         lately = self.model.moving
         outcomes: dict[str | None, Model] = {}
@@ -122,7 +122,7 @@ class Living(RuleBasedStateMachine):
         return answer
 
     def learn(self, candidates: list[Model], lately: Move | None = None) -> Sight:
-        """Look, and keep the first of the candidates that agrees."""
+        """Read the database and keep the first candidate that agrees with it."""
         sight = look(self.stage.site.database, self.name)
         for candidate in candidates:
             seeing = candidate.copy()
@@ -137,7 +137,7 @@ class Living(RuleBasedStateMachine):
         raise AssertionError
 
     def settled(self, ask: Callable[[Sight], Any]) -> Any:
-        """What is told at a moment at which the model is known: workers may be moving items meanwhile."""
+        """The result of `ask` at a time at which the model is known, although workers may be moving items."""
         deadline = time.monotonic() + 60
         while True:
             sight = self.learn([self.model])
@@ -159,7 +159,7 @@ class Living(RuleBasedStateMachine):
 
     @step(number=st.integers(0, 50))
     def query_in_default_mode(self, number: int) -> None:
-        """Calibrated, where a gate has fitted maps: then the model knows the order within each shard only."""
+        """Query in the default mode: if a gate has fitted maps, the model only knows the order within each shard."""
         data, files = {"k": str(len(self.model.items))}, [("images", ("q", self.world.as_bytes(number)))]
         answer = self.settled(lambda _: self.query(data=data, files=files)).json()
         found, _ = self.model.by_picture(number, self._asking(answer))
@@ -170,7 +170,7 @@ class Living(RuleBasedStateMachine):
 
     @step(version=VERSION, number=st.integers(0, 50))
     def query_embedding(self, version: str, number: int) -> None:
-        """Invariant 8: what no edge leads to is not compared, and the answer says so."""
+        """Invariant 8: items that no edge reaches are not compared, and the answer says so."""
         vector = self.world.encode(version, number)
         body = {"version": version, "embeddings": [[float(x) for x in vector]]}
         self.ask(lambda: self.model.by_embedding(version, vector), **body)
@@ -184,7 +184,7 @@ class Living(RuleBasedStateMachine):
         return self.stage.http.post(f"/galleries/{self.name}/query", **request)
 
     def ask_picture(self, number: int, k: int | None = None) -> Any:
-        """A query by a picture; returns its matches."""
+        """Query by an image; returns the matches."""
         k = k or len(self.model.items)
         data, files = {"k": str(k), "mode": "raw"}, [("images", ("q", self.world.as_bytes(number)))]
         answer = self.settled(lambda _: self.query(data=data, files=files)).json()
@@ -193,14 +193,14 @@ class Living(RuleBasedStateMachine):
         return self.compare(answer, found, lost, k)
 
     def _asking(self, answer: Any) -> str:
-        """The version that answered: the current one, or now and then a canary."""
+        """The version that answered: the current one or a canary."""
         coming = self.model.deployments.coming
         legal = [self.model.current, *([coming.version] if coming and coming.state == "canary" else [])]
         assert answer["version"] in legal
         return str(answer["version"])
 
     def ask(self, expect: Callable[[], Any], apart: str | None = None, **body: Any) -> None:
-        """A query that may not reach everything, and does not find `apart`."""
+        """Send a query that may not reach everything and does not find `apart`."""
         k = len(self.model.items)
         answer = self.settled(lambda _: self.query(json={**body, "k": k, "mode": "raw"}))
         found, lost = expect()
@@ -211,7 +211,7 @@ class Living(RuleBasedStateMachine):
         self.compare(answer.json(), found, lost, k)
 
     def compare(self, answer: Any, found: dict[str, Expected], lost: dict[str, int], k: int) -> Any:
-        """Every match is what the model expects of its item, and no item is missing that is better."""
+        """Check that every match is as the model expects, and that no better item is missing."""
         matches = answer["results"][0]["matches"]
         assert {degraded["version"]: degraded["items"] for degraded in answer["degraded"]} == lost
         assert answer["mix"] == self.model.mix()

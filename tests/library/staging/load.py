@@ -1,4 +1,4 @@
-"""A constant load: clients that ask all the time, and note every answer that is not whole."""
+"""A constant load of queries, which records every incomplete answer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from regraft.connection import certificates
 
 
 class Load:
-    """Clients that ask a gallery for its `k` best until they are stopped.
+    """Clients that query a gallery for its `k` best items until they are stopped.
 
-    `outage` tells, where a server may be down on purpose, whether it is now, and how often it has been: a request that
-    an outage cut off has not failed. Any other has, and so has every answer but a whole one.
+    `outage`: for a server that may be down on purpose, whether it is down now and how often it has been. A request that
+    was interrupted by an outage has not failed. Every other error and every incomplete answer is a failure.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Load:
                 thread.join()
 
     def wait(self, more: int = 6) -> None:
-        """Until so many more queries have been answered."""
+        """Wait until this many more queries have been answered."""
         target, deadline = self.answered + more, time.monotonic() + 60
         while self.answered < target:
             assert time.monotonic() < deadline, "the load came to a halt"

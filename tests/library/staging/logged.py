@@ -1,4 +1,4 @@
-"""What tests do with the log of their process."""
+"""Restore the logging of the test process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def log_as_before() -> Iterator[None]:
-    """Take back what is changed of where the log goes: else it goes to the stream of a test that has ended."""
+    """Restore the handlers of the log, which else would write to the stream of a test that has ended."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
-    logging.captureWarnings(False)  # pytest takes it back after each test, and `logging` believes that it is still so
+    logging.captureWarnings(False)  # pytest undoes it after each test, but `logging` does not notice
     try:
         yield
     finally:

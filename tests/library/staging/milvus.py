@@ -1,4 +1,4 @@
-"""Milvus's own test server (milvus-lite), as a process that a test may freeze, kill and start again on its data."""
+"""Milvus's test server (milvus-lite), as a process that a test may freeze, kill and restart on its data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from staging.waiting import until
 
 
 class MilvusTestServer:
-    """See the module. It listens on 127.0.0.1 alone; `token` is empty: it knows no users."""
+    """See the module. Listens on 127.0.0.1 only; `token` is empty, because it has no users."""
 
     token = ""
 
@@ -29,14 +29,14 @@ class MilvusTestServer:
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Start it, the first time on any port that is free, later on the same one."""
+        """Start it, first on any free port, later on the same one."""
         first = self._process is None
         while not self._started():
             assert first, self._log.read_text()
             self._port = _free_port()
 
     def stop(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """End it, at once if nothing else is said."""
+        """End it, by default with SIGKILL."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
         self._process.send_signal(how)
@@ -55,7 +55,7 @@ class MilvusTestServer:
         return self._folder / "log"
 
     def _started(self) -> bool:
-        """Start a process; False: it ended, as it does where somebody else has the port."""
+        """Start a process; False: it ended, as it does if the port is in use."""
         self._folder.mkdir(exist_ok=True)
         data, port = self._folder / "data", str(self._port)
         command = [sys.executable, "-c", LITE, "server", "--data-dir", data, "--host", "127.0.0.1"]
@@ -68,7 +68,7 @@ class MilvusTestServer:
 
 
 def _free_port() -> int:
-    # Not staging.ports: that keeps the port bound, and gRPC then starts no server on it.
+    # Not staging.ports, which keeps the port bound: gRPC cannot start a server on it.
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

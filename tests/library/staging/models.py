@@ -1,4 +1,4 @@
-"""Small embedding models of texts, for those who bring vectors."""
+"""Small embedding models of texts, for tests that supply vectors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ TEXTS = [f"{animal} {verb} {place}" for animal in ANIMALS for verb in VERBS for 
 
 
 class TextModel:
-    """An embedding model of texts in `dim` numbers: the sum of its words' vectors, turned into a space of its own.
+    """An embedding model of texts with `dim` numbers: the sum of the words' vectors, rotated by the model.
 
-    Two of them see the same in a text, so that an edge can join them, as with two releases of a provider's model.
+    Two models embed the same information, so an edge can connect them, like two releases of a provider's model.
     """
 
     def __init__(self, dim: int, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""A database with a gallery, without versions on disk, on which backfills are planned."""
+"""`Planning`: a database with a gallery, without version folders, to plan backfills."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ ONE = np.ones(2, np.float32)
 
 
 def moved_of(seen: list[tuple[int, int]]) -> list[EmbeddedItems]:
-    """What a worker makes of items, by key, as they were at a number: in two steps, as an encoder's batches come."""
+    """A worker's results for items (key, seq), in two parts, like the batches of an encoder."""
     steps = (seen[:2], seen[2:])
     return [EmbeddedItems([k for k, _ in s], [n for _, n in s], np.tile(2 * ONE, (len(s), 1))) for s in steps]
 
 
 class Clock:
-    """The time as the code under test sees it."""
+    """The time for the code under test."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -53,7 +53,7 @@ class Clock:
 
 
 class Planning:
-    """A database with versions 1 to 3, of which 1 has an item edge to 3, and whatever a test puts on it."""
+    """A database with versions 1 to 3, and an item edge from 1 to 3."""
 
     def __init__(self, database: Database) -> None:
         self.database = database

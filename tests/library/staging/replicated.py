@@ -1,4 +1,4 @@
-"""A database that a replica follows, written to as another process would."""
+"""`ReplicatedWorld`: a database that a replica follows, with writes like those of another process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Random operations in one process, step by step, against the model of what docs/design.md promises (section 6).
+"""`Run`: random operations in one process, compared with the model of the invariants (docs/design.md, section 6).
 
-Workers are objects here, so that what happens between the claiming, computing and committing of a chunk is chosen too.
+Workers are objects, so that events between the claim, the computation and the commit of a chunk are random too.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ ORDERS = ["random", "newest", "oldest", "traffic", "transformed", "uncertainty"]
 UNTIL = ["registered", "verified", "shadow", "current"]
 IDS = [f"i{n}" for n in range(14)]
 OWN = 10_000
-"""From this number on pictures of which only embeddings are sent: what is known to be the very vector was sent itself.
+"""Numbers of images from here on are only sent as embeddings, so that their vectors are known exactly.
 
-What the service encoded may differ from the model's by a bit, as it encodes them in other batches.
+Vectors that the service encoded may differ from the model's in the last bit, because batches differ.
 """
 
 
 class Run:
-    """One random life of a gallery; `more` are settings."""
+    """One random life of a gallery; `more`: settings."""
 
     def __init__(self, world: World, data: Path, seed: int, stack: ExitStack, **more: Any) -> None:
         self.world, self.model, self.draw = world, Model(world), random.Random(seed)
@@ -53,7 +53,7 @@ class Run:
         self.purger = TombstonePurger(self.database, settle_seconds=0.0)
         self.worker = stack.enter_context(closing(self._worker(3600.0)))
         self.http: Any = None
-        # The lease of one runs out as soon as it has it, that of the other never: no clock decides what happens.
+        # The leases of one expire at once, those of the other never, so that no clock decides the outcome.
         self.others = [stack.enter_context(closing(self._worker(lease))) for lease in (1e-9, 3600.0)]
         self.choices = 0
         self.late: list[tuple[Worker, Any, Any]] = []
@@ -74,13 +74,13 @@ class Run:
         return made
 
     def choose(self, weighted: dict[str, int]) -> Callable[[], None]:
-        """An operation by chance; it is noted as done."""
+        """Draw an operation, and record it."""
         (name,) = self.draw.choices(list(weighted), list(weighted.values()))
         self.done.append(name)
         return getattr(self, name)  # type: ignore[no-any-return]
 
     def pick(self) -> str:
-        """An id; while a chunk is computed, rather one of its items."""
+        """Draw an id; while a chunk is computed, preferably of one of its items."""
         at_work = [key for _, chunk, _ in self.late for key in chunk.item_ids]
         if not at_work or self.draw.random() < 0.3:
             return self.draw.choice(IDS)
@@ -90,16 +90,16 @@ class Run:
     def end(self) -> None:
         self.life.close()
 
-    # Operations: each changes the service and the model alike.
+    # Operations: each changes the service and the model.
 
     def post(self, code: str | None, path: str, dry_run: bool = False, **body: Any) -> Any:
-        """The service must answer as the model did: with the `code` of a refusal, or None."""
+        """Send a request, and check that the service answers like the model: with the refusal `code`, or None."""
         answer = self.http.post(path, json=body, params={"dry_run": "true"} if dry_run else {})
         assert (answer.json()["code"] if answer.status_code >= 400 else None) == code, answer.text
         return answer.json()
 
     def picture(self) -> int:
-        """The number of one: mostly new, now and then one that there was, so that what an item held comes back."""
+        """Draw the number of an image: mostly a new one, sometimes an earlier one, so that an old vector returns."""
         if self.pictures and self.repeat.random() < 0.4:
             return self.pictures - self.repeat.randrange(min(self.pictures, 5))
         self.pictures += 1
@@ -124,7 +124,7 @@ class Run:
         )
 
     def store_pictures(self) -> None:
-        """Several at once: some of them no pictures, or of an id that the same request has already."""
+        """Store several images in one request, some of them invalid or with repeated ids."""
         names, atomic = self.draw.choices(IDS, k=self.draw.randint(1, 5)), self.draw.random() < 0.3
         broken = {n for n in range(len(names)) if self.draw.random() < 0.15}
         numbers = [self.picture() for _ in names]
@@ -140,7 +140,7 @@ class Run:
             self.model.store_picture(names[n], numbers[n], {"n": n})
 
     def store_embeddings(self) -> None:
-        """Several at once by the current version: some of length zero; with metadata or without."""
+        """Store several embeddings of the current version, some of length zero; with or without metadata."""
         names, version = self.draw.choices(IDS, k=self.draw.randint(1, 5)), self.model.current
         broken = {n for n in range(len(names)) if self.draw.random() < 0.15}
         self.pictures += 1
@@ -153,7 +153,7 @@ class Run:
             assert self.model.store_embedding(names[n], version, vectors[n], about) is None
 
     def _stored(self, answer: Any, names: list[str], broken: set[int], atomic: bool) -> list[int]:
-        """The places of what such a request must have stored; its answer names the others."""
+        """The indices of the items that such a request must have stored; checks that its answer lists the others."""
         bad = broken | {n for n, name in enumerate(names) if name in names[:n]}
         told = answer.json()
         assert {error["index"] for error in told["errors"]} == bad
@@ -201,7 +201,7 @@ class Run:
         self._choose_anew()
 
     def step_deployment(self) -> None:
-        """A deployment begins, goes on, is undone or is retired; or it is only asked what would come of that."""
+        """Begin, advance, roll back or retire a deployment, or do so as a dry run."""
         dry_run = self.draw.random() < 0.3
         model = self.model.copy() if dry_run else self.model
         version, until = self.draw.choice(list(self.world.versions)), self.draw.choice(UNTIL)
@@ -223,7 +223,7 @@ class Run:
             assert self.shown() == before
 
     def shown(self) -> Any:
-        """What the service tells of the gallery, its deployments and items."""
+        """The gallery, its deployments and its items, as the service shows them."""
         told = self.http.get("/galleries/g").json()
         deployments = self.http.get("/galleries/g/deployments").json()["deployments"]
         items = self.http.get("/galleries/g/items", params={"limit": 1000}).json()["items"]
@@ -265,7 +265,7 @@ class Run:
         self.others[0]._claim()
 
     def compute_and_keep(self) -> None:
-        """A worker that has computed a chunk, and comes to commit it some other time."""
+        """Compute a chunk by a worker that commits it at some later time."""
         for other in self.others:
             if chunk := other._claim():
                 self.late.append((other, chunk, outcome_of(other._load(chunk))))
@@ -277,13 +277,13 @@ class Run:
                 other._persist(chunk, outcome)
 
     def race(self) -> None:
-        """Something happens between the computing and the commit of a chunk."""
+        """Run another operation between the computation and the commit of a chunk."""
         self.compute_and_keep()
         self.choose(RACING)()
         self.commit_late()
 
     def restart(self) -> None:
-        """Invariant 7: a replica built anew answers as the one that followed."""
+        """Invariant 7: a newly loaded replica answers as the one that followed the feed."""
         versions, scores = self.ask(2)
         self.life.close()
         self.start()
@@ -293,7 +293,7 @@ class Run:
     # What must hold after every step.
 
     def ask(self, number: int) -> tuple[dict[str, str], dict[str, float]]:
-        """A query by a picture for every live item: the version of each, and its score."""
+        """Query by an image for all live items; returns the version and the score of each."""
         count = len(self.model.items)
         files = [("images", ("q", self.world.as_bytes(number)))]
         answer = self.http.post("/galleries/g/query", data={"k": str(max(count, 1))}, files=files)
@@ -306,7 +306,7 @@ class Run:
         return {match["id"]: match["version"] for match in found}, {match["id"]: match["score"] for match in found}
 
     def ask_for_best(self) -> None:
-        """The best few, and what they are; and pictures as they were stored."""
+        """Check a query for the few best items, their metadata, and stored images."""
         number, k = self.draw.randint(0, 50), self.draw.randint(1, len(IDS))
         files = [("images", ("q", self.world.as_bytes(number)))]
         answer = self.http.post("/galleries/g/query", data={"k": str(k), "exact": "true"}, files=files).json()
@@ -326,7 +326,7 @@ class Run:
             assert stored in (None, image.content)
 
     def look(self) -> int:
-        """See what workers moved since the last look, and check that each move was allowed and right."""
+        """Read what workers have moved since the last call, and check that each move was allowed and correct."""
         sight = look(self.database, "g")
         self.model.see(sight)
         return sight.seq
@@ -348,7 +348,7 @@ class Run:
         assert scores == pytest.approx({name: found.score for name, found in expected.items()}, abs=1e-4)
 
     def catch_up(self) -> None:
-        """Look, and have the service answer from there on: what workers wrote reaches it a moment later."""
+        """`look`, and let the service follow, as it sees the writes of workers only later."""
         if self.purging.random() < 0.3:
             self.purger.look()
         seq = self.look()
@@ -358,7 +358,7 @@ class Run:
             time.sleep(0.005)
 
     def finish(self) -> None:
-        """Invariant 6: however it went so far, a backfill ends with everything moved that can be."""
+        """Invariant 6: whatever happened, a backfill ends with all movable items moved."""
         self.commit_late()
         self.look()
         if self.model.backfill == "paused":

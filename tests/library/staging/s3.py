@@ -1,4 +1,4 @@
-"""An emulator of S3, moto's server, as a process of its own that can be stopped and started again."""
+"""An emulator of S3 (moto's server) as a separate process that can be stopped and restarted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "regraft", "AWS_SECRET_ACCESS_KEY": "regraft-secret
 
 
 class ObjectStore:
-    """Listens on a port of this machine; what it holds is gone when it stops."""
+    """Listens on a port of this machine; its content is lost when it stops."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -33,7 +33,7 @@ class ObjectStore:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What clients read."""
+        """The environment variables of clients."""
         return {**KEYS, "AWS_ENDPOINT_URL_S3": self.url}
 
     def start(self) -> None:
@@ -58,7 +58,7 @@ class ObjectStore:
             self._process = None
 
     def bucket(self) -> str:
-        """The URL of a new bucket, and a prefix in it."""
+        """The URL of a new bucket with a prefix."""
         name = f"b{uuid.uuid4().hex}"
         httpx.put(f"{self.url}/{name}", timeout=10, verify=certificates()).raise_for_status()
         return f"s3://{name}/regraft/images"
@@ -66,9 +66,9 @@ class ObjectStore:
 
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
-    """One that runs until the end."""
+    """An emulator that runs until the end of the block."""
     made = ObjectStore()
-    S3FileSystem.clear_instance_cache()  # one that was made for another emulator is asked there
+    S3FileSystem.clear_instance_cache()  # cached clients would use an earlier emulator
     try:
         made.start()
         yield made

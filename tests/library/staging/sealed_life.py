@@ -1,4 +1,4 @@
-"""The life of a gallery that a server seals, merges, writes down and unloads all the time, and is killed at it."""
+"""The life of a gallery that a server constantly seals, merges, writes to disk and unloads, and is killed at it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from staging.processes import Site
 
 KINDS = [kind.value for kind in IndexKind if not kind.is_remote]
 WAIT_SECONDS, BUILD_SECONDS = 2.0, 15.0
-"""So long a step waits for something to be begun, and for something to be built."""
+"""Seconds a step waits for the start of a build, and for its end."""
 
 
 class SealedSite(Site):
-    """Its server builds segments of a few items, and has room for one gallery."""
+    """A site whose server builds segments of a few items and keeps one gallery in memory."""
 
     SERVE = ("tests/faults/sealing_server.py",)
 
@@ -31,14 +31,14 @@ class SealedLife(Life):
 
     @step(kind=st.sampled_from(KINDS), storage=st.sampled_from([storage.value for storage in Storage]))
     def configure(self, kind: str, storage: str) -> None:
-        """Another index, while it serves."""
+        """Change the index while it serves."""
         index = {"kind": kind, "storage": storage}
         self.stage.http.patch(f"/galleries/{self.name}", json={"index": index}).raise_for_status()
         self.stage.counts[kind] += 1
 
     @step()
     def unload(self) -> None:
-        """Another gallery is asked for, and there is room for one; the load asks for this one again."""
+        """Query another gallery, which unloads this one; the load then loads it again."""
         if self.stage.http.get("/galleries/other").status_code == 404:
             self.stage.http.post("/galleries", json={"name": "other"}).raise_for_status()
         ask = {"version": "v1", "embeddings": [[1, 0, 0, 0]]}
@@ -46,7 +46,7 @@ class SealedLife(Life):
 
     @step(names=st.lists(NAME, min_size=3, max_size=3, unique=True), seconds=st.floats(0, 0.1))
     def kill_who_builds(self, names: list[str], seconds: float) -> None:
-        """So long after files below `indexes` began to change by what was written."""
+        """Kill the server so long after a write made files below `indexes` change."""
         self.store.__wrapped__(self, names=names, doom=None)
         before, end = self._files(), time.monotonic() + WAIT_SECONDS
         while self._files() == before and time.monotonic() < end:
@@ -57,7 +57,7 @@ class SealedLife(Life):
 
     @step()
     def let_build(self) -> None:
-        """Until an index answers for some of the items, if there is to be one."""
+        """Wait until an index serves some of the items, if one is configured."""
         self.stage.http.patch(f"/galleries/{self.name}", json={"index": {"kind": "hnsw"}}).raise_for_status()
         end = time.monotonic() + BUILD_SECONDS
         while not (indexed := self.shown()["indexed"]) and time.monotonic() < end:
@@ -65,12 +65,12 @@ class SealedLife(Life):
         self.stage.counts["items indexed"] += indexed
 
     def finish(self) -> None:
-        """At last an index answers, and everything is killed."""
+        """Wait for an index, then kill everything."""
         self.let_build.__wrapped__(self)
         super().finish()
 
     def query(self, **request: Any) -> httpx.Response:
-        """All items are found in any case; of the best few an index may miss one."""
+        """Query; exact if it asks for fewer items than there are, as an index may miss some of the best."""
         options = request.get("json", request.get("data"))
         if int(options["k"]) < len(self.model.items):
             options["exact"] = True if "json" in request else "true"

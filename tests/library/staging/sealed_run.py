@@ -1,7 +1,7 @@
-"""The random operations of `run`, on a gallery that is sealed, indexed, merged, unloaded and read from files often.
+"""The random operations of `run`, on a gallery that is often sealed, indexed, merged, unloaded and read from files.
 
-Its index is changed while it serves, so that one life goes through every engine of this process. Another process has it
-too: either of them seals, and takes over what the other has built.
+Its index is changed while it serves, so that one life uses every engine in memory. A second process has the gallery
+too: each seals, and adopts the segments that the other has built.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ G, OTHER = 1, "other"
 
 
 class SealedRun(Run):
-    """One life; there is a gallery more, and no room for two."""
+    """One life, with a second gallery, and memory for one of them only."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         self.counts: Counter[str] = Counter()
@@ -43,14 +43,14 @@ class SealedRun(Run):
         self.indexer = Indexer(self.replica)
 
     def seal(self) -> None:
-        """All that is due is built and written down."""
+        """Build and write everything that is due."""
         live = self.replica.find("g")
         look(self.indexer, live)
         self.counts["most indexed"] = max(self.counts["most indexed"], live.gallery.indexed_count())
         self.counts["snapshots"] += live.snapshot_seq > 0
 
     def seal_beside(self) -> None:
-        """Something happens after the first index was built, and before it is swapped in."""
+        """Run another operation after the first index was built and before it is swapped in."""
         run, due = Job.run, [self.choose(RACING)]
 
         def beside(job: Job, stopped: Callable[[], bool]) -> bool:
@@ -67,7 +67,7 @@ class SealedRun(Run):
             due.pop()()
 
     def seal_elsewhere(self) -> None:
-        """The other process does it."""
+        """Let the other process seal."""
         if self.beside is None:
             self.beside = Follower(self, "g")
         self.beside.replica.refresh(G)
@@ -81,19 +81,19 @@ class SealedRun(Run):
             assert sorted(told.values()) == pytest.approx(sorted(one.score for one in expected.values()), abs=1e-4)
 
     def configure(self) -> None:
-        """Another index, while it serves; it is built at some later time."""
+        """Change the index while it serves; it is built later."""
         index = {"kind": self.draw.choice(KINDS), "storage": self.draw.choice(list(Storage)).value}
         self.http.patch("/galleries/g", json={"index": index}).raise_for_status()
         self.counts[index["kind"]] += 1
 
     def unload(self) -> None:
-        """Another gallery is asked for, and there is room for one."""
+        """Query the other gallery, which unloads this one."""
         self.http.post(f"/galleries/{OTHER}/query", json={"version": "v1", "embeddings": [[1, 0, 0, 0]]})
         assert self.replica.cache.peek(G) is None
         self.counts["unloaded"] += 1
 
     def damage(self) -> None:
-        """A file below `indexes` is lost, cut or changed while nothing runs."""
+        """Remove, truncate or change a file below `indexes` while nothing runs."""
         self.life.close()
         self.beside = None
         files = sorted(path for path in self.settings.indexes.rglob("*") if path.is_file())
@@ -110,7 +110,7 @@ class SealedRun(Run):
         expected, _ = self.model.by_picture(number)
         matches = answer["results"][0]["matches"]
         assert len({match["id"] for match in matches}) == len(matches) == min(k, len(expected))
-        for match in matches:  # none that is dead, or served by another version; with its own score
+        for match in matches:  # no dead rows, none served by another version; correct scores
             assert match["score"] == pytest.approx(expected[match["id"]].score, abs=1e-4)
         worst = sorted((one.score for one in expected.values()), reverse=True)[: len(matches)]
         self.counts["best found"] += sum(match["score"] >= worst[-1] - 1e-5 for match in matches)
@@ -118,7 +118,7 @@ class SealedRun(Run):
 
 
 def look(indexer: Indexer, live: LoadedGallery) -> None:
-    """What its thread does where something was written a moment ago."""
+    """The step of the indexer's thread after a recent write."""
     indexer._unchanged_since = {live.id: (live.seq, time.monotonic())}
     indexer._index_gallery(live)
 
@@ -135,4 +135,4 @@ def harm(path: Path, how: str) -> None:
 
 
 SEALING = {"seal": 8, "seal_beside": 5, "seal_elsewhere": 5, "configure": 3, "unload": 4, "damage": 1, "restart": 1}
-"""What happens to a gallery in memory and on disk, between the operations of `run`."""
+"""Operation -> weight, in addition to the operations of `run`."""

@@ -1,4 +1,4 @@
-"""A real server in a thread, on a free port, and what tests do with it."""
+"""`Served`: a real server in a thread, on a free port, with requests to it."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from staging.working import work
 
 Edges = Sequence[tuple[Any, ...]]
 JSON = {"content-type": "application/json"}
-"""Of bodies that are written here, as strict libraries refuse some of them."""
+"""Headers of bodies that tests write as text, because strict libraries would refuse some of them."""
 
 names = (f"g{number}" for number in itertools.count())
 
 
 @dataclass
 class Served:
-    """A running server: `http` speaks to it, `runtime` is its inside."""
+    """A running server: `http` is a client of it, `runtime` are its parts."""
 
     http: httpx.Client
     runtime: Runtime
     versions: dict[str, Version] = field(default_factory=dict)
-    """Those it was sent, by name."""
+    """The registered versions, by name."""
 
     def add(self, name: str, dim: int, *, variance: str = "", edges: Edges = (), **about: Any) -> Version:
-        """Build and register a version; `edges` name the old versions, `variance` one whose item edge tells one."""
+        """Build and register a version; `edges`: to old versions; `variance`: whose item edge has a variance."""
         folder = self.runtime.settings.data.parent / f"{self.runtime.settings.data.name}-added" / name
         known = [(self.versions[old], *kind) for old, *kind in edges]
         made = make_version(folder, name, dim, edges=known, **about)
@@ -56,7 +56,7 @@ class Served:
         new: str = "",
         about: Callable[[int], dict[str, Any]] = lambda number: {},
     ) -> str:
-        """A new gallery of `version` with items i0, i1, ... of these pictures; then `new`, if any, becomes current."""
+        """A new gallery of `version` with the items i0, i1, ... of these images; then `new`, if any, is deployed."""
         path = self.gallery(version)
         files = [(f"{number}.png", picture) for number, picture in enumerate(pictures)]
         items = [{"id": f"i{n}", "metadata": about(n), "image": name} for n, (name, _) in enumerate(files)]
@@ -67,7 +67,7 @@ class Served:
         return path
 
     def deploy(self, path: str, version: str, **fields: Any) -> dict[str, Any]:
-        """A deployment that is accepted."""
+        """Deploy a version; must be accepted."""
         answer = self.http.post(f"{path}/deployments", json={"version": version, **fields})
         assert answer.status_code == 201, answer.text
         return dict(answer.json())
@@ -79,7 +79,7 @@ class Served:
         return int(answer.json()["id"])
 
     def remove(self, path: str, **params: Any) -> Any:
-        """Delete what is more than an item."""
+        """Delete something other than an item."""
         return self.http.delete(path, params={"confirm": path.rpartition("/")[2], **params})
 
     def gallery(self, version: str | None = "v1") -> str:
@@ -91,13 +91,13 @@ class Served:
         return path
 
     def work(self, chunks: int | None = None) -> None:
-        """Let a worker do so many chunks, or all there is to do, and the replica follow."""
+        """Let a worker do this many chunks, or all work, and the replica follow."""
         work(self.runtime.settings, chunks)
         for live in self.runtime.replica.all():
             self.runtime.replica.refresh(live.id)
 
     def stored(self, path: str, version: str) -> dict[str, Row[Any]]:
-        """What the items of a gallery hold by a version: id -> origin, vector, side."""
+        """The embeddings of a version in a gallery: id -> origin, vector, side."""
         columns = (item.c.external_id, embedding.c.origin, embedding.c.vector, embedding.c.side)
         held = select(*columns).join(item, item.c.id == embedding.c.item_id).join(gallery)
         of_version = embedding.c.version_id == self.runtime.registry.named(version).id
@@ -106,7 +106,7 @@ class Served:
             return {row.external_id: row for row in connection.execute(held.where(*mine))}
 
     def cancel_backfills(self) -> None:
-        """End what runs, behind the routes' back."""
+        """Cancel all backfills, in the database."""
         with self.runtime.database.write() as connection:
             connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
 
@@ -122,7 +122,7 @@ class Served:
         assert answer.json()["failed"] == 0, answer.text
 
     def post_items(self, path: str, items: Any, files: Sequence[tuple[str, bytes]], **params: Any) -> httpx.Response:
-        """A multipart ingest, word by word."""
+        """A multipart ingest with these exact parts."""
         data = {"items": items if isinstance(items, str) else json.dumps(items)}
         return self.http.post(f"{path}/items", data=data, files=[("images", file) for file in files], params=params)
 

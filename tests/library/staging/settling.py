@@ -1,4 +1,4 @@
-"""Vectors that settle at once, and a few of which are a file: what tests of vectors in files set up."""
+"""Settings for tests of vectors in files: vectors are moved at once, and a few fill a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.store import offloader, offloading
 
 
 def settled_at_once(patch: pytest.MonkeyPatch, **others: Any) -> None:
-    """Set constants of whoever moves vectors: these by default, and `others` by name."""
+    """Set constants of the offloader: defaults, and `others` by name."""
     usual = {"SETTLED_SECONDS": 0.0, "LEAST_ROWS": 1, "GRACE_SECONDS": 0.0}
     for name, value in {**usual, **others}.items():
         owners = [module for module in (offloader, offloading) if hasattr(module, name)]

@@ -1,4 +1,4 @@
-"""What every start of the service or registration would spend a second on, and what has tests of its own."""
+"""Shortcuts past slow steps of every start and registration, which have separate tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMPILE_ROUTES = app._compile_routes
 
 @contextmanager
 def verified_here() -> Iterator[None]:
-    """Versions are verified in this process; another has to import all first (tests/index/test_isolated.py)."""
+    """Verify versions in this process, as a child would first import everything (tests/index/test_isolated.py)."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(isolated, "_ask", lambda asked, limits: isolated._verify(json.loads(json.dumps(asked))))
         yield
@@ -34,7 +34,7 @@ def verified_here() -> Iterator[None]:
 
 @contextmanager
 def migrated_once() -> Iterator[None]:
-    """An empty SQLite database is given the newest schema as it is, not through all migrations (test_migrations.py)."""
+    """Create the newest schema in an empty SQLite database directly, without migrations (test_migrations.py)."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(database, "to_newest", _to_newest)
         yield
@@ -42,7 +42,7 @@ def migrated_once() -> Iterator[None]:
 
 @contextmanager
 def routed_once() -> Iterator[None]:
-    """FastAPI works the routes of each application out anew, which are the same: those of the first are all others'."""
+    """Reuse the routes of the first application, because FastAPI would build the same ones for each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app, "_compile_routes", _share_routes)
         yield
@@ -50,7 +50,7 @@ def routed_once() -> Iterator[None]:
 
 @contextmanager
 def short_starts() -> Iterator[None]:
-    """All three. For one file at a time: the same process may run the tests of verifying, or of migrating, next."""
+    """All three shortcuts. Per file: the same process may later test verification or migrations."""
     with verified_here(), migrated_once(), routed_once():
         yield
 
@@ -58,7 +58,7 @@ def short_starts() -> Iterator[None]:
 def _share_routes(made: FastAPI) -> None:
     shared = _routes()
     assert len(made.router.routes) == len(shared)
-    # A plain route, as that of the description, speaks for its own application.
+    # A plain route, such as that of the OpenAPI description, belongs to its own application.
     made.router.routes[:] = [
         own if isinstance(own, Route) else known for own, known in zip(made.router.routes, shared, strict=True)
     ]
@@ -84,7 +84,7 @@ def _to_newest(config: Any) -> None:
 
 @cache
 def _schema() -> list[str]:
-    """The statements that make the newest schema."""
+    """The SQL statements of the newest schema."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "migrated.db"
         with database.migrating(f"sqlite:///{path}") as config:

@@ -1,4 +1,4 @@
-"""What the database says of one gallery at one moment, as a model would say it."""
+"""The state of one gallery in the database (`look`), to compare with a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.store.vector_reader import read_vectors
 
 @dataclass
 class Seen:
-    """A live item: its metadata, and version -> (origin, vector) of what it holds."""
+    """A live item: its metadata, and its embeddings as version -> (origin, vector)."""
 
     metadata: dict[str, Any]
     held: dict[str, tuple[str, np.ndarray]] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Sight:
-    """One gallery at number `seq` of its feed; `names` are the ids of its items by key, `seqs` their numbers."""
+    """One gallery at the feed number `seq`; `names`: key -> id of an item, `seqs`: feed numbers of the items."""
 
     seq: int
     current: str | None

@@ -1,4 +1,4 @@
-"""What makes a gallery of a dozen items be sealed, indexed, merged, written down and swept as one of millions is."""
+"""Constants that make a gallery of a dozen items be sealed, indexed, merged and written like one of millions."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ VALUES: list[tuple[Any, str, Any]] = [
 
 
 def make_small(put: Callable[[Any, str, Any], None] = setattr, pause: float = 0.02) -> None:
-    """Have it be so in this process; `pause`: seconds between two looks of the indexer."""
+    """Set them in this process; `pause`: seconds between two steps of the indexer."""
     for owner, name, value in [*VALUES, (indexer, "PAUSE_SECONDS", pause)]:
         put(owner, name, value)

@@ -1,4 +1,4 @@
-"""Shards whose segments have a few dozen rows, in clusters, and everything that is due to them."""
+"""Shards whose segments have a few dozen rows, in clusters, and their pending jobs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ DIM = 16
 
 
 def index_few(patch: pytest.MonkeyPatch, rows: int) -> None:
-    """Index so few rows, and search them by their index, though comparing them all takes less."""
+    """Index from this many rows on, and search by the index although a scan would be cheaper."""
     patch.setattr(segment, "MIN_APPROXIMATE", rows)
     patch.setattr(segment, "SCANNED_COST", 1.0)
 
 
 def make_shards_small(patch: pytest.MonkeyPatch) -> None:
-    """Seal, index and merge as few rows."""
+    """Seal, index and merge few rows."""
     index_few(patch, 40)
     patch.setattr(segment, "SAMPLE_ROWS", 256)
     patch.setattr(segments, "SEAL_ROWS", 30)
@@ -36,7 +36,7 @@ def vectors(space: Space, count: int, seed: int = 0, centres: int = 20) -> np.nd
 
 
 def work(shard: SegmentedShard, beside: Callable[[], None] = lambda: None) -> None:
-    """Everything that is due, with something else happening while each index is built."""
+    """Run all pending jobs of a shard; `beside` is called while each index is built."""
     while (job := shard.freeze()) is not None:
         job.run()
         beside()

@@ -1,4 +1,4 @@
-"""One server and some workers as processes, any of which may be ended at any moment, and what happened to them."""
+"""`Stage`: one server and some workers as processes, which may be ended at any time, and a record of that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOP_SECONDS = 60
 
 
 class Stage:
-    """The processes of a site. The server is up whenever no method of this class runs, or a request is `doomed`."""
+    """The processes of a site. The server runs except within methods of this class and `doomed` requests."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -29,7 +29,7 @@ class Stage:
         self._open()
 
     def outage(self) -> tuple[bool, int]:
-        """Whether the server is down on purpose now, and how often it has been."""
+        """Whether the server is down on purpose, and how often it has been."""
         return self._down, self.outages
 
     def end_server(self, how: signal.Signals) -> None:
@@ -40,7 +40,7 @@ class Stage:
 
     @contextmanager
     def doomed(self, seconds: float | None) -> Iterator[None]:
-        """Kill the server so long after the body began, and start it again when that is over; None: do not."""
+        """Kill the server `seconds` after the start of the block, and restart it after the block; None: do not."""
         if seconds is None:
             yield
             return
@@ -54,7 +54,7 @@ class Stage:
             self._open()
 
     def begin_worker(self) -> None:
-        """One more, up to the most there may be."""
+        """Start another worker, up to the limit."""
         if len(self.workers) < MOST_WORKERS:
             self.workers.append(self.site.worker())
             self.counts["workers started"] += 1
@@ -66,18 +66,18 @@ class Stage:
         process = self.workers.pop(place % len(self.workers))
         process.send_signal(how)
         code = process.wait(STOP_SECONDS)
-        # One that is asked to end before it listens for that dies of the signal.
+        # SIGTERM before the worker has installed its handler kills it.
         assert code == -how or (how is signal.SIGTERM and code == 0)
         self.counts[f"workers ended by {how.name}"] += 1
 
     def check(self) -> None:
-        """Nothing ended by itself, and nothing but what was foreseen went wrong."""
+        """Check that no process ended by itself and that only expected errors occurred."""
         assert [process.poll() for process in (self.server, *self.workers)] == [None] * (1 + len(self.workers))
         logs = [path.read_text() for path in self.site.settings.data.glob("*.log")]
         assert [log[log.index("Traceback") :] for log in logs if "Traceback" in log] == []
 
     def close(self) -> None:
-        """The processes end with their site."""
+        """Does nothing: the site ends its processes."""
         self.http.close()
 
     def _strike(self, how: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""Deployments, gates and retirements step by step, as requests, and what there is to see of them."""
+"""Requests for deployments, gates and retirements, step by step, and their visible state."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gate_id(served: Any, path: str, version: str = "v2") -> int:
 
 
 def refusal(response: Any) -> tuple[int, str, list[str]]:
-    """Status, code, and the fields that an answer names."""
+    """Status, code, and the fields named in an answer."""
     return response.status_code, response.json()["code"], [error["pointer"] for error in response.json()["errors"]]
 
 
@@ -50,7 +50,7 @@ def detail(served: Any, path: str, number: int) -> dict[str, Any]:
 
 
 def state_of(served: Any, path: str) -> dict[str, Any]:
-    """Everything a refused or rehearsed change must leave as it was."""
+    """All state that a refused change or a dry run must not change."""
     listed = served.http.get(f"{path}/deployments")
     shown = served.http.get(path).json()
     return {"deployments": listed.json(), "etag": listed.headers["etag"], "mix": shown["mix"], "seq": shown["seq"]}

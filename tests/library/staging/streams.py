@@ -8,6 +8,6 @@ from regraft.routes.backfills import Event, Events
 
 
 def events(lines: Iterable[str]) -> Iterator[Event]:
-    """The events in the lines of an answer, as they come."""
+    """Parse the events in the lines of an answer."""
     coming = Events()
     return (event for line in lines if (event := coming.after(line)) is not None)

@@ -1,4 +1,4 @@
-"""Threads that start at one moment."""
+"""Threads that start at the same time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def together(count: int, work: Callable[[int], None]) -> None:
-    """Run it in so many threads, each told its number; raises what one of them raised."""
+    """Run `work` in `count` threads, with the number of each; raises an error of any."""
     barrier, failures = threading.Barrier(count), []
 
     def run(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Two models' vectors of the same things, galleries of them, and what a gallery holds and answers."""
+"""Vectors of two models for the same inputs, galleries of them, and their content and answers."""
 
 from __future__ import annotations
 

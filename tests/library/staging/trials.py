@@ -1,4 +1,4 @@
-"""What tests ask of a shadow or a canary."""
+"""Waiting for the counts of a shadow or a canary."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shown(served: Any, path: str, number: int) -> dict[str, Any]:
 
 
 def wait_for(served: Any, path: str, number: int, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The deployment once it is as wanted: counting happens behind the response."""
+    """Wait until a deployment fulfils a condition, because queries are counted after the response; returns it."""
     deadline = time.monotonic() + 60
     while not holds(found := shown(served, path, number)):
         assert time.monotonic() < deadline, found

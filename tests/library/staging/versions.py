@@ -1,4 +1,4 @@
-"""Version folders that were changed by hand: what lies in them now is hashed into the card again."""
+"""Change version folders and update the sha256 in their cards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from index.version import CARD, Version
 
 
 def rehash(folder: Path) -> Version:
-    """Write the card for the files that are there, and load the version."""
+    """Write the card for the present files, and load the version."""
     write_card(folder, parse_card(json.loads((folder / CARD).read_text())))
     return load_version(folder)
 

@@ -1,4 +1,4 @@
-"""Waiting for what must come true, however slow the machine is."""
+"""Wait for a condition that must become true, on machines of any speed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 
 class Process(Protocol):
-    """One that was started."""
+    """A started process."""
 
     def poll(self) -> int | None: ...
 
 
 def until(holds: Callable[[], Any], *alive: Process, seconds: float = 90, said: Callable[[], str] = str) -> None:
-    """Wait for a condition, as long as the processes that it depends on live; `said` tells what they told."""
+    """Wait for a condition while the processes that it depends on live; `said` returns their log for the error."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert [code for process in alive if (code := process.poll()) is not None] == [], f"one ended\n{said()}"

@@ -1,4 +1,4 @@
-"""The shipped worker, run until nothing is left to do, or a chunk at a time; and what a remote one sends back."""
+"""The real worker, run until it is idle or chunk by chunk, and results as sent by a remote worker."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from service.settings import Settings
 
 
 class Idle(Exception):
-    """Nothing is left to claim, and no backfill was extended."""
+    """No chunk can be claimed, and no backfill was extended."""
 
 
 class Impatient(threading.Event):
-    """Pauses are short: nothing that happens in one process gets better by waiting."""
+    """A stop event with short pauses, as waiting changes nothing within one process."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return super().wait(0.01)
 
 
 class SteppedWorker(Worker):
-    """A worker whose pipeline ends after so many chunks, when it finds nothing to do, or when something fails."""
+    """A worker whose pipeline ends after a number of chunks, if it is idle, or on a failure."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, Impatient())
         self._most, self._claimed, self._failed = 0, 0, False
 
     def step(self, chunks: int = 1) -> bool:
-        """Do up to so many chunks. False: there was none, or one failed."""
+        """Do up to this many chunks. False: there was none, or one failed."""
         self._most, self._claimed, self._failed = chunks, 0, False
         before = -1
-        # The reader may have looked for more before the last chunk was committed; when it looks again all are.
+        # The reader may have looked for work before the last chunk was committed; then it must look again.
         while (
             self._claimed < self._most and not self._failed and (self._claimed > before or super()._finish_backfills())
         ):
@@ -47,7 +47,7 @@ class SteppedWorker(Worker):
         return self._claimed > 0 and not self._failed
 
     def drain(self) -> None:
-        """Work until nothing is left, or something fails. A backfill whose chunks are all done is finished last."""
+        """Work until idle or until a failure. A backfill whose chunks are all done is finished last."""
         while self.step(sys.maxsize):
             pass
 
@@ -79,7 +79,7 @@ assert not _UNKNOWN, f"Worker has no {_UNKNOWN}: a step that nothing calls would
 
 
 def work(settings: Settings, chunks: int | None = None) -> None:
-    """Let a worker do so many chunks, or all there is to do."""
+    """Let a worker do this many chunks, or all work."""
     with closing(SteppedWorker(settings)) as worker:
         worker.drain() if chunks is None else worker.step(chunks)
 
@@ -90,6 +90,6 @@ def vector(*numbers: float) -> str:
 
 
 def sent_back(items: Sequence[Mapping[str, Any]], **changes: Any) -> dict[str, Any]:
-    """What a remote worker sends back of items of a claim, each with a good embedding by `v2`."""
+    """The result that a remote worker sends for items of a claim, each with a valid embedding of `v2`."""
     good = vector(1, 0, 0, 0, 0, 0)
     return {"moved": [{"item": one["item"], "seq": one["seq"], "vector": good, **changes} for one in items]}

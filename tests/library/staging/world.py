@@ -1,4 +1,4 @@
-"""The versions of a test, and what their encoders and edges give for numbered pictures."""
+"""`World`: the versions of a test, and the output of their encoders and edges for numbered images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from staging.builders import zip_version
 
 
 class World:
-    """Versions with their encoders and edges. Its copies are itself."""
+    """Versions with their encoders and edges. Copying returns the same object."""
 
     def __init__(self, versions: list[Version], picture: Callable[[int], Any], as_bytes: Callable[..., bytes]) -> None:
         self.versions = {version.name: version for version in versions}
@@ -32,7 +32,7 @@ class World:
         return self
 
     def register(self, http: Any) -> None:
-        """Send every version to a service."""
+        """Register every version at a service."""
         for version in self.versions.values():
             answer = http.post("/versions", files={"archive": zip_version(version.folder)})
             assert answer.status_code == 201, answer.text
@@ -52,7 +52,7 @@ class World:
         return load_transform(edge, self.versions[edge.new].card, self.versions[edge.old].card)
 
     def best(self, current: str, held: Iterable[str]) -> str:
-        """The version of those held that queries of the current one reach best, one comparison at a time."""
+        """The version, of those an item has, that queries of the current one reach best, by pairwise comparison."""
         best, *others = held
         for name in others:
             if self._better(self.route(current, name), self.route(current, best)):
