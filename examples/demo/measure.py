@@ -17,7 +17,7 @@ from regraft import Client
 
 METRICS = {"cmc1": "cmc@1", "cmc5": "cmc@5", "map": MEAN_AP}
 TOLERANCE = 1e-5
-"""How far scores and stored numbers may differ and still count as equal: the order of a float32 sum may change."""
+"""Largest difference of equal scores and stored numbers: the order of a float32 sum may change."""
 
 State = dict[tuple[str, str, str], NDArray[np.float32]]
 """(item id, version, origin) -> stored embedding."""
@@ -25,9 +25,9 @@ State = dict[tuple[str, str, str], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Answer:
-    """One consistent answer to all query images: matches best first, and the routes that led to them.
+    """One consistent answer to all query images: the matches, best first, and their routes.
 
-    `firsts`: the digit of each first match, by its metadata.
+    `firsts`: the digit of each first match, from its metadata.
     """
 
     ids: Sequence[Sequence[str]]
@@ -37,7 +37,7 @@ class Answer:
     firsts: Sequence[int] = ()
 
     def first(self, queries: int) -> Answer:
-        """The answer to the first so many queries only."""
+        """The answer to the first `queries` queries only."""
         return replace(self, ids=self.ids[:queries], scores=self.scores[:queries])
 
 
@@ -47,7 +47,7 @@ def ask(client: Client, gallery: str, images: Sequence[bytes], k: int) -> Answer
     matches = [result.matches for result in answer.results]
     return Answer(
         ids=[[m.id for m in row] for row in matches],
-        # Probabilities depend on which maps a gallery has; the score in the version's own space does not.
+        # Probabilities depend on the score maps of a gallery; raw scores do not.
         scores=[[m.raw_score for m in row] for row in matches],
         routes=frozenset("+".join(route) or "same" for route in {tuple(m.route) for row in matches for m in row}),
         mix=answer.mix,
@@ -56,7 +56,7 @@ def ask(client: Client, gallery: str, images: Sequence[bytes], k: int) -> Answer
 
 
 def measure(answer: Answer, pictures: Pictures) -> Retrieval:
-    """CMC@1, CMC@5 and average precision over the items that stay; those that come and go are left out."""
+    """CMC@1, CMC@5 and average precision over the permanent items; temporary ones are left out."""
     width = max(len(row) for row in answer.ids)
     ranked = np.full((len(answer.ids), width), -1)
     for row, ids in zip(ranked, answer.ids, strict=True):
@@ -79,7 +79,7 @@ def difference(better: Retrieval, base: Retrieval) -> dict[str, dict[str, float]
 
 
 def same_answers(a: Answer, b: Answer) -> bool:
-    """The same items with the same scores for every query; items that score the same may stand in any order."""
+    """Whether all queries have the same items with the same scores; the order of ties may differ."""
     return len(a.ids) == len(b.ids) and all(
         _same_ranking(dict(zip(ids, scores, strict=True)), dict(zip(b_ids, b_scores, strict=True)))
         for ids, scores, b_ids, b_scores in zip(a.ids, a.scores, b.ids, b.scores, strict=True)
@@ -91,7 +91,7 @@ def _same_ranking(a: Mapping[str, float], b: Mapping[str, float]) -> bool:
 
 
 def stored_ids(client: Client, gallery: str) -> set[str]:
-    """Every item id the service lists."""
+    """All item ids that the service lists."""
     ids: set[str] = set()
     cursor = None
     while True:
@@ -103,7 +103,7 @@ def stored_ids(client: Client, gallery: str) -> set[str]:
 
 
 def stored_state(data: Path, gallery: str) -> State:
-    """What SQL holds for a gallery's live items, read behind the service's back."""
+    """The embeddings of a gallery's live items, read directly from SQL."""
     query = """
         select item.external_id, version.name, embedding.origin, embedding.vector
         from item join gallery on gallery.id = item.gallery_id
@@ -115,7 +115,7 @@ def stored_state(data: Path, gallery: str) -> State:
 
 
 def chunks_in_hand(data: Path, backfill: int) -> int:
-    """Chunks of a backfill that a worker holds; HTTP tells of them only once they are done."""
+    """Number of chunks of a backfill that a worker holds, which the API does not show."""
     query = "select count(*) from backfill_chunk where backfill_id = ? and state = 'leased'"
     return int(_read(data, query, backfill)[0][0])
 
@@ -129,5 +129,5 @@ def _read(data: Path, query: str, value: str | int) -> list[tuple[Any, ...]]:
 
 
 def same_state(a: State, b: State) -> bool:
-    """The same items, active versions and embeddings."""
+    """Whether both have the same items, active versions and embeddings."""
     return a.keys() == b.keys() and all(np.allclose(a[key], b[key], rtol=0, atol=TOLERANCE) for key in a)

@@ -1,4 +1,4 @@
-"""The picture of the demo: accuracy along each backfill, and the matches of some queries on the way."""
+"""The figure of the demo: accuracy along each backfill, and the matches of some queries at each stage."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ STAGES = {
 }
 QUERIES, FIRST = 6, 5
 COLOURS = ("#0072b2", "#d55e00", "#009e73")
-"""Told apart by most colour-blind readers (Okabe and Ito 2008)."""
+"""Distinguishable for most colour-blind readers (Okabe and Ito 2008)."""
 RIGHT, WRONG, GREY = "#009e73", "#d55e00", "#6b6b6b"
 GAP = 0.6
 """Between the stages of the contact sheet, in tiles."""
 
 
 def examples(found: Mapping[str, Sequence[Sequence[str]]], pictures: Pictures) -> list[dict[str, Any]]:
-    """Queries to show: first those that the deployment mended, then those it broke, then others.
+    """Queries to show: first those that the deployment improved, then those it worsened, then others.
 
     Args:
-        found: stage -> the first ids that each query found.
-        pictures: whose queries and items they are.
+        found: stage -> the first ids of each query.
+        pictures: the queries and items.
     """
 
     def right(stage: str) -> NDArray[np.bool_]:
@@ -48,7 +48,7 @@ def examples(found: Mapping[str, Sequence[Sequence[str]]], pictures: Pictures) -
 
 
 def draw(report: Mapping[str, Any], pictures: Pictures, path: Path) -> None:
-    """Write the picture as a PNG."""
+    """Write the figure as a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 10), facecolor="white")

@@ -1,4 +1,4 @@
-"""The handwritten digits as files: items, queries, and the images that are added and deleted meanwhile."""
+"""The handwritten digits as files: items, queries, and the images that are added and deleted during the demo."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMING_AND_GOING = 200
 
 @dataclass(frozen=True)
 class Pictures:
-    """Items that stay, their digits by id, queries (never among the items) with theirs, and images to come and go."""
+    """Permanent items, their digits by id, queries (never items) with their digits, and temporary images."""
 
     items: Sequence[ImageItem]
     item_digits: Mapping[str, int]
@@ -28,7 +28,7 @@ class Pictures:
 
 
 def load_pictures(*, items: int | None = None, queries: int | None = None) -> Pictures:
-    """Draw the fixed split; `items` and `queries` take only the first so many."""
+    """Load the fixed split; `items` and `queries`: only this many of each."""
     split = load_digits_split()
     stored = _as_items(split.gallery, "digit")[:items]
     return Pictures(

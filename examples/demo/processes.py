@@ -1,4 +1,4 @@
-"""The real service and real workers as separate processes that can be killed and restarted."""
+"""`Processes`: the real service and real workers as separate processes that can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ NONE: Mapping[str, str] = MappingProxyType({})
 READY_SECONDS = 60.0
 STOP_SECONDS = 10.0
 LEASE_SECONDS = 2.0
-"""How long a killed worker's chunk stays claimed; short, so that the demo need not wait."""
+"""Seconds for which the chunk of a killed worker stays claimed; short, so that the demo does not wait."""
 
 
 class Processes:
     """One service and one worker over one data folder, on a free loopback port that stays the same.
 
-    The context starts both and ends both; their output goes to service.log, worker.log and remote.log in the folder.
+    The context manager starts and ends both; their output goes to service.log, worker.log and remote.log in the folder.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, str] = NONE) -> None:
-        """`settings`: further ones of the service."""
+        """`settings`: further settings of the service."""
         self._settings = settings
         self.data = folder / "data"
         self.elsewhere = folder / "elsewhere"
@@ -54,11 +54,11 @@ class Processes:
         self.stop()
 
     def client(self, key: str | None = None) -> Client:
-        """A client with this key; with none given, it may do everything."""
+        """A client with this key; by default with the key for everything."""
         return Client(self.url, key or self.api_key)
 
     def start(self) -> None:
-        """Start both and wait until the service says it is ready.
+        """Start both and wait until the service is ready.
 
         Raises:
             RuntimeError: a process ended, or the service was not ready in time; with the end of its log.
@@ -72,22 +72,22 @@ class Processes:
         self._launch("worker", mine, "worker")
 
     def start_remote(self) -> None:
-        """End the worker beside the service, and start one that knows the service's URL and the worker key only."""
+        """End the local worker and start a remote one, which only has the service's URL and the worker key."""
         self.end("worker")
         keys = {"REGRAFT_WORKER_KEY": self.worker_key}
         self._launch("remote", keys, "worker", "--url", self.url, "--data", str(self.elsewhere))
 
     def running(self) -> list[str]:
-        """Names of the processes that run."""
+        """The names of the running processes."""
         return sorted(self._running)
 
     def remotely_moved(self) -> int:
-        """Items in the chunks that the service took from the remote worker, by the worker's own log."""
+        """Number of items that the service accepted from the remote worker, by the worker's log."""
         lines = self.logs["remote"].read_text(errors="replace").splitlines()
         return sum(int(found[1]) for line in lines if (found := re.search(r"action=chunk_done .* done=(\d+)", line)))
 
     def kill(self) -> None:
-        """Kill -9 both, as a power cut would."""
+        """Kill both with SIGKILL, like a power cut."""
         for process in self._running.values():
             process.kill()
         for process in self._running.values():
@@ -95,14 +95,14 @@ class Processes:
         self._running.clear()
 
     def stop(self) -> None:
-        """End all of them in order."""
+        """End all processes with SIGTERM."""
         for process in self._running.values():
             process.terminate()
         for name in self.running():
             self.end(name)
 
     def end(self, name: str) -> None:
-        """End one in order: a worker finishes the chunk in hand."""
+        """End one process with SIGTERM; a worker finishes its chunk."""
         process = self._running.pop(name)
         process.terminate()
         try:
@@ -112,7 +112,7 @@ class Processes:
             process.wait()
 
     def check(self) -> None:
-        """Raise RuntimeError, with the end of its log, when a process has ended by itself."""
+        """Raise RuntimeError, with the end of its log, if a process has ended by itself."""
         for name, process in self._running.items():
             if process.poll() is not None:
                 raise RuntimeError(f"the {name} ended with code {process.returncode}:\n{self._log_end(name)}")
@@ -148,7 +148,7 @@ def _popen(command: list[str], environment: dict[str, str], log: IO[bytes]) -> s
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now."""
+    """A free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The results of the demo: a table, demo-report.json and the expectations that were not met."""
+"""The results of the demo: a table, demo-report.json, and unmet expectations."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ROWS = ("old_old", "new_old", "new_new")
 GAINS = ("new_old - old_old", "new_new - new_old")
 QUERY_SIDE = ("identity", "truncate")
 MAX_GAP = 0.25
-"""How far two points of a curve may lie apart: a busy machine measures late, a killed worker catches up."""
+"""Largest distance of two points of a curve: a busy machine measures late, a killed worker catches up."""
 MAX_APART = 0.05
-"""How far the areas under the service's curve and the client's may lie apart.
+"""Largest difference of the areas under the service's curve and the client's.
 
-Points cannot be compared one by one: they were taken at other moments, with other visitors in the gallery.
+Single points cannot be compared: they were measured at different times, with different temporary items.
 """
 ABOUT_INTERRUPTED = (
     "Requests that got no answer because the demo had just killed the service; each was sent again until answered. "
@@ -35,7 +35,7 @@ ABOUT_INTERRUPTED = (
 def build(
     upgrades: Sequence[Upgrade], kill: Report, versions: Sequence[Report], timings: Report, steps: Report
 ) -> Report:
-    """Everything measured, as JSON."""
+    """All results, as JSON."""
     counts = Counts()
     for one in upgrades:
         counts.add(one.counts)
@@ -74,18 +74,18 @@ def build(
 
 
 def unmet(report: Report) -> list[str]:
-    """The expectations that do not hold, as sentences."""
+    """The unmet expectations, as sentences."""
     return [sentence for sentence, holds in expectations(report) if not holds]
 
 
 def expectations(report: Report) -> Iterator[tuple[str, bool]]:
-    """Every expectation: what is wrong when it does not hold, and whether it does."""
+    """All expectations: the message if it is not met, and whether it is met."""
     for name in ("failed_queries", "failed_writes", "lost_items", "resurrected_items"):
         yield f"{name} is {report[name]}, not 0 {report['failures'][:3]}", report[name] == 0
     yield "no query was served during the upgrades", report["queries_served"] > 0
     for way, gains in report["differences"].items():
         for pair, gain in gains.items():
-            # A forward edge may leave nothing for the images to add.
+            # After a forward edge, encoding the images again may add nothing.
             if pair == GAINS[0] or report["edges"][way] in QUERY_SIDE:
                 yield f"{way}: {pair} on CMC-1 is {_cell(gain['cmc1'])}, not surely above 0", gain["cmc1"]["low"] > 0
         curve = report["curves"][way]
@@ -107,7 +107,7 @@ def expectations(report: Report) -> Iterator[tuple[str, bool]]:
 
 
 def table(report: Report) -> Table:
-    """Old/old, new/old and new/new of every way, in per cent."""
+    """Old/old, new/old and new/new of every method, in per cent."""
     shown = Table("query/item", "CMC-1 %", "CMC-5 %", "mAP %", title="Before, during and after the upgrade")
     for way, rows in report["table"].items():
         for row in ROWS:
@@ -143,7 +143,7 @@ def _lengths(report: Report) -> str:
 
 
 def _areas(report: Report) -> str:
-    """In per cent; a dash where the curve is not complete."""
+    """The areas under the curves in per cent; a dash for an incomplete curve."""
     areas = [live["area"] for live in report["live_curves"].values()]
     return ", ".join("-" if area is None else f"{area:.1%}" for area in areas)
 

@@ -24,13 +24,13 @@ WAY = Way("steps", "v2-oca", "truncate")
 ITEMS = 150
 K = 10
 SHADOWED, CANARIED, WHILE_PAUSED, COMPARED = 40, 60, 20, 40
-"""Queries asked in the shadow, in the canary, during the pause; and those whose whole rankings are compared."""
+"""Number of queries in the shadow, in the canary, during the pause; and of those whose rankings are compared."""
 SHADOW = {"share": 1.0}
 CANARY = {"share": 0.5, "max_error_rate": 0.05, "max_p99_ms": 10_000, "min_queries": 10}
-"""The limit of the latency is no target: it must hold on a machine that is busy with other things."""
+"""The limit of the latency is large, because it must hold on a busy machine."""
 CHUNK_SIZE = 5
 RATE = 25.0
-"""Items a second until the rollback: slow enough that it comes in the middle, on a busy machine too."""
+"""Items per second until the rollback: so slow that it happens in the middle, even on a busy machine."""
 PAUSE_AT = 1 / 3
 CLOSE = 1e-6
 WAIT_SECONDS = 60.0
@@ -41,7 +41,7 @@ Found = TypeVar("Found")
 
 
 def step_by_step(stage: Stage, page: Path) -> Json:
-    """The whole way; returns what was measured, writes the gate's report as HTML to `page`."""
+    """Run all steps; returns the results and writes the gate's report as HTML to `page`."""
     seconds: dict[str, float] = {}
     stage.console.print(f"[bold]{WAY.name}[/]: {OLD} -> {WAY.version} by {WAY.edge}, one step after the other")
     small = replace(stage, pictures=replace(stage.pictures, items=stage.pictures.items[:ITEMS]))
@@ -64,7 +64,7 @@ def step_by_step(stage: Stage, page: Path) -> Json:
 
 
 def expectations(steps: Json) -> Iterator[tuple[str, bool]]:
-    """Every expectation of this act: what is wrong when it does not hold, and whether it does."""
+    """All expectations of these steps: the message if it is not met, and whether it is met."""
     version, shadow, canary, backfill = (steps[name] for name in ("version", "shadow", "canary", "backfill"))
     yield f"steps: answers came from {shadow['answered_by']} in the shadow", set(shadow["answered_by"]) == {OLD}
     counted = shadow["counted"]
@@ -111,7 +111,7 @@ def _gate(stage: Stage, page: Path) -> GateReport:
 
 
 def _try_out(stage: Stage, gate: int | None) -> Json:
-    """First behind the old version's answers, then for a share of the queries, then for all of them."""
+    """Deploy as shadow, then as canary for a share of the queries, then for all."""
     client, queries = stage.client, stage.pictures.queries
     old = _ask_each(stage, queries[:SHADOWED])
     deployed = client.deploy(WAY.name, WAY.version, gate=gate, until="shadow", shadow=SHADOW)
@@ -137,7 +137,7 @@ def _try_out(stage: Stage, gate: int | None) -> Json:
 
 
 def _trial(stage: Stage, deployment: int, phase: str, queries: Sequence[bytes], seen: Callable[[Json], int]) -> Json:
-    """Ask one query after the other; what the service counts must become as many."""
+    """Send the queries one by one and wait until the service has counted all."""
     answered = Counter(answer.version for answer in _ask_each(stage, queries))
 
     def counts() -> Json | None:
@@ -154,7 +154,7 @@ def _ask_each(stage: Stage, queries: Sequence[bytes]) -> list[SearchResponse]:
 
 
 def agreement(old: Sequence[SearchResponse], new: Sequence[SearchResponse]) -> Json:
-    """What a shadow tells of two answers to each query, as a client sees it who got both."""
+    """The numbers of a shadow, computed by a client from both answers to each query."""
     pairs = [(_ids(a), _ids(b)) for a, b in zip(old, new, strict=True)]
     common = [len(set(a) & set(b)) / len(a) for a, b in pairs]
     flips = sum(a[0] != b[0] for a, b in pairs)
@@ -166,7 +166,7 @@ def agreement(old: Sequence[SearchResponse], new: Sequence[SearchResponse]) -> J
 
 
 def tau(old: Sequence[str], new: Sequence[str]) -> float:
-    """Kendall's tau over every pair of ids that either list holds; one that a list lacks is tied behind it."""
+    """Kendall's tau over all pairs of ids in either list; ids that a list lacks are tied at its end."""
 
     def order(ids: Sequence[str], a: str, b: str) -> int:
         place, other = (ids.index(one) if one in ids else len(ids) for one in (a, b))
@@ -188,7 +188,7 @@ def _answered(counted: Json) -> int:
 
 
 def _move_remotely(stage: Stage, gate: int | None, before: Answer) -> Json:
-    """Start, pause, resume, roll back, go forward, finish; all of it moved by a worker without the database."""
+    """Start, pause, resume, roll back, deploy again and finish a backfill by a worker without the database."""
     client, processes = stage.client, stage.processes
     processes.start_remote()
     workers = [name for name in processes.running() if name != "service"]
@@ -217,9 +217,9 @@ def _move_remotely(stage: Stage, gate: int | None, before: Answer) -> Json:
 
 
 def _look_twice(stage: Stage, backfill: BackfillInfo) -> Json:
-    """How far a paused backfill is once all is settled, and again after queries were answered and work refused.
+    """The progress of a paused backfill, once settled and again after queries and a refused claim of work.
 
-    Settled: no chunk is in hand, and what is searched - it follows the database - holds what was moved.
+    Settled: no chunk is held by a worker, and the replica has followed all moves.
     """
     data = stage.processes.data
     _wait(stage, "the chunks in hand", lambda: chunks_in_hand(data, backfill.id) == 0 or None)
@@ -241,7 +241,7 @@ def _settled(stage: Stage, backfill: BackfillInfo, moved_before: int = 0) -> Jso
 
 
 def _roll_back(stage: Stage, backfill: BackfillInfo, before: Answer) -> Json:
-    """Back to the old version, with items of both versions stored."""
+    """Roll back to the old version while items of both versions are stored."""
     stage.client.rollback(WAY.name, "demo")
     after = stage.ask(WAY.name, COMPARED)
     ended = stage.client.backfill(backfill.id)
@@ -251,7 +251,7 @@ def _roll_back(stage: Stage, backfill: BackfillInfo, before: Answer) -> Json:
 
 
 def _forward(stage: Stage, gate: int | None) -> Json:
-    """Deploy again - what was moved counts at once - and move the rest as fast as it goes."""
+    """Deploy again, with the moved items active at once, and move the others at full speed."""
     client = stage.client
     deployed = client.deploy(WAY.name, WAY.version, gate=gate)
     started = client.start_backfill(WAY.name, chunk_size=CHUNK_SIZE)
@@ -261,7 +261,7 @@ def _forward(stage: Stage, gate: int | None) -> Json:
 
 
 def _refused_elsewhere(stage: Stage) -> bool:
-    """Whether the worker key opens nothing but the work."""
+    """Whether the worker key is refused by all routes except those of work."""
     with stage.processes.client(stage.processes.worker_key) as worker:
         try:
             worker.galleries()
@@ -275,7 +275,7 @@ def _wait_moved(stage: Stage, backfill: BackfillInfo, done: int) -> None:
 
 
 def _wait(stage: Stage, what: str, look: Callable[[], Found | None]) -> Found:
-    """What `look` finds, as soon as it finds something. Raises RuntimeError when that takes too long."""
+    """Call `look` until it finds something, and return that. Raises RuntimeError after a time limit."""
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         stage.processes.check()

@@ -1,7 +1,7 @@
 """Two clients that run during the upgrade: one queries, one ingests and deletes. Both check every answer.
 
-A wrong answer, an error, or no answer counts as failed. The one exception: while the demo itself has killed the
-service, a request counts as interrupted and is sent again until it is answered.
+A wrong answer, an error, or no answer counts as failed. The only exception: while the service is down because the demo
+killed it, a request counts as interrupted and is repeated until it is answered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from regraft import Client, ImageItem, Problem, Unreachable
 from regraft.models import SearchResponse
 
 MOST_VISITORS = 12
-"""Items that come and go are never more than this at once."""
+"""Largest number of temporary items at a time."""
 QUERY_PAUSE_SECONDS = 0.07
 CHURN_PAUSE_SECONDS = 0.12
 QUERY_K = 10
@@ -31,7 +31,7 @@ Answered = TypeVar("Answered")
 
 
 class Outage:
-    """Tells the clients when the service is down because the demo killed it."""
+    """Knows when the service is down because the demo killed it."""
 
     def __init__(self) -> None:
         self._begun = 0
@@ -39,7 +39,7 @@ class Outage:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """The service is down on purpose inside this block."""
+        """The service is down on purpose within the block."""
         self._begun += 1
         try:
             yield
@@ -47,24 +47,24 @@ class Outage:
             self._ended += 1
 
     def token(self) -> int:
-        """Taken before a request is sent."""
+        """A token, to be taken before a request is sent."""
         return self._ended
 
     def excuses(self, token: int) -> bool:
-        """True when an outage overlapped the time since the token was taken."""
+        """Whether there was an outage since the token was taken."""
         return self._begun > token
 
     def wait_over(self) -> None:
-        """Return once the service may be asked again."""
+        """Wait until the outage is over."""
         while self._begun > self._ended:
             time.sleep(0.02)
 
 
 class Ledger:
-    """What the ingesting client has been told: a model to hold the service against.
+    """The acknowledged writes of the ingesting client: a model to compare the service with.
 
     An id is `present` from the acknowledged ingest to the start of its deletion, and `gone` from the acknowledged
-    deletion on; in between, either state is right. No id is used twice.
+    deletion on; in between, both states are correct. No id is used twice.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Ledger:
             self._present.extend(ids)
 
     def leaving(self, count: int) -> list[str]:
-        """The oldest present ids, no longer promised from here on."""
+        """Take the oldest present ids for deletion: from now on they need not be present."""
         with self._lock:
             return [self._present.popleft() for _ in range(min(count, len(self._present)))]
 
@@ -88,19 +88,19 @@ class Ledger:
             self._gone.update(ids)
 
     def present(self) -> list[str]:
-        """Ids that must be there."""
+        """Ids that must exist."""
         with self._lock:
             return list(self._present)
 
     def gone(self) -> frozenset[str]:
-        """Ids that must never be seen again."""
+        """Ids that must never appear again."""
         with self._lock:
             return frozenset(self._gone)
 
 
 @dataclass
 class Counts:
-    """What the clients saw."""
+    """Counts of the clients."""
 
     queries_served: int = 0
     queries_failed: int = 0
@@ -114,14 +114,14 @@ class Counts:
     reasons: list[str] = field(default_factory=list)
 
     def add(self, other: Counts) -> None:
-        """Take another upgrade's counts in."""
+        """Add the counts of another upgrade."""
         for name, value in vars(other).items():
             mine = getattr(self, name)
             setattr(self, name, mine | value if isinstance(value, set) else mine + value)
 
 
 class Traffic:
-    """The two clients, running inside the context."""
+    """The two clients, which run within the context."""
 
     def __init__(self, connect: Callable[[], Client], gallery: str, pictures: Pictures, *, seed: int = 0) -> None:
         self.gallery = gallery
@@ -199,7 +199,7 @@ class Traffic:
         if answer is None:
             return
         self.ledger.deleted(ids)
-        # Sent again after an interruption, a deletion may find what its first sending deleted.
+        # After an interruption a repeated deletion may find its items already deleted.
         if interrupted == self.counts.writes_interrupted:
             self.counts.missed_on_deletion |= set(answer.missing)
 
@@ -215,7 +215,7 @@ class Traffic:
         return answer
 
     def _until_answered(self, send: Callable[[], Answered]) -> tuple[Answered, int]:
-        """The answer, and how many times the request went unanswered because the demo had killed the service."""
+        """The answer, and the number of interruptions by kills of the service."""
         for interrupted in itertools.count():
             token = self.outage.token()
             try:
@@ -228,7 +228,7 @@ class Traffic:
 
 
 def wrong_answer(answer: SearchResponse, queries: int, k: int) -> str:
-    """What is wrong with an answer that arrived, "" if nothing."""
+    """The error in an answer; "" if it is correct."""
     if len(answer.results) != queries:
         return f"{len(answer.results)} results for {queries} queries"
     if answer.degraded:

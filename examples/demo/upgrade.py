@@ -1,4 +1,4 @@
-"""One gallery's upgrade over HTTP: v1, the new version over old items, the backfill under traffic, back and forth."""
+"""The upgrade of one gallery over HTTP: v1, the new version over old items, a backfill under traffic, a rollback."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ INGEST_BATCH = 100
 TOP = 5
 KILL_AT = 0.5
 COMPARED = 100
-"""Queries whose whole rankings are compared after a rollback; all of them would take the demo much longer."""
+"""Number of queries whose whole rankings are compared after a rollback; all would take much longer."""
 POLL_SECONDS = 0.03
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to be compatible: the version made that way and the edge that leads from it to v1's items."""
+    """A compatible method: the version trained by it, and the edge from it to v1's items."""
 
     name: str
     version: str
@@ -44,7 +44,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Stage:
-    """What every act needs."""
+    """The parts that every step needs."""
 
     processes: Processes
     client: Client
@@ -52,10 +52,10 @@ class Stage:
     examples: Path
     console: Console
     index: Json = field(default_factory=dict)
-    """How galleries are indexed."""
+    """The index configuration of galleries."""
 
     def ask(self, gallery: str, queries: int | None = None) -> Answer:
-        """The whole ranking for every query image, or the first so many: one consistent answer."""
+        """The whole ranking for all query images, or the first `queries`: one consistent answer."""
         return ask(self.client, gallery, self.pictures.queries[:queries], self.client.gallery(gallery).items)
 
     def measure(self, answer: Answer) -> Retrieval:
@@ -65,7 +65,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Point:
-    """CMC-1 and CMC-5 with a share of the items moved, of the items that stay; and CMC-1 of all, visitors too."""
+    """CMC@1 and CMC@5 over the permanent items after a share of them was moved; and CMC@1 over all items."""
 
     moved: float
     cmc1: float
@@ -75,7 +75,7 @@ class Point:
 
 @dataclass
 class Upgrade:
-    """What one gallery went through."""
+    """The results of one gallery's upgrade."""
 
     way: Way
     old_old: Retrieval
@@ -97,7 +97,7 @@ class Upgrade:
 
 
 def upgrade(stage: Stage, way: Way, *, kill: bool) -> Upgrade:
-    """Old/old, new/old, new/new in a gallery of its own; with `kill`, service and worker die in the middle."""
+    """Measure old/old, new/old and new/new in a new gallery; `kill`: kill service and worker half-way."""
     seconds: dict[str, float] = {}
     with timed(seconds, "ingest"):
         fill(stage, way.name)
@@ -108,7 +108,7 @@ def upgrade(stage: Stage, way: Way, *, kill: bool) -> Upgrade:
         stage.client.deploy(way.name, way.version, gate=gate.id)
     at_deploy = stage.ask(way.name)
 
-    # A forward edge moves the items twice: transformed from what is stored, then encoded again from the images.
+    # With a forward edge items move twice: transformed from stored embeddings, then encoded again from images.
     acts = [Act(stage, way, kind) for kind in (["transform"] if way.edge == "forward" else []) + ["reencode"]]
     curve, killed, transformed = acts[0].run_watched(seconds, at_deploy, kill=kill)
     new_old, new_new = (transformed, acts[1].run(seconds)) if len(acts) > 1 else (at_deploy, transformed)
@@ -157,7 +157,7 @@ def fill(stage: Stage, gallery: str) -> None:
 
 
 class Act:
-    """One backfill while two clients go on; afterwards what they know is held against what the service holds."""
+    """One backfill under the traffic of two clients, whose records are then compared with the service."""
 
     def __init__(self, stage: Stage, way: Way, kind: str) -> None:
         self.stage, self.way, self.kind = stage, way, kind
@@ -165,10 +165,10 @@ class Act:
         self.lost: set[str] = set()
         self.resurrected: set[str] = set()
         self.live: Json = {}
-        """The curve that the service measured by itself."""
+        """The curve that the service measured."""
 
     def run(self, seconds: dict[str, float]) -> Answer:
-        """Backfill as fast as it goes, then ask."""
+        """Backfill at full speed; returns the answer afterwards."""
         with self.traffic, timed(seconds, self.kind):
             for _ in self._backfill(None):
                 pass
@@ -178,15 +178,15 @@ class Act:
     def run_watched(
         self, seconds: dict[str, float], before: Answer, *, kill: bool
     ) -> tuple[list[Point], Json | None, Answer]:
-        """Backfill at a rate that lets the metric be taken at every step, then ask.
+        """Backfill so slowly that the metric can be measured at every step.
 
         Args:
-            seconds: where the duration is written.
-            before: the answer before the first item moved.
-            kill: kill -9 service and worker half-way.
+            seconds: the duration is added here.
+            before: the answer before the backfill.
+            kill: kill service and worker (SIGKILL) half-way.
 
         Returns:
-            The curve, what the kill did, and the answer at the end.
+            The curve, the effect of the kill, and the answer afterwards.
         """
         curve, killed, mark = [self._point(0.0, before)], None, STEP
         with self.traffic, timed(seconds, self.kind):
@@ -198,7 +198,7 @@ class Act:
                     curve.append(self._point(self._moved(answer.mix), answer))
                     mark = STEP * (math.floor(curve[-1].moved / STEP) + 1)
             for _ in self.stage.client.watch_curve(backfill):
-                pass  # its last point comes when the backfill is done
+                pass  # wait for its last point, after the end of the backfill
             shown = self.stage.client.backfill(backfill).curve
             self.live = {} if shown is None else shown.model_dump()
         self._audit()
@@ -206,15 +206,15 @@ class Act:
         return [*curve, self._point(1.0, after)], killed, after
 
     def _evaluation(self) -> int:
-        """The query images as an evaluation set: the service asks its gallery the same as this client does."""
+        """Add the query images as an evaluation set, so that the service measures with the same queries."""
         entries = [{"label": int(digit)} for digit in self.stage.pictures.query_digits]
         queries = self.stage.pictures.queries
         return int(self.stage.client.add_evaluation(self.way.name, entries, images=queries).id or 0)
 
     def _backfill(self, rate: float | None, evaluation: int | None = None) -> Iterator[tuple[int, float]]:
-        """Start it and give its number and the share of items moved, again and again until it ends.
+        """Start a backfill; yields its number and the share of items moved repeatedly until it ends.
 
-        With an evaluation set the service measures the same curve by itself.
+        With an evaluation set the service measures the curve, too.
         """
         client, name = self.stage.client, self.way.name
         chunk_size = max(1, round(len(self.stage.pictures.items) * STEP / 4))
@@ -233,13 +233,13 @@ class Act:
             progress.update(task, completed=1.0)
 
     def _rate(self) -> float:
-        """Items a second at which one measurement fits well into one step, on this machine."""
+        """Items per second at which this machine has time for one measurement per step."""
         begun = time.perf_counter()
         self._ask_top()
         return len(self.stage.pictures.items) * STEP / (2.2 * (time.perf_counter() - begun) + 0.15)
 
     def _kill(self, backfill: int, moved: float) -> Json:
-        """End both with kill -9, start them again, and see that the backfill stands where it was or further."""
+        """Kill both with SIGKILL, restart them, and check that the backfill lost no progress."""
         before = self.stage.client.backfill(backfill)
         begun = time.perf_counter()
         with self.traffic.outage.held():
@@ -251,7 +251,7 @@ class Act:
         return {"moved": moved, "done_before": before.done, "done_after": after.done, "seconds_down": down}
 
     def _ask_top(self) -> Answer:
-        k = TOP + MOST_VISITORS  # so that 5 of the items that stay are among them
+        k = TOP + MOST_VISITORS  # so that 5 permanent items are among them
         return ask(self.stage.client, self.way.name, self.stage.pictures.queries, k)
 
     def _point(self, moved: float, answer: Answer) -> Point:
@@ -260,12 +260,12 @@ class Act:
         return Point(moved, measured.cmc(1), measured.cmc(TOP), of_all)
 
     def _moved(self, mix: Mapping[str, int]) -> float:
-        """Share of the items that stay which are in the new version; those that come now are born in it."""
+        """Share of the permanent items in the new version; items ingested now are all in it."""
         stay = len(self.stage.pictures.items)
         return max(0, mix.get(self.way.version, 0) - (sum(mix.values()) - stay)) / stay
 
     def _audit(self) -> None:
-        """Compare what was acknowledged with what is there, then send the visitors home."""
+        """Compare the acknowledged writes with the stored items, then delete the temporary ones."""
         client, gallery, ledger = self.stage.client, self.way.name, self.traffic.ledger
         stay = {item.id for item in self.stage.pictures.items}
         expected, listed = stay | set(ledger.present()), stored_ids(client, gallery)
@@ -285,7 +285,7 @@ class Act:
 def back_and_forth(
     stage: Stage, way: Way, gate: GateReport, old_old: Answer, new_new: Answer, seconds: dict[str, float]
 ) -> Json:
-    """Roll back in one call and deploy again; both must answer as before, item for item and score for score."""
+    """Roll back in one call and deploy again; both must give the same items and scores as before."""
     with timed(seconds, "rollback"):
         back = stage.client.rollback(way.name, "demo")
     old_again = stage.ask(way.name, COMPARED)
@@ -302,7 +302,7 @@ def back_and_forth(
 
 
 def undisturbed(stage: Stage, way: Way, gallery: str) -> None:
-    """The same upgrade without traffic and without a kill: the state the killed one must have reached."""
+    """The same upgrade without traffic and kill, for the state that the killed one must reach."""
     fill(stage, gallery)
     stage.client.deploy(gallery, way.version)
     started = stage.client.start_backfill(gallery)
@@ -312,13 +312,13 @@ def undisturbed(stage: Stage, way: Way, gallery: str) -> None:
 
 
 def bar(console: Console) -> Progress:
-    """A progress bar; without a terminal only its end is printed."""
+    """A progress bar; without a terminal only its final state is printed."""
     return Progress(TextColumn("  {task.description}"), BarColumn(), TaskProgressColumn(), console=console)
 
 
 @contextmanager
 def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Write down how long the block took."""
+    """Record the seconds of the block."""
     begun = time.perf_counter()
     yield
     seconds[name] = time.perf_counter() - begun
