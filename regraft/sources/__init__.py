@@ -1,5 +1,5 @@
-"""Sources of imports: one module a kind of source, imported when it is used.
+"""Sources of imports: one module per kind of source, imported when it is used. `opening.open_source` opens one.
 
-Files: `table` (Parquet, Arrow), `arrays` (npy, fvecs, fbin), `faiss_index`. Live: `pgvector`, `qdrant`, `chroma`,
-`lancedb`, `milvus`, by their own clients, which are imported when a source of theirs is opened.
+Files: `table` (Parquet, Arrow), `arrays` (npy, fvecs, fbin), `faiss_index`. Databases by their own clients: `pgvector`,
+`qdrant`, `chroma`, `lancedb`, `milvus`; by their REST API: `weaviate`, `opensearch`.
 """

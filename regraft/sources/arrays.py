@@ -1,4 +1,4 @@
-"""Matrices in files, mapped into memory a piece at a time: .npy, .fvecs and .fbin, with ids in a file beside them."""
+"""`ArrayFile`: matrices in .npy, .fvecs and .fbin files, memory-mapped in pieces, with ids in a separate file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from regraft.sources.base import Batch, Column, Wanted, as_id
 
 
 class ArrayFile:
-    """Rows (N, D) of a file; their ids are lines of a text file, rows of a .npy file, or their own numbers from 0."""
+    """Rows (N, D) of a file; their ids are the lines of a text file, the rows of a .npy file, or row numbers from 0."""
 
     def __init__(self, path: Path, wanted: Wanted, ids: Path | None) -> None:
         self._path, self._wanted, self._ids = path, wanted, ids
         try:
             self._rows = OPEN[path.suffix](path)
-        except (ValueError, EOFError) as error:  # numpy's words for a file that is empty, cut or of another kind
+        except (ValueError, EOFError) as error:  # of NumPy, for an empty, truncated or foreign file
             raise InvalidArgument(f"{path.name} is not a {path.suffix} file: {error}") from error
         self._version = wanted.vector("")[1]
         if self._rows.ndim != 2 or self._rows.dtype.kind not in "fiu":
@@ -41,7 +41,7 @@ class ArrayFile:
         start = int(after or 0)
         names = self._names(start)
         for at in range(start, self.count, size):
-            with np.errstate(over="ignore"):  # what no float32 holds is infinite, and told as such
+            with np.errstate(over="ignore"):  # values beyond float32 become infinite and are reported as such
                 rows = np.asarray(self._rows[at : at + size], np.float32)
             ids = list(islice(names, len(rows)))
             yield Batch(
@@ -53,7 +53,7 @@ class ArrayFile:
             yield from map(str, range(start, self.count))
         elif self._ids.suffix == ".npy":
             ids = _npy(self._ids)[start:]
-            # As bytes numpy cuts off zeros at their end, which may be a UUID's.
+            # As raw bytes, because NumPy strips trailing zeros of strings, which a UUID may have.
             yield from map(as_id, ids.view(f"V{ids.itemsize}") if ids.dtype.kind == "S" else ids)
         else:
             with self._ids.open(encoding="utf-8-sig") as lines:
@@ -61,14 +61,14 @@ class ArrayFile:
 
 
 def _held(ids: Path) -> int:
-    """How many ids a file holds."""
+    """The number of ids in a file."""
     try:
         if ids.suffix == ".npy":
-            (held,) = _npy(ids).shape  # a ValueError for a matrix
+            (held,) = _npy(ids).shape  # ValueError for a matrix
             return int(held)
         with ids.open(encoding="utf-8-sig") as lines:
             return sum(1 for _ in lines)
-    except (ValueError, EOFError, TypeError) as error:  # numpy's words, and those of a file that is no UTF-8
+    except (ValueError, EOFError, TypeError) as error:  # of NumPy, or a file that is not UTF-8
         raise InvalidArgument(
             f"{ids} must have ids, one per line or rows of a .npy file: {error}", pointer="/ids"
         ) from error
@@ -79,7 +79,7 @@ def _npy(path: Path) -> Any:
 
 
 def _fvecs(path: Path) -> Any:
-    """Each row: its length as int32, then so many float32."""
+    """Each row: its length as int32, then its numbers as float32."""
     numbers = np.memmap(path, "<i4", "r")
     width = int(numbers[0]) + 1
     if width < 2 or len(numbers) % width or (numbers[::width] != width - 1).any():
@@ -88,7 +88,7 @@ def _fvecs(path: Path) -> Any:
 
 
 def _fbin(path: Path) -> Any:
-    """Two int32, rows and their length, then all numbers as float32 (the format of big-ann-benchmarks)."""
+    """Two int32, the number of rows and their length, then all numbers as float32 (format of big-ann-benchmarks)."""
     count, dim = np.fromfile(path, "<u4", 2).tolist()
     if path.stat().st_size != 8 + 4 * count * dim:
         raise InvalidArgument(f"{path.name} is not an .fbin file: its header declares {count} rows of {dim} numbers")

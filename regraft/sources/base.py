@@ -1,4 +1,4 @@
-"""The interface of a source of items: batches of rows, each with a cursor to go on after it.
+"""The interface of a source of items (`ItemSource`): batches of rows, each with a cursor to continue after it.
 
 Shapes: N rows of a batch, D the dimension of their vectors.
 """
@@ -29,9 +29,9 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True)
 class Column:
-    """Vectors of some rows of a batch: `rows` (M,) are their positions, `vectors` (M, D) theirs.
+    """Vectors of some rows of a batch: `rows` (M,) are the positions of these rows, `vectors` is (M, D).
 
-    `version` None: the gallery's current one. `origin`: `supplied`, or `transformed` if a forward edge made them.
+    `version` None: the gallery's current one. `origin`: `supplied`, or `transformed` if produced by a forward edge.
     """
 
     version: str | None
@@ -40,16 +40,16 @@ class Column:
     origin: str = "supplied"
 
     def take(self, places: Sequence[int] | NDArray[np.int64] | slice) -> Column:
-        """Some of them."""
+        """Some of its rows."""
         return replace(self, rows=self.rows[places], vectors=self.vectors[places])
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The next `read` rows of a source, without skipped ones: ids, metadata (None: none are named) and vectors.
+    """The next `read` rows of a source without skipped ones: ids, metadata (None: not given) and vectors.
 
-    `cursor`: the argument of `batches` to go on after them. `skipped`: reason -> number of skipped rows. `texts`: of
-    each row, None: it has none; empty: no row has any. A row of text may have no vector.
+    `cursor`: the argument of `batches` to continue after them. `skipped`: reason -> number of skipped rows. `texts`:
+    the text of each row or None; empty if no row has one. A row with a text may have no vector.
     """
 
     read: int
@@ -72,18 +72,18 @@ class Batch:
 
 
 class ItemSource(Protocol):
-    """Rows to be imported, in an order that is the same each time."""
+    """Rows to be imported, always in the same order."""
 
     @property
     def identity(self) -> str:
-        """Identifies the source, to check that a resumed import reads the same."""
+        """Identifies the source, to check that a resumed import reads the same one."""
 
     @property
     def count(self) -> int | None:
-        """How many rows there are, None: unknown."""
+        """The number of rows; None: unknown."""
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
-        """Batches of up to `size` rows, from the start or behind a cursor."""
+        """Batches of up to `size` rows, from the start or after a cursor."""
 
 
 class Database(ItemSource, Protocol):
@@ -91,15 +91,15 @@ class Database(ItemSource, Protocol):
 
     @property
     def metrics(self) -> Mapping[str | None, str]:
-        """Version -> the metric by which it compares the vectors, in its own word, if it has one."""
+        """Version -> the metric of its vectors, as named by the database, if it has one."""
 
 
 @dataclass(frozen=True)
 class Wanted:
     """The columns of a source to import.
 
-    `id`: the column of ids. `vectors`: column -> version, None: the current one; empty: the source's own, of `version`.
-    `metadata`: columns, None: all others. `text`: the column of texts, None: there is none.
+    `id`: the column of ids. `vectors`: column -> version (None: the current one); empty: the source's default column,
+    of `version`. `metadata`: columns; None: all others. `text`: the column of texts; None: none.
     """
 
     id: str | None = None
@@ -109,10 +109,10 @@ class Wanted:
     text: str | None = None
 
     def vector(self, default: str) -> tuple[str, str | None]:
-        """The one column of vectors, and its version, of a source that is read by one.
+        """The column of vectors and its version, for a source that supports one column per import.
 
         Raises:
-            InvalidArgument: several are asked for.
+            InvalidArgument: several columns are wanted.
         """
         if len(self.vectors) > 1:
             why = "this source reads one column of vectors per import: import the others afterwards with --update-only"
@@ -120,10 +120,10 @@ class Wanted:
         return next(iter(self.vectors.items())) if self.vectors else (default, self.version)
 
     def named_vectors(self, there: Collection[str], collection: str) -> Mapping[str, str | None]:
-        """The vectors asked for of a collection with several by name, with their versions; else its first.
+        """Name -> version of the wanted vectors of a collection with named vectors; by default its first one.
 
         Raises:
-            InvalidArgument: it has none of such a name.
+            InvalidArgument: an unknown name.
         """
         if unknown := [name for name in self.vectors if name not in there]:
             legal = ", ".join(there) or "none"
@@ -131,10 +131,12 @@ class Wanted:
         return self.vectors or dict.fromkeys(list(there)[:1], self.version)
 
     def ids_of(self, rows: Sequence[Mapping[str, Any]], own: Sequence[Any], *, first: bool) -> Sequence[Any]:
-        """The ids of rows of a database: their field `id`, None where one has none, or without it their `own`.
+        """The ids of rows of a database: the field `self.id` (None if a row lacks it), by default the `own` ids.
+
+        `first`: these are the first rows of the source.
 
         Raises:
-            InvalidArgument: none of the source's first rows has the field.
+            InvalidArgument: none of the first rows has the field.
         """
         if self.id is None:
             return own
@@ -145,16 +147,16 @@ class Wanted:
         return [row.get(self.id) for row in rows]
 
     def metadata_of(self, row: Mapping[str, Any], *taken: str) -> dict[str, Any] | None:
-        """The metadata of a row, without its text and the columns that are `taken` otherwise; None: it names none."""
+        """The metadata of a row, without its text and the `taken` columns; None: no columns are left."""
         taken = (*taken, self.text) if self.text is not None else taken
         names = [name for name in row if name not in taken] if self.metadata is None else self.metadata
         return {name: as_json(row[name]) for name in names if row.get(name) is not None} if names else None
 
     def texts_of(self, rows: Sequence[Mapping[str, Any]], *, first: bool) -> list[str | None]:
-        """The texts of rows of a database, none where none are wanted; `first`: they are the source's first.
+        """The texts of rows of a database; empty if none are wanted. `first`: as in `ids_of`.
 
         Raises:
-            InvalidArgument: none of the first has the field, or what it holds is no text.
+            InvalidArgument: none of the first rows has the field, or a value is not a string.
         """
         if self.text is None:
             return []
@@ -170,9 +172,9 @@ class Wanted:
 
 
 def as_json(value: Any) -> Any:
-    """A value of metadata as JSON has it: numpy's as Python's, NaN as null, UUIDs and the like as text.
+    """A value of metadata as JSON: NumPy values become plain ones, NaN null, UUIDs and other types text.
 
-    Dates and times are text in the form of ISO 8601, which filters compare.
+    Dates and times become text in ISO 8601, which filters can compare.
     """
     if isinstance(value, Mapping):
         return {str(name): as_json(one) for name, one in value.items()}
@@ -198,17 +200,17 @@ def as_id(value: Any) -> str:
 
 
 def _text_of(content: bytes) -> str:
-    """What bytes say as UTF-8; else their hex digits, as of a UUID."""
+    """Bytes as UTF-8 text, else as hexadecimal digits, such as of a UUID."""
     try:
         text = content.rstrip(b"\0").decode()
     except UnicodeDecodeError:
         return content.hex()
-    # Of a million UUIDs some sixty are UTF-8 by chance, and next to all of these hold control characters.
+    # Some sixty of a million UUIDs are valid UTF-8 by chance, but nearly all of these have control characters.
     return content.hex() if CONTROL.search(text) else text
 
 
 def display_address(address: str) -> str:
-    """The address of a database, for `identity` and messages: a folder's whole path; a URL without credentials."""
+    """The address of a database for `identity` and messages: the full path of a folder, a URL without credentials."""
     if "://" not in address:
         return str(Path(address).resolve())
     parts = urlsplit(address)
@@ -221,7 +223,7 @@ def batch_of(
     cursor: Any,
     texts: Sequence[str | None] = (),
 ) -> Batch:
-    """A batch of (id, vector or None, metadata) each; see `batch_of_columns`."""
+    """A batch of rows (id, vector or None, metadata); see `batch_of_columns`."""
     ids, vectors, metadata = zip(*rows, strict=True)
     return batch_of_columns(ids, metadata, [(version, vectors)], cursor, texts)
 
@@ -233,13 +235,12 @@ def batch_of_columns(
     cursor: Any,
     texts: Sequence[str | None] = (),
 ) -> Batch:
-    """A batch of rows with vectors of several versions, each column with a vector or None a row, and `texts` if any.
+    """A batch of rows with vectors of several versions: each column has a vector or None per row.
 
-    Rows without an id, or without any vector and text, are left out, and so are vectors of another length than most
-    of the column.
+    Skips rows without an id, rows without any vector or text, and vectors whose length differs from most of the column.
 
     Raises:
-        InvalidArgument: what is a vector is none of numbers.
+        InvalidArgument: a vector is not of numbers.
     """
     named = [one is not None for one in ids]
     given = [
@@ -265,7 +266,7 @@ def batch_of_columns(
 
 
 def _of_one_length(vectors: Sequence[Any]) -> tuple[list[int], Vectors]:
-    """Rows that hold a vector as long as most do, and these (M, D)."""
+    """The rows whose vectors have the most common length, and these vectors (M, D)."""
     try:
         arrays = {n: np.asarray(one, np.float32) for n, one in enumerate(vectors) if one is not None}
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""A collection of Chroma, in a folder or on a server, read page by page by its own client."""
+"""`ChromaCollection`: a collection of Chroma, in a folder or on a server, read page by page by Chroma's client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regraft.sources.base import Batch, Wanted, batch_of, display_address
 
 
 class ChromaCollection:
-    """Records of a collection; `after` is how many were read. A record's document becomes the field `document`."""
+    """Records of a collection; `after` is the number of records read. Documents become the field `document`."""
 
     def __init__(self, address: str, collection: str, wanted: Wanted) -> None:
         self._identity, self._wanted = f"chroma {display_address(address)} {collection}", wanted

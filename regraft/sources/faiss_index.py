@@ -1,4 +1,4 @@
-"""A FAISS index in a file, whose vectors are reconstructed: of one that quantises, as it approximates them."""
+"""`FaissIndex`: the reconstructed vectors of a FAISS index in a file; those of a quantising index are approximate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METRICS = {faiss.METRIC_L2: "l2", faiss.METRIC_INNER_PRODUCT: "ip"}
 
 
 class FaissIndex:
-    """The vectors of an index by the ids that it knows them by, or their numbers from 0; it is held in memory."""
+    """The vectors of an index, by the ids in the index or row numbers from 0; the index is loaded into memory."""
 
     def __init__(self, path: Path, wanted: Wanted) -> None:
         self._path = path
@@ -30,7 +30,7 @@ class FaissIndex:
             self._keys = _keys(self._index)
         except RuntimeError as error:
             raise InvalidArgument(f"{path.name} is not a FAISS index: {str(error)[-200:]}") from error
-        self._whole = index  # what it holds goes with it
+        self._whole = index  # keeps the wrapped index alive
         self._ids = self._keys if mapped is None else mapped
 
     @property
@@ -62,7 +62,7 @@ class FaissIndex:
 
 
 def _keys(index: Any) -> NDArray[np.int64]:
-    """What an index reconstructs its vectors by: their numbers, or the ids that they have in inverted lists."""
+    """The arguments of an index's `reconstruct`: row numbers, or the ids in inverted lists."""
     lists = faiss.try_extract_index_ivf(index)
     if lists is None:
         return np.arange(index.ntotal)

@@ -1,4 +1,4 @@
-"""A table of LanceDB, read page by page by its own client."""
+"""`LanceTable`: a table of LanceDB, read page by page by LanceDB's client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regraft.sources.base import Batch, Wanted, batch_of, display_address
 
 
 class LanceTable:
-    """Rows of a table; `after` is how many were read."""
+    """Rows of a table; `after` is the number of rows read."""
 
     def __init__(self, address: str, table: str, wanted: Wanted) -> None:
         self._identity, self._wanted = (
@@ -31,7 +31,7 @@ class LanceTable:
 
     @property
     def metrics(self) -> Mapping[str | None, str]:
-        return {}  # a query says it, not the table
+        return {}  # the metric belongs to queries, not to the table
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         name, version = self._wanted.vector("vector")

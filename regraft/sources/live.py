@@ -1,6 +1,6 @@
-"""A live source: errors of a database's client as sentences, and a check of its metric.
+"""`LiveSource`: a database as a source, with readable errors and a check of its metric.
 
-Vectors of unit length rank the same by cosine, inner product and Euclidean distance: all spaces fit them.
+Unit vectors rank the same by cosine, inner product and Euclidean distance, so every space fits them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ METRICS = {
     "l2": L2,
     "l2-squared": L2,
 }
-"""The metrics by the names of databases, in lower case; any other does not rank as a space does."""
+"""Name of a metric in databases, in lower case -> metric; others do not rank as any space does."""
 UNIT_TOLERANCE = 0.01
-"""Of the length of unit vectors: databases keep some in half precision."""
+"""Largest difference from length 1 of a unit vector; some databases store half precision."""
 
 
 class LiveSource:
-    """The rows of a database called `name`; vectors whose metric there does not fit their version's space are refused.
+    """The rows of a database; refuses vectors whose metric there does not fit their version's space.
 
-    `wanted`: what it was opened for. `space_of`: returns the kind of a version's space; None: no check.
+    `name`: of the database, for messages. `wanted`: the columns. `space_of`: version -> kind of its space; None: no
+    check.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class LiveSource:
                 yield batch
 
     def _other_metrics(self) -> dict[str | None, tuple[str, str]]:
-        """For versions whose space does not fit: the metric of the database, and the space."""
+        """Version -> (metric of the database, space), for versions whose space does not fit."""
         if self._space_of is None:
             return {}
         said = {version: (word, self._space_of(version)) for version, word in self._database.metrics.items()}
@@ -86,11 +87,11 @@ class LiveSource:
 
 @contextmanager
 def readable_errors(name: str) -> Iterator[None]:
-    """Turn errors of a database's client into InvalidArgument."""
+    """Convert errors of a database's client to InvalidArgument."""
     try:
         yield
     except (RegraftError, ModuleNotFoundError):
         raise
-    except Exception as error:  # their clients raise errors of many kinds, also of the libraries below them
+    except Exception as error:  # the clients raise many types, also of their libraries
         said = " ".join(str(error).split())[:300] or type(error).__name__
         raise InvalidArgument(f"{name} cannot be read: {said}") from error

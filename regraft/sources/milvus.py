@@ -1,4 +1,4 @@
-"""A collection of Milvus, on a server or in a file (milvus-lite), iterated by its own client."""
+"""`MilvusCollection`: a collection of Milvus, on a server or in a file (milvus-lite), iterated by Milvus's client."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from regraft.sources.base import Batch, Wanted, batch_of, display_address
 
 
 class MilvusCollection:
-    """Entities of a collection in the order of their primary keys; `after` is the last of those."""
+    """Entities of a collection in the order of their primary keys; `after` is the last key read."""
 
     def __init__(self, address: str, collection: str, wanted: Wanted, key: str | None) -> None:
         self._identity, self._wanted = f"milvus {display_address(address)} {collection}", wanted
-        # It logs each error with a traceback before it raises it.
+        # pymilvus logs a traceback of each error that it raises.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         self._client = MilvusClient(uri=address, token=key or "")
         self._collection = collection
@@ -25,7 +25,7 @@ class MilvusCollection:
         self._key = next(field["name"] for field in fields if field.get("is_primary"))
         self._vector, self._version = wanted.vector("vector")
         if "://" not in address:
-            # A file that was closed is not read before it is; what a server holds in memory is its owner's to say.
+            # A collection in a file must be loaded before it is read; on a server loading is up to its owner.
             self._client.load_collection(collection)
 
     @property
@@ -49,7 +49,7 @@ class MilvusCollection:
             yield self._batch(rows, after, first=first)
 
     def _page(self, size: int, after: Any) -> list[dict[str, Any]]:
-        """The next entities. An iterator serves one page: it would go on behind a text without escaping it."""
+        """The next entities. A new iterator per page: one would continue after a string key without escaping it."""
         behind = "" if after is None else f"{self._key} > {json.dumps(after, ensure_ascii=False)}"
         pages = self._client.query_iterator(self._collection, batch_size=size, filter=behind, output_fields=["*"])
         try:

@@ -1,4 +1,4 @@
-"""Opening a source by its name: a file by its suffix, a live one as KIND:ADDRESS#COLLECTION."""
+"""Open a source by its name (`open_source`): a file by its suffix, a database as KIND:ADDRESS#COLLECTION."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ EXTRA = {
     "weaviate": "",
     "opensearch": "",
 }
-"""Live kind -> the extra that installs its client; empty if its REST API is used."""
+"""Kind of database -> the extra that installs its client; empty if its REST API is used."""
 
 
 LOCAL = {"qdrant": "meta.json", "chroma": "chroma.sqlite3", "lancedb": "", "milvus": ""}
-"""Live kinds that may be a file or folder -> a file that is always in the folder."""
+"""Kinds of databases that may be a file or folder -> a file that is always in the folder."""
 
 
 def kind_of(source: str) -> str:
-    """`pgvector`, `qdrant` ... of a live source, or the ending of a file.
+    """The kind of a source: `pgvector`, `qdrant` ... of a database, or the suffix of a file.
 
     Raises:
-        InvalidArgument: neither.
+        InvalidArgument: unknown.
     """
     kind = source.partition(":")[0]
     if kind in EXTRA:
@@ -44,7 +44,7 @@ def kind_of(source: str) -> str:
 
 
 def extra_of(source: str) -> str:
-    """What must be installed to read a source."""
+    """The extra that must be installed to read a source."""
     kind = kind_of(source)
     return EXTRA.get(kind, "index" if kind in INDEXES else "arrow")
 
@@ -57,13 +57,14 @@ def open_source(
     key: str | None = None,
     space_of: Callable[[str | None], str] | None = None,
 ) -> ItemSource:
-    """Open a source; `ids`: for a file of vectors, `key`: of a live one.
+    """Open a source.
 
-    `space_of`: returns the kind of a version's space, which the metric of a database must fit.
+    `ids`: the file of ids of a file of vectors. `key`: the key of a database. `space_of`: version -> kind of its space,
+    which the metric of a database must fit.
 
     Raises:
-        InvalidArgument: it does not exist, or is not what its name says.
-        ModuleNotFoundError: the package that reads it is not installed.
+        InvalidArgument: it does not exist, or is of another kind than its name.
+        ModuleNotFoundError: the package to read it is not installed.
     """
     kind = kind_of(source)
     if wanted.text is not None and kind in (*OPEN, *INDEXES):
@@ -78,7 +79,7 @@ def open_source(
         address, mark, collection = source.partition(":")[2].rpartition("#")
         if not mark or not address or not collection:
             raise InvalidArgument(f"{source} must be {kind}:ADDRESS#COLLECTION")
-        # What is neither a URL nor a path, such as `host=... password=...`, may hold a secret.
+        # Other addresses than URLs and paths may have a secret, such as `host=... password=...`.
         place = display_address(address) if "://" in address or kind in LOCAL else "..."
         name = f"{kind}:{place}#{collection}"
         with readable_errors(name):

@@ -1,4 +1,4 @@
-"""An index of OpenSearch, read in the order of a field by `search_after`, which needs no client of theirs."""
+"""`OpenSearchIndex`: an index of OpenSearch, read in the order of a field by `search_after` of its REST API."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ OWN_ID = "_id"
 
 
 class OpenSearchIndex:
-    """Documents in the order of their ids, or of the field `id`; `after` is the last of those.
+    """Documents in the order of their ids, or of the field `id`; `after` is the last value read.
 
-    The vector is a field of the source, the only `knn_vector` of the mapping where none is named. `key`: user:password.
+    The vector is a field of the source, by default the only `knn_vector` of the mapping. `key`: user:password.
     """
 
     def __init__(self, address: str, index: str, wanted: Wanted, key: str | None) -> None:
@@ -25,7 +25,7 @@ class OpenSearchIndex:
         self._rest = Rest("OpenSearch", address, {}, (user, password) if key else None)
         self._path, self._index = f"/{quote(index, safe='')}", index
         self._order = wanted.id or OWN_ID
-        # Behind one without the field nothing could be asked for: its place in the order is null.
+        # Only documents with the field: one without it sorts as null, after which the search could not continue.
         self._named = {"exists": {"field": wanted.id}} if wanted.id else {"match_all": {}}
         self._fields = self._mapped()
         self._vector, self._version = self._column()

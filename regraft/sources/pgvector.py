@@ -1,4 +1,4 @@
-"""A table of PostgreSQL with a column of vectors (pgvector, or an array), read in the order of its ids."""
+"""`PgvectorTable`: a PostgreSQL table with a column of vectors (pgvector or arrays), read in the order of its ids."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from regraft.sources.base import NO_ID, Batch, Wanted, batch_of
 
 
 class PgvectorTable:
-    """Rows of a table; `after` is the last id as text, so that what is written meanwhile moves nothing."""
+    """Rows of a table; `after` is the last id read, as text, so that concurrent writes do not shift pages."""
 
     def __init__(self, address: str, table: str, wanted: Wanted) -> None:
-        # An address may be the service's own REGRAFT_DATABASE_URL.
+        # The address may be a REGRAFT_DATABASE_URL, which names a driver.
         self._address, self._wanted = libpq_url(address), wanted
         self._id = wanted.id or "id"
         self._vector, self._version = wanted.vector("embedding")
@@ -47,11 +47,11 @@ class PgvectorTable:
 
     @property
     def metrics(self) -> Mapping[str | None, str]:
-        return {}  # a query says it, not the table
+        return {}  # the metric belongs to queries, not to the table
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         others = [name for name in self._columns if name not in (self._id, self._vector)]
-        # Each page is a transaction: one for hours would keep the table's old rows from being cleaned up.
+        # One transaction per page: a transaction of hours would keep old rows from being vacuumed.
         with psycopg.connect(self._address, autocommit=True) as connection:
             while rows := self._page(connection, others, size, after):
                 about = [dict(zip(others, row[2:], strict=True)) for row in rows]
@@ -63,14 +63,14 @@ class PgvectorTable:
                 yield Batch(found[0], [], [], [], after, {NO_ID: found[0]})
 
     def _page(self, connection: psycopg.Connection[Any], others: Sequence[str], size: int, after: Any) -> list[Any]:
-        """The next rows with an id: it as text, the vector, and the other columns."""
-        # With the table's name before it: alone it would mean, in ORDER BY, the text that is selected, where 10 < 9.
+        """The next rows with an id: the id as text, the vector, and the other columns."""
+        # Qualified by the table: else ORDER BY would mean the selected text, in which 10 < 9.
         key, vector = sql.Identifier(*self._table, self._id), sql.Identifier(self._vector)
         beside = sql.SQL("").join(sql.SQL(", {}").format(sql.Identifier(name)) for name in others)
-        # `real[]`: what pgvector's types and arrays can all be cast to.
+        # `real[]`: pgvector's types and arrays can all be cast to it.
         chosen = sql.SQL("SELECT {}::text, {}::real[] {} FROM {}").format(key, vector, beside, self._name)
-        # Those without an id would come last in this order, and nothing is behind them to go on with. The last id
-        # goes without a type and becomes one of the column's: a cast to `character` or `bit` would leave its first one.
+        # Rows without an id would sort last, and no page could continue after them. The last id is an untyped
+        # parameter, which takes the column's type: an explicit cast to `character` or `bit` would truncate it.
         behind = sql.SQL(" WHERE {} IS NOT NULL" if after is None else " WHERE {} > %s").format(key)
         ordered = sql.SQL(" ORDER BY {} LIMIT %s").format(key)
         return connection.execute(chosen + behind + ordered, (size,) if after is None else (after, size)).fetchall()

@@ -1,4 +1,4 @@
-"""A collection of Qdrant, on a server or in a folder (its local mode), scrolled by its own client."""
+"""`QdrantCollection`: a collection of Qdrant, on a server or in a folder (local mode), scrolled by Qdrant's client."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from regraft.sources.base import Batch, Wanted, as_json, batch_of_columns, displ
 
 
 class QdrantCollection:
-    """Points of a collection; `after` is the point to go on with. Named vectors are columns."""
+    """Points of a collection; `after` is the next point. Named vectors are columns."""
 
     def __init__(self, address: str, collection: str, wanted: Wanted, key: str | None) -> None:
         self._identity = f"qdrant {display_address(address)} {collection}"
         self._client = _client(address, key)
         self._collection, self._wanted = collection, wanted
-        # Asked of the collection, not of a point, which may lack any of them.
+        # From the collection, because a point may lack some of its vectors.
         self._configured = self._client.get_collection(collection).config.params.vectors
         self._asked = self._named_vectors()
 
@@ -48,7 +48,7 @@ class QdrantCollection:
             after = after if isinstance(after, int) else str(after)
 
     def _named_vectors(self) -> Mapping[str, str | None]:
-        """Vectors asked for, with their versions, else the collection's first; one without a name is called ""."""
+        """Name -> version of the wanted vectors, by default the first; the name of an unnamed one is ""."""
         if not isinstance(self._configured, Mapping):
             return {"": self._wanted.vector("")[1]}
         return self._wanted.named_vectors(self._configured, self._collection)
@@ -68,5 +68,5 @@ class QdrantCollection:
 def _client(address: str, key: str | None) -> Any:
     if "://" not in address:
         return QdrantClient(path=address)
-    # Its check of releases turns a server that is away into a warning before the error.
+    # The client's check of releases would print a warning if the server is unreachable, before the error.
     return QdrantClient(url=address, api_key=key, check_compatibility=False)

@@ -1,4 +1,4 @@
-"""REST APIs of databases: requests, with one error for all failures."""
+"""`Rest`: requests to the REST API of a database, with one error for all failures."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Rest:
         self._http = httpx.Client(headers=dict(headers), auth=auth, timeout=SECONDS)
 
     def ask(self, method: str, path: str, **request: Any) -> Any:
-        """The JSON of an answer.
+        """Send a request; returns the JSON of the answer.
 
         Raises:
-            InvalidArgument: there is none, or it is a refusal; what the database says is quoted.
+            InvalidArgument: no answer, no JSON, or a refusal, which is quoted.
         """
         try:
             answer = self._http.request(method, f"{self._address}{path}", **request)

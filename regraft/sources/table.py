@@ -1,4 +1,4 @@
-"""Parquet and Arrow files: the export's own form, or any with a column of ids and columns of vectors."""
+"""`TableFile`: Parquet and Arrow files, exported by Regraft or others with columns of ids and of vectors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from index.errors import InvalidArgument
 from regraft.sources.base import NO_ID, Batch, Column, Wanted, as_id
 
 VECTOR, ORIGIN = "vector:", "origin:"
-"""What begins the names of an export's columns; the version's name follows."""
+"""Prefixes of the names of an export's columns, before the name of the version."""
 
 
 class TableFile:
-    """A Parquet file, or an Arrow file or stream; `after` is how many rows were read."""
+    """A Parquet file, or an Arrow file or stream; `after` is the number of rows read."""
 
     def __init__(self, path: Path, wanted: Wanted) -> None:
         self._path, self._wanted = path, wanted
@@ -61,7 +61,7 @@ class TableFile:
                     yield self._batch(part, start + at + part.num_rows)
 
     def _tables(self, size: int, after: int) -> Iterator[tuple[int, Any]]:
-        """(number of its first row, rows), those that end before `after` left out."""
+        """Tables with the number of their first row, without those that end before `after`."""
         if self._parquet is None:
             start, read = 0, (pa.Table.from_batches([batch]) for batch in _arrow(self._path))
         else:
@@ -100,7 +100,7 @@ class TableFile:
         return Batch(len(ids), [as_id(ids[n]) for n in kept], described, columns, cursor, skipped, kept_texts)
 
     def _origins(self, table: Any, name: str, count: int) -> Any:
-        """Whether each row's vector was made by a transform."""
+        """Whether the vector of each row was produced by a forward edge."""
         beside = name.replace(VECTOR, ORIGIN, 1)
         if not name.startswith(VECTOR) or beside not in table.column_names:
             return np.zeros(count, bool)
@@ -121,10 +121,10 @@ class TableFile:
 
 @contextmanager
 def _naming_errors_of(path: Path) -> Iterator[None]:
-    """Say Arrow's errors about a file that is empty, cut or of another kind as one of the file."""
+    """Convert Arrow's errors about an empty, truncated or foreign file to one that names the file."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:  # a damaged page is an OSError
+    except (pa.ArrowException, OSError) as error:  # OSError: a corrupt page
         raise InvalidArgument(f"{path.name} is not a {path.suffix} file, or is damaged: {error}") from error
 
 
@@ -133,13 +133,13 @@ def _holds_text(schema: Any, name: str) -> bool:
 
 
 def _own_columns(names: list[str], version: str | None) -> dict[str, str | None]:
-    """The columns of vectors of an export, with their versions; else the one that is called so."""
+    """Column -> version of the vectors in an export; in other files of the columns `embedding` and `vector`."""
     own: dict[str, str | None] = {n: n.removeprefix(VECTOR) for n in names if n.startswith(VECTOR)}
     return own or {n: version for n in ("embedding", "vector") if n in names}
 
 
 def _arrow(path: Path) -> Any:
-    """The record batches of an Arrow file or stream, one after the other; it knows its `schema`."""
+    """A reader of the record batches of an Arrow file or stream; it has a `schema`."""
     mapped = pa.memory_map(str(path))
     if mapped.read(6) == b"ARROW1":
         reader = pa.ipc.open_file(mapped)
@@ -151,7 +151,7 @@ def _arrow(path: Path) -> Any:
 
 
 def _matrix(column: Any, named: Any) -> tuple[Any, Any, Any]:
-    """Of rows with an id: those that hold a vector (M,), their vectors (M, D), and those of another length."""
+    """Of the rows with an id: those with a vector (M,), their vectors (M, D), and those of another length."""
     array = column.combine_chunks() if not isinstance(column, pa.ChunkedArray) else pa.concat_arrays(column.chunks)
     if not (
         pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type)
@@ -164,5 +164,5 @@ def _matrix(column: Any, named: Any) -> tuple[Any, Any, Any]:
     ((dim, _),) = Counter(lengths[there].tolist()).most_common(1)
     rows = there[lengths[there] == dim]
     numbers = pc.list_flatten(array.take(pa.array(rows)))
-    flat = numbers.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)  # whole numbers may be rounded
+    flat = numbers.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)  # integers may be rounded
     return rows, flat.reshape(len(rows), dim), there[lengths[there] != dim]

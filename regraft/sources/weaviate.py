@@ -1,4 +1,4 @@
-"""A collection of Weaviate, read by the cursor of its REST API (GET /v1/objects), which needs no client of theirs."""
+"""`WeaviateCollection`: a collection of Weaviate, read by the cursor of its REST API (GET /v1/objects)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from regraft.sources.base import Batch, Wanted, batch_of_columns, display_addres
 from regraft.sources.rest import Rest
 
 NAME = re.compile(r"[A-Z][_0-9A-Za-z]*")
-"""What a collection may be called; it is written into a query."""
+"""Legal names of collections; the name is inserted into a query."""
 UNNAMED = ""
 
 
 class WeaviateCollection:
-    """Objects of a collection in the order of their UUIDs; `after` is the last of those. Named vectors are columns."""
+    """Objects of a collection in the order of their UUIDs; `after` is the last one read. Named vectors are columns."""
 
     def __init__(self, address: str, collection: str, wanted: Wanted, key: str | None) -> None:
         if not NAME.fullmatch(collection):
@@ -56,7 +56,7 @@ class WeaviateCollection:
             yield self._batch(found, after, first=first)
 
     def _named_vectors(self) -> Mapping[str, str | None]:
-        """Vectors asked for, with their versions, else the collection's first; one without a name is called ""."""
+        """Name -> version of the wanted vectors, by default the first; the name of an unnamed one is ""."""
         named = self._schema.get("vectorConfig") or {}
         if not named:
             return {UNNAMED: self._wanted.vector(UNNAMED)[1]}
