@@ -18,7 +18,7 @@ NEW, REPLACED = "new", "replaced"
 
 
 class Unwritable(RegraftError):
-    """The version could not be written: the disk is full, or the folder may not be written to."""
+    """The version could not be written: the disk is full, or the folder is not writable."""
 
     code = "unwritable"
 

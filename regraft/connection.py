@@ -66,14 +66,14 @@ class Unreachable(RegraftError):
 
 
 class TimedOut(Unreachable):
-    """The service did not answer in time, and may still be working on it."""
+    """The service did not answer in time and may still process the request."""
 
     status = 504
     code = "timed_out"
 
 
 class UnexpectedAnswer(RegraftError):
-    """The response is not from a service of this API, or from a release that does not fit this client's."""
+    """The response is not from a Regraft service, or from an incompatible release."""
 
     status = 502
     code = "unexpected_answer"

@@ -20,7 +20,7 @@ from index.errors import InvalidArgument
 
 
 class InvalidInput(InvalidArgument):
-    """What was given to the client cannot be sent, and nothing was; the message says which part, and what to give."""
+    """An argument of the client is invalid, so nothing was sent; the message says which and what is legal."""
 
     code = "invalid_input"
 

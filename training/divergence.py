@@ -9,7 +9,7 @@ from index.space import Vectors
 
 
 class Diverged(RegraftError):
-    """The loss or embeddings of a training are not finite any more."""
+    """The loss or embeddings of a training are no longer finite."""
 
     status = 422
     code = "diverged"

@@ -21,7 +21,7 @@ _held_locks: dict[Path, int] = {}
 
 
 class FolderInUse(InvalidArgument):
-    """Another training writes this folder already."""
+    """Another training is writing to this folder."""
 
     def __init__(self, out: Path) -> None:
         super().__init__(

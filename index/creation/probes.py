@@ -73,7 +73,7 @@ LONG = 9_000
 
 
 class ParityError(RegraftError):
-    """The exported encoder does not give what the model it is made of gives."""
+    """The exported encoder differs from the model that it was made of."""
 
     code = "parity"
 

@@ -34,7 +34,7 @@ READ_TIMES = 5.0
 
 
 class EngineUnavailable(RegraftError):
-    """The engine that holds the vectors does not answer now; nothing is lost."""
+    """The engine of the vectors does not answer; nothing is lost."""
 
     status = 503
     code = "engine_unavailable"

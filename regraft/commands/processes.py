@@ -223,7 +223,7 @@ def migrate(data: Data = None) -> None:
 
 
 class CannotListen(RegraftError):
-    """The address is taken, or not this machine's."""
+    """The address is in use or not of this machine."""
 
     code = "cannot_listen"
 

@@ -62,7 +62,7 @@ class WaitingRow(NamedTuple):
 
 
 class NoUncertainty(RegraftError):
-    """Nothing tells how unsure the transform is of these items."""
+    """The uncertainty of the transform is unknown for these items."""
 
     status = 409
     code = "no_uncertainty"

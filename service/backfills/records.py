@@ -16,7 +16,7 @@ from service.store.tables import backfill, backfill_failure, item
 
 
 class UnknownBackfill(RegraftError):
-    """There is no backfill of this number."""
+    """No backfill has this number."""
 
     status = 404
     code = "unknown_backfill"

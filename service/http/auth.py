@@ -64,14 +64,14 @@ Count = Callable[[Scope, int, float], None]
 
 
 class ShuttingDown(RegraftError):
-    """The service stopped before it could answer; whether the request was carried out is unknown."""
+    """The service stopped before it could answer; it is unknown whether the request was carried out."""
 
     status = 503
     code = "shutting_down"
 
 
 class ExposedWithoutKey(RegraftError):
-    """Refusing to listen beyond this machine without a key: set REGRAFT_API_KEY, or REGRAFT_HOST to 127.0.0.1."""
+    """Listening beyond this machine requires a key: set REGRAFT_API_KEY, or REGRAFT_HOST to 127.0.0.1."""
 
 
 def check_exposure(settings: Settings) -> None:

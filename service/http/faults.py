@@ -21,7 +21,7 @@ TOO_MANY = {errno.EMFILE, errno.ENFILE}
 
 
 class TooManyFiles(RegraftError):
-    """The service has too many files open now: ask again. Whether a change that was asked for was made is unknown."""
+    """The service has too many open files: retry. It is unknown whether a requested change was made."""
 
     status = 503
     code = "too_many_files"

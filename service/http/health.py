@@ -24,14 +24,14 @@ VERSION = "0.2.0"
 
 
 class NotReady(RegraftError):
-    """The service does not follow its database, or is loading what it is to have in memory."""
+    """The service does not follow its database, or is loading galleries into memory."""
 
     status = 503
     code = "not_ready"
 
 
 class Draining(RegraftError):
-    """The service was asked to stop: it answers what reaches it a moment longer; send requests elsewhere."""
+    """The service is stopping and answers requests only briefly: send them to another process."""
 
     status = 503
     code = "draining"

@@ -34,7 +34,7 @@ ItemAt = tuple[int, int]
 
 
 class EdgeReplaced(RegraftError):
-    """An edge that these embeddings were made by was replaced meanwhile: give the chunk back and claim it again."""
+    """An edge of these embeddings was replaced: release the chunk and claim it again."""
 
     status = 409
     code = "edge_replaced"

@@ -66,7 +66,7 @@ READ_AT_ONCE = 4
 
 
 class TooManyChunks(RegraftError):
-    """The chunks that remote workers may hold are taken."""
+    """Remote workers hold the maximum number of chunks."""
 
     status = 409
     code = "too_many_chunks"

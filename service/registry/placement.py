@@ -25,7 +25,7 @@ NO_VERSIONS: frozenset[str] = frozenset()
 
 
 class ReachLost(RegraftError):
-    """Queries of the version to go back to could not reach some items that are reached now."""
+    """After the rollback, queries could not reach some items that they reach now."""
 
     status = 409
     code = "reach_lost"

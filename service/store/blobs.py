@@ -1,10 +1,10 @@
-"""Images and texts as they were given, in any store that fsspec knows.
+"""Images and texts, stored unchanged, in any store that fsspec supports; see `Blobs`.
 
 A key is written once, never changed, and referred to by one row; a text's key ends in `.txt`.
 
-Blobs are written before the transaction that refers to them and removed after the one that stops; a crash in between
-leaves an orphan, never a row without its image. A marker file distinguishes the store from an empty folder, such as the
-mount point of a disk that is not mounted: only with the marker there is an image that is not found a lost one.
+Blobs are written before the transaction that refers to them, and removed after the one that removes the reference, so a
+crash in between leaves an orphan, never a row without its image. A marker file distinguishes the store from an empty
+folder, such as the mount point of a disk that is not mounted: only if it exists, a missing image counts as lost.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ T = TypeVar("T")
 
 MARKER = ".regraft-store"
 IMAGES = repeat("")
-"""The kinds of contents of which all are images."""
+"""The `kinds` of contents that are all images."""
 MAX_PARALLEL = 16
-"""Concurrent requests to a store over the network: one after the other would wait for each."""
+"""Concurrent requests to a store over the network, to hide its latency."""
 
 
 class StoreUnreachable(RegraftError):
-    """The image store is out of reach."""
+    """The image store is unreachable."""
 
     status = 503
     code = "store_unreachable"
 
 
 class ImageUnreadable(RegraftError):
-    """The store answers and holds the image, but does not give it."""
+    """The store has the image but cannot read it."""
 
     status = 503
     code = "image_unreadable"
 
 
 class Blobs:
-    """The images of all galleries."""
+    """The images and texts of all galleries, and other files in the same store."""
 
     def __init__(self, url: str, known_keys: Callable[[], Sequence[str]]) -> None:
         """Open a store without a request to it.
 
         Args:
             url: of the store.
-            known_keys: returns some of the keys that rows refer to, none if no row does. A place without marker becomes
-                the store when it holds one of them, or when there are none.
+            known_keys: returns some keys that rows refer to, if any. A place without a marker becomes the store if it
+                has one of these keys, or if there are none.
         """
         self._store, self._root = open_store(url)
         self._local = "file" in self._store.protocol
@@ -74,12 +74,12 @@ class Blobs:
 
     @property
     def problem(self) -> str | None:
-        """Why the last request failed as the store was out of reach, or the last write was refused; None: neither."""
+        """Why the store did not answer the last request, or refused the last write; None: neither."""
         # A store may refuse writes and still answer reads.
         return self._outage or self._write_problem
 
     def write(self, gallery_id: int, contents: Iterable[bytes], kinds: Iterable[str] = IMAGES) -> list[str]:
-        """Store images, or texts where the kind is `blob_keys.TEXT`, durably, and return their keys, in order.
+        """Store images (or texts, if the kind is `blob_keys.TEXT`) durably, and return their keys, in order.
 
         Raises:
             StorageFull, StoreUnreachable: nothing is stored.
@@ -100,7 +100,7 @@ class Blobs:
         return keys
 
     def put(self, key: str, content: bytes) -> None:
-        """Store a file durably by a key that was never used. Raises StorageFull, StoreUnreachable."""
+        """Store a file durably under a new key. Raises StorageFull, StoreUnreachable."""
         self.check()
         path = Path(self._path(key))
         with self._writing([key]):
@@ -113,7 +113,7 @@ class Blobs:
 
     @contextmanager
     def _writing(self, keys: Iterable[str]) -> Iterator[None]:
-        """Context of writing keys: they are removed if anything fails."""
+        """Context of writing keys, which are removed if anything fails."""
         try:
             yield
         except BaseException as error:
@@ -129,11 +129,11 @@ class Blobs:
         self._write_problem = None
 
     def read(self, key: str) -> bytes:
-        """The image of a key.
+        """The content of a key.
 
         Raises:
-            FileNotFoundError: the store answers, and has no such image.
-            OSError: the store answers, but does not return the image.
+            FileNotFoundError: the store answers, and does not have it.
+            OSError: the store answers, but does not return it.
             StoreUnreachable: the store does not answer.
         """
         try:
@@ -143,11 +143,11 @@ class Blobs:
         else:
             self._outage = None
             return image
-        # The store answers, but it may have come back only since.
+        # The store answers now, but may not have done so before.
         return self._read(key)
 
     def read_part(self, key: str, start: int, end: int) -> bytes | None:
-        """The bytes of a file from `start` up to `end`, or its end; None: the file is gone.
+        """The bytes [start, end) of a file, or up to its end; None: the file is missing.
 
         Raises:
             StoreUnreachable: the store does not answer, or does not return the file.
@@ -156,7 +156,7 @@ class Blobs:
             return self._read(key, start, end)
         except OSError as error:
             self._check_after(error)
-        try:  # the store answers, but it may have come back only since
+        try:  # the store answers now, but may not have done so before
             return self._read(key, start, end)
         except FileNotFoundError:
             return None
@@ -164,7 +164,7 @@ class Blobs:
             raise StoreUnreachable(f"the image store {self._public_url} cannot read {key!r}: {error}") from error
 
     def fetch(self, key: str) -> bytes | None:
-        """The image of a key, None when it is gone. Raises StoreUnreachable, ImageUnreadable."""
+        """The content of a key, None if it is missing. Raises StoreUnreachable, ImageUnreadable."""
         try:
             return self.read(key)
         except FileNotFoundError:
@@ -173,16 +173,16 @@ class Blobs:
             raise ImageUnreadable(f"the image store {self._public_url} cannot read image {key!r}: {error}") from error
 
     def read_all(self, keys: Iterable[str]) -> Iterator[Callable[[], bytes]]:
-        """For each key, in order, a call that returns or raises what `read` does; see `_prefetched`."""
+        """For each key, in order, a function that returns and raises as `read`; see `_prefetched`."""
         return self._prefetched(self.read, keys)
 
     def fetch_all(self, keys: Iterable[str]) -> Iterator[bytes | None]:
-        """`fetch` of each, in order; the first that raises ends it."""
+        """`fetch` each key, in order; the first error ends the iteration."""
         with closing(self._prefetched(self.fetch, keys)) as results:
             yield from (result() for result in results)
 
     def _prefetched(self, read: Callable[[str], T], keys: Iterable[str]) -> Generator[Callable[[], T]]:
-        """The results of reading keys; over a network the next ones are requested while one is used."""
+        """Read keys; over a network, the next ones are requested while one is used."""
         if self._local:
             yield from (partial(read, key) for key in keys)
             return
@@ -196,7 +196,7 @@ class Blobs:
                 yield under_way.popleft().result
 
     def check(self) -> None:
-        """Raise StoreUnreachable unless the store answers. Writes the marker where a place becomes the store."""
+        """Raise StoreUnreachable unless the store answers. Writes the marker if the place becomes the store."""
         try:
             try:
                 self._read(MARKER)
@@ -207,7 +207,7 @@ class Blobs:
         self._outage = None
 
     def _check_after(self, error: OSError) -> None:
-        """Check the store after this error. Raises StoreUnreachable unless it answers."""
+        """Check the store after an error. Raises StoreUnreachable unless it answers."""
         if is_timeout(error):
             raise self._outage_error(error) from error
         self.check()
@@ -239,7 +239,7 @@ class Blobs:
             return bytes(self._store.cat_file(self._path(key), start=start, end=end))
 
     def exists(self, key: str) -> bool:
-        """Whether there is an image of this key."""
+        """Whether the store has this key."""
         return bool(self._store.exists(self._path(key)))
 
     def all(self) -> Iterator[tuple[str, float]]:
@@ -264,7 +264,7 @@ class Blobs:
             yield path.removeprefix(self._root).lstrip("/"), max(now - float(seconds), 0.0)
 
     def _local_files(self, folder: str) -> Iterator[tuple[str, Any]]:
-        """Every file below a folder, and when it was written; lazily, for there may be many."""
+        """Every file below a folder, and when it was written; lazily, as there may be many."""
         with suppress(FileNotFoundError), os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_dir():
@@ -274,8 +274,8 @@ class Blobs:
                         yield entry.path, entry.stat().st_mtime
 
     def _remote_files(self, place: str) -> Iterator[tuple[str, Any]]:
-        """Every file of a store over the network, and when it was written; each gallery's files in one listing."""
-        # Not `exists` first: what such a store answers for a folder depends on its content.
+        """Every file of a store over the network, and when it was written; one listing per gallery."""
+        # No check by `exists` first: for a folder, its result depends on the folder's content.
         with suppress(FileNotFoundError):
             for found in self._store.ls(place, detail=True):
                 name, folder = found["name"], found["type"] == "directory"
@@ -283,7 +283,7 @@ class Blobs:
                     yield str(path), details.get("mtime") or details.get("LastModified")
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Remove images; one that cannot be removed is logged and left as an orphan."""
+        """Remove keys; one that cannot be removed is logged and left as an orphan."""
         with _Parallel(1 if self._local else MAX_PARALLEL) as parallel:
             for key in keys:
                 parallel.add(self._remove, key)
@@ -297,7 +297,7 @@ class Blobs:
             logger.warning(Event("blob_orphaned", key=key), exc_info=True)
 
     def remove_gallery(self, gallery_id: int) -> None:
-        """Remove every image of a gallery."""
+        """Remove every image and text of a gallery; errors are logged."""
         try:
             self._store.rm(self._path(str(gallery_id)), recursive=True)
         except FileNotFoundError:
@@ -316,7 +316,7 @@ class Blobs:
 
 
 class _Parallel:
-    """Runs so many calls at a time; the first that fails ends the rest, and is raised."""
+    """Runs at most `at_once` calls at a time; the first error ends the rest and is raised."""
 
     def __init__(self, at_once: int) -> None:
         self._pool = ThreadPoolExecutor(at_once, "blobs") if at_once > 1 else None
@@ -327,7 +327,7 @@ class _Parallel:
         return self
 
     def add(self, work: Callable[..., None], *args: object) -> None:
-        """Start one more call once there is room, so that lazily produced arguments are not all in memory."""
+        """Start a call once fewer than `at_once` run, so that lazily produced arguments are not all in memory."""
         if self._pool is None:
             work(*args)
             return
@@ -336,7 +336,7 @@ class _Parallel:
         self._under_way.append(self._pool.submit(work, *args))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait until all calls have ended: nothing is written after a caller cleans up."""
+        """Wait until all calls have ended, so that nothing is written after the caller cleans up."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
             for one in self._under_way if kind is None else ():

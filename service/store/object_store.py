@@ -43,7 +43,7 @@ TIMEOUTS = {"ConnectTimeoutError", "ReadTimeoutError"}
 
 
 class UnusableStore(RegraftError):
-    """REGRAFT_BLOBS_URL names no store, or one whose Python package is not installed."""
+    """REGRAFT_BLOBS_URL is not a supported store, or its Python package is not installed."""
 
     code = "unusable_store"
 

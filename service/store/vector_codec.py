@@ -29,7 +29,7 @@ PLACE_TAG = b"@"
 
 
 class DamagedEmbedding(RegraftError):
-    """A stored embedding is not of its version's length."""
+    """A stored embedding does not have its version's dimension."""
 
     status = 503
     code = "embedding_damaged"

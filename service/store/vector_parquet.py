@@ -29,7 +29,7 @@ Fetch = Callable[[int, int], bytes]
 
 
 class NoParquet(RegraftError):
-    """Vectors are, or are to be, in Parquet files, and pyarrow is not installed."""
+    """Vectors in Parquet files require pyarrow, which is not installed."""
 
     status = 503
     code = "no_parquet"

@@ -44,7 +44,7 @@ MAX_NAMED = 5
 
 
 class VersionNeeded(RegraftError):
-    """Something depends on this version."""
+    """The version is in use."""
 
     status = 409
     code = "version_needed"

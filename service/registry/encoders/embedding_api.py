@@ -45,21 +45,21 @@ MAX_SHOWN = 200
 
 
 class ProviderUnavailable(RegraftError):
-    """The provider of the embeddings cannot be asked now. No text is at fault."""
+    """The embedding API is unavailable; the texts are not the cause."""
 
     status = 503
     code = "provider_unavailable"
 
 
 class ProviderTimeout(ProviderUnavailable):
-    """The provider did not answer in time."""
+    """The embedding API did not answer in time."""
 
     status = 504
     code = "provider_timeout"
 
 
 class ProviderFault(ProviderUnavailable):
-    """The provider answered something that is not what the version's card says."""
+    """The embedding API's answer does not match the version's card."""
 
     status = 502
     code = "provider_fault"

@@ -37,7 +37,7 @@ class UnknownDeployment(RegraftError):
 
 
 class ChangedMeanwhile(RegraftError):
-    """A deployment of this gallery changed since the ETag in `If-Match` was given out: look again, then decide."""
+    """A deployment of this gallery changed after the ETag in `If-Match`: read it again, then decide."""
 
     status = 412
     code = "changed_meanwhile"

@@ -34,21 +34,21 @@ from service.upgrades.deployments.transition import TransitionContext, Transitio
 
 
 class AlreadyCurrent(RegraftError):
-    """The version is the gallery's current one already."""
+    """The version is already the gallery's current one."""
 
     status = 409
     code = "already_current"
 
 
 class DeploymentActive(RegraftError):
-    """Another deployment of this gallery is on its way: let it become current, or roll it back."""
+    """Another deployment of this gallery is in progress: finish it or roll it back."""
 
     status = 409
     code = "deployment_active"
 
 
 class IllegalTransition(RegraftError):
-    """The deployment cannot become this from where it is."""
+    """The deployment cannot move to this state from its current one."""
 
     status = 409
     code = "illegal_transition"

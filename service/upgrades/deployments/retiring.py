@@ -37,7 +37,7 @@ class VersionInUse(RegraftError):
 
 
 class NothingToRetire(RegraftError):
-    """No deployment of this version has ended in this gallery, and no item holds an embedding of it."""
+    """No deployment of this version has ended in this gallery, and no item has an embedding by it."""
 
     status = 409
     code = "nothing_to_retire"

@@ -22,7 +22,7 @@ PASS, REFUSE = "pass", "refuse"
 
 
 class GateRefused(RegraftError):
-    """The gate refused this version; deploying it needs a written reason in `override`."""
+    """The gate refused this version; deploying it requires a reason in `override`."""
 
     status = 422
     code = "gate_refused"

@@ -45,14 +45,14 @@ _lock = threading.Lock()
 
 
 class UnknownEdge(RegraftError):
-    """There is no such edge."""
+    """The edge does not exist."""
 
     status = 404
     code = "unknown_edge"
 
 
 class EdgeExists(RegraftError):
-    """There is an edge of this kind between the two versions already."""
+    """An edge of this kind between the two versions already exists."""
 
     status = 409
     code = "edge_exists"
@@ -66,7 +66,7 @@ class EdgeNeeded(RegraftError):
 
 
 class EdgeInUse(RegraftError):
-    """A backfill applies this edge."""
+    """A backfill uses this edge."""
 
     status = 409
     code = "edge_in_use"

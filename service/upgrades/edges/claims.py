@@ -36,14 +36,14 @@ PROBES, ITEMS = "probes", "items"
 
 
 class NotIdentical(RegraftError):
-    """The two versions do not embed the same images alike."""
+    """The two versions embed the same images differently."""
 
     status = 422
     code = "not_identical"
 
 
 class NothingToVerifyOn(RegraftError):
-    """A claim that nothing could be compared on is not accepted."""
+    """The claim cannot be verified, because there is nothing to compare."""
 
     status = 422
     code = "nothing_to_verify_on"

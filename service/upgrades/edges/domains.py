@@ -28,7 +28,7 @@ from service.upgrades.edges.changes import find
 
 
 class NoDomain(RegraftError):
-    """Nothing is kept of what this edge was fitted on."""
+    """The edge does not describe what it was fitted on."""
 
     status = 409
     code = "no_domain"

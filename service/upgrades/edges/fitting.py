@@ -70,7 +70,7 @@ SERVED = {kind: EdgeKind.SLERP if kind == "slerp" else EdgeKind.MATRIX for kind 
 
 
 class TooFewPairs(RegraftError):
-    """Too few items hold embeddings by both versions."""
+    """Too few items have embeddings by both versions."""
 
     status = 422
     code = "too_few_pairs"

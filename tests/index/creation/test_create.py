@@ -144,9 +144,9 @@ WRONG = {
     "batch": (lambda path: OnnxFile(linear(path / "m", 4), SPEC, output="made"), "batch size is 4; legal: 1"),
     "shape": (
         lambda path: OnnxFile(mean(path / "m", [0]), SPEC, output="made"),
-        r"gives shape \(3, 8, 8\) for one image",
+        r"returns shape \(3, 8, 8\) for one image",
     ),
-    "number": (lambda path: OnnxFile(mean(path / "m"), SPEC, output="made"), r"gives shape \(\) for one image"),
+    "number": (lambda path: OnnxFile(mean(path / "m"), SPEC, output="made"), r"returns shape \(\) for one image"),
     "old": (
         lambda path: OnnxFile(
             save(path / "m", [helper.make_node("Own", ["images"], ["made"])], (1,), (1,), opset=9), SPEC
