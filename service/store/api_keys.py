@@ -1,6 +1,6 @@
-"""API keys by name: their rows, and a copy of them in each process.
+"""API keys: their rows, and the copy of them in each process (`ApiKeys`).
 
-A key is 32 random bytes, so its SHA-256 gives nothing away; only that is stored, never the key.
+A key is 32 random bytes, so that its SHA-256 reveals nothing; only this hash is stored, never the key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from service.store.tables import metadata
 logger = logging.getLogger(__name__)
 
 PREFIX = "rg_"
-"""What every key begins with, so that secret scanners find it in files."""
+"""The prefix of every key, by which secret scanners find keys in files."""
 KEY_BYTES = 32
 REFRESH_SECONDS = 1.0
 """The longest time between two reads: how long a key that another process deleted still works."""
@@ -40,14 +40,14 @@ api_key = Table(
     Column("sha256", String(64), nullable=False, unique=True),
     Column("scope", String(8), nullable=False),
     Column("created", Float, nullable=False),
-    # Names of the galleries that it opens; null: it opens everything.
+    # Names of the galleries that it permits; null: all, and what belongs to no gallery.
     Column("galleries", JSON(none_as_null=True)),
     CheckConstraint("scope in ('query', 'ingest', 'admin')", name="scope"),
 )
 
 
 class ApiKeyRow(NamedTuple):
-    """An API key; `galleries` None: it opens all galleries, and what belongs to none."""
+    """An API key; `galleries` None: it permits all galleries, and what belongs to no gallery."""
 
     name: str
     sha256: str
@@ -56,7 +56,7 @@ class ApiKeyRow(NamedTuple):
     galleries: list[str] | None
 
     def opens(self, gallery: str) -> bool:
-        """Whether it opens this gallery."""
+        """Whether it permits this gallery."""
         return self.galleries is None or gallery in self.galleries
 
 
@@ -82,17 +82,17 @@ def all_keys(connection: Connection) -> list[ApiKeyRow]:
 
 
 def delete_key(connection: Connection, name: str) -> None:
-    """Delete a key; one that does not exist is no error."""
+    """Delete a key, if it exists."""
     connection.execute(delete(api_key).where(api_key.c.name == name))
 
 
 def digest(key: bytes) -> str:
-    """The SHA-256 of a key in hex: all that is stored of it."""
+    """The SHA-256 of a key in hex, which is stored instead of the key."""
     return hashlib.sha256(key).hexdigest()
 
 
 class ApiKeys(Background):
-    """This process's copy of the keys, which a thread refreshes, so that requests do not read the database for it."""
+    """This process's copy of the keys, refreshed by a thread, so that requests need not read them from the database."""
 
     def __init__(self, database: Database) -> None:
         super().__init__("keys")
@@ -108,15 +108,15 @@ class ApiKeys(Background):
         super().start()
 
     def find(self, key: bytes) -> ApiKeyRow | None:
-        """The row of a key as of the last refresh; None: there was no such key."""
+        """The row of a key as of the last refresh; None: it did not exist."""
         return self._by_digest.get(digest(key))
 
     def is_current(self, row: ApiKeyRow) -> bool:
-        """Whether a key was still there, unchanged, at the last refresh."""
+        """Whether a key still existed, unchanged, at the last refresh."""
         return self._by_digest.get(row.sha256) == row
 
     def next_refresh(self) -> Future[None]:
-        """Request a refresh; done, or failed with its error, after one that began after this call."""
+        """Request a refresh; the future gets the result, or the error, of one that began after this call."""
         refresh = self._next_refresh
         self._refresh_requested.set()
         return refresh

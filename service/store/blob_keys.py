@@ -1,4 +1,4 @@
-"""What the key of a stored content says of it: nothing more is needed to tell a text from an image."""
+"""The kind of stored content (image, text, folder, vectors), which is told by its key alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from service.store.object_store import FOLDERS, VECTOR_FILES
 
 TEXT = ".txt"
-"""What the keys of texts end in."""
+"""The suffix of the keys of texts."""
 
 
 def is_text(key: str) -> bool:
@@ -16,7 +16,7 @@ def is_text(key: str) -> bool:
 
 
 def is_content(key: str) -> bool:
-    """Whether it is the key of an image or text: the number of a gallery, and what was drawn."""
+    """Whether it is the key of an image or text: the number of a gallery, and a random number."""
     return re.fullmatch(rf"\d+/[0-9a-f]{{32}}({re.escape(TEXT)})?", key, re.ASCII) is not None
 
 

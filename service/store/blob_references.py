@@ -1,6 +1,6 @@
-"""The rows that refer to stored images: the one place that lists every column that does.
+"""The rows that refer to stored images and texts: BLOB_COLUMNS lists every column that does.
 
-No two rows share a key, so deleting a row may delete its image; only a search for orphaned or lost images needs these.
+No two rows share a key, so deleting a row may delete its image; only searches for orphaned or lost images need this.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from service.store.tables import evaluation, evaluation_entry, gallery, item
 from service.store.vector_files import newest_files
 
 SAMPLE = 50
-"""How many images of each kind are looked for to recognise a store that has no marker."""
+"""How many images of each kind are looked up to recognise a store without a marker."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A row that refers to an image by its key: `kind` is "item" or "evaluation", `owner` what a user calls the row."""
+    """A row that refers to an image by its key: `kind` is "item" or "evaluation", `owner` names the row for users."""
 
     key: str
     kind: str
@@ -40,7 +40,7 @@ class BlobColumn:
         tables: the table of the column, joined with those that name a row.
         owner: format of `Reference.owner`, filled with the values of `owner_columns`.
         owner_columns: columns of `tables`.
-        order: greatest in the rows last written.
+        order: a column that is greatest in the newest rows.
     """
 
     column: Column[Any]
@@ -66,7 +66,7 @@ BLOB_COLUMNS = (
 
 
 def references(connection: Connection) -> Iterator[Reference]:
-    """Every row that refers to an image; of one snapshot if the connection is in one."""
+    """Every row that refers to an image or text, in a snapshot if the connection has one."""
     for source in BLOB_COLUMNS:
         statement = select(source.column, *source.owner_columns).select_from(source.tables).where(_has_image(source))
         for key, *values in connection.execute(statement, execution_options=STREAMED):
@@ -74,7 +74,7 @@ def references(connection: Connection) -> Iterator[Reference]:
 
 
 def open_blobs(database: Database, url: str) -> Blobs:
-    """The store of the images that this database refers to, and of its vectors that lie in files."""
+    """Open the store of the images that this database refers to, and of its vectors in files."""
 
     def newest_keys() -> list[str]:
         with database.lookup() as connection:
@@ -91,5 +91,5 @@ def _newest(source: BlobColumn) -> Select[str]:
 
 
 def _has_image(source: BlobColumn) -> ColumnElement[bool]:
-    """Whether a row refers to an image that must exist; those of a deleted gallery may be removed already."""
+    """Whether a row refers to an image that must exist; a deleted gallery's may be removed already."""
     return and_(source.column.is_not(None), NOT_DELETED)

@@ -243,10 +243,7 @@ class Blobs:
         return bool(self._store.exists(self._path(key)))
 
     def all(self) -> Iterator[tuple[str, float]]:
-        """Every key of an image or text, with its age in seconds; 0 where the store does not tell it.
-
-        Other files in the store are left out.
-        """
+        """Every key of an image or text, with its age in seconds (0 if unknown); other files are left out."""
         return ((key, age) for key, age in self._all("") if is_content(key))
 
     def all_vector_files(self) -> Iterator[tuple[str, float]]:

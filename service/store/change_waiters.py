@@ -1,7 +1,7 @@
-"""Waiting for changes in the database: by polling on SQLite, by LISTEN and NOTIFY on PostgreSQL.
+"""Wait for changes in the database: by polling on SQLite, by LISTEN and NOTIFY on PostgreSQL.
 
-Migration 0014 has PostgreSQL notify in the transaction that changes a gallery's row, a version or an edge. A
-notification says only that something changed: one that is lost, or a pooler that passes none on, delays by a second.
+By migration 0014, PostgreSQL notifies of each transaction that changes a gallery's row, a version or an edge. A
+notification only says that something changed: a lost one, or a pooler that passes none on, causes a delay of a second.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class PollingWaiter:
         self._stopped.set()
 
     def close(self) -> None:
-        """Free what is held, after the last wait."""
+        """Free resources, after the last wait."""
 
 
 class NotifyWaiter:
-    """Waits for notifications of PostgreSQL; polls while there is no connection. Only one thread may wait."""
+    """Waits for notifications of PostgreSQL; polls while it has no connection. Only one thread may wait."""
 
     def __init__(self, connect: Callable[[], Connection], seconds: float) -> None:
         """`connect`: gives a connection without transactions; `seconds`: the shortest wait."""
@@ -59,11 +59,11 @@ class NotifyWaiter:
 
     def wait(self) -> bool:
         """Wait until something may have changed, at least the shortest wait; False: `stop` was called."""
-        if not self._poll.wait():  # one look for many commits
+        if not self._poll.wait():  # so that one check covers many commits
             return False
         if self._connection is None:
             self._listen()
-            return True  # nothing notified of what changed before the connection was there
+            return True  # changes before the connection caused no notification
         driver: Any = self._connection.connection.dbapi_connection
         try:
             with selectors.DefaultSelector() as selector:
@@ -71,7 +71,7 @@ class NotifyWaiter:
                     selector.register(readable, selectors.EVENT_READ)
                 selector.select(MAX_WAIT_SECONDS)
             for _ in driver.notifies(timeout=0):
-                pass  # all galleries are looked at, whichever it was
+                pass  # whatever changed, all galleries are checked
         except Exception as error:  # whatever the driver raises for a lost connection
             logger.warning(Event("notifications_lost", reason=error))
             self._disconnect()
@@ -83,7 +83,7 @@ class NotifyWaiter:
         os.write(self._stop_writer, b"\0")
 
     def close(self) -> None:
-        """Free what is held, after the last wait."""
+        """Free resources, after the last wait."""
         self._disconnect()
         for end in (self._stop_reader, self._stop_writer):
             os.close(end)
@@ -94,7 +94,7 @@ class NotifyWaiter:
         self._last_attempt = time.monotonic()
         with suppress(SQLAlchemyError, OSError):  # the caller's next query reports an unreachable server
             connection = self._connect()
-            connection.detach()  # keep it out of the pool: it listens
+            connection.detach()  # keep the listening connection out of the pool
             self._connection = connection
             connection.execute(text(f"LISTEN {CHANNEL}"))
 

@@ -1,4 +1,4 @@
-"""SQLite's log, written back while nobody writes: else a start after a crash would read and copy all of it first.
+"""Checkpoint SQLite's write-ahead log while nobody writes; otherwise a start after a crash would first copy all of it.
 
 SQLite itself does so once the log is long, and when the last connection is closed, which a killed process does not do.
 """
@@ -15,28 +15,28 @@ from service.store.database import Database
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
-"""So long nothing was committed."""
+"""Pause between two checks; a checkpoint requires that nothing was committed meanwhile."""
 LEAST_BYTES = 4 << 20
-"""A shorter log is read and copied in some milliseconds."""
+"""Least size of the log; a shorter one is copied in some milliseconds."""
 
 
 class Checkpoints(Background):
-    """A thread that looks whether it is time."""
+    """A thread that checks whether a checkpoint is due."""
 
     def __init__(self, database: Database) -> None:
         super().__init__("checkpoints")
         self._database = database
-        # What the database stood at when it was looked at last.
+        # The commit marker of the last check.
         self._seen: object = None
         self._errors = RecurringErrors(logger)
 
     def start(self) -> None:
-        """Begin looking, where there is such a log."""
+        """Start the thread, if the database is SQLite."""
         if self._database.is_sqlite:
             super().start()
 
     def look(self) -> None:
-        """Write the log back if nothing was committed since the last look; where somebody reads, another time."""
+        """Checkpoint the log if nothing was committed since the last check; it stays if somebody reads."""
         moment = self._database.commit_marker()
         if moment == self._seen and self._database.wal_bytes() >= LEAST_BYTES:
             self._database.checkpoint()

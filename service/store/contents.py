@@ -1,7 +1,7 @@
-"""The contents of a gallery for its load, all but the vectors: read in blocks, each column as one JSON value.
+"""The contents of a gallery for its load, without vectors: read in blocks, each column as one JSON value.
 
-A million rows cost the database driver alone a second. As JSON the database writes a block while Python works on the
-one before, and orjson parses it.
+The database driver alone takes a second for a million rows. With JSON, the database encodes a block while Python
+processes the previous one, and orjson parses it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ ITEMS_PER_BLOCK = 10_000
 
 
 def gallery_contents(connection: Connection, gallery_id: int, name_of: Callable[[int], str]) -> Iterator[Contents]:
-    """The contents of all live items, ascending by key; an item is in one block as a whole.
+    """The contents of all live items, ascending by key; each item is in one block with all its embeddings.
 
     Args:
-        connection: read in one snapshot.
+        connection: in a snapshot.
         gallery_id: the gallery.
         name_of: version id -> its name.
     """
@@ -41,7 +41,7 @@ def _block(connection: Connection, gallery_id: int, after: int, name_of: Callabl
     sqlite = connection.dialect.name == "sqlite"
     as_array = func.json_group_array if sqlite else func.json_agg
     live = (item.c.gallery_id == gallery_id, item.c.id > after, item.c.deleted == false())
-    # No other columns: the database copies each one of the rows that it sorts.
+    # No other columns, as the database copies all columns of the rows that it sorts.
     columns = (item.c.id, cast(item.c.metadata, Text).label("document"), item.c.external_id, item.c.seq)
     block = select(*columns).where(*live).order_by(item.c.id).limit(ITEMS_PER_BLOCK).subquery()
     row = connection.execute(select(*(cast(as_array(column), Text) for column in block.c))).one()

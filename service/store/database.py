@@ -1,7 +1,7 @@
-"""Engines and transactions: SQLite in WAL mode or PostgreSQL, behind the same three methods.
+"""Connections and transactions of SQLite (in WAL mode) or PostgreSQL, by three methods of `Database`; and migrations.
 
 `write` is one transaction that changes something, `read` one consistent snapshot over several statements, `lookup`
-single statements without a transaction (the query path). Only a request or a worker's step opens one.
+single statements without a transaction (the query path). Only a request or a worker's step opens them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ POOL_SIZE = 32
 IDLE_CONNECTIONS = 5
 """Idle connections to a server that each of the three pools keeps."""
 POOL_SECONDS = 30.0
-"""How long to wait for a connection while all of a pool are in use."""
+"""How long to wait for a connection while all connections of a pool are in use."""
 SILENCE_LIMITS = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -49,13 +49,13 @@ SILENCE_LIMITS = {
     "keepalives_count": 2,
     "tcp_user_timeout": 20_000,
 }
-"""libpq's limits on a server's silence before it counts as unreachable: the system's own are minutes or hours. The time
-of a statement is not limited."""
+"""libpq's limits until a silent server counts as unreachable; the system's own are minutes or hours. The time of a
+statement is not limited."""
 IDLE_SECONDS = 60.0
-"""How long PostgreSQL keeps an idle transaction, for which others wait: its process may be frozen, or its machine gone,
-which servers notice hours later."""
+"""How long PostgreSQL keeps an idle writing transaction, for which others wait: its process may be frozen, or its
+machine lost, which a server notices only hours later."""
 WRITER_CACHE_KIB = 65_536
-"""SQLite pages a writing connection keeps: a backfill in random order comes back to the same pages again and again."""
+"""SQLite's page cache of a writing connection: a backfill in random order needs the same pages again and again."""
 CHECKPOINT_PAGES = 16_384
 """Pages of 4 KiB in SQLite's log before they are copied into the database; fewer copies mean fewer random writes."""
 
@@ -63,13 +63,13 @@ MIGRATION_LOCK = 0x7265_6772_6166_74
 """The advisory lock held while a PostgreSQL database is migrated."""
 
 TABLE_SECONDS = 5
-"""How long a migration of PostgreSQL waits for a table that others use."""
+"""How long a migration of PostgreSQL waits for the lock of a table."""
 
 MIGRATIONS = Path(__file__).parents[2] / "migrations"
 
 
 class CommitState:
-    """Whether changes of a request are `committed`; `committing`: it was cut off during a commit."""
+    """Whether changes of a request are `committed`; `committing`: a commit has begun, so its outcome is unknown."""
 
     committed = False
     committing = False
@@ -89,29 +89,29 @@ class Database:
         self._reader = _sqlite_engine(url, "BEGIN") if sqlite else _server_engine(url, "REPEATABLE READ", quarter)
         self._finder = _sqlite_engine(url) if sqlite else _server_engine(url, "AUTOCOMMIT", quarter)
         self.vectors = VectorReader()
-        """Reads vectors that lie in files; an execution option of each connection."""
+        """Reads vectors from files; an execution option of each connection."""
         for engine in (self._writer, self._reader, self._finder):
             engine.update_execution_options(vectors=self.vectors)
         self.partitions: set[tuple[int, int]] = set()
         """Galleries and versions known to have partitions, see `service.store.partitions`."""
         self.damaged = False
-        """Whether a statement has found the file damaged; it can only be restored while nothing uses it."""
+        """Whether a statement has found the file damaged; it can be restored only while no process uses it."""
         for engine in (self._writer, self._reader, self._finder):
             event.listen(engine, "handle_error", self._classify_error, retval=True)
         if not sqlite:
             event.listen(self._writer, "connect", _limit_idle_transactions)
-        # SQLite lets writers wait by polling; within the process a lock wakes them at once.
+        # Writers wait for SQLite by polling; within the process, a lock wakes them at once.
         self._write_lock: AbstractContextManager[Any] = threading.Lock() if sqlite else nullcontext()
-        # SQLite counts commits of others per connection, so one connection is kept to read the count.
+        # SQLite counts the commits of other connections per connection, so one is kept to read the count.
         self.is_sqlite = sqlite
-        """Whether it is SQLite: `commit_marker` reads shared memory then, not a server."""
+        """Whether it is SQLite, whose `commit_marker` reads shared memory instead of a server."""
         self._watcher: PoolProxiedConnection | None = None
         self._cursor: Any = None
         self._watcher_lock = threading.Lock()
 
     @contextmanager
     def write(self, *, dry_run: bool = False) -> Iterator[Connection]:
-        """One transaction: committed at the end, rolled back by any exception, and always by a `dry_run`.
+        """One transaction: committed at the end, rolled back by any exception, and always with `dry_run`.
 
         Raises:
             DeletedMeanwhile: a row refers to one that another process has deleted.
@@ -133,11 +133,11 @@ class Database:
             yield connection
 
     def lookup(self) -> Connection:
-        """Statements that each see the newest commit."""
+        """A connection without a transaction: each statement sees the newest commit."""
         return self._finder.connect()
 
     def commit_marker(self) -> object:
-        """A value that changes with every commit of any process: while it is equal, nothing was written."""
+        """A value that changes with every commit of any process; while it is equal, nothing was committed."""
         if not self.is_sqlite:
             with self.lookup() as connection:
                 return connection.execute(text("select pg_current_snapshot()::text")).scalar_one()
@@ -149,7 +149,7 @@ class Database:
             return self._cursor.fetchone()
 
     def change_waiter(self, seconds: float) -> PollingWaiter | NotifyWaiter:
-        """Waits until `commit_marker` may have changed; `seconds`: the shortest wait."""
+        """A waiter for changes of `commit_marker`; `seconds`: the shortest wait."""
         return PollingWaiter(seconds) if self.is_sqlite else NotifyWaiter(self.lookup, seconds)
 
     def wal_bytes(self) -> int:
@@ -157,24 +157,24 @@ class Database:
         return self._log.stat().st_size if self._log.exists() else 0
 
     def checkpoint(self) -> None:
-        """Checkpoint SQLite's log and truncate it, if it is not in use now; no writer waits for readers."""
+        """Checkpoint SQLite's log, and truncate it if it is not in use; no writer waits for readers."""
         connection = self._finder.raw_connection()
         cursor = connection.cursor()
         try:
             cursor.execute("PRAGMA busy_timeout=0")
-            cursor.execute("PRAGMA wal_checkpoint(PASSIVE)")  # most of the work, beside writers
+            cursor.execute("PRAGMA wal_checkpoint(PASSIVE)")  # most of the work, concurrent with writers
             cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             cursor.execute(f"PRAGMA busy_timeout={1000 * BUSY_SECONDS:.0f}")
             connection.close()
 
     def _classify_error(self, context: ExceptionContext) -> OperationalError | None:
-        """Note damage, and make an OperationalError of every error by which a server refuses further changes."""
+        """Record damage, and turn errors by which a server refuses further changes into an OperationalError."""
         error = context.sqlalchemy_exception
         self.damaged = self.damaged or (error is not None and is_damage(error))
         if error is None or not needs_reconnect(error):
             return None
-        context.is_disconnect = True  # a new connection may reach the server that replaced it
+        context.is_disconnect = True  # a new connection may reach the new primary server
         return OperationalError(error.statement, error.params, context.original_exception)
 
     def close(self) -> None:
@@ -196,10 +196,10 @@ def _lost_references() -> Iterator[None]:
 
 
 def upgrade(settings: Settings) -> None:
-    """Bring the database to this program's newest schema, creating it if needed; harmless when it has it already.
+    """Create the database, or migrate it to this program's newest schema; idempotent.
 
-    One that a later release has migrated stays as it is: from 0.2.0 on releases only add to what the one before reads
-    and writes, so that both run side by side while one takes the other's place (docs/deployment.md).
+    A database with the schema of a later release stays unchanged: from 0.2.0 on, a release only adds to what the
+    previous one reads and writes, so that both can run while one replaces the other (docs/deployment.md).
     """
     settings.versions.mkdir(parents=True, exist_ok=True)
     if is_sqlite(settings.database_url):
@@ -209,7 +209,7 @@ def upgrade(settings: Settings) -> None:
 
 
 def _is_upgraded(url: str) -> bool:
-    """Run the pending migrations; False: another process writes to the SQLite file, perhaps by running them."""
+    """Run the pending migrations; False: another process is writing to the SQLite file, perhaps migrating it."""
     program_revisions, revision = revisions(), schema_revision(url)
     if revision is not None and revision > program_revisions[-1]:
         logger.warning(Event("schema_is_newer", database=revision, program=program_revisions[-1]))
@@ -225,15 +225,15 @@ def _is_upgraded(url: str) -> bool:
 
 
 def revisions() -> list[str]:
-    """The numbers of all migrations this program has, in order."""
-    # A migration's file is called by its date, its number and what it does.
+    """The numbers of all migrations of this program, in order."""
+    # The name of a migration's file is its date, its number and what it does.
     return sorted(path.stem.partition("_")[0].rpartition("-")[2] for path in (MIGRATIONS / "versions").glob("*.py"))
 
 
 def schema_revision(url: str) -> str | None:
-    """The migration a database is at, None where it holds nothing of Regraft.
+    """The last migration of a database; None: it has no tables of Regraft.
 
-    Read without Alembic, which a start with nothing to do need not load.
+    Read without Alembic, so that a start without pending migrations need not import it.
     """
     engine = _sqlite_engine(url) if is_sqlite(url) else _postgresql_engine(url)
     try:
@@ -254,11 +254,11 @@ def to_newest(config: Config) -> None:
 
 @contextmanager
 def migrating(url: str) -> Iterator[Config]:
-    """An Alembic configuration whose commands run in one transaction on `url`."""
+    """Context with an Alembic configuration whose commands run in one transaction on `url`."""
     from alembic.config import Config
 
     sqlite = is_sqlite(url)
-    # A rebuilt parent table would cascade into its children: keys are off while migrating, and checked at the end.
+    # Rebuilding a parent table would cascade into its children, so foreign keys are off, and checked at the end.
     engine = _sqlite_engine(url, "BEGIN IMMEDIATE", foreign_keys=False) if sqlite else _postgresql_engine(url)
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
@@ -266,9 +266,9 @@ def migrating(url: str) -> Iterator[Config]:
     try:
         with engine.begin() as connection:
             if not sqlite:
-                # Tables of one name made twice at the same moment fail; SQLite's transaction keeps others out already.
+                # Concurrent migrations would fail on existing tables; SQLite's transaction excludes others anyway.
                 connection.execute(select(func.pg_advisory_xact_lock(MIGRATION_LOCK)))
-                # Another migration may take long; but waiting for a table's lock blocks every statement behind it.
+                # Set after that lock, as another migration may take long. Waiting for a table blocks later statements.
                 connection.execute(text(f"set local lock_timeout = '{TABLE_SECONDS}s'"))
             counted = _autoincrements(connection) if sqlite else {}
             config.attributes["connection"] = connection
@@ -289,7 +289,7 @@ def _autoincrements(connection: Connection) -> dict[str, int]:
 
 
 def _restore_autoincrements(connection: sqlite3.Connection, counted: dict[str, int]) -> None:
-    """Restore these keys: a table that was rebuilt would count from the largest key left in it."""
+    """Restore these keys, since a rebuilt table would count from the largest key left in it."""
     for name, last in counted.items():
         known = {"name": name, "last": last}
         connection.execute("update sqlite_sequence set seq = max(seq, :last) where name = :name", known)
@@ -301,7 +301,7 @@ def _restore_autoincrements(connection: sqlite3.Connection, counted: dict[str, i
 
 
 def is_sqlite(url: str) -> bool:
-    """Whether a database is a file that processes of one machine share."""
+    """Whether a database is SQLite, a file that processes of one machine share."""
     return make_url(url).get_backend_name() == "sqlite"
 
 
@@ -312,7 +312,7 @@ def without_password(url: str) -> str:
 
 def _server_engine(url: str, isolation_level: IsolationLevel, limit: int) -> Engine:
     kept = min(limit, IDLE_CONNECTIONS)
-    # Pinged before each use: after a restart of the server no request gets a dead connection.
+    # Pinged before each use, so that no request gets a dead connection after a restart of the server.
     return _postgresql_engine(
         url,
         isolation_level=isolation_level,
@@ -344,7 +344,7 @@ def _sqlite_engine(url: str, begin: str | None = None, *, foreign_keys: bool = T
         prepare_sqlite(connection)
         connection.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
         connection.execute("PRAGMA journal_mode=WAL")
-        # An acknowledged write survives a power cut, not only a killed process.
+        # An acknowledged write must survive a power failure, not only a kill.
         connection.execute("PRAGMA synchronous=FULL")
         if begin == "BEGIN IMMEDIATE":
             connection.execute(f"PRAGMA cache_size=-{WRITER_CACHE_KIB}")
@@ -352,6 +352,6 @@ def _sqlite_engine(url: str, begin: str | None = None, *, foreign_keys: bool = T
 
     event.listen(engine, "connect", prepare)
     if begin:
-        # The driver would begin late, and never for DDL; this begins, and locks, explicitly.
+        # The driver would begin late, and not for DDL; this begins, and locks, explicitly.
         event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin) and None)
     return engine

@@ -1,7 +1,7 @@
-"""SQL of deleting a gallery: gone for everyone in one transaction, and what its items hold freed in many small ones.
+"""SQL of deleting a gallery: one transaction makes it disappear for everyone, many small ones free its items.
 
-A gallery that was deleted has no name that could be asked for and no row that speaks of it but its items' and its own,
-which goes last: whoever finds it knows that something is left to free.
+The row of a deleted gallery has a name that no request can use. Besides its items, it is the last row of the gallery,
+and it is removed at the end: as long as it exists, something is left to free.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from service.store.tables import (
 
 
 def delete_gallery(connection: Connection, gallery_id: int) -> None:
-    """Have a gallery gone for everyone, with all that is not its items'. The lock keeps writers out until the commit.
+    """Make a gallery disappear for everyone, with everything but its items; its lock excludes writers until the commit.
 
     Raises:
-        UnknownGallery: it was deleted before.
+        UnknownGallery: it is deleted already.
     """
     take_seq(connection, gallery_id, 0)
     backfills = select(backfill.c.id).where(backfill.c.gallery_id == gallery_id)
     deployments = select(deployment.c.id).where(deployment.c.gallery_id == gallery_id)
     evaluations = select(evaluation.c.id).where(evaluation.c.gallery_id == gallery_id)
-    # Whoever adds up what a trial counted locks no more than its deployment.
+    # Adding the counts of a trial locks only its deployment.
     connection.execute(deployments.with_for_update())
     for statement in (
         delete(deployment_transition).where(deployment_transition.c.deployment_id.in_(deployments)),
@@ -63,30 +63,30 @@ def delete_gallery(connection: Connection, gallery_id: int) -> None:
         delete(gate_report).where(gate_report.c.gallery_id == gallery_id),
     ):
         connection.execute(statement)
-    # No gallery can be called so: its name is free, and what still depends on it can be told.
+    # No gallery can have this name: its own is free, and messages can name what still depends on it.
     gone = {"name": f"(deleted {gallery_id})", "current_id": None, "deleted": time.time()}
     connection.execute(update(gallery).where(gallery.c.id == gallery_id).values(gone))
 
 
 def deleted_galleries(connection: Connection) -> list[int]:
-    """The galleries that were deleted and of which something is left."""
+    """The galleries that were deleted and are not completely freed."""
     return list(connection.execute(select(gallery.c.id).where(~NOT_DELETED).order_by(gallery.c.id)).scalars())
 
 
 def free_items(connection: Connection, gallery_id: int, after: int, limit: int) -> int | None:
-    """Free up to `limit` items of a deleted gallery, those next behind key `after`.
+    """Free the next `limit` items after key `after` of a deleted gallery.
 
     Returns:
-        The last one's key; None: there were none left.
+        The last item's key; None: there were none left.
     """
-    # Two processes that free the same gallery take turns.
+    # Locked, so that processes that free the same gallery take turns.
     deleted = select(gallery.c.id).where(gallery.c.id == gallery_id, ~NOT_DELETED).with_for_update()
     if connection.execute(deleted).first() is None:
         return None
     statement = (
         select(item.c.id).where(item.c.gallery_id == gallery_id, item.c.id > after).order_by(item.c.id).limit(limit)
     )
-    # Locked, so that nobody counts a match of one between the statements that follow.
+    # Locked, so that no process counts a match of one (`item_traffic`) between the statements that follow.
     keys: list[int] = list(connection.execute(statement.with_for_update()).scalars())
     if not keys:
         return None
@@ -98,6 +98,6 @@ def free_items(connection: Connection, gallery_id: int, after: int, limit: int) 
 
 
 def forget_gallery(connection: Connection, gallery_id: int) -> None:
-    """The end of a deleted gallery of which nothing is left; harmless when it is forgotten already."""
+    """Remove the row of a deleted gallery of which nothing is left; idempotent."""
     connection.execute(delete(gallery_snapshot).where(gallery_snapshot.c.gallery_id == gallery_id))
     connection.execute(delete(gallery).where(gallery.c.id == gallery_id, ~NOT_DELETED))

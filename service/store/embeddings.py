@@ -65,12 +65,12 @@ def put_embeddings(
     Args:
         connection: in a transaction.
         gallery_id: the gallery of the items.
-        version_id: their version.
+        version_id: the version of the embeddings.
         origin: `encoded`, `transformed` or `supplied`.
         item_ids: N items, all different.
         vectors: (N, D).
-        side: (N, S), where the version has side-information.
-        uncertainty: (N,), where a transform computed one.
+        side: (N, S), if the version has side-information.
+        uncertainty: (N,), if a transform computed it.
     """
     if not item_ids:
         return
@@ -101,7 +101,7 @@ def put_first_embeddings(
     vectors: Vectors,
     side: Vectors | None = None,
 ) -> None:
-    """Insert the embeddings of N items without any: the items with the feed numbers from `first_seq` on."""
+    """Insert the first embeddings of N items: those with the N feed numbers from `first_seq` on."""
     table, place_columns = insert_target(connection, gallery_id)
     rows = {
         **place_columns,
@@ -115,7 +115,7 @@ def put_first_embeddings(
 
 
 def _vector_columns(vectors: Vectors, side: Vectors | None, place: ColumnElement[int]) -> dict[str, ColumnElement[Any]]:
-    """The columns of vectors (N, D) and side-information (N, S); each row takes those at its place."""
+    """The columns of vectors (N, D) and side-information (N, S); `place`: the position of a row's values."""
     return {
         "vector": _row_at(to_bytes(vectors), len(vectors), place),
         "side": null() if side is None else _row_at(to_bytes(side), len(side), place),
@@ -124,9 +124,9 @@ def _vector_columns(vectors: Vectors, side: Vectors | None, place: ColumnElement
 
 
 def _row_at(rows: bytes, count: int, place: ColumnElement[int]) -> ColumnElement[bytes]:
-    """The bytes of one row, cut from all of them (`count`) sent as one value."""
+    """The bytes of one row, cut from all `count` rows, which are sent as one value."""
     width = len(rows) // count
-    # A place is a 64-bit number on PostgreSQL, whose substr takes no such.
+    # Cast, as `place` has 64 bits on PostgreSQL, whose substr does not take such numbers.
     return func.substr(literal(rows, LargeBinary), cast(place * width + 1, Integer), width)
 
 
@@ -163,17 +163,17 @@ def vectors_of(
 
 def has_own_embedding(version_id: int) -> ColumnElement[bool]:
     """Whether a row of `item` holds an embedding that the version itself made, not one that an edge transformed."""
-    held = embedding.alias("held")  # a name of its own: the statement around it may read embeddings too
+    held = embedding.alias("held")  # an alias, as the enclosing statement may also read embeddings
     conditions = (of_item(held), held.c.version_id == version_id)
     return exists().where(*conditions, held.c.origin.in_((Origin.ENCODED.value, Origin.SUPPLIED.value)))
 
 
 def first_held(order: Sequence[int], among: Select[int] | None = None) -> ColumnElement[Any]:
-    """The first version, in an order, of which a row of `item` holds an embedding, or of those `among`; null: none.
+    """The first version in `order` (and `among`, if given) of which a row of `item` holds an embedding; null: none.
 
-    In the order of `Places` it is the version that serves the item, see `service.registry.placement`.
+    In the order of `Places`, this is the version that serves the item, see `service.registry.placement`.
     """
-    held = embedding.alias("held")  # a name of its own: the statement around it may read embeddings too
+    held = embedding.alias("held")  # an alias, as the enclosing statement may also read embeddings
     places = {version_id: place for place, version_id in enumerate(order)}
     rank = case(places, value=held.c.version_id, else_=len(order)) if places else held.c.version_id
     mine = select(held.c.version_id).where(of_item(held))

@@ -1,7 +1,7 @@
-"""Which galleries have vectors in an engine elsewhere, and which process brings them there: one at a time.
+"""Which galleries have vectors in external engines, and which process copies them there: one at a time.
 
-A lease that ran out while its holder was stopped is no danger: rows in an engine are numbered, and newer ones win. It
-keeps processes from doing the same work.
+A lease only keeps processes from doing the same work. One that expired while its holder was suspended does no harm,
+since rows in an engine are numbered, and newer ones win.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from service.store.tables import Id, metadata
 engine_lease = Table(
     "engine_lease",
     metadata,
-    # No foreign key: the row outlives the gallery until the engine has nothing of it.
+    # No foreign key: the row outlives the gallery until its collections are removed from the engine.
     Column("gallery_id", Id, primary_key=True),
     Column("kind", String(16), primary_key=True),
-    # What the engine knows the gallery by.
+    # The gallery's name in the engine.
     Column("name", String(128), nullable=False),
-    # The process that brings rows there, and until when.
+    # The process that copies rows there, and until when.
     Column("owner", String(64), nullable=False),
     Column("until", Float, nullable=False),
 )
 
 
 class EngineLeaseRow(NamedTuple):
-    """A gallery in an engine; `name` is what the engine knows it by, `over_seconds` how long ago the lease ended."""
+    """A gallery in an engine; `name`: its name there, `over_seconds`: how long ago the lease expired."""
 
     gallery_id: int
     kind: str
@@ -48,7 +48,7 @@ def acquire_engine_lease(
 
 
 def engine_leases(connection: Connection) -> list[EngineLeaseRow]:
-    """Every gallery that has rows in an engine, or had some that are not removed yet."""
+    """Every gallery that has rows in an engine, including rows that are yet to be removed."""
     columns = (*engine_lease.c[:-1], now() - engine_lease.c.until)
     return all_of(EngineLeaseRow, connection.execute(select(*columns).order_by(engine_lease.c.gallery_id)))
 

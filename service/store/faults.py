@@ -1,4 +1,4 @@
-"""Faults of the database and the disk: which errors mean full, read-only, damaged or busy; and checks for them."""
+"""Faults of the database and the disk: which errors mean full, read-only, damaged or busy, and checks for them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ FULL_SQLSTATE = "53100"
 FOREIGN_KEY_SQLSTATE = "23503"
 """PostgreSQL's foreign_key_violation."""
 RECONNECT_SQLSTATES = {"25006", "25P03", "25P04"}
-"""PostgreSQL's read_only_sql_transaction, as a primary that became a standby has it, and the ends of sessions whose
-transaction rested or lasted too long (idle_in_transaction_session_timeout, transaction_timeout)."""
+"""PostgreSQL's read_only_sql_transaction, from a primary that became a standby, and idle_in_transaction_session_timeout
+and transaction_timeout, which end sessions."""
 PRIMARY_CODE = 0xFF
-"""The bits of an extended result code of SQLite that are its primary one."""
+"""The bits of SQLite's extended result codes that are the primary code."""
 SQLITE_HEADER = b"SQLite format 3\0"
 CHECKED_BYTES = 256 << 20
-"""Of a larger SQLite file only header and schema are checked when it is opened: all of it would take too long."""
+"""Of a larger SQLite file, only header and schema are checked when it is opened, as a complete check takes too long."""
 
 
 def is_full(error: BaseException) -> bool:
@@ -40,7 +40,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def storage_read_only(error: BaseException) -> StorageReadOnly | None:
-    """The answer to an error that means that this process may not write; None for any other error."""
+    """The error to return for one that means that this process may not write; None for any other error."""
     if isinstance(error, DBAPIError) and _sqlite_code(error) == sqlite3.SQLITE_READONLY:
         return StorageReadOnly("nothing was changed: the service has no permission to write to its database")
     if isinstance(error, OSError) and error.errno in FORBIDDEN_ERRNOS:
@@ -49,7 +49,7 @@ def storage_read_only(error: BaseException) -> StorageReadOnly | None:
 
 
 def unwritable(paths: Iterable[Path]) -> list[Path]:
-    """Those of the folders and files that exist, and that this process may not write to."""
+    """The existing folders and files among `paths` that this process may not write to."""
     return [path for path in paths if path.exists() and not os.access(path, os.W_OK)]
 
 
@@ -64,19 +64,19 @@ def is_busy(error: BaseException) -> bool:
 
 
 def needs_reconnect(error: BaseException) -> bool:
-    """Whether an error means that a server takes no more changes over this connection."""
+    """Whether an error means that a server accepts no more changes over this connection."""
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in RECONNECT_SQLSTATES
 
 
 def is_lost_reference(error: DBAPIError) -> bool:
-    """Whether an insert or update refers to a missing row; False where a row that is deleted is still referred to."""
+    """Whether an insert or update refers to a missing row; False for a delete of a row that others refer to."""
     broken = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY
     broken = broken or getattr(error.orig, "sqlstate", None) == FOREIGN_KEY_SQLSTATE
     return broken and not (error.statement or "").lstrip().upper().startswith("DELETE")
 
 
 def sqlite_file(url: str) -> Path | None:
-    """The file of a SQLite database; None while there is nothing in it."""
+    """The file of a SQLite database; None if it is missing, empty or not a file."""
     name = make_url(url).database
     path = Path(name or "")
     exists = name and name != ":memory:" and path.is_file() and path.stat().st_size
@@ -84,12 +84,12 @@ def sqlite_file(url: str) -> Path | None:
 
 
 def is_large(path: Path) -> bool:
-    """Whether a SQLite file is too large to be checked as a whole each time it is opened."""
+    """Whether a SQLite file is too large to be checked completely each time it is opened."""
     return path.stat().st_size > CHECKED_BYTES
 
 
 def check_sqlite(url: str, *, thorough: bool = False) -> None:
-    """Check a SQLite file before it is used; `thorough`: all of it, with its indexes, however large.
+    """Check a SQLite file before it is used; `thorough`: completely, with its indexes, however large it is.
 
     Raises:
         DatabaseDamaged: it is damaged.
@@ -110,7 +110,7 @@ def check_sqlite(url: str, *, thorough: bool = False) -> None:
                 raise damage_error(url, " ".join(found.split()))
             check_references(connection, url)
     except sqlite3.OperationalError:
-        pass  # locked or out of reach: opening it reports that
+        pass  # locked or unreachable: opening it reports that
     except sqlite3.DatabaseError as error:
         raise damage_error(url, str(error)) from error
     finally:
@@ -118,13 +118,13 @@ def check_sqlite(url: str, *, thorough: bool = False) -> None:
 
 
 def check_references(connection: sqlite3.Connection, url: str) -> None:
-    """Check every foreign key. Raises DatabaseDamaged where the row that it refers to is missing."""
+    """Check every foreign key. Raises DatabaseDamaged if a row refers to a missing one."""
     if broken := connection.execute("PRAGMA foreign_key_check").fetchone():
         raise damage_error(url, f"a row of {broken[0]!r} refers to a missing row of {broken[2]!r}")
 
 
 def damage_error(url: str, why: str) -> DatabaseDamaged:
-    """The error for a damaged database, with what to do about it."""
+    """The error for a damaged database, with advice."""
     path = make_url(url).database
     return DatabaseDamaged(
         f"the database {path} is damaged ({why}). Stop every process that uses it, then restore it from a backup,"
@@ -138,7 +138,7 @@ def _sqlite_code(error: DBAPIError) -> int | None:
 
 
 class DiskSpace:
-    """The free space on the disk of the data folder, and whether a write failed for lack of it."""
+    """The free space on the data folder's disk, and whether a write failed for lack of it."""
 
     def __init__(self, folder: Path, min_free_bytes: int) -> None:
         self._folder = folder
@@ -146,7 +146,7 @@ class DiskSpace:
         self._is_full = False
 
     def note_full(self) -> None:
-        """A write failed for lack of space."""
+        """Record that a write failed for lack of space."""
         self._is_full = True
 
     def problem(self) -> str | None:
@@ -171,5 +171,5 @@ class DiskSpace:
 
 
 def storage_full(error: BaseException) -> StorageFull:
-    """The answer to a write that failed for lack of space."""
+    """The error to return for a write that failed for lack of space."""
     return StorageFull(f"nothing was stored: no space left ({error})".splitlines()[0])

@@ -1,4 +1,4 @@
-"""Which items pass a metadata filter, by their rows in the database; queries filter in memory instead."""
+"""Filter items by metadata in the database; queries filter in memory instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.store.tables import item
 BLOCK = 4096
 """Items that are filtered at a time."""
 MAX_EXAMINED = 65_536
-"""Items that one page examines at most, which takes some tenths of a second."""
+"""Most items that one page examines, which takes some tenths of a second."""
 
 
 def passing(
@@ -27,7 +27,7 @@ def passing(
     """Key -> the value of `column`, by default 0, of the items that meet `condition` and pass the filter.
 
     Raises:
-        InvalidFilter: it is no filter.
+        InvalidFilter: the filter is invalid.
     """
     metadata_filter = parse_filter(filter_json)
     values: dict[int, Any] = {}
@@ -47,11 +47,11 @@ def page_of_passing(
     """The next keys after `after`, ascending, of items that meet `condition`, as in `key_range`, and pass the filter.
 
     Returns:
-        Up to `limit` keys, fewer where `MAX_EXAMINED` items hold no more; and the key after which the next page begins,
-        None: this page is the last.
+        Up to `limit` keys, fewer if only so many of `MAX_EXAMINED` items pass; and the key after which the next page
+        begins, None: this page is the last.
 
     Raises:
-        InvalidFilter: it is no filter.
+        InvalidFilter: the filter is invalid.
     """
     found: list[int] = []
     size, examined = limit + 1, 0

@@ -1,4 +1,4 @@
-"""Folders of versions and edges for machines that share no disk: a .zip each, beside the images in their store."""
+"""Folders of versions and edges in the image store, one .zip each, for machines without a shared disk."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ logger = logging.getLogger(__name__)
 
 
 class FolderStore:
-    """Stores accepted folders by keys that are never used for anything else.
+    """Stores accepted folders under unique keys.
 
-    Nothing is stored where the images lie on this machine: its processes share the folders themselves.
+    Nothing is stored if the image store is on this machine, whose processes share the folders themselves.
     """
 
     def __init__(self, url: str) -> None:
         """`url`: of the image store."""
         self._url = url
         self.is_remote = is_remote(url)
-        """Whether the image store is over the network: folders are stored only then."""
+        """Whether the image store is accessed over the network; only then, folders are stored."""
 
     def put(self, folder: Path, key: str) -> None:
         """Store a folder. Raises StoreUnreachable."""
@@ -39,7 +39,9 @@ class FolderStore:
             self._do("cannot write a folder", lambda store, path: store.put_file(str(packed), path), key)
 
     def fetch(self, key: str, into: Path, needed: str = CARD) -> bool:
-        """Unpack a stored folder into a new one; the file `needed` lies at its root. False: it is not stored.
+        """Unpack a stored folder into the new folder `into`; False: it is not stored.
+
+        `needed`: a file that must be at its root.
 
         Raises:
             StoreUnreachable: the store does not answer.
@@ -55,7 +57,7 @@ class FolderStore:
         return True
 
     def remove(self, key: str) -> None:
-        """Remove a stored folder; one that cannot be removed is logged and left, which does no harm."""
+        """Remove a stored folder; one that cannot be removed is logged and left as a harmless orphan."""
         if not self.is_remote:
             return
         try:

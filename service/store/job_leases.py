@@ -1,6 +1,6 @@
-"""Leases of jobs that one process at a time does: which process, and until when.
+"""Leases of jobs that one process at a time does.
 
-A lease saves processes from doing the same work twice, and is no lock: the holder of one that ran out may still work.
+A lease only prevents duplicate work and is not a lock: the holder of an expired one may still work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ job_lease = Table(
 
 
 def is_expired(until: ColumnElement[float], seconds: float) -> ColumnElement[bool]:
-    """Whether a lease of `seconds` that lasts `until` ran out."""
+    """Whether a lease of `seconds` that lasts `until` has expired."""
     return or_(until < now(), until > now() + MAX_LEASES_AHEAD * seconds)
 
 
@@ -39,7 +39,7 @@ def acquire_job(connection: Connection, name: str, owner: str, seconds: float) -
 def acquire_lease(
     connection: Connection, table: Table, key: Mapping[str, Any], owner: str, seconds: float, **more: Any
 ) -> bool:
-    """Take or extend the lease of a row, of which `owner` and `until` are columns; False: another process holds it.
+    """Take or extend the lease of a row with columns `owner` and `until`; False: another process holds it.
 
     A missing row is inserted, with `more` as its other columns.
     """

@@ -1,4 +1,4 @@
-"""Heartbeats: a thread extends the leases that a process holds, so that they do not run out while it works."""
+"""Heartbeats: a thread extends the leases that a process holds, so that they do not expire while it works."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 
 class Leases(Generic[T]):
-    """The leases of a process: of a worker's chunks, of a sweep, of the marks of a curve.
+    """Leases that a process holds: of chunks, of a sweep, or of the marks of a curve.
 
     The thread starts with the first lease and ends with `close`.
     """
 
     def __init__(self, extend: Callable[[T], None], lease_seconds: float) -> None:
-        """`extend` sends one heartbeat; if it fails, the next one is sent in time all the same."""
+        """`extend` sends one heartbeat; if it fails, the next one is still sent on time."""
         self._extend = extend
         self._seconds = lease_seconds / HEARTBEATS_PER_LEASE
         self._held: list[T] = []
@@ -32,7 +32,7 @@ class Leases(Generic[T]):
         self._thread: threading.Thread | None = None
 
     def hold(self, leased: T) -> None:
-        """Extend the lease of this until it is dropped."""
+        """Extend this lease until it is dropped."""
         with self._lock:
             self._held.append(leased)
             if self._thread is None:
@@ -40,7 +40,7 @@ class Leases(Generic[T]):
                 self._thread.start()
 
     def drop(self, leased: T) -> None:
-        """Extend the lease of this no more; one that is not held is no error."""
+        """Stop extending this lease; no effect if it is not held."""
         with self._lock:
             self._held = [held for held in self._held if held is not leased]
 
@@ -57,5 +57,5 @@ class Leases(Generic[T]):
             for leased in held:
                 try:
                     self._extend(leased)
-                except Exception:  # if the thread ended here, every lease would run out
+                except Exception:  # if the thread ended here, all leases would expire
                     logger.exception(Event("lease_not_extended"))

@@ -1,7 +1,7 @@
-"""Where blobs lie: a folder of this machine, or an object store over the network, through fsspec.
+"""Open the store of blobs through fsspec: a folder on this machine, or an object store over the network.
 
-S3 through s3fs (`regraft[s3]`): keys, endpoint and region come from the environment that every S3 client reads
-(AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL_S3, ...). One that does not answer raises within seconds, for requests wait for it.
+S3 is accessed through s3fs (`regraft[s3]`), with keys, endpoint and region from the usual environment variables
+(AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL_S3, ...). If it does not answer, it raises within seconds, since requests wait.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import fsspec
 from index.errors import RegraftError
 
 FOLDERS = "folders/"
-"""What the keys of packed folders begin with; those of images with the number of a gallery."""
+"""The prefix of keys of packed folders; keys of images begin with the number of a gallery."""
 VECTOR_FILES = "vectors/"
-"""What the keys of files of vectors begin with."""
+"""The prefix of keys of files of vectors."""
 
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 3, 10, 3
-"""Of a request to S3."""
+"""Limits of a request to S3."""
 CONNECTIONS = 64
-"""To S3, of one process; a request that finds none free waits without limit."""
+"""Most connections of one process to S3; a request waits without limit for a free one."""
 S3 = {
-    # Another process removes what this one has listed.
+    # Other processes may remove what this one has listed.
     "use_listings_cache": False,
-    # Else the size of each image would be requested before it is read.
+    # Otherwise the size of each image would be requested before it is read.
     "max_concurrency": 1,
     "config_kwargs": {
         "max_pool_connections": CONNECTIONS,
@@ -37,9 +37,9 @@ S3 = {
     },
 }
 OPTIONS: dict[str, dict[str, Any]] = {"s3": S3, "s3a": S3}
-"""By protocol."""
+"""Protocol -> options of fsspec."""
 TIMEOUTS = {"ConnectTimeoutError", "ReadTimeoutError"}
-"""What botocore raises."""
+"""Names of botocore's errors."""
 
 
 class UnusableStore(RegraftError):
@@ -49,7 +49,7 @@ class UnusableStore(RegraftError):
 
 
 def open_store(url: str) -> tuple[Any, str]:
-    """A file system of fsspec and the path in it. Raises UnusableStore."""
+    """The file system of fsspec for a URL, and the path in it. Raises UnusableStore."""
     protocol = url.partition("://")[0]
     try:
         options = {**OPTIONS[protocol], "session": _session()} if protocol in OPTIONS else {}
@@ -60,7 +60,7 @@ def open_store(url: str) -> tuple[Any, str]:
     if protocol in OPTIONS:
         if not str(root).strip("/"):
             raise UnusableStore(f"REGRAFT_BLOBS_URL {url!r} must have a bucket, such as s3://bucket/prefix")
-        store.retries = 1  # botocore tries again already: both together would multiply
+        store.retries = 1  # botocore retries already: the attempts of both would multiply
     return store, str(root).rstrip("/")
 
 
@@ -68,7 +68,7 @@ def open_store(url: str) -> tuple[Any, str]:
 def _session() -> Any:
     """A session that sends bodies at once, without `Expect: 100-continue`.
 
-    botocore would first wait for the server's consent, and none of the timeouts above ends that wait if S3 hangs.
+    botocore would first wait for the server's approval, and if S3 hangs, none of the timeouts above would end that.
     """
     from aiobotocore.session import AioSession
     from botocore.handlers import add_expect_header
@@ -79,18 +79,18 @@ def _session() -> Any:
 
 
 def is_remote(url: str) -> bool:
-    """Whether a store is over the network, not a folder of this machine."""
+    """Whether a store is accessed over the network, that is, is not a folder on this machine."""
     return "file" not in fsspec.core.get_filesystem_class(url.partition("://")[0] if "://" in url else "file").protocol
 
 
 def is_timeout(error: OSError) -> bool:
-    """Whether a store did not answer in time: another request would take as long."""
+    """Whether a store did not answer in time, so that another request would take as long."""
     return type(error).__name__ in TIMEOUTS
 
 
 @contextmanager
 def as_os_errors() -> Iterator[None]:
-    """Turn every exception into an OSError: stores over the network have types of their own."""
+    """Turn every exception into an OSError, since stores over the network raise their own types."""
     try:
         yield
     except OSError:

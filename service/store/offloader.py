@@ -1,7 +1,7 @@
-"""Moves vectors to where the setting says: settled ones to files of the image store, or all into the database.
+"""Move vectors to where the setting requires: settled ones into files of the image store, or all into the database.
 
-Of all processes one does it, by a lease. A lease that ran out while its holder was stopped does no harm: of two
-processes the first moves a vector, and the other's file is dropped.
+One process does this, the one with the lease. A lease that expired while its holder was suspended does no harm: of two
+processes, the first moves a vector, and the other's file is dropped.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ RETRY_SECONDS = 10.0
 LEASE_SECONDS = 120.0
 JOB = "vectors"
 FILE_ROWS = 65_536
-"""Vectors in a file, at most."""
+"""Most vectors in a file."""
 LEAST_ROWS = 16_384
-"""Fewer of a gallery and version stay in the database."""
+"""Fewer vectors of a gallery and version stay in the database."""
 SETTLED_SECONDS = 60.0
 """How long a vector stays in the database after its item was written."""
 SCANNED = 65_536
@@ -56,9 +56,9 @@ COUNTED_SECONDS, COUNTED_FILES = 60.0, 8
 
 @dataclass
 class Progress:
-    """The progress of one gallery: up to feed number `scanned` all vectors were moved or are `waiting`.
+    """The progress of one gallery: all vectors up to feed number `scanned` were moved or are `waiting`.
 
-    The feed was at `marked` at the time `at`: once that is long ago, all items up to there have settled.
+    At time `at`, the feed was at number `marked`: SETTLED_SECONDS later, all items up to `marked` have settled.
     """
 
     marked: int
@@ -67,7 +67,7 @@ class Progress:
     waiting: dict[int, Keys] = field(default_factory=dict)
 
     def wait(self, version_id: int, keys: Keys) -> None:
-        """Add items of a version whose vectors wait to be moved."""
+        """Add items (keys) of a version whose vectors wait to be moved."""
         held = self.waiting.get(version_id, np.empty(0, np.int64))
         self.waiting[version_id] = np.union1d(held, keys)
 
@@ -76,14 +76,14 @@ class Offloader(Background):
     """A thread that moves vectors."""
 
     def __init__(self, database: Database, blobs: Blobs, store: VectorStore) -> None:
-        """`store`: where vectors belong. Raises NoParquet."""
+        """`store`: where to move vectors. Raises NoParquet."""
         if store == "objects":
             parquet()
         super().__init__("vectors")
         self._database, self._blobs, self._store = database, blobs, store
         self._owner, self._until = uuid.uuid4().hex, 0.0
         self._galleries: dict[int, Progress] = {}
-        # Files that cannot be read completely: logged once.
+        # Files that cannot be read completely, which are logged once.
         self._stuck: set[int] = set()
         self._errors = RecurringErrors(logger)
 
@@ -94,7 +94,7 @@ class Offloader(Background):
             pause = PAUSE_SECONDS if went else RETRY_SECONDS
 
     def look(self) -> None:
-        """Do all that is due now, if no other process does."""
+        """Do all work that is due, unless another process holds the lease."""
         out = self._store == "objects"
         with self._database.lookup() as connection:
             if not (out or any_file(connection)):
@@ -116,7 +116,7 @@ class Offloader(Background):
             has_lease = acquire_job(connection, JOB, self._owner, LEASE_SECONDS)
         self._until = time.monotonic() + LEASE_SECONDS if has_lease else 0.0
         if not has_lease:
-            self._galleries.clear()  # another process moves vectors: whatever it leaves is searched for again
+            self._galleries.clear()  # another process moves vectors: search again for what it leaves
         return has_lease and not self._stop.is_set()
 
     def _move_settled(self) -> None:
@@ -130,7 +130,7 @@ class Offloader(Background):
                 continue
             settled, progress.marked, progress.at = progress.marked, next_seq - 1, now
             waiting = sum(map(len, progress.waiting.values()))
-            # There are at most as many vectors as feed numbers: a small gallery is never scanned.
+            # There are at least as many feed numbers as items, so a small gallery is never scanned.
             if settled - progress.scanned + waiting >= LEAST_ROWS:
                 self._move(gallery_id, progress, settled)
 
@@ -149,7 +149,7 @@ class Offloader(Background):
         self._cut(gallery_id, progress, settled, LEAST_ROWS)
 
     def _cut(self, gallery_id: int, progress: Progress, settled: int, least: int) -> bool:
-        """Move waiting vectors while there are at least so many; False: the lease is lost, or the thread stops."""
+        """Move waiting vectors while there are at least `least`; False: the lease is lost, or the thread stops."""
         waiting = progress.waiting
         for version_id in list(waiting):
             while len(waiting[version_id]) >= least:
@@ -162,7 +162,7 @@ class Offloader(Background):
         return True
 
     def _compact(self) -> None:
-        """Drop files to which no row refers; where few do, load those vectors back, to be moved with others."""
+        """Drop files to which no row refers; if few rows do, load their vectors back, to be moved with others."""
         with self._database.lookup() as connection:
             candidates = changed_files(connection, COUNTED_SECONDS, COUNTED_FILES)
         for file, seq in candidates:

@@ -1,8 +1,8 @@
-"""Moves vectors from the database into files of the image store, and back.
+"""Move vectors from the database into files of the image store (`offload`), and back (`load_back`).
 
-A vector stays in the database until a file that holds it is durably written; then a transaction replaces it by its
-place, unless its item was written meanwhile. A kill loses nothing: it leaves a file to which no row refers, and the
-file's own row.
+A vector stays in the database until a file with it is durably written; then a transaction replaces it by its place in
+the file, unless its item was written meanwhile. A kill loses nothing: it leaves at most a file to which no row refers,
+and the file's own row.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ logger = logging.getLogger(__name__)
 BLOCK = 5_000
 """Vectors that one transaction moves."""
 PAUSE_SECONDS = 0.005
-"""Between two blocks, so that other writers get their turn."""
+"""Pause between two blocks, in which other writers get the lock."""
 GRACE_SECONDS = 3600.0
-"""How long an unreferenced file stays: a reader of an older state of the database may still need it."""
+"""How long an unreferenced file stays, as a reader of an older snapshot may still need it."""
 
 
 class Settled(NamedTuple):
-    """N vectors of one length as they were read: item keys and feed numbers, the bytes, and digests (N,)."""
+    """N vectors of one length: item keys (N,), their feed numbers (N,), the bytes, and digests (N,)."""
 
     items: Keys
     seqs: Keys
@@ -79,16 +79,16 @@ def offload(
     """Write the vectors of items into one file, and replace them in the database by their places.
 
     Args:
-        database: that holds the vectors.
+        database: the database of the vectors.
         blobs: the store of the file.
         place: gallery and version of the vectors.
-        keys: the items; those written after feed number `upto` stay.
-        upto: that feed number.
-        least: fewer vectors than this stay.
-        goes_on: called before the upload and between transactions; False ends the move, the rest is moved later.
+        keys: the items.
+        upto: items written after this feed number stay.
+        least: if there are fewer vectors, they all stay.
+        goes_on: called before the upload and between transactions; False ends the move, and the rest is moved later.
 
     Returns:
-        The items that stay because there were too few of them.
+        The items that stay because there are too few.
 
     Raises:
         StorageFull, StoreUnreachable: nothing is moved.
@@ -130,7 +130,7 @@ def _settled(connection: Connection, place: tuple[int, int], keys: Sequence[int]
 
 
 def _store_places(database: Database, file: VectorFileRow, found: Settled, goes_on: Callable[[], bool]) -> int:
-    """Replace vectors by their places in a file, of items that were not written since; returns how many."""
+    """Replace the vectors of items that were not written since by their places in a file; returns how many."""
     places, moved = places_in_file(file.id, found.digests), 0
     for start in range(0, len(found.rows), BLOCK):
         if not goes_on():
@@ -140,7 +140,7 @@ def _store_places(database: Database, file: VectorFileRow, found: Settled, goes_
             with database.write() as connection:
                 take_seq(connection, file.gallery_id, 0)  # no item is written until the commit
                 if not activate_file(connection, file.id):
-                    return moved  # another process took the work over
+                    return moved  # another process took over and dropped the file
                 unchanged = _unchanged(connection, found.items[part], found.seqs[part]) + start
                 moved += _put_places(connection, file, found, places, unchanged)
         except UnknownGallery:
@@ -168,7 +168,7 @@ def _put_places(
         {"key": key, "place": place.tobytes(), "noted": digest.tobytes()}
         for key, place, digest in zip(items, places[these], noted, strict=True)
     ]
-    # A statement a row: joined with a list of keys, SQLite would go through the list for every row of the version.
+    # One statement per row: in a join with a list of keys, SQLite would scan the list for every row of the version.
     conditions = (in_gallery(embedding, file.gallery_id), embedding.c.version_id == file.version_id)
     here = (*conditions, embedding.c.item_id == bindparam("key"))
     length = func.length(embedding.c.vector) == len(found.rows[0])
@@ -177,10 +177,10 @@ def _put_places(
 
 
 def load_back(database: Database, file: VectorFileRow, stop: threading.Event) -> tuple[list[int], int]:
-    """Load the vectors of a file back into the database; returns the items, and how many are damaged and stay.
+    """Load the vectors of a file back into the database; returns the items, and how many vectors are damaged and stay.
 
     Raises:
-        StoreUnreachable, NoParquet: the file cannot be read; vectors loaded before that stay loaded.
+        StoreUnreachable, NoParquet: the file cannot be read; vectors that were loaded before stay loaded.
     """
     brought: list[int] = []
     after, damaged = 0, 0
@@ -205,7 +205,7 @@ def load_back(database: Database, file: VectorFileRow, stop: threading.Event) ->
 
 
 def _put_vectors(connection: Connection, file: VectorFileRow, whole: Sequence[tuple[int, bytes, bytes]]) -> None:
-    """Replace places by their vectors."""
+    """Replace places in a file by their vectors, in rows that have not changed."""
     conditions = (in_gallery(embedding, file.gallery_id), embedding.c.version_id == file.version_id)
     held = (*conditions, embedding.c.item_id == bindparam("key"))
     still = embedding.c.vector == bindparam("stored")
@@ -217,19 +217,19 @@ def drop_unused(database: Database, file: VectorFileRow) -> bool:
     """Drop a file if no row refers to it; returns whether none does."""
     try:
         with database.write() as connection:
-            take_seq(connection, file.gallery_id, 0)  # no row gets to refer to it until the commit
+            take_seq(connection, file.gallery_id, 0)  # no row can begin to refer to it until the commit
             if count_live(connection, file):
                 return False
             drop_file(connection, file.id)
     except UnknownGallery:
-        pass  # found by `sweep`, once all of it is gone
+        pass  # `sweep` finds the file once the gallery is freed
     return True
 
 
 def sweep(database: Database, blobs: Blobs) -> None:
-    """Drop files of writers that were killed or lost their lease, and files of deleted galleries.
+    """Drop files of writers that were killed or lost their lease, and of deleted galleries; remove old dropped files.
 
-    Files that were dropped long enough ago are removed. Raises StoreUnreachable.
+    Raises StoreUnreachable.
     """
     with database.lookup() as connection:
         lost = files(connection, ABANDONED)

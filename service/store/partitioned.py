@@ -1,7 +1,7 @@
 """Conditions on `embedding`, which PostgreSQL partitions by gallery and version; on SQLite it is one table.
 
-On PostgreSQL it has a further column, `gallery_id`, which is also part of its keys. A condition on it makes a statement
-read the partitions of that gallery alone; without one the result is the same, read from all partitions.
+On PostgreSQL it has another column, `gallery_id`, which is also part of its keys. With a condition on it, a statement
+reads only the partitions of that gallery; without one, the result is the same, but all partitions are read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PARTITIONED = table("embedding", *(column(each.name, each.type) for each in emb
 
 
 class in_gallery(FunctionElement[bool]):  # noqa: N801 - called like the functions of SQL
-    """Whether a row lies in the partitions of a gallery; always true on SQLite."""
+    """Whether a row is in the partitions of a gallery; always true on SQLite."""
 
     type = Boolean()
     inherit_cache = True
@@ -59,7 +59,7 @@ def of_item(rows: FromClause = embedding) -> ColumnElement[bool]:
 
 
 def insert_target(connection: Connection, gallery_id: int) -> tuple[TableClause, dict[str, ColumnElement[Any]]]:
-    """The table that embeddings of a gallery are inserted into, and the values of its columns beyond SQLite's."""
+    """The table into which embeddings of a gallery are inserted, and the values of columns that only PostgreSQL has."""
     if connection.dialect.name == "sqlite":
         return embedding, {}
     return _PARTITIONED, {"gallery_id": literal(gallery_id, BigInteger)}

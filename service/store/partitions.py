@@ -1,8 +1,8 @@
-"""Partitions of embeddings on PostgreSQL: made before the first row, emptied and dropped with version or gallery.
+"""Partitions of embeddings on PostgreSQL: created before the first row, emptied and dropped with version or gallery.
 
-A partition is one gallery's embeddings of one version. Rows stored before it exists lie in the default partition, as
-correct and only slower to find; `settle` moves them to their own. So no write ever waits for a partition: a change that
-cannot get its lock soon gives up and is tried again. SQLite has no partitions.
+A partition has the embeddings of one gallery and version. Rows stored before it exists are in the default partition,
+which is correct but slower; `settle` moves them to their own. So no write waits for a partition: a change that does not
+get its lock soon gives up and is retried. SQLite has no partitions.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from service.store.repository import take_seq
 logger = logging.getLogger(__name__)
 
 LOCK_SECONDS = 0.2
-"""How long one attempt waits for a lock, blocking those behind it; PostgreSQL checks for deadlocks after a second."""
+"""How long an attempt waits for a lock and blocks those behind it; PostgreSQL checks for deadlocks after a second."""
 PARTITION_LOCK = 0x7265_6772_6166_75
-"""The advisory lock held while a partition is made: two processes that made the same one would clash by its name."""
+"""The advisory lock held while a partition is created, so that two processes do not create the same one."""
 ATTEMPTS = 4
 PAUSE_SECONDS = 0.1
-"""Pause after the first attempt; twice as long after each further one."""
+"""Pause after the first attempt; doubled after each further one."""
 REFUSED = frozenset({"55P03", "40P01", "23514"})
-"""SQLSTATEs of a lock timeout, of a deadlock, and of rows that the default partition got meanwhile."""
+"""SQLSTATEs of a lock timeout, a deadlock, and a default partition that meanwhile got rows of the new one."""
 
 
 def make(database: Database, gallery_id: int, version_id: int) -> None:
-    """Make the partition of a gallery and version before rows are stored, if its locks are free."""
+    """Create the partition of a gallery and version before rows are stored, if its locks are free."""
     place = (gallery_id, version_id)
     if database.is_sqlite or place in database.partitions:
         return
@@ -56,8 +56,8 @@ def make(database: Database, gallery_id: int, version_id: int) -> None:
 def settle(database: Database, stop: threading.Event | None = None) -> bool:
     """Move the rows of the default partition into their own ones, until `stop`; returns whether it is empty.
 
-    They come from migration 0020, which makes the largest partitions only, from programs of an older release, which
-    make none, and from attempts that got no lock.
+    They come from migration 0020, which creates only the largest partitions, from programs of an older release, which
+    create none, and from attempts that did not get a lock.
     """
     if database.is_sqlite:
         return True
@@ -75,14 +75,14 @@ def settle(database: Database, stop: threading.Event | None = None) -> bool:
 def empty(connection: Connection, gallery_id: int, version_id: int) -> bool:
     """Remove all embeddings of a version in a gallery by a TRUNCATE, in the caller's transaction.
 
-    False: they do not lie in a partition, or it is being read; nothing was removed.
+    False: they have no partition, or it is being read; nothing was removed.
     """
     if connection.dialect.name == "sqlite" or not _exists(connection, gallery_id, version_id):
         return False
     try:
         with connection.begin_nested():
             _set_lock_timeout(connection)
-            # The rows vanish for older snapshots too; dropping would block readers of all other partitions.
+            # The rows also vanish from older snapshots. A DROP would block readers of all other partitions.
             connection.execute(text(f"truncate {_name(gallery_id, version_id)}"))
             connection.execute(text("set local lock_timeout to default"))
     except DBAPIError as error:
@@ -93,13 +93,13 @@ def empty(connection: Connection, gallery_id: int, version_id: int) -> bool:
 
 
 def empty_ones(connection: Connection, candidates: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those of these galleries and versions that have an empty partition."""
+    """The pairs of gallery and version among `candidates` that have an empty partition."""
     names = set(connection.execute(_PARTITIONS, {"prefix": "embedding_"}).scalars())
     return [place for place in candidates if (name := _name(*place)) in names and _is_empty(connection, name)]
 
 
 def drop(database: Database, gallery_id: int, version_id: int, attempts: int = ATTEMPTS) -> None:
-    """Drop an empty partition, if its lock is free soon; one that stays costs only its name."""
+    """Drop an empty partition, if its lock is free soon; one that remains costs almost nothing."""
     if database.is_sqlite:
         return
     database.partitions.discard((gallery_id, version_id))
@@ -113,7 +113,7 @@ def drop(database: Database, gallery_id: int, version_id: int, attempts: int = A
     try:
         _try(database, drop_empty, attempts)
     except UnknownGallery:
-        return  # it takes its partitions with it
+        return  # its partitions are dropped with it
 
 
 def drop_gallery(database: Database, gallery_id: int) -> bool:
@@ -138,7 +138,7 @@ def _settle(connection: Connection, gallery_id: int, version_id: int) -> None:
     place = (gallery_id, version_id)
     with (
         connection.begin_nested() as savepoint
-    ):  # try the lock first: else all is copied for nothing while the gallery's writers wait
+    ):  # try the lock first: otherwise rows may be copied in vain while the gallery's writers wait
         _lock_out_writers(connection)
         savepoint.rollback()
     try:
@@ -153,7 +153,7 @@ def _settle(connection: Connection, gallery_id: int, version_id: int) -> None:
     moved = connection.execute(text(f"insert into {name} select * {rows_of_place}")).rowcount
     connection.execute(text(f"delete {rows_of_place}"))
     _attach(connection, *place)
-    # A snapshot from before sees the rows in neither partition: new feed numbers make replicas read them again.
+    # An older snapshot sees the rows in neither partition, so new feed numbers make replicas read them again.
     first = take_seq(connection, gallery_id, moved)
     numbered = f"select item_id, row_number() over (order by item_id) - 1 as place from {name}"  # noqa: S608
     statement = f"update item set seq = :first + place from ({numbered}) moved where id = item_id"  # noqa: S608
@@ -161,14 +161,14 @@ def _settle(connection: Connection, gallery_id: int, version_id: int) -> None:
 
 
 def _make_beside(connection: Connection, gallery_id: int, version_id: int) -> str:
-    """Create a table that can become a partition: creating a partition would block all readers until the commit."""
+    """Create a table that can become a partition, as creating a partition would block all readers until the commit."""
     name = _name(gallery_id, version_id)
     connection.execute(text(f"create table {name} (like embedding including all)"))
     return name
 
 
 def _attach(connection: Connection, gallery_id: int, version_id: int) -> None:
-    # Attaching locks these two after the default partition, in the opposite order of writers.
+    # Lock these two first: attaching would lock them after the default partition, opposite to the order of writers.
     _lock_out_writers(connection)
     bounds = f"from ({gallery_id}, {version_id}) to ({gallery_id}, {version_id + 1})"
     name = _name(gallery_id, version_id)
@@ -193,13 +193,13 @@ def _exists(connection: Connection, gallery_id: int, version_id: int) -> bool:
 
 
 def _is_awaited(connection: Connection, gallery_id: int, version_id: int) -> bool:
-    """Whether the default partition holds embeddings that belong in this one."""
+    """Whether the default partition holds rows that belong in this one."""
     statement = "select 1 from embedding_default where gallery_id = :gallery and version_id = :version limit 1"
     return connection.execute(text(statement), {"gallery": gallery_id, "version": version_id}).first() is not None
 
 
 def _try(database: Database, change: Callable[[Connection], None], attempts: int = ATTEMPTS) -> bool:
-    """Run a change in a transaction that gives up soon on a lock; returns whether it was made."""
+    """Run a change in a transaction that soon gives up waiting for a lock; returns whether it was made."""
     for attempt in range(attempts):
         if attempt:
             time.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
@@ -215,7 +215,7 @@ def _try(database: Database, change: Callable[[Connection], None], attempts: int
 
 
 def _change_separately(database: Database, change: Callable[[Connection], None]) -> None:
-    COMMIT_STATE.set(CommitState())  # not a change that the request asked for
+    COMMIT_STATE.set(CommitState())  # not the change that the request is about
     with database.write() as connection:
         _set_lock_timeout(connection)
         change(connection)

@@ -1,8 +1,8 @@
-"""Items in a random order, in memory that depends on how many are wanted, not on how many there are.
+"""Items in a random order, with memory in proportion to the items drawn, not to all items.
 
-Each key is hashed with the seed, and the items are ordered by these hashes. Keys are read in ranges, and those with the
-lowest hashes are kept. So an item's hash does not depend on other items, and a sample of a gallery that grows keeps
-most of its items.
+Each key is hashed with the seed, and items are ordered by their hashes. Keys are read in ranges, and those with the
+lowest hashes are kept. As an item's hash does not depend on other items, a sample of a growing gallery keeps most of
+its items.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from service.store.sql_arrays import blocks, key_range
 from service.store.tables import item
 
 FIRST_BLOCK = 65_536
-"""Keys that the first pass over all items gives; each further pass gives twice as many."""
+"""Keys that the first pass over all items returns; each further pass returns twice as many."""
 
 Keys = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 
 
 class RandomItems:
-    """The keys of the items that meet `condition`, in an order that `seed` decides; read as they are iterated over."""
+    """The keys of the items that meet `condition`, in an order drawn by `seed`; read lazily."""
 
     def __init__(self, connection: Connection, condition: ColumnElement[bool], seed: int) -> None:
         """`seed`: 0 or more, below 2 to the power of 64."""

@@ -1,4 +1,4 @@
-"""The keys of items in arrays, a range of keys at a time: how a large gallery is iterated over."""
+"""Iterate over the items of a large gallery: their keys as arrays, one range of keys at a time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def keys_by_age(
 ) -> Iterator[Keys]:
     """The keys of the items that meet `condition` and pass the metadata filter, if any, oldest items first.
 
-    Each range is read in its own transaction. `after`: the key after which to begin, as an item's key grows with time.
+    Each range is read in its own transaction. `after`: the key after which to begin; newer items have greater keys.
     """
     while True:
         with database.read() as connection:
@@ -50,7 +50,7 @@ def _passing(connection: Connection, condition: ColumnElement[bool], filter_json
 
 
 def take(blocks: Iterable[Keys], limit: int | None) -> Iterator[Keys]:
-    """The first `limit` keys of the blocks, by default all."""
+    """The first `limit` keys of the blocks; None: all."""
     for block in blocks:
         if limit is None:
             yield block

@@ -40,23 +40,20 @@ from service.store.vector_reader import read_vectors
 FEED_BLOCK = 10_000
 
 FeedRow = tuple[int, int | None, str | None, bytes | None, str, str, int, bool]
-"""One embedding of an item as the change feed gives it: see `changes`."""
+"""A row of the change feed, with one embedding of an item; see `changes`."""
 
 FillFromMemory = Callable[[Sequence[FeedRow]], Sequence[bytes | None]]
-"""For feed rows whose vectors lie in files: returns vectors that are in memory, and else the stored place."""
+"""For feed rows whose vectors are in files, returns their vectors if they are in memory, else the stored places."""
 
 NOT_DELETED = gallery.c.deleted.is_(None)
 """Condition on galleries. The row of a deleted one stays until its items are freed."""
 
 STREAMED = {"stream_results": True}
-"""An option of one statement: on the connection, PostgreSQL would use a cursor for every later one, too."""
+"""Options of one statement; on a connection, they would make PostgreSQL use a cursor for all later ones, too."""
 
 
 class NewItem(NamedTuple):
-    """A checked item to be written: `vector` (D,), `side` (S,) or None, `blob` a key or None.
-
-    `metadata` None: none were given.
-    """
+    """A checked item to write: `vector` (D,), `side` (S,) or None, `blob` a key or None; `metadata` None: not given."""
 
     external_id: str
     metadata: Mapping[str, Any] | None
@@ -70,7 +67,7 @@ class NewItem(NamedTuple):
 
 
 def insert_gallery(connection: Connection, name: str, index: IndexConfig | None = None) -> int:
-    """Add a gallery without items; IntegrityError when the name is taken. Returns its id."""
+    """Add an empty gallery; returns its id. Raises IntegrityError if the name is taken."""
     values = {"name": name, "next_seq": 1, "created": time.time(), "index_config": _index(index)}
     return int(connection.execute(insert(gallery).values(values).returning(gallery.c.id)).scalar_one())
 
@@ -82,7 +79,7 @@ def set_index(connection: Connection, gallery_id: int, index: IndexConfig) -> No
 
 
 def index_of(row: GalleryRow) -> IndexConfig:
-    """How a gallery is to be indexed."""
+    """The index configuration of a gallery."""
     return IndexConfig.model_validate(row.index_config or {})
 
 
@@ -103,7 +100,7 @@ def gallery_states(connection: Connection, among: Sequence[int] | None = None) -
 
 
 def gallery_named(connection: Connection, name: str) -> GalleryRow:
-    """The gallery's row. Raises UnknownGallery."""
+    """The row of the gallery of this name. Raises UnknownGallery."""
     statement = select(gallery).where(gallery.c.name == name, NOT_DELETED)
     row = first_of(GalleryRow, connection.execute(statement)) if NAME.fullmatch(name) else None
     if row is None:
@@ -112,15 +109,15 @@ def gallery_named(connection: Connection, name: str) -> GalleryRow:
 
 
 def gallery_row(connection: Connection, gallery_id: int) -> GalleryRow | None:
-    """The gallery's row, None when it was deleted."""
+    """The gallery's row; None: it was deleted."""
     return first_of(GalleryRow, connection.execute(select(gallery).where(gallery.c.id == gallery_id, NOT_DELETED)))
 
 
 def take_seq(connection: Connection, gallery_id: int, count: int) -> int:
     """Take the next `count` numbers of the gallery's change feed and return the first.
 
-    To be called before anything else is read or written: it locks the gallery's row, so that numbers are in commit
-    order and one gallery has one writer at a time. Numbers that are not used leave a harmless gap.
+    Call it before reading or writing anything else: it locks the gallery's row until the commit, so that numbers are in
+    commit order, and a gallery has one writer at a time. Unused numbers leave a harmless gap.
 
     Raises:
         UnknownGallery: the gallery was deleted.
@@ -183,7 +180,7 @@ def group_alike(new: Sequence[NewItem]) -> list[list[NewItem]]:
 
 
 def _arrays(new: Sequence[NewItem]) -> tuple[Vectors, Vectors | None]:
-    """Vectors (N, D) of items that are alike and, where they have some, side-information (N, S)."""
+    """Vectors (N, D) of one group of `group_alike`, and their side-information (N, S), if any."""
     sides = [n.side for n in new if n.side is not None]
     return stacked([n.vector for n in new]), stacked(sides) if sides else None
 
@@ -194,7 +191,7 @@ def stacked(rows: Sequence[Vectors]) -> Vectors:
 
 
 def _insert(connection: Connection, gallery_id: int, version_id: int, new: Sequence[NewItem], first_seq: int) -> None:
-    """Insert new items in two statements: one for each row would go through Python several times."""
+    """Insert new items in two statements, as a statement per row would be much slower."""
     rows = records(connection, [n.external_id for n in new], [n.metadata or {} for n in new], [n.blob for n in new])
     columns: dict[str, ColumnElement[Any]] = {
         "gallery_id": literal(gallery_id),
@@ -210,7 +207,7 @@ def _insert(connection: Connection, gallery_id: int, version_id: int, new: Seque
 
 
 def delete_items(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> tuple[set[str], list[str]]:
-    """Delete items and their embeddings, leaving a tombstone in the change feed.
+    """Delete items and their embeddings, leaving tombstones in the change feed.
 
     Returns:
         The ids that existed, and the blobs that nothing refers to any more.
@@ -249,9 +246,9 @@ def items_after(
 
 
 def live_items_by_version(connection: Connection, gallery_id: int, order: Sequence[int]) -> dict[int, int]:
-    """Version id -> live items that it serves in this order, oldest version first.
+    """Version id -> how many live items it serves with this order of preference, oldest version first.
 
-    It reads every item; a replica counts faster.
+    Reads every item; a replica counts faster.
     """
     live = (item.c.gallery_id == gallery_id, item.c.deleted == false())
     each = select(first_held(order).label("version_id")).where(*live).subquery()
@@ -261,8 +258,8 @@ def live_items_by_version(connection: Connection, gallery_id: int, order: Sequen
 
 def versions_with_embeddings(connection: Connection, gallery_id: int) -> set[int]:
     """The versions of which live items of the gallery hold embeddings."""
-    # One item of each version is enough, found at once by the index of versions: so `gallery_id + 0`, which keeps the
-    # database from using the index of galleries.
+    # One item per version is enough and quickly found by the index on versions; `gallery_id + 0` keeps the database
+    # from using the index on galleries.
     conditions = (item.c.id == embedding.c.item_id, item.c.gallery_id + 0 == gallery_id, item.c.deleted == false())
     exists_embedding = exists().where(
         embedding.c.version_id == version.c.id, in_gallery(embedding, gallery_id), *conditions
@@ -271,7 +268,7 @@ def versions_with_embeddings(connection: Connection, gallery_id: int) -> set[int
 
 
 def versions_emptied(connection: Connection, gallery_id: int) -> set[int]:
-    """Retired versions whose embeddings were removed at once, though replicas may still count them, see `EMPTIED`."""
+    """Retired versions whose embeddings were removed by TRUNCATE, but may still be in replicas, see `EMPTIED`."""
     conditions = (deployment.c.gallery_id == gallery_id, deployment.c.to_free == EMPTIED)
     return set(connection.execute(select(deployment.c.version_id).where(*conditions)).scalars())
 
@@ -280,7 +277,7 @@ def versions_emptied(connection: Connection, gallery_id: int) -> set[int]:
 
 
 def items_named(connection: Connection, gallery_id: int, first_seq: int, names: Sequence[str]) -> dict[int, Item]:
-    """Key -> item of the items with these ids, whose feed numbers are those from `first_seq` on."""
+    """Key -> item of the items with these ids, in the order of their feed numbers, which begin at `first_seq`."""
     seqs = range(first_seq, first_seq + len(names))
     conditions = (item.c.gallery_id == gallery_id, item.c.seq.between(seqs[0], seqs[-1]))
     each = select(item.c.id, cast(item.c.metadata, Text)).where(*conditions).order_by(item.c.seq)
@@ -301,12 +298,12 @@ def changes(
 ) -> Iterator[Sequence[FeedRow]]:
     """The feed after number `after`: (id, version_id, origin, vector, metadata as JSON, external_id, seq, deleted).
 
-    A row for each embedding that an item holds, and one without version, origin and vector for an item that holds none,
-    as a deleted one does: those deleted up to `purged_seq` may be left out. The rows of an item are in one block.
-    Vectors that lie in files are read, except those that `fill_from_memory` returns.
+    One row for each embedding of an item, or one without version, origin and vector if it has none, as deleted items
+    do; items deleted up to `purged_seq` may be missing. The rows of an item are in one block. Vectors in files are
+    read, except those that `fill_from_memory` returns.
     """
     statement = _FEED.where(item.c.gallery_id == gallery_id, item.c.seq > after).order_by(item.c.seq, item.c.id)
-    # A rebuild has no use for tombstones, and there may be many.
+    # A complete load does not need the tombstones, of which there may be many.
     if after == 0:
         statement = statement.where(item.c.deleted == false())
     last: list[FeedRow] = []  # the rows so far of the last item
@@ -333,7 +330,7 @@ def live_items(connection: Connection, gallery_id: int) -> int:
 
 
 def feed_of(connection: Connection, gallery_id: int, keys: Sequence[int]) -> Iterator[Sequence[FeedRow]]:
-    """The rows of these items of a gallery, as of `changes`, in blocks."""
+    """The rows of these items of a gallery, as `changes` yields them, in blocks."""
     for block in blocks(keys):
         statement = _FEED.where(item.c.gallery_id == gallery_id, item.c.id.in_(key_table(connection, block).keys))
         if found := connection.execute(statement.order_by(item.c.id)).all():
@@ -343,7 +340,7 @@ def feed_of(connection: Connection, gallery_id: int, keys: Sequence[int]) -> Ite
 def _with_vectors(
     connection: Connection, rows: Sequence[FeedRow], fill_from_memory: FillFromMemory | None = None
 ) -> Sequence[FeedRow]:
-    """Rows as the database stores them -> with vectors where some lie in files."""
+    """Replace places in files by their vectors."""
     stored = [row[3] for row in rows]
     if not any_place(stored):
         return rows
@@ -356,8 +353,8 @@ def _with_vectors(
 
 
 def rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> list[ItemRow]:
-    """Rows of the given ids, also of deleted items."""
-    # No other id can be stored, and PostgreSQL refuses to compare with one that holds a NUL.
+    """The rows of these ids, also of deleted items."""
+    # Other ids cannot be stored, and PostgreSQL refuses to compare with one that has a NUL character.
     ids = external_ids
     if not is_writable("".join(ids)):
         ids = [external_id for external_id in ids if is_writable(external_id)]
@@ -366,7 +363,7 @@ def rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str]
 
 
 def set_metadata(connection: Connection, rows: Iterable[tuple[ItemRow, Mapping[str, Any]]], first_seq: int) -> None:
-    """Write the metadata of live items, each with the next feed number from `first_seq` on; all else stays."""
+    """Write only the metadata of live items, each with the next feed number from `first_seq` on."""
     changed = [
         {"key": row.id, "metadata": dict(metadata), "blob": row.blob, "seq": first_seq + number, "deleted": False}
         for number, (row, metadata) in enumerate(rows)
@@ -376,7 +373,7 @@ def set_metadata(connection: Connection, rows: Iterable[tuple[ItemRow, Mapping[s
 
 
 def overwrite(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write metadata, blob, seq and deleted of the items of these keys (`key`)."""
+    """Write `metadata`, `blob`, `seq` and `deleted` of the items with the given `key`s."""
     columns = ("metadata", "blob", "seq", "deleted")
     statement = (
         update(item).where(item.c.id == bindparam("key")).values({name: bindparam(f"new_{name}") for name in columns})

@@ -1,7 +1,7 @@
-"""Typed rows of the tables; functions return these, never rows of SQLAlchemy.
+"""Typed rows of the tables; functions return these instead of SQLAlchemy's rows.
 
-The fields of each are the columns of its table, in the order of `service.store.tables`; a query of other columns
-defines its row type beside it. Rows that are read by the thousand are NamedTuples, which cost least.
+The fields are the columns of the table, in the order of `service.store.tables`; a query of other columns defines its
+own row type next to it. Rows that are read by the thousand are NamedTuples, which are cheapest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def all_of(kind: Callable[..., R], found: Iterable[Sequence[Any]]) -> list[R]:
 
 
 def first_of(kind: Callable[..., R], found: Result[Any]) -> R | None:
-    """The first row of a result as `kind`, None where there is none."""
+    """The first row of a result as `kind`; None: there is none."""
     row = found.first()
     return None if row is None else kind(*row)
 
@@ -42,7 +42,7 @@ class VersionRow(NamedTuple):
 
 
 class EdgeRow(NamedTuple):
-    """An edge; `folder` None: its files lie in the version's folder, or it has none."""
+    """An edge; `folder` None: its files are in the version's folder, or it has none."""
 
     id: int
     new_id: int
@@ -57,7 +57,7 @@ class EdgeRow(NamedTuple):
 
 
 class GalleryRow(NamedTuple):
-    """A gallery; `next_seq` is the next number of its change feed, `deleted` when it was deleted, if it was.
+    """A gallery; `next_seq`: the next number of its change feed, `deleted`: the time of its deletion, if any.
 
     `purged_seq`, `settling_seq`, `settling_since`: see `service.upgrades.tombstones`.
     """
@@ -99,11 +99,11 @@ class GateRow(NamedTuple):
 
 
 EMPTIED = -1
-"""`to_free` of a retirement whose embeddings were dropped at once, and which replicas have yet to be told."""
+"""`to_free` of a retirement whose embeddings were removed at once, of which replicas have yet to be notified."""
 
 
 class DeploymentRow(NamedTuple):
-    """A deployment, or a roll-back, whose `undoes_id` is the deployment it undid; see the table for other fields."""
+    """A deployment, or a rollback, whose `undoes_id` is the deployment that it undid; see the table for its fields."""
 
     id: int
     gallery_id: int

@@ -1,7 +1,7 @@
-"""Which snapshots of galleries are valid: those that have a row here.
+"""The valid snapshots of galleries: those with a row in `gallery_snapshot`.
 
-A row is written after the files. So a database that was restored from a backup knows only snapshots of its own past;
-feed numbers could not tell, as a restored database gives later ones once more, for other items.
+A row is written after the files. So a database that was restored from a backup accepts only snapshots of its own past.
+Feed numbers could not ensure this, as a restored database assigns later ones again, for other items.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from service.store.repository import NOT_DELETED
 from service.store.tables import gallery, gallery_snapshot
 
 MAX_RECORDED = 16
-"""The most snapshots of a gallery that are valid; several machines, each with its own, may share one database."""
+"""Most valid snapshots of a gallery; several machines, each with its own snapshots, may share one database."""
 
 
 def snapshots_of(connection: Connection, gallery_id: int) -> list[str]:
@@ -24,9 +24,10 @@ def snapshots_of(connection: Connection, gallery_id: int) -> list[str]:
 
 
 def record_snapshot(connection: Connection, gallery_id: int, name: str, seq: int) -> None:
-    """Make a snapshot valid that was taken at feed number `seq`, and the oldest ones beyond `MAX_RECORDED` invalid.
+    """Make a snapshot taken at feed number `seq` valid, and the oldest ones beyond `MAX_RECORDED` invalid.
 
-    Not if its gallery was deleted, or the feed has not reached `seq`: then the database was restored meanwhile.
+    The snapshot stays invalid if its gallery was deleted, or if the feed has not reached `seq`, as the database was
+    restored meanwhile.
     """
     removed = [name, *snapshots_of(connection, gallery_id)[MAX_RECORDED - 1 :]]
     of_gallery = gallery_snapshot.c.gallery_id == gallery_id

@@ -1,7 +1,7 @@
 """Many keys in a statement: as one parameter, or in blocks that fit; and the INSERT of each database.
 
-`IN (?, ?, ...)` is compiled anew for every number of keys, and a statement for each row goes through Python each time.
-A list that is one parameter costs neither, and the database works on it without the GIL.
+`IN (?, ?, ...)` is compiled again for every number of keys, and a statement per row is slow. A list that is one
+parameter avoids both, and the database processes it without the GIL.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY
 
 INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-"""By dialect: an INSERT that may say what happens on conflict."""
+"""Dialect -> an INSERT that supports ON CONFLICT."""
 BLOCK = 5_000
-"""Parameters in one statement: SQLite takes 32,766, PostgreSQL 65,535."""
+"""Most parameters in one statement; SQLite permits 32,766, PostgreSQL 65,535."""
 
 T = TypeVar("T")
 
 
 class SqlArray(NamedTuple):
-    """A list of keys as a table: each key, and its place in the list, from 0."""
+    """A list of keys as a table: each key, and its position in the list, from 0."""
 
     key: ColumnElement[int]
     place: ColumnElement[int]
@@ -61,7 +61,7 @@ def key_table(connection: Connection, keys: Sequence[int]) -> SqlArray:
 
 
 class SqlRecords(NamedTuple):
-    """Names, each with a JSON object and an optional text, as a table, and their place in the list, from 0."""
+    """Names, each with a JSON object and an optional text, as a table, with their position in the list, from 0."""
 
     name: ColumnElement[str]
     document: ColumnElement[Any]
@@ -74,7 +74,7 @@ def records(
 ) -> SqlRecords:
     """Names, objects and texts as a table: SQLite reads them from JSON, PostgreSQL from arrays.
 
-    PostgreSQL would refuse a zero character within the JSON, were it to take names out of it.
+    With JSON, PostgreSQL would refuse metadata that have a NUL character, when it extracts the names.
     """
     if connection.dialect.name == "sqlite":
         text = to_json(list(zip(names, objects, beside, strict=True)))
@@ -88,7 +88,7 @@ def records(
 
 
 def to_json(value: Any) -> str:
-    """JSON text; orjson writes no integers beyond 64 bits."""
+    """A value as JSON, by orjson, or by Python's encoder for integers beyond 64 bits."""
     try:
         return orjson.dumps(value).decode()
     except TypeError:
@@ -107,7 +107,7 @@ def texts(connection: Connection, values: Sequence[str]) -> Select[tuple[str]]:
 
 
 def select_keys(connection: Connection, keys: Select[Any]) -> NDArray[np.int64]:
-    """The keys that a statement selects, ascending, fetched as one value: a quarter of the time of one row each."""
+    """The keys that a statement selects, ascending, fetched as one value, in a quarter of the time of single rows."""
     found = keys.subquery().c[0]
     if connection.dialect.name == "sqlite":
         together = json.loads(connection.execute(select(func.json_group_array(found))).scalar_one())

@@ -1,4 +1,4 @@
-"""The time that processes compare by, of the database's clock: those of their machines may differ by minutes."""
+"""The time of the database's clock, by which processes compare times, since machines may differ by minutes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 
 class now(FunctionElement[float]):  # noqa: N801  (a function of SQL)
-    """UTC seconds since the epoch, at the moment the statement runs."""
+    """UTC seconds since the epoch when the statement runs."""
 
     type = Float()
     inherit_cache = True
@@ -29,7 +29,7 @@ def _in_sqlite(*_: Any, **__: Any) -> str:
 
 
 def prepare_sqlite(connection: sqlite3.Connection) -> None:
-    """Give a new connection the clock of this process: all that share a file of SQLite are on one machine."""
+    """Give a new connection the clock of this process, as all processes that share a SQLite file are on one machine."""
     connection.create_function("epoch_seconds", 0, _epoch_seconds)
 
 

@@ -1,6 +1,7 @@
-"""Vectors as they are stored: little-endian float32 bytes, or where they lie; this is the only place that knows.
+"""The stored form of vectors: little-endian float32 bytes, or the place of a vector in a file.
 
-A vector that was moved out of the database leaves its place there: 21 bytes, which no vector has, as four are a number.
+A vector that was moved into a file leaves its place in the database: 21 bytes, a length that no vector has, as a number
+takes four. Only this module knows the format.
 
 Shapes: N vectors, D their dimension.
 """
@@ -24,7 +25,7 @@ NO_DIGEST = "0" * 2 * STORED_DIGEST.itemsize
 """Hexadecimal digits of `index.engines.digest.UNKNOWN`."""
 
 PLACE = np.dtype([("tag", "S1"), ("file", "<i8"), ("row", "<i4"), ("digest", "<i8")])
-"""Where a vector lies that is not in the database: the number of the file, its row there, and its digest."""
+"""The place of a vector in a file: the number of the file, the row there, and the vector's digest."""
 PLACE_TAG = b"@"
 
 
@@ -36,12 +37,12 @@ class DamagedEmbedding(RegraftError):
 
 
 def to_bytes(vector: Vectors) -> bytes:
-    """float32 numbers, any shape -> what the database stores."""
+    """float32 numbers, any shape -> their stored form."""
     return vector.astype(STORED, copy=False).tobytes()
 
 
 def from_bytes(rows: Sequence[bytes], dim: int) -> Vectors:
-    """Stored vectors -> (N, dim) float32, copied out of the rows at once. Raises DamagedEmbedding."""
+    """Stored vectors -> (N, dim) float32, copied. Raises DamagedEmbedding if one has another length."""
     if not all_whole(rows, dim):
         raise DamagedEmbedding(f"a stored embedding does not have {dim} numbers: see `regraft doctor`")
     return np.frombuffer(b"".join(rows), STORED).reshape(len(rows), dim).astype(np.float32)
@@ -53,32 +54,32 @@ def digests_to_bytes(vectors: Vectors) -> bytes:
 
 
 def digests_from_hex(digits: str) -> Keys:
-    """Stored digests as hexadecimal digits, one behind the other -> (N,)."""
+    """Stored digests as concatenated hexadecimal digits -> (N,)."""
     return np.frombuffer(bytes.fromhex(digits), STORED_DIGEST).astype(np.int64, copy=False)
 
 
 def is_usable(row: bytes, dim: int) -> bool:
-    """Whether a stored vector can be compared with others: it has `dim` numbers, all of them finite."""
+    """Whether a stored vector can be compared with others: it has `dim` numbers, all finite."""
     return len(row) == dim * STORED.itemsize and bool(np.isfinite(np.frombuffer(row, STORED)).all())
 
 
 def all_whole(rows: Sequence[bytes], dim: int) -> bool:
-    """Whether all of many stored vectors have `dim` numbers."""
+    """Whether all stored vectors have `dim` numbers."""
     return set(map(len, rows)) <= {dim * STORED.itemsize}
 
 
 def is_place(row: bytes | None) -> TypeGuard[bytes]:
-    """Whether what is stored says where the vector lies."""
+    """Whether a stored value is the place of a vector in a file."""
     return row is not None and len(row) == PLACE.itemsize and row.startswith(PLACE_TAG)
 
 
 def any_place(rows: Iterable[bytes | None]) -> bool:
-    """Whether one of many may say where its vector lies: by their lengths alone, a fraction of looking at each."""
+    """Whether one of many stored values may be a place; checks only lengths, which is much faster."""
     return PLACE.itemsize in set(map(len, filter(None, rows)))
 
 
 def places_in_file(file: int, noted: Keys) -> NDArray[np.void]:
-    """The places (N,) of the rows of a file, whose digests are `noted` (N,); their bytes are what is stored."""
+    """The places (N,) of the rows of a file with digests `noted` (N,); their bytes are the stored form."""
     places = np.empty(len(noted), PLACE)
     places["tag"], places["file"], places["digest"] = PLACE_TAG, file, noted
     places["row"] = np.arange(len(noted))
@@ -91,12 +92,12 @@ def places_from_bytes(rows: Sequence[bytes]) -> NDArray[np.void]:
 
 
 def place_prefix(file: int) -> bytes:
-    """What every place in a file begins with."""
+    """The first bytes of every place in a file."""
     return PLACE_TAG + np.array(file, PLACE["file"]).tobytes()
 
 
 def is_same_vector(stored: bytes, vector: Vectors) -> bool:
-    """Whether a vector (D,) is the stored one; of one that lies elsewhere its digest tells."""
+    """Whether a vector (D,) equals the stored one; a vector in a file is compared by its digest."""
     if is_place(stored):
         return bool(places_from_bytes([stored])["digest"][0] == digests(vector[np.newaxis])[0])
     return bytes(stored) == to_bytes(vector)

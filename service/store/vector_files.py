@@ -1,8 +1,8 @@
-"""The files of the image store that hold vectors, and the rows of `embedding` that refer to them.
+"""The files of vectors in the image store, and the rows of `embedding` that refer to them.
 
-A file has a row from before it is written until after it is removed, so no file is ever found by listing the store; its
-number, which is in its key, is used once. States: `writing`; `kept`, to which rows may refer; `dropped`, to which none
-refers any more, or ever will.
+A file has a row in `vector_file` from before it is written until after it is removed, so the store need not be listed.
+Its number, which is in its key, is used once. States: `writing`; `kept`: rows may refer to it; `dropped`: no row refers
+to it, or ever will.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ vector_file = Table(
     # No foreign keys: the row outlives gallery and version until the file is removed.
     Column("gallery_id", Id, nullable=False, index=True),
     Column("version_id", Id, nullable=False),
-    # Where it lies in the blob store; its sha256 and bytes.
+    # The key in the image store, and the file's sha256 and size.
     Column("key", String(256), nullable=False),
     Column("sha256", String(64), nullable=False),
     Column("bytes", BigInteger, nullable=False),
     Column("rows", Integer, nullable=False),
-    # The lowest and highest key of the items whose vectors it was made of.
+    # The lowest and highest key of the items whose vectors it has.
     Column("first_item", BigInteger, nullable=False),
     Column("last_item", BigInteger, nullable=False),
     Column("state", String(8), nullable=False),
-    # When it came to that state.
+    # When it got into that state.
     Column("since", Float, nullable=False),
-    # How many rows of `embedding` said that they lie in it, when, and at which number of the feed.
+    # How many rows of `embedding` referred to it when they were counted; when, and at which feed number.
     Column("live", Integer, nullable=False),
     Column("counted", Float, nullable=False),
     Column("counted_seq", BigInteger, nullable=False),
@@ -67,7 +67,7 @@ vector_file = Table(
 
 
 class VectorFileRow(NamedTuple):
-    """A file of vectors; what its fields mean is in the table."""
+    """A file of vectors; see the table for its fields."""
 
     id: int
     gallery_id: int
@@ -97,7 +97,7 @@ IS_IN_DATABASE = func.length(embedding.c.vector) != PLACE.itemsize
 
 
 def any_file(connection: Connection) -> bool:
-    """Whether there is a file."""
+    """Whether any file has a row."""
     return connection.execute(select(vector_file.c.id).limit(1)).first() is not None
 
 
@@ -113,14 +113,14 @@ def newest_files(connection: Connection, limit: int) -> list[str]:
 
 
 def file_row(connection: Connection, file_id: int) -> VectorFileRow | None:
-    """A file's row, None where there is none."""
+    """A file's row; None: there is none."""
     return first_of(VectorFileRow, connection.execute(select(vector_file).where(vector_file.c.id == file_id)))
 
 
 def begin_file(
     connection: Connection, gallery_id: int, version_id: int, sha256: str, size: int, items: Sequence[int], below: str
 ) -> VectorFileRow:
-    """A row for a file that is about to be written, of the vectors of these items, in ascending order."""
+    """Insert the row of a file that is about to be written, with the vectors of `items` (keys, ascending)."""
     values = {
         "gallery_id": gallery_id,
         "version_id": version_id,
@@ -145,7 +145,7 @@ def begin_file(
 
 
 def activate_file(connection: Connection, file_id: int) -> bool:
-    """Allow rows to refer to a file from now on; False: it was dropped meanwhile."""
+    """Permit rows to refer to a file; False: it was dropped meanwhile."""
     conditions = (vector_file.c.id == file_id, vector_file.c.state.in_(("writing", "kept")))
     return bool(connection.execute(update(vector_file).where(*conditions).values(state="kept")).rowcount)
 
@@ -162,7 +162,7 @@ def set_live(connection: Connection, file_id: int, live: int, seq: int) -> None:
 
 
 def rows_in_file(connection: Connection, file: VectorFileRow, after: int, limit: int) -> list[tuple[int, bytes]]:
-    """Up to `limit` items after key `after` whose rows refer to a file: key, and the stored place."""
+    """Up to `limit` items after key `after` whose rows refer to a file: key and stored place."""
     behind = _holders(file).where(item.c.id > after).order_by(item.c.id).limit(limit)
     return [(key, bytes(stored)) for key, stored in connection.execute(behind)]
 
@@ -174,20 +174,20 @@ def _holders(file: VectorFileRow) -> Select[int, bytes]:
 
 
 def drop_file(connection: Connection, file_id: int, *still: ColumnElement[bool]) -> None:
-    """Drop a file, if it still meets the conditions: no row may refer to it again; it is removed later."""
+    """Drop a file if it still meets the conditions: no row may refer to it any more, and it is removed later."""
     conditions = (vector_file.c.id == file_id, *still)
     connection.execute(update(vector_file).where(*conditions).values(state="dropped", since=now()))
 
 
 def forget_file(connection: Connection, file_id: int) -> None:
-    """The end of a file that is removed."""
+    """Delete the row of a removed file."""
     connection.execute(delete(vector_file).where(vector_file.c.id == file_id, vector_file.c.state == "dropped"))
 
 
 def changed_files(connection: Connection, seconds: float, limit: int) -> list[tuple[VectorFileRow, int]]:
-    """Kept files of galleries that were written since the files' rows were counted, and those galleries' feed numbers.
+    """Kept files of galleries that were written since the files' rows were counted, with the galleries' feed numbers.
 
-    Files counted longest ago first, none that was counted in the last `seconds`.
+    The files counted longest ago come first, without those counted in the last `seconds`.
     """
     changed = (vector_file.c.state == "kept", vector_file.c.counted < now() - seconds)
     behind = gallery.c.next_seq - 1 > vector_file.c.counted_seq
@@ -204,7 +204,7 @@ def changed_files(connection: Connection, seconds: float, limit: int) -> list[tu
 OF_NO_GALLERY = and_(
     vector_file.c.state != "dropped", ~exists().where(gallery.c.id == vector_file.c.gallery_id).correlate(vector_file)
 )
-"""Condition on files: the gallery is gone completely."""
+"""Condition on files: the gallery was deleted and completely freed."""
 ABANDONED = (vector_file.c.state == "writing") | OF_NO_GALLERY
 """Condition on files without a user: the writer was killed or lost its lease, or the gallery is gone."""
 
@@ -214,7 +214,7 @@ def read_from_database(
 ) -> list[tuple[int, int, bytes, bytes | None]]:
     """Key, feed number, vector and digest of those items whose vector is in the database, by key.
 
-    Only of live items that were not written after feed number `upto`.
+    Only live items that were not written after feed number `upto`.
     """
     conditions = (
         item.c.gallery_id == gallery_id,

@@ -1,7 +1,7 @@
-"""Vectors in one Parquet file: a row each, in groups that are read alone.
+"""A Parquet file of vectors: one row each, in row groups that can be read separately.
 
-Columns: `item` (the item's key), `seq` (its number of the feed when it was moved), `digest`, and `vector`, the bytes
-that the database held. Every page has a checksum. N rows, of which `GROUP` lie together.
+Columns: `item` (the item's key), `seq` (its feed number when it was moved), `digest`, and `vector`, the bytes from the
+database. Every page has a checksum. Shapes: N rows, in groups of `GROUP`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 GROUP = 1024
-"""Rows that are read together."""
+"""Rows of a row group, which are read together."""
 VECTOR = 3
 """The number of the column `vector`."""
 
 Fetch = Callable[[int, int], bytes]
-"""Gives the bytes of a file from one place up to another."""
+"""Returns the bytes of a file from a start up to an end."""
 
 
 class NoParquet(RegraftError):
@@ -45,7 +45,7 @@ def parquet() -> Any:
 
 
 def write_vectors(items: Keys, seqs: Keys, digests: Keys, rows: Sequence[bytes], about: Mapping[str, str]) -> bytes:
-    """A file of N vectors of one length; `about`: what it says of itself."""
+    """A file of N vectors of one length; `about`: its metadata."""
     pq = parquet()
     import pyarrow as pa
 
@@ -54,7 +54,7 @@ def write_vectors(items: Keys, seqs: Keys, digests: Keys, rows: Sequence[bytes],
     )
     columns = {"item": pa.array(items), "seq": pa.array(seqs), "digest": pa.array(digests), "vector": vectors}
     written = io.BytesIO()
-    # Vectors repeat nothing that a dictionary or compression would save.
+    # Vectors gain nothing from a dictionary or compression.
     plain = {"compression": "NONE", "use_dictionary": False, "write_statistics": False}
     table = pa.table(columns).replace_schema_metadata(dict(about))
     pq.write_table(table, written, row_group_size=GROUP, write_page_checksum=True, **plain)
@@ -62,13 +62,13 @@ def write_vectors(items: Keys, seqs: Keys, digests: Keys, rows: Sequence[bytes],
 
 
 def describe(size: int, fetch: Fetch) -> pq.FileMetaData:
-    """What a file of so many bytes says of its groups."""
+    """The metadata of a file of `size` bytes, which describes its groups."""
     found: pq.FileMetaData = parquet().read_metadata(_Fetched(size, fetch))
     return found
 
 
 def read_groups(about: pq.FileMetaData, first: int, last: int, size: int, fetch: Fetch) -> list[NDArray[np.uint8]]:
-    """The vectors (n, bytes of one) of each group from the first to the last, by one fetch."""
+    """The vectors (n, bytes per vector) of each group from `first` to `last`, by one fetch."""
     start, end = about.row_group(first).column(VECTOR), about.row_group(last).column(VECTOR)
     file = _Fetched(size, fetch)
     file.hold(start.data_page_offset, end.data_page_offset + end.total_compressed_size)
@@ -84,14 +84,14 @@ def _vectors(opened: pq.ParquetFile, group: int) -> NDArray[np.uint8]:
 
 
 class _Fetched(io.RawIOBase):
-    """A file that is elsewhere, for pyarrow: one part is held, and what is asked beyond it is fetched."""
+    """A remote file for pyarrow: holds one part in memory, and fetches what is read beyond it."""
 
     def __init__(self, size: int, fetch: Fetch) -> None:
         self._size, self._fetch, self._at = size, fetch, 0
         self._start, self._held = 0, b""
 
     def hold(self, start: int, end: int) -> None:
-        """Have these bytes at hand."""
+        """Fetch these bytes and hold them in memory."""
         self._start, self._held = start, self._fetch(start, end)
 
     def readable(self) -> bool:

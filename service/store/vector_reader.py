@@ -1,7 +1,7 @@
-"""Reads vectors from what the database stores of them: most are stored themselves, others lie in files.
+"""Read vectors by their stored values: most are the vectors themselves, others places in files; see `read_vectors`.
 
-Files are read by groups of rows, some of which are cached. A vector whose file is gone, or whose row does not match its
-digest, is read as `DAMAGED`. A store that is out of reach raises instead.
+Files are read by groups of rows, some of which are cached. A vector whose file is missing, or whose row does not match
+its digest, is read as `DAMAGED`; an unreachable store raises.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 DAMAGED = b""
-"""The value of a vector that cannot be read: no version has this length."""
+"""The value of a vector that cannot be read; no version has this length."""
 CACHE_BYTES = 64 << 20
-"""Memory of cached groups, of which other rows may be needed."""
+"""Memory of cached groups, since other rows of a group may be needed."""
 CACHED_FILES = 512
 """Files whose layout is cached."""
 RUN = 16
-"""Adjacent groups that one request reads."""
+"""Most adjacent groups that one request reads."""
 
 R = TypeVar("R", bound=Any)
 B = TypeVar("B", bytes, bytes | None)
 
 
 class Group(NamedTuple):
-    """Vectors (n, bytes of one) and their digests (n,)."""
+    """Vectors (n, bytes per vector) and their digests (n,)."""
 
     rows: NDArray[np.uint8]
     digests: Keys
 
 
 class OpenedFile(NamedTuple):
-    """A file and how it is laid out."""
+    """A file and its layout."""
 
     row: VectorFileRow
     about: pq.FileMetaData
 
 
 class VectorReader:
-    """The files of one database's vectors."""
+    """Reads the files of one database's vectors. Thread-safe."""
 
     def __init__(self) -> None:
         self.blobs: Blobs | None = None
@@ -66,7 +66,7 @@ class VectorReader:
         self._bytes = 0
 
     def read(self, connection: Connection, stored: Sequence[bytes]) -> list[bytes]:
-        """The vectors of stored places, in order; `DAMAGED` where there is none.
+        """The vectors of stored places, in order; `DAMAGED` for one that cannot be read.
 
         Raises:
             StoreUnreachable: the store does not answer.
@@ -84,7 +84,7 @@ class VectorReader:
         return vectors
 
     def _open(self, connection: Connection, file: int) -> OpenedFile | None:
-        """A file with its layout; None: it is gone, or damaged."""
+        """A file with its layout; None: it is missing or damaged."""
         with self._lock:
             if (opened := self._opened.get(file)) is not None:
                 self._opened.move_to_end(file)
@@ -130,7 +130,7 @@ class VectorReader:
         except _NOT_DAMAGE:
             raise
         except Exception:  # pyarrow has many
-            # One by one: only one of them may be damaged.
+            # One by one, as only one of them may be damaged.
             return {} if first == last else _merged(self._load_run(opened, (n, n)) for n in range(first, last + 1))
         return {n: Group(rows, digests(rows.view(STORED))) for n, rows in enumerate(read, first)}
 
@@ -154,7 +154,7 @@ class VectorReader:
 
 
 class _FileGone(Exception):
-    """The file is not there; never leaves this module."""
+    """The file is missing; never leaves this module."""
 
 
 _NOT_DAMAGE = (StoreUnreachable, NoParquet)
@@ -162,7 +162,7 @@ _NOT_DAMAGE = (StoreUnreachable, NoParquet)
 
 
 def _runs(groups: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Groups in ascending order as ranges of those that follow each other, at most `RUN` long."""
+    """Ascending groups as ranges (first, last) of adjacent ones, at most `RUN` long."""
     start = 0
     for n in range(1, len(groups) + 1):
         if n == len(groups) or groups[n] != groups[n - 1] + 1 or n - start == RUN:
@@ -196,7 +196,7 @@ def read_vectors(connection: Connection, stored: Sequence[B]) -> Sequence[B]:
 
 
 def with_vectors(connection: Connection, rows: list[R], *fields: str) -> list[R]:
-    """Rows (NamedTuples) whose `fields` are stored vectors, with the vectors in their place."""
+    """Rows (NamedTuples) with the stored values in `fields` replaced by their vectors."""
     for name in fields:
         stored = [getattr(row, name) for row in rows]
         if (read := read_vectors(connection, stored)) is not stored:

@@ -1,7 +1,7 @@
-"""The schema: SQL is the truth, everything else is derived (docs/design.md, section 4).
+"""The schema: SQL is the source of truth, everything else is derived from it (docs/design.md, section 4).
 
-Plain `JSON`, `String` with a named CHECK instead of an enum type, and integer keys that are rowids on SQLite: nothing
-here is refused by PostgreSQL. Vectors are little-endian float32 bytes. Times are UTC seconds since the epoch.
+It works on SQLite and PostgreSQL: plain `JSON`, `String` with a named CHECK instead of an enum type, and integer keys,
+which are rowids on SQLite. Vectors are little-endian float32 bytes. Times are UTC seconds since the epoch.
 """
 
 from __future__ import annotations

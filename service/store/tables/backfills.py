@@ -30,9 +30,9 @@ backfill = Table(
     Column("item_order", String(16), nullable=False),
     Column("state", String(16), nullable=False),
     Column("chunk_size", Integer, nullable=False),
-    # Items per second over all workers; null: as fast as it goes.
+    # Items per second over all workers; null: no limit.
     Column("rate", Float),
-    # With a rate: when the next chunk may be claimed; each claim moves it on by the time its items are worth.
+    # When the next chunk may be claimed; with a rate, each claim advances it by items / rate.
     Column("next_claim", Float),
     Column("total", Integer, nullable=False),
     Column("done", Integer, nullable=False, default=0),
@@ -40,19 +40,19 @@ backfill = Table(
     Column("failed", Integer, nullable=False, default=0),
     Column("created", Float, nullable=False),
     Column("finished", Float),
-    # Scope: the share of what qualified at the start, the most items to be moved, the origin of the active embedding.
+    # Scope: the share of the items that qualify at the start, the most items, the origin of the active embedding.
     Column("share", Float),
     Column("item_limit", Integer),
     Column("origin", String(16)),
     Column("filter", JSON),
     Column("attempts", Integer, nullable=False, server_default=text("3")),
-    # Grows with each change that a user sees: the id of its event.
+    # Grows with each visible change, and is the id of its event.
     Column("revision", Integer, nullable=False, server_default=text("0")),
-    # Seconds it ran before it was last paused, and since when it runs; null while it does not.
+    # Seconds that it ran before its last pause, and since when it runs (null: it does not).
     Column("active_seconds", Float, nullable=False, server_default=text("0")),
     Column("resumed", Float),
-    # The sweep that plans it takes items as they were at this number of the feed (null: all is planned); the last key,
-    # or how many were planned, where the order is not by age; until when a process has said that it goes on with it.
+    # The sweep plans items as of this feed number (null: planning is complete); its progress is the last key, or, for
+    # an order not by age, how many items were planned; and the end of the lease of the process that continues it.
     Column("sweep_seq", BigInteger),
     Column("sweep_at", BigInteger, nullable=False, server_default=text("0")),
     Column("sweep_until", Float),
@@ -88,13 +88,13 @@ backfill_failure = Table(
     Column("reason", String(1024), nullable=False),
     Column("at", Float, nullable=False),
     Column("code", String(16), nullable=False, server_default=text("'refused'")),
-    # The item as it was when it failed; written since, it is tried again.
+    # The item's feed number when it failed; if it was written since, it is retried.
     Column("seq", BigInteger, nullable=False, server_default=text("0")),
     Column("attempts", Integer, nullable=False, server_default=text("1")),
     Column("final", Boolean, nullable=False, server_default=true()),
-    # When it is tried again; null: given up, or in a chunk already.
+    # When it is retried; null: given up, or in a chunk already.
     Column("next_try", Float),
-    # Who deletes an item looks for what refers to it.
+    # Deleting an item requires a search for rows that refer to it.
     Index(None, "item_id"),
 )
 
@@ -102,12 +102,12 @@ backfill_curve = Table(
     "backfill_curve",
     metadata,
     Column("backfill_id", Id, ForeignKey("backfill.id"), primary_key=True),
-    # What was asked for, as it came.
+    # The request, unchanged.
     Column("asked", JSON, nullable=False),
-    # Number and image of each query: an item's key, or its number in the evaluation set, which may be deleted since.
+    # Number and blob of each query; the number is the key of an item, or the number of an entry in the evaluation set.
     Column("chosen", JSON, nullable=False),
     Column("state", String(16), nullable=False),
-    # Why the last attempt at a point failed; null: it did not.
+    # Why the last attempt to measure a point failed; null: it did not.
     Column("error", String(1024)),
     CheckConstraint("state in ('measuring', 'complete', 'stopped')", name="state"),
 )
@@ -116,12 +116,12 @@ backfill_point = Table(
     "backfill_point",
     metadata,
     Column("backfill_id", Id, ForeignKey("backfill.id"), primary_key=True),
-    # How many of the curve's equal steps were done; each is measured once.
+    # Number of the curve's equal steps that were done; each mark is measured once.
     Column("mark", Integer, primary_key=True),
-    # The process that measures it, and since when.
+    # The process that measures it, and the time of its claim or last heartbeat.
     Column("owner", String(64), nullable=False),
     Column("claimed", Float, nullable=False),
-    # The id of its event; null, as everything below: it is being measured.
+    # The id of its event; this and the next columns are null while it is being measured.
     Column("event", Integer),
     Column("share", Float),
     Column("moved", Integer),
@@ -131,7 +131,7 @@ backfill_point = Table(
     Column("low", Float),
     Column("high", Float),
     Column("queries", Integer),
-    # How far the gallery's feed had been followed.
+    # The gallery's feed number at the measurement.
     Column("seq", BigInteger),
     Column("at", Float),
 )

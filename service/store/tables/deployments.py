@@ -12,21 +12,21 @@ deployment = Table(
     Column("id", Id, primary_key=True),
     Column("gallery_id", Id, ForeignKey("gallery.id"), nullable=False),
     Column("version_id", Id, ForeignKey("version.id"), nullable=False),
-    # What was current before; behind a deployment that was rolled back, the version rolled back from.
+    # The version that was current before; for a rollback, the version rolled back from.
     Column("previous_id", Id, ForeignKey("version.id")),
     Column("gate_id", Id, ForeignKey("gate_report.id")),
     Column("state", String(16), nullable=False),
-    # Items that were served by another of their embeddings from then on, one of a version that this one prefers.
+    # How many items another of their embeddings served after it became current.
     Column("activated", Integer, nullable=False),
     Column("reason", String(1024), nullable=False, default=""),
     Column("created", Float, nullable=False),
-    # When it became current; null: it never was.
+    # When it became current; null: it never did.
     Column("since", Float),
-    # A rollback is a deployment of its own: the one it undid.
+    # For a rollback, which is a separate deployment: the deployment that it undid.
     Column("undoes_id", Id, ForeignKey("deployment.id")),
-    # What its shadow or canary was asked to do.
+    # The settings of its shadow or canary.
     Column("settings", JSON),
-    # Embeddings a retirement has still to free, or EMPTIED; null: none is under way.
+    # Embeddings that its retirement has yet to free, or EMPTIED; null: none.
     Column("to_free", Integer),
     CheckConstraint(
         "state in ('registered', 'verified', 'gated', 'shadow', 'canary', 'current', 'superseded', 'rolled_back',"

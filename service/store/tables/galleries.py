@@ -29,11 +29,11 @@ gallery = Table(
     Column("current_id", Id, ForeignKey("version.id")),
     Column("next_seq", BigInteger, nullable=False, default=1),
     Column("created", Float, nullable=False),
-    # As `index.engines.base.IndexConfig`; null: the default.
+    # An `index.engines.base.IndexConfig`; null: the default.
     Column("index_config", JSON),
-    # When it was deleted: nothing knows it any more, and its items are freed block by block; null: it is there.
+    # When it was deleted: it is invisible, and its items are freed block by block; null: it was not.
     Column("deleted", Float),
-    # Rows of items deleted up to this number of the feed may be gone; up to the other one, once a day has passed since.
+    # Tombstones up to `purged_seq` may be removed; those up to `settling_seq`, a day after `settling_since`.
     Column("purged_seq", BigInteger, nullable=False, server_default=text("0")),
     Column("settling_seq", BigInteger, nullable=False, server_default=text("0")),
     Column("settling_since", Float),
@@ -44,7 +44,7 @@ gallery_snapshot = Table(
     "gallery_snapshot",
     metadata,
     Column("gallery_id", Id, ForeignKey("gallery.id"), primary_key=True),
-    # What it is called in the gallery's folder: the sha256 of its manifest.
+    # Its name in the gallery's folder, which is the sha256 of its manifest.
     Column("sha256", String(64), primary_key=True),
     Column("created", Float, nullable=False),
 )
@@ -56,7 +56,7 @@ item = Table(
     Column("gallery_id", Id, ForeignKey("gallery.id"), nullable=False),
     Column("external_id", String(MAX_ID), nullable=False),
     Column("metadata", JSON, nullable=False),
-    # Where the stored image lies in the blob store; null: the item came as an embedding.
+    # The key of its image or text in the image store; null: only embeddings were sent.
     Column("blob", String(256)),
     Column("seq", BigInteger, nullable=False),
     Column("deleted", Boolean, nullable=False, default=False),
@@ -64,7 +64,7 @@ item = Table(
     UniqueConstraint("gallery_id", "external_id"),
     Index(None, "gallery_id", "seq"),
     Index(None, "gallery_id", "id"),
-    # Rows of deleted items stay for a while: a page of live ones does not read its way past them.
+    # Rows of deleted items stay for a while; with this index, a page of live items does not read them.
     Index("ix_item_live", "gallery_id", "id", sqlite_where=text("deleted = 0"), postgresql_where=text("NOT deleted")),
     Index("ix_item_deleted", "gallery_id", "seq", sqlite_where=text("deleted = 1"), postgresql_where=text("deleted")),
     sqlite_autoincrement=True,
@@ -78,9 +78,9 @@ embedding = Table(
     Column("origin", String(16), nullable=False),
     Column("vector", LargeBinary, nullable=False),
     Column("side", LargeBinary),
-    # How unsure the forward transform that made it was, where its edge tells; higher is less sure.
+    # The variance by the forward edge that made it, if it predicts one; higher is less certain.
     Column("uncertainty", Float),
-    # As `index.engines.digest`: a start reads no vector that a sealed segment holds. Null: nobody noted it.
+    # By `index.engines.digest`, so that a start reads no vector that a sealed segment holds. Null: not stored.
     Column("digest", LargeBinary),
     CheckConstraint("origin in ('encoded', 'transformed', 'supplied')", name="origin"),
     Index(None, "version_id"),

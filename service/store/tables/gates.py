@@ -42,9 +42,9 @@ evaluation_entry = Table(
     # Any JSON value; the JSON null: no label.
     Column("label", JSON, nullable=False),
     Column("metadata", JSON, nullable=False),
-    # Where the image or text lies in the blob store; null: the evaluation set came as embeddings.
+    # The key of its image or text in the image store; null: the set has embeddings.
     Column("blob", String(256)),
-    # Ids of the items that are right for it; null: its label says what is.
+    # Ids of the items that are relevant to it; null: its label decides.
     Column("relevant", JSON(none_as_null=True)),
 )
 
@@ -53,7 +53,7 @@ evaluation_embedding = Table(
     metadata,
     Column("evaluation_id", Id, ForeignKey("evaluation.id"), primary_key=True),
     Column("version_id", Id, ForeignKey("version.id"), primary_key=True),
-    # All of them, one after the other.
+    # The concatenated embeddings of all entries.
     Column("vectors", LargeBinary, nullable=False),
 )
 
@@ -75,12 +75,12 @@ calibration = Table(
     metadata,
     Column("id", Id, primary_key=True),
     Column("gallery_id", Id, ForeignKey("gallery.id"), nullable=False),
-    # Used while a deployment that rests on this gate is current or tried out, so a rollback takes it back too.
+    # Used while a deployment that rests on this gate is current or in a trial, so that a rollback also undoes it.
     Column("gate_id", Id, ForeignKey("gate_report.id"), nullable=False),
     Column("query_id", Id, ForeignKey("version.id"), nullable=False),
     Column("item_id", Id, ForeignKey("version.id"), nullable=False),
     Column("origin", String(16), nullable=False),
-    # The edges on the way, [[new, old, kind], ...]; a map serves this very route only.
+    # The edges of the route, [[new, old, kind], ...]; a map applies only to this route.
     Column("route", JSON, nullable=False),
     Column("map", JSON, nullable=False),
     Column("evidence", JSON, nullable=False),

@@ -17,6 +17,6 @@ metadata = MetaData(
 Id = BigInteger().with_variant(Integer, "sqlite")
 """64-bit key; on SQLite an INTEGER, so that it is the rowid (1.6 times faster to look up).
 
-`sqlite_autoincrement`: a number is never given twice, also after the newest gallery was deleted, so a replica, worker
-or blob that still speaks of the old one cannot be mistaken for the new.
+`sqlite_autoincrement`: a number is never assigned twice, even after the newest row was deleted, so that a replica,
+worker or blob that still refers to the old row is not mistaken for one of the new.
 """

@@ -20,17 +20,17 @@ version = Table(
 edge = Table(
     "edge",
     metadata,
-    # A number is never given twice and a row never changes: the numbers there are say what a process has to learn.
+    # A number is never reused and a row never changes, so processes find changes by comparing the existing numbers.
     Column("id", Id, primary_key=True),
     Column("new_id", Id, ForeignKey("version.id"), nullable=False),
     Column("old_id", Id, ForeignKey("version.id"), nullable=False),
     Column("kind", String(16), nullable=False),
     Column("origin", String(16), nullable=False),
-    # What edge.json holds.
+    # The content of edge.json.
     Column("evidence", JSON, nullable=False),
-    # What it was fitted on, or by what it was verified.
+    # The evidence of its fit or verification.
     Column("made", JSON, nullable=False),
-    # Where its files lie below edges/, and their sha256; null: in the version folder, or there are none.
+    # The folder of its files below edges/, and their sha256; null: they are in the version folder, or there are none.
     Column("folder", String(256)),
     Column("files", JSON, nullable=False),
     Column("created", Float, nullable=False),
