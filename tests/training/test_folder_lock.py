@@ -19,7 +19,7 @@ def test_a_folder_that_somebody_trains_into_is_refused_and_nothing_is_left_of_th
     out = tmp_path / "runs" / "v"
     with lock_folder(out):
         assert lock_file(out).is_file()
-        with pytest.raises(FolderInUse, match=r"runs/v now; wait for it, or choose another folder with --out"):
+        with pytest.raises(FolderInUse, match=r"runs/v; wait for it, or choose another folder with --out"):
             path.train(quick("digits_v1"), out, progress=False)
         with pytest.raises(FolderInUse):
             wait_until_unlocked(out, print)

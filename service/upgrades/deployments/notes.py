@@ -46,8 +46,8 @@ def _by_old_encoders(
     counted = item_counts.items_by_version(gallery_id, order)
     for old in sorted(waiting & counted.keys()):
         yield (
-            f"no edge leads from {version.name!r} to {old!r}: until a backfill moves them, {counted[old]} items "
-            f"are searched by queries that {old!r} embeds"
+            f"no edge leads from {version.name!r} to {old!r}: {counted[old]} items are searched with queries embedded by "
+            f"{old!r} until a backfill moves them"
         )
 
 
