@@ -46,8 +46,8 @@ def _by_old_encoders(
     counted = item_counts.items_by_version(gallery_id, order)
     for old in sorted(waiting & counted.keys()):
         yield (
-            f"no edge leads from {version.name!r} to {old!r}: {counted[old]} items are searched with queries embedded by "
-            f"{old!r} until a backfill moves them"
+            f"no edge leads from {version.name!r} to {old!r}: {counted[old]} items are searched with queries that "
+            f"{old!r} embeds, until a backfill moves them"
         )
 
 
