@@ -72,7 +72,7 @@ class Runtime:
     search_threads: ThreadPoolExecutor
     """Few, for work that computes and never waits: more threads than cores would only take turns."""
     stopping: threading.Event = field(default_factory=threading.Event)
-    """Set when the server is asked to stop; responses that never end by themselves end then."""
+    """Set when the server is asked to stop; ends responses that would never end, such as streams of events."""
     loading: dict[str, asyncio.Task[object]] = field(default_factory=dict)
     """The load of each gallery that queries wait for, by name; used on the event loop only."""
     progress_pollers: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)
@@ -85,7 +85,7 @@ class Runtime:
         return await _run(self.blocking_threads, partial(work, *args, **kwargs))
 
     async def run_write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a write on a thread that only writes use, so that no query waits behind it."""
+        """Run a write on a thread that only writes use, so that no query waits for it."""
         return await _run(self.write_threads, partial(work, *args, **kwargs))
 
     async def run_search(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

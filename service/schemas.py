@@ -88,20 +88,20 @@ class Body(BaseModel):
 
 
 class GalleryIn(Body):
-    """A gallery to be created."""
+    """A gallery to create."""
 
     name: Name
     index: IndexConfig = IndexConfig()
 
 
 class GalleryChange(Body):
-    """What of a gallery can be changed while it serves."""
+    """The settings of a gallery that can be changed while it serves."""
 
     index: IndexConfig
 
 
 class DeletionIn(Body):
-    """Items to be deleted: by their ids, or those whose metadata pass a filter."""
+    """Items to delete: by their ids, or those whose metadata pass a filter."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in ("ids", "filter")]})
     largest = "max_json_bytes"
@@ -112,7 +112,7 @@ class DeletionIn(Body):
 
 
 class MetadataIn(Body):
-    """Patches of metadata (RFC 7396): of items by their ids, or one for all whose metadata pass a filter."""
+    """Patches of metadata (RFC 7396): of items by their ids, or one for all items whose metadata pass a filter."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -1,1 +1,1 @@
-"""HTTP: routes, request and answer models, the guard in front of them; the only package that knows FastAPI."""
+"""HTTP: routes, their requests and responses, and the guard in front of them; the only package that uses FastAPI."""

@@ -52,7 +52,7 @@ from service.logs import configure
 from service.runtime import running
 from service.settings import Settings
 
-# Tried in this order for every request: queries come first.
+# Matched in this order for every request, so queries are first.
 ROUTERS = (
     search.router,
     health.router,
@@ -78,8 +78,8 @@ SWITCH_SECONDS = 0.001
 FULL_COLLECTION = 100
 """Collections of the middle generation before one of all objects; Python's default is 10."""
 IDLE_SECONDS = 75
-"""How long a connection may be idle between two requests. A request sent as it is closed gets no answer, so this is
-longer than clients and proxies keep one: 5 seconds httpx, 60 most balancers."""
+"""How long a connection may be idle between two requests. A request sent while it is closed gets no response, so this
+is longer than clients and proxies keep idle connections: httpx 5 seconds, most load balancers 60."""
 NOT_STARTED = 3
 """Exit code if the server could not listen on its address."""
 

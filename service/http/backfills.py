@@ -67,10 +67,10 @@ class NotCurrent(RegraftError):
 class BackfillIn(Body):
     """What to move, in which order, and how fast: `rate` is items per second over all workers.
 
-    `version` must be the current one. `share` of what qualifies at the start and `limit` are the most items to be
-    moved; `origin` leaves out items whose active embedding came about otherwise, `filter` those whose metadata does not
-    pass it (docs/filters.md) when they are planned. `supplied` waits for embeddings from outside, of all items.
-    `attempts` at an item before it is given up. `curve`: what to measure meanwhile.
+    `version` must be the current one. `share` (of the items that qualify at the start) and `limit` restrict how many
+    items move; `origin` restricts them by their active embedding, `filter` by their metadata when they are planned
+    (docs/filters.md). `supplied` waits for embeddings from outside, of all items. `attempts`: how often an item is
+    tried before it is given up. `curve`: what to measure meanwhile.
     """
 
     version: Name | None = None

@@ -22,7 +22,7 @@ OPTIONS: dict[str, set[DeploymentState]] = {
 
 
 class StepIn(Body):
-    """What a step needs: `gate` is the report it rests on, `override` why it goes on despite a refusal."""
+    """The options of a step: `gate` is the report it rests on, `override` the reason for overriding a refusal."""
 
     gate: Number | None = None
     override: Reason | None = None
@@ -32,7 +32,7 @@ class StepIn(Body):
 
 
 class DeploymentIn(StepIn):
-    """A version to be deployed, step by step until `until`; an option that none of these steps has is refused."""
+    """A version to deploy, step by step up to `until`; an option that none of these steps takes is refused."""
 
     version: Name
     until: Literal["registered", "verified", "gated", "shadow", "canary", "current"] = "current"

@@ -38,14 +38,14 @@ router = APIRouter(route_class=CheckedRoute, tags=["deployments"])
 
 
 class RollbackIn(Body):
-    """Why a gallery goes back; `force`: also where items get out of reach."""
+    """The reason for a rollback; `force`: even if items become unreachable."""
 
     reason: Reason = ""
     force: bool = False
 
 
 class RetireIn(Body):
-    """A version whose embeddings are to be freed, and why."""
+    """A version to retire, whose embeddings are deleted, and the reason."""
 
     version: Name
     reason: Reason = ""

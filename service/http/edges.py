@@ -61,7 +61,7 @@ ADD_BODY = reads(
 
 
 class EdgeIn(Body):
-    """An edge that needs no files; `verify` says how an `identity` is checked."""
+    """An edge that needs no files; `verify`: what an `identity` is verified on."""
 
     new: Name
     old: Name

@@ -1,4 +1,4 @@
-"""Galleries: create, list, show, delete."""
+"""Galleries over HTTP: create, list, show, change the index, delete."""
 
 from __future__ import annotations
 

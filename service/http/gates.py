@@ -1,4 +1,4 @@
-"""Gates over HTTP: measure a version against the current one, keep the report, show it as JSON or as a page."""
+"""Gates over HTTP: measure a version against the current one, store the report, show it as JSON or as a page."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class UnknownGate(RegraftError):
 class GateIn(Body):
     """What to measure on: the evaluation set `evaluation`, else items of the gallery.
 
-    Up to `sample` items, drawn by `seed`, are queries over the whole gallery, as far as that is affordable. Items that
-    share a value of the metadata field `label` belong together, as do entries of an evaluation set, which else bring
-    labels of their own, or name the relevant items of the gallery, which is then what they ask; without either only
-    `recall@k` can be measured. `slice` is a metadata field whose values are
-    also looked at one by one. A field is a key, or a path of keys as `outer.inner`.
+    Up to `sample` items, drawn by `seed`, are queries over the whole gallery, or over a sample if it is too large.
+    Items with the same value of the metadata field `label` are relevant to each other. Entries of an evaluation set
+    have their own labels, unless `label` is given, or name the relevant items of the gallery, over which they are then
+    queries. Without labels and relevant items, only `recall@k` can be measured. `slice` is a metadata field; the metric
+    is also measured for each of its values. A field is a key, or a path of keys such as `outer.inner`.
     """
 
     version: Name

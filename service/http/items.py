@@ -1,4 +1,4 @@
-"""Items: ingest as images, texts or embeddings, list, show, fetch the image, delete."""
+"""Items over HTTP: ingest as images, texts or embeddings, list, show, fetch the image, change metadata, delete."""
 
 from __future__ import annotations
 

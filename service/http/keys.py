@@ -26,7 +26,7 @@ RESERVED = {"api_key", "canary", "local", "worker"}
 
 
 class KeyIn(Body):
-    """A key's name, and what it opens: of all galleries, or of some that there are."""
+    """A key's name and scope, for all galleries or for some existing ones."""
 
     name: Name
     scope: KeyScope

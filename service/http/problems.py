@@ -41,7 +41,7 @@ UNCHANGED = "the database does not answer; nothing was changed"
 
 
 class Fault(BaseModel):
-    """What is wrong with one field, or one item of a batch; `pointer` is its JSON pointer."""
+    """The error of one field, or of one item of a batch; `pointer` is its JSON pointer."""
 
     model_config = ConfigDict(extra="allow")
 

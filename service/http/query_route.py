@@ -156,7 +156,7 @@ async def _response(service: Runtime, batcher: QueryBatcher, query: RawQuery) ->
             return response
     parsed = None if body.get("filter") is None else parse_filter(body["filter"])
     checked = body if parsed is None else {**body, "filter": parsed}
-    # The first filter on a field has to look at every item.
+    # The first filter on a field reads every item.
     slow = not SLOW.isdisjoint(body) or (parsed is not None and not live.gallery.filterable(parsed))
     return await respond_on_thread(slow, lambda live: from_fields(service, live, checked))
 

@@ -41,7 +41,7 @@ class EdgeReplaced(RegraftError):
 
 
 class MovedIn(Body):
-    """A new embedding of an item as it was at `seq`."""
+    """A new embedding of an item, computed as of its feed number `seq`."""
 
     item: int
     seq: int
@@ -52,7 +52,7 @@ class MovedIn(Body):
 
 
 class FailedIn(Body):
-    """An item that could not be moved; `retry`: another attempt may go better."""
+    """An item that could not be moved; `retry`: another attempt may succeed."""
 
     item: int
     seq: int
@@ -70,9 +70,9 @@ class FailedIn(Body):
 
 
 class ResultIn(Body):
-    """What became of the items of a chunk: each one that still waits is in one of the two.
+    """The results of a chunk: each item that still waits is in `moved` or `failed`.
 
-    `edges` are the numbers of the edges that were applied; a result of one that was replaced since is refused.
+    `edges` are the numbers of the applied edges; the result is refused if one was replaced meanwhile.
     """
 
     largest = "max_body_bytes"

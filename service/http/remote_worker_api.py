@@ -73,7 +73,7 @@ class TooManyChunks(RegraftError):
 
 
 class ClaimIn(Body):
-    """Who asks, and which kinds of work it can do."""
+    """The name of the worker, and the kinds of backfills that it can work on."""
 
     worker: Word
     kinds: Annotated[list[RemoteKind], FailFast(), Field(max_length=2)] = Field(["reencode", "transform"])

@@ -66,7 +66,7 @@ QUERY_BODY = reads(
 @router.post("/galleries/{name}/query", response_model=SearchResponse, openapi_extra=QUERY_BODY)
 async def query(name: Name, request: Request, service: Service, key: QueryKey = None) -> Response:
     """Search for the k best items of each query, over all versions; `strict` refuses a degraded answer."""
-    media_type(request, JSON, FORM, NPY, ARROW)  # all but a form do not come here, see `service.http.query_route`
+    media_type(request, JSON, FORM, NPY, ARROW)  # only forms get here, see `service.http.query_route`
     async with read_form(
         request,
         files="images",

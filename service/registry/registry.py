@@ -63,7 +63,7 @@ class LoadedVersion:
 
     @cached_property
     def space(self) -> Space:
-        """The space its embeddings lie in."""
+        """The space of its embeddings."""
         return space_from_json(self.card.space)
 
     def check(self) -> None:

@@ -44,7 +44,7 @@ class ShadowIn(Body):
 class CanaryIn(Body):
     """A canary: the share of queries that the new version answers, and the limits beyond which it is rolled back.
 
-    The limits are looked at once the new version has answered `min_queries`.
+    The limits apply once the new version has answered `min_queries`.
     """
 
     share: Share = 0.05

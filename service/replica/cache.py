@@ -33,7 +33,7 @@ class Cache(Generic[T]):
         """`limit`: bytes of all loaded entries; a larger entry is loaded alone."""
         self.limit = limit
         self._loaded: dict[int, T] = {}
-        # Also unloaded ones, as long as they are in use.
+        # Including unloaded entries that are still in use.
         self._in_memory: WeakValueDictionary[int, T] = WeakValueDictionary()
         self._loading: dict[int, threading.Lock] = {}
         self._lock = threading.Lock()

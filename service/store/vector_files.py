@@ -206,7 +206,7 @@ OF_NO_GALLERY = and_(
 )
 """Condition on files: the gallery was deleted and completely freed."""
 ABANDONED = (vector_file.c.state == "writing") | OF_NO_GALLERY
-"""Condition on files without a user: the writer was killed or lost its lease, or the gallery is gone."""
+"""Condition on unused files: the writer was killed or lost its lease, or the gallery was deleted and freed."""
 
 
 def read_from_database(

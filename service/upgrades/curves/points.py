@@ -58,7 +58,7 @@ class GalleryBackfill(BackfillRow):
 
 @dataclass(frozen=True)
 class CurveJob(GalleryBackfill):
-    """A backfill whose curve is being measured: the request for it, and the greatest share that has a point."""
+    """A backfill whose curve is being measured: the curve's request, and the greatest share that has a point."""
 
     asked: dict[str, Any]
     measured: float

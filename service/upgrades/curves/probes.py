@@ -49,14 +49,13 @@ ChosenQueries = list[tuple[int, str | None]]
 
 
 class CurveIn(Body):
-    """What to measure while a backfill runs: queries by the target version over the gallery as it is.
+    """What to measure while a backfill runs: queries by the target version over the gallery in its current state.
 
-    The queries are entries of the evaluation set `evaluation`, or else items of the gallery, at most `sample` of them,
-    drawn by `seed`. An item is right for a query when its metadata field `label` holds the query's label: the entry's,
-    or the same field of the item that asks; or where the entry names it as relevant, and then there is no `label`.
-    Without either only `recall@k` can be measured: the share of the first `k`
-    of the sampled items, as the target version alone would rank them. The metric is taken at 0, 1, ... `marks` of
-    `marks` equal steps.
+    The queries are at most `sample` entries of the evaluation set `evaluation`, or else items of the gallery, drawn by
+    `seed`. An item is relevant to a query if its metadata field `label` has the query's label: that of the entry, or
+    the same field of the query's item; or if the entry names it, and then there is no `label`. Without labels and
+    relevant items, only `recall@k` can be measured: of the first `k` sampled items by the target version alone, the
+    share that is also found. The metric is measured at 0, 1, ... `marks` of `marks` equal steps.
     """
 
     label: FieldPath | None = None

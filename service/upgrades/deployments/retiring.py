@@ -86,8 +86,8 @@ def retire(
 ) -> list[int]:
     """Mark every ended deployment of a version as retired; returns their numbers. The `Reaper` frees the embeddings.
 
-    Embeddings that came with items, of a version that is retired already or never was deployed here, are freed by a
-    deployment that begins as retired. While embeddings are still being freed, a repeated call is the same retirement.
+    If the embeddings came with items, as the version is retired already or was never deployed here, a deployment that
+    begins as retired records their freeing. While embeddings are being freed, a repeated call is the same retirement.
 
     Raises:
         VersionInUse: it is current, on its way, or items depend on it; says how many, and what would move them.
@@ -115,7 +115,7 @@ def retire(
     retired = [TransitionContext(connection, registry, gallery, row, done) for row in ended]
     for transition in retired:
         move(transition, DeploymentState.RETIRED)
-    if not retired:  # items brought these embeddings along: retired already, or never deployed here
+    if not retired:  # these embeddings came with items: the version is retired already, or was never deployed here
         retired = [begin_retired(connection, registry, gallery, version, done)]
     emptied = embeddings and partitions.empty(connection, gallery_id, version.id)
     for transition in retired:

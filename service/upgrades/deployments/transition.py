@@ -21,15 +21,15 @@ Evidence = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class TransitionRequest:
-    """Who asked for a step and why, and what the step needs.
+    """The request for a step: by whom, why, and with which options.
 
     Attributes:
-        who: the name of the key that asked.
+        who: the name of the requesting key.
         item_counts: counts what a change does to a gallery's items.
         why: the reason that was given.
         if_match: the ETag of the gallery's deployments that the request rests on; None: any.
         gate: the number of the gate report that the step rests on.
-        override: why to go on although the gate refused.
+        override: the reason for overriding a refusal by the gate.
         settings: the given settings of a shadow or canary.
         checked: evidence that the caller collected before the transaction.
         force: roll back even if items become unreachable.

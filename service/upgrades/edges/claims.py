@@ -50,7 +50,7 @@ class NothingToVerifyOn(RegraftError):
 
 
 class VerifyIn(Body):
-    """What to compare two versions on: `items` of a gallery, beside the stored probes where both have an encoder."""
+    """What to compare two versions on: `items` of a gallery, and the stored probes if both have an encoder."""
 
     gallery: Name | None = None
     items: Annotated[int, Field(ge=1, le=10_000)] = 100

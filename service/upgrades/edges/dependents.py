@@ -130,7 +130,7 @@ class Counts:
         with self._database.lookup() as connection:
             emptied = versions_emptied(connection, gallery.id)
             query_versions = self._query_versions(connection, gallery)
-        # Memory may still hold embeddings of emptied versions: these come last, for items without any other.
+        # Memory may still hold embeddings of emptied versions: these are last, for items without other embeddings.
         by_preference = preference(registry, current, graph)
         order = [version.name for version in sorted(by_preference, key=lambda version: version.id in emptied)]
         now, then = live.gallery.items_by_version(), live.gallery.items_by_version(order)

@@ -35,7 +35,7 @@ class NoDomain(RegraftError):
 
 
 class DomainIn(Body):
-    """An edge, and the gallery whose items stand for queries where none are sent."""
+    """An edge, and the gallery whose items serve as queries if none are sent."""
 
     new: Name
     old: Name

@@ -77,7 +77,7 @@ class TooFewPairs(RegraftError):
 
 
 class FitIn(Body):
-    """An edge to be fitted; without `gallery` on the items of all, measured by the metadata field `label` if given."""
+    """An edge to fit on items of `gallery`, or of all galleries; `label`: a metadata field for measuring it."""
 
     new: Name
     old: Name

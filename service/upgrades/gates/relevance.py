@@ -1,7 +1,7 @@
 """The sample of a gate whose evaluation set names relevant items: its entries are queries, the items are the gallery's.
 
 Named items come first on the gallery side, so that a sample of a large gallery holds them too. Shapes: Q queries, K
-the most relevant items of one query.
+relevant items of the query that has most.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ class DrawnSides:
 class DrawOptions:
     """What to draw: up to `sample` queries by `seed`; `label` and `slice` are metadata fields.
 
-    `paired`: only items that the new version embeds too can be used. `outside_queries`: the number of queries, if they
-    come from an evaluation set and no item is one; 0: items are. `first`: keys of items to draw before all others.
+    `paired`: only items that the new version embeds too can be used. `outside_queries`: the number of queries from an
+    evaluation set; 0: items are the queries. `first`: keys of items to draw before all others.
     """
 
     label: str | None

@@ -1,8 +1,8 @@
 """Monitor a trial: choose the version that answers a query, compare both versions, and end a canary over a limit.
 
-The query path only chooses and counts. Everything else - the new version's answers of a shadow, adding counts up in the
-database, rolling back a canary over a limit - happens after the response, on one thread with a bounded queue; queries
-that do not fit are dropped and counted.
+The query path only chooses and counts. Everything else (the new version's answers of a shadow, adding counts in the
+database, rolling back a canary over a limit) is done after the response, on one thread with a bounded queue; queries
+that do not fit are dropped and counted. Start at `RolloutMonitor.answer`.
 """
 
 from __future__ import annotations
