@@ -1,1 +1,1 @@
-"""The commands of `regraft`, one module a family; `regraft.cli` puts them together."""
+"""The commands of `regraft`, one module per family; `regraft.cli` combines them."""

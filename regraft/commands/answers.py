@@ -1,8 +1,8 @@
-"""Output for programs: `--json` on every command, by one mechanism.
+"""`answer`: output for programs, by the option `--json` of every command.
 
-With it, standard output holds one JSON document on one line and nothing else; a stream (a watched backfill) holds one
-object a line. Output for people is left out; progress and notes stay on standard error, and an error is one JSON object
-there, its last line, with the same exit code as without `--json`.
+With it, standard output has only one JSON document on one line; a stream (a watched backfill) has one object per line.
+Output for people is omitted. Progress and notes are printed to standard error; an error is one JSON object on its last
+line, with the same exit code as without `--json`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from regraft.connection import Problem
 
 OPTION = "--json"
 USAGE: type[Exception] = typer.BadParameter.__mro__[2]
-"""Click's own error, of which wrong usage is one kind; releases of typer keep it in different places."""
+"""Click's base class of errors, such as wrong usage; its module differs between releases of typer."""
 
 out = PlainConsole()
 err = PlainConsole(stderr=True)
@@ -41,7 +41,7 @@ class Answers:
 
     @contextmanager
     def redirecting(self) -> Iterator[None]:
-        """Let nothing but answers reach standard output: libraries that print find standard error instead."""
+        """Send everything but answers to standard error, such as the output of libraries that print."""
         self._stdout, out.quiet = sys.stdout, True
         try:
             with redirect_stdout(sys.stderr):
@@ -56,16 +56,16 @@ class Answers:
 
 
 answer = Answers()
-"""Called once by each command, or once for each line of a stream."""
+"""Called once by each command, or once per line of a stream."""
 
 
 def as_json(value: object) -> str:
-    """One line of plain ASCII, so that nothing in it acts on a terminal."""
+    """JSON as one line of ASCII, so that nothing in it controls a terminal."""
     return json.dumps(to_jsonable_python(value, inf_nan_mode="null", fallback=_plain), allow_nan=False)
 
 
 def json_requested(arguments: Sequence[str]) -> bool:
-    """Whether a command line asks for JSON, also one that cannot be parsed."""
+    """Whether a command line has `--json`, even if it cannot be parsed."""
     return OPTION in arguments
 
 
@@ -86,7 +86,7 @@ def run(app: typer.Typer) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Values unknown to pydantic: arrays and numbers of numpy as lists and numbers, others as text."""
+    """Convert values unknown to pydantic: NumPy arrays and numbers to lists and numbers, others to text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

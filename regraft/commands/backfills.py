@@ -28,7 +28,7 @@ from regraft.routes.backfills import BackfillOptions
 
 backfill = Commands(no_args_is_help=True, help="Start, watch, pause, resume and cancel backfills.")
 ITEMS_FAILED = 3
-"""Exit code of a watched backfill that ended with items it could not move."""
+"""Exit code of a watched backfill that ended with failed items."""
 Number = Annotated[int, typer.Argument(metavar="BACKFILL", help="Number of the backfill.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Show a progress bar until it ends; Ctrl-C only stops watching.")]
 

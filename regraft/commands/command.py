@@ -1,6 +1,6 @@
-"""Options that all commands share: `--json`, and for those that call a service its URL, key and timeout.
+"""`Commands`: a typer app that adds shared options to its commands: `--json`, and a service's URL, key and timeout.
 
-A command that calls one takes a `client`, which is created from these options when it runs.
+A command that calls a service has a parameter `client`, which is created from these options when it runs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Commands(typer.Typer):
     def command(  # type: ignore[override]
         self, name: str | None = None, **options: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """As typer's."""
+        """Overrides typer's method to add the shared options."""
         register = super().command(name, **options)
 
         def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,7 +70,7 @@ def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def run_command(*, json_wanted: bool, timeout: float | None = None, **options: Any) -> None:
         if timeout is not None:
-            os.environ[TIMEOUT] = str(timeout)  # every connection of this process reads it
+            os.environ[TIMEOUT] = str(timeout)  # read by every connection of this process
         with ExitStack() as running:
             if json_wanted:
                 running.enter_context(answer.redirecting())
@@ -88,7 +88,7 @@ def _option(name: str, annotation: Any, default: object) -> inspect.Parameter:
 
 @contextmanager
 def _connected(url: str, api_key: str | None) -> Iterator[Client]:
-    """A client for one command. Errors name its options, and for an unknown gallery similar names."""
+    """A client for one command; its errors name options, and for an unknown gallery similar names."""
     with Client(url, api_key) as client:
         try:
             yield client
@@ -101,7 +101,7 @@ def _connected(url: str, api_key: str | None) -> Iterator[Client]:
 
 
 def _in_options(problem: Problem) -> Problem:
-    """The same problem, with command options in place of the API's fields and headers."""
+    """The same problem with the names of options instead of fields and headers of the API."""
     detail = problem.detail.replace("replace=true", "--replace").replace("`override`", "--override")
     if problem.status == UNAUTHORIZED:
         detail = "the service requires an API key: --api-key or REGRAFT_API_KEY is missing or wrong"

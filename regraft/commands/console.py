@@ -1,7 +1,7 @@
-"""The console of the commands: it shows data as it is, and lets none of it control the terminal.
+"""The console of the commands: prints untrusted data literally, so that it cannot control the terminal.
 
-Metadata, names and reasons come from anyone who may write to the service, and files may be called anything. Nothing in
-them is markup, and every character that would move the cursor, hide text or turn its direction is shown as an escape.
+Metadata, names and reasons come from everyone who may write to the service, and files may have any names. They are
+never read as markup, and characters that move the cursor, hide text or change its direction are printed as escapes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from rich.progress import ProgressColumn, Task
 from rich.text import Text
 
 JOINERS = "\u200c\u200d"
-"""Format characters that words and emoji are written with; they do nothing else."""
+"""Format characters that are parts of words and emoji, and have no other effect."""
 ACTING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories: controls (C0 and C1), formats (bidirectional overrides), lone surrogates, line and paragraph."""
 
 UNFOLDED = 100_000
-"""The width of an output that is no terminal: nothing is folded there."""
+"""The width of an output that is not a terminal, so that lines are not folded."""
 
 
 def visible(text: str) -> str:
@@ -28,7 +28,7 @@ def visible(text: str) -> str:
 
 
 class PlainConsole(Console):
-    """A console without markup, emoji codes and highlighting; a Text may still be coloured by whoever makes it."""
+    """A console without markup, emoji codes and highlighting; a `Text` may still have styles."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
@@ -36,12 +36,12 @@ class PlainConsole(Console):
             self.width = UNFOLDED
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Every string on its way out comes through here, also the cells of tables."""
+        """Overrides rich's method, through which all printed strings pass, including cells of tables."""
         return super().render_str(visible(text), **options)
 
 
 class Description(ProgressColumn):
-    """The description of a progress bar; rich's own column would read it as markup."""
+    """The description column of a progress bar; rich's own would read it as markup."""
 
     def render(self, task: Task) -> Text:
         return Text(visible(task.description), no_wrap=True)

@@ -1,4 +1,4 @@
-"""`regraft version create`: a version folder of a model or of vectors that come from elsewhere."""
+"""`regraft version create`: create a version folder from an existing model or for vectors from outside."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ LEGAL = {
     "open_clip": ("space", "weights"),
     "api": ("space", "dim", *API, *PROMPTS),
 }
-"""The options that choose the source of a version, and those that go with each."""
+"""Option that chooses the source of a version -> the options that it may be combined with."""
 EXTRA = {"api": "worker", "dim": "worker", "onnx": "worker", "open_clip": "open-clip"}
-"""What must be installed; models of torch need `models`."""
+"""Option that chooses the source -> the extra that must be installed; by default `models`."""
 
 
 def create(
@@ -208,7 +208,7 @@ def _kind(given: Mapping[str, Any]) -> str:
     """The option that chooses the source of the version.
 
     Raises:
-        InvalidArgument: none or several were given, or one that does not go with it.
+        InvalidArgument: none or several were given, or an option that it may not be combined with.
     """
     kinds = [kind for kind in LEGAL if kind in given and not (kind == "dim" and "api" in given)]
     if len(kinds) != 1:
@@ -255,7 +255,7 @@ def _source(kind: str, given: Mapping[str, Any]) -> Source:
 
 
 def _provider(given: Mapping[str, Any], space: Mapping[str, Any]) -> Source:
-    """Raises InvalidArgument where something is missing."""
+    """The source of `--api`. Raises InvalidArgument if an option is missing."""
     from index.version import EmbeddingApi
     from regraft.embedding_api import ProviderApi
 
@@ -268,10 +268,10 @@ def _provider(given: Mapping[str, Any], space: Mapping[str, Any]) -> Source:
 
 
 def _preprocess(given: Mapping[str, Any]) -> Preprocess:
-    """From a file, or from options.
+    """The preprocessing, from a file or from options.
 
     Raises:
-        InvalidArgument: from both or neither, or an option cannot be read.
+        InvalidArgument: both or neither, or an option cannot be parsed.
         InvalidVersionFolder: a value is not legal.
     """
     options = [option for option in PREPROCESS[1:] if option in given]

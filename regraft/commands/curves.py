@@ -34,12 +34,12 @@ Marks = Annotated[int | None, typer.Option("--marks", min=1, help="Curve: number
 
 
 def curve_options(**options: str | int | None) -> CurveOptions | None:
-    """The curve options that were given, None without any."""
+    """The given curve options; None if there are none."""
     return cast(CurveOptions, {name: value for name, value in options.items() if value is not None}) or None
 
 
 def sparkline(curve: CurveInfo) -> str:
-    """The values as bars, the lowest and the highest of them a whole bar apart."""
+    """The values as bars, scaled from the lowest to the highest value."""
     values = [point.value for point in curve.points]
     low, span = min(values), max(values) - min(values)
     return "".join(BARS[round((value - low) / span * (len(BARS) - 1)) if span else 0] for value in values)

@@ -1,4 +1,4 @@
-"""`regraft doctor`: look through the data folder for what should not be there."""
+"""`regraft doctor`: find damaged or lost data."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def doctor(
 
 
 def _check_database(url: str) -> None:
-    """Look whether it is Regraft's, and at all of a SQLite file. Raises UnusableDatabase or DatabaseDamaged."""
+    """Check that the database is Regraft's, and all of a SQLite file. Raises UnusableDatabase or DatabaseDamaged."""
     from service.store.database import is_sqlite, schema_revision, without_password
 
     if is_sqlite(url):
@@ -57,7 +57,7 @@ def _check_database(url: str) -> None:
 
 
 def _check_file(url: str) -> None:
-    """All of a SQLite file, however large. Raises DatabaseDamaged, or UnusableDatabase where there is none."""
+    """Check all of a SQLite file. Raises DatabaseDamaged, or UnusableDatabase if it does not exist."""
     from sqlalchemy import make_url
 
     from service.store.faults import check_sqlite, is_large, sqlite_file

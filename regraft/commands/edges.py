@@ -1,4 +1,4 @@
-"""`regraft edge ...`: how versions are compared, and how well that was measured to work."""
+"""`regraft edge ...`: list, add, fit, check and remove edges between versions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Old = Annotated[str, typer.Argument(metavar="OLD", help="Version of the items.")
 Kind = Annotated[str, typer.Argument(metavar="KIND")]
 InGallery = Annotated[str | None, typer.Option("--gallery", help="Use items of this gallery.", show_default=False)]
 FOLDERS_ONLY = {"mlp", "zero_pad"}
-"""Kinds that `regraft fit-edge` fits and a service does not."""
+"""Kinds that only `regraft fit-edge` fits, not a service."""
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the sample.")]
 Replace = Annotated[bool, typer.Option("--replace", help="Replace the existing edge of this kind.")]
 

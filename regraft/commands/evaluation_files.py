@@ -1,4 +1,4 @@
-"""Files of an evaluation set of embeddings: one file a version, or one with all versions and the labels in it."""
+"""`read_evaluation`: read a set of embeddings from one file per version, or one file with all versions and labels."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ LABELS, LABEL, RELEVANT, VECTOR = "labels", "label", "relevant", "vector:"
 LINES = ".jsonl"
 ALL_IN_ONE = {".npz", ".parquet"}
 Read = tuple[dict[str, list[Any]], list[dict[str, Any]]]
-"""Embeddings by version, and an entry for each row, with its label if it has one."""
+"""Version -> embeddings, and an entry per row, with its label if any."""
 
 
 def read_evaluation(
     files: Sequence[Path], versions: Sequence[str], labels: Path | None, relevant: Path | None = None
 ) -> Read:
-    """A set of embeddings out of files.
+    """Read a set of embeddings from files.
 
-    One file without a version holds them all: an .npz with an array for each version, by its name, and `labels` (N,);
-    or a Parquet file with a column of vectors for each, NAME or `vector:NAME`, and a column `label`, or `relevant` with
-    lists of ids. `labels` and `relevant` are JSON lists with an entry for each embedding.
+    A single file without a version has all versions: an .npz with an array per version, by its name, and `labels` (N,);
+    or a Parquet file with a column of vectors per version, NAME or `vector:NAME`, and a column `label`, or `relevant`
+    with lists of ids. `labels` and `relevant`: files of JSON lists with an entry per embedding.
 
     Raises:
-        typer.BadParameter: not one version for each file, or files of different lengths.
-        InvalidArgument: a file that cannot be read so.
+        typer.BadParameter: not one version per file, or files of different lengths.
+        InvalidArgument: a file cannot be read.
     """
     if len(files) == 1 and not versions and files[0].suffix.lower() in ALL_IN_ONE:
         held, own = _table(files[0]) if files[0].suffix.lower() == ".parquet" else _archive(files[0])
@@ -116,7 +116,7 @@ def _same_length(held: Mapping[str, Sequence[Any]]) -> int:
 
 
 def _listed(path: Path, what: str, count: int) -> list[Any]:
-    """A JSON list with a value for each of `count` embeddings."""
+    """Read a JSON list of `count` values."""
     values, told = _json(path, what), "labels" if what == LABEL else "lists of ids"
     if not isinstance(values, list) or len(values) != count:
         found = f"a list of {len(values)}" if isinstance(values, list) else f"of type {type(values).__name__}"
@@ -125,7 +125,7 @@ def _listed(path: Path, what: str, count: int) -> list[Any]:
 
 
 def _read_embeddings(path: Path, version: str) -> list[Any]:
-    """The rows (N, dim) of a file; of an .npz those of the array that has the version's name, or of its only one."""
+    """The rows (N, dim) of a file; in an .npz of the array with the version's name, else of the only one."""
     if path.suffix.lower() == ".json":
         rows = _json(path, "embeddings")
     elif path.suffix.lower() in {".npy", ".npz"}:
@@ -147,7 +147,7 @@ def _array(path: Path, version: str) -> Any:
 
 
 def _arrays(path: Path) -> dict[str, Any]:
-    """Every array of an .npz; of an .npy its only one."""
+    """The arrays of an .npz, or that of an .npy."""
     import numpy as np
 
     try:

@@ -1,4 +1,4 @@
-"""`regraft evaluation ...`: labelled sets for gates to measure on."""
+"""`regraft evaluation ...`: evaluation sets for gates."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def delete(client: Client, name: Gallery, number: Number, yes: Yes = False, dry_
 
 
 def _entries(place: Path) -> tuple[list[dict[str, Any]], list[Path]]:
-    """The entries of a folder of images, or of a .jsonl file, and the images that they are."""
+    """The entries of a folder of images or of a .jsonl file, and their images."""
     if place.suffix.lower() == LINES:
         return read_lines(place)
     if not place.exists():
@@ -112,7 +112,7 @@ def _entries(place: Path) -> tuple[list[dict[str, Any]], list[Path]]:
 
 @contextmanager
 def _naming_files(images: Sequence[Path]) -> Iterator[None]:
-    """The service refuses an entry by its number: say which file that is."""
+    """Add the name of the file to an error of the service about an entry by number."""
     try:
         yield
     except Problem as problem:

@@ -1,4 +1,4 @@
-"""Galleries and what is found in them: `regraft gallery ...` and `query`."""
+"""`regraft gallery ...` and `regraft query`."""
 
 from __future__ import annotations
 
@@ -166,14 +166,14 @@ def _print_answer(found: SearchResponse, with_text: bool) -> None:
 
 
 def _read_vectors(path: Path) -> NDArray[np.floating[Any]]:
-    """The rows of an .npy, or its only vector as one.
+    """The rows of an .npy; a single vector is one row.
 
     Raises:
-        InvalidArgument: it is none, or holds something else.
+        InvalidArgument: not an .npy, or of another shape or type.
     """
     try:
         loaded = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:  # numpy's words for a file that is empty, cut or of another kind
+    except (ValueError, EOFError) as error:  # of NumPy, for an empty, truncated or foreign file
         raise InvalidArgument(f"{path} is not an .npy file: {error}", pointer="/vector") from error
     if not isinstance(loaded, np.ndarray) or loaded.ndim not in (1, 2) or loaded.dtype.kind not in "fiu":
         raise InvalidArgument(f"{path} must have one vector, or a matrix of one per row", pointer="/vector")

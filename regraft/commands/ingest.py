@@ -1,4 +1,4 @@
-"""`regraft ingest`: images and texts, out of files, into a gallery."""
+"""`regraft ingest`: store images and texts from files in a gallery."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ def ingest(
     """Store images or texts; metadata `label` is the item's folder.
 
     A line of a .jsonl file is {"id": "a", "text": "...", "metadata": {...}}. The current version embeds the items.
-    version.
 
     Example: regraft ingest photos my-images/
 
@@ -74,7 +73,7 @@ def ingest(
 
 
 def _ingest_texts(client: Client, name: str, items: Iterable[TextItem], replace: bool | None, batch: int) -> None:
-    """Store texts in a gallery, a batch at a time, and report; exits with 1 if one failed."""
+    """Store texts in a gallery, batch by batch, and report; exits with 1 if one failed."""
     counts: Counter[str] = Counter()
     errors: list[dict[str, str]] = []
     with progress() as bar:
@@ -102,10 +101,10 @@ def _report(
 
 
 def find_images(paths: Sequence[Path]) -> dict[str, Path]:
-    """The file of every image by its id: below a folder the path relative to it, else the path without its `..`.
+    """Id -> image file. The id is the path relative to a given folder, else the given path without its `..`.
 
     Raises:
-        InvalidArgument: a path does not exist, there is no image at all, or two files would be one item.
+        InvalidArgument: a path does not exist, there are no images, or two files have the same id.
     """
     found = by_id(
         ((file.relative_to(path) if path.is_dir() else _without_climbing(file)).as_posix(), file)
@@ -118,12 +117,12 @@ def find_images(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def _without_climbing(file: Path) -> Path:
-    """A path as it can be an id: none holds `..`."""
+    """A path without `..`, which ids must not contain."""
     return Path(*(part for part in Path(os.path.normpath(file)).parts if part != ".."))
 
 
 def batches(files: Sequence[tuple[str, Path]], size: int) -> Iterator[list[tuple[str, Path]]]:
-    """Cut files into batches of at most `size` files and about 32 MB."""
+    """Split files into batches of at most `size` files and about 32 MB."""
     chunk: list[tuple[str, Path]] = []
     total = 0
     for name, path in files:
@@ -146,7 +145,7 @@ def _size(path: Path) -> int:
 
 
 def _store(client: Client, name: str, chunk: Sequence[tuple[str, Path]], replace: bool | None) -> IngestResult:
-    """Send the files that can be sent; the others are errors of the result beside those that the service refuses."""
+    """Send the readable files; the others are added to the errors of the result."""
     items: dict[int, ImageItem] = {}
     unsent: dict[int, tuple[str, str]] = {}
     for index, (key, path) in enumerate(chunk):
@@ -166,7 +165,7 @@ def _store(client: Client, name: str, chunk: Sequence[tuple[str, Path]], replace
 
 
 def _item(key: str, path: Path) -> ImageItem:
-    """Raises InvalidInput or OSError where a file cannot be an item."""
+    """The item of a file. Raises InvalidInput or OSError."""
     try:
         key.encode()
     except UnicodeEncodeError as error:
@@ -177,7 +176,7 @@ def _item(key: str, path: Path) -> ImageItem:
 
 
 def _refused_as_result(send: Callable[[], IngestResult]) -> IngestResult:
-    """The result of a batch; one with only bad items is refused as a whole, with the same list of errors."""
+    """The result of a batch; one in which all items are invalid is refused as a whole, with the same list of errors."""
     try:
         return send()
     except Problem as problem:
@@ -187,7 +186,7 @@ def _refused_as_result(send: Callable[[], IngestResult]) -> IngestResult:
 
 
 def _nothing_stored(errors: list[ItemError]) -> IngestResult:
-    """The result of a batch of bad items only."""
+    """The result of a batch of which no item was stored."""
     counts = dict.fromkeys(("stored", "new", "updated", "replaced", "seq"), 0)
     return IngestResult(**counts, failed=len(errors), errors=errors, warnings=[])
 

@@ -1,4 +1,4 @@
-"""Files as items: the path below a folder is the id, and no two files have the same one."""
+"""Files as items: their ids are paths below a folder, and must be distinct."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def by_id(files: Iterable[tuple[str, Path]]) -> dict[str, Path]:
     """Files by their ids, in order.
 
     Raises:
-        InvalidArgument: one is given twice, or two would be one item.
+        InvalidArgument: a file is given twice, or two have the same id.
     """
     found: dict[str, Path] = {}
     for key, file in files:
@@ -30,7 +30,7 @@ def by_id(files: Iterable[tuple[str, Path]]) -> dict[str, Path]:
 
 
 def below(path: Path, suffixes: Collection[str]) -> list[Path]:
-    """The files of a folder with these suffixes, as `files_below`, sorted; or the path itself if it is no folder.
+    """The files of a folder with these suffixes, as `files_below`, sorted; or the path itself if it is not a folder.
 
     Raises:
         InvalidArgument: the path does not exist, or a folder cannot be listed.
@@ -43,5 +43,5 @@ def below(path: Path, suffixes: Collection[str]) -> list[Path]:
 
 
 def label_of(file: Path) -> str:
-    """The name of the folder that a file lies in: of a link the folder that holds the link."""
+    """The name of a file's folder; for a link, of the folder of the link."""
     return Path(os.path.normpath(file.absolute())).parent.name

@@ -1,4 +1,4 @@
-"""`regraft item ...`: what a gallery holds, item by item."""
+"""`regraft item ...`: list, show, update and delete items."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def delete(
 
 
 def _ids(keys: Sequence[str] | None, ids: Path | None, where: str | None) -> list[str]:
-    """The ids that are given, each once. Raises InvalidArgument where a filter is, too, or neither."""
+    """The given ids without duplicates. Raises InvalidArgument if a filter is given too, or neither."""
     asked = list(dict.fromkeys([*(keys or []), *([] if ids is None else _read_ids(ids))]))
     if where is not None and (keys or ids):
         raise InvalidArgument("ids and --filter cannot be used together", pointer="/filter")
@@ -197,7 +197,7 @@ def _count(items: int) -> str:
 
 
 def _read_ids(path: Path) -> list[str]:
-    """The lines of a file that are not empty. Raises InvalidArgument where it is no text."""
+    """The non-empty lines of a file. Raises InvalidArgument if it is not a text."""
     try:
         with path.open(encoding="utf-8-sig") as lines:
             return [key for line in lines if (key := line.rstrip("\r\n"))]

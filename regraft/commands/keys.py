@@ -1,4 +1,4 @@
-"""`regraft key ...`: API keys by name, each for what its owner may do."""
+"""`regraft key ...`: create, list and delete API keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by the commands: options, confirmations, tables, progress bars, and imports of optional packages."""
+"""Helpers of commands: options, confirmations, tables, progress bars, and imports of optional packages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MissingExtra(RegraftError):
 
 
 def delete_named(client: Client, what: str, name: str, rest: str, *, yes: bool, dry_run: bool) -> None:
-    """Delete a gallery or a version, after asking unless `yes`, and say so; `rest` is what goes with it."""
+    """Delete a gallery or a version and report it; asks first, unless `yes`. `rest`: what is deleted with it."""
     confirm_deleting(f"{what} {name} and {rest}", yes=yes or dry_run)
     delete = {"gallery": client.delete_gallery, "version": client.delete_version}[what]
     delete(name, dry_run=dry_run)
@@ -44,7 +44,7 @@ def delete_named(client: Client, what: str, name: str, rest: str, *, yes: bool, 
 
 
 def confirm_deleting(what: str, *, yes: bool) -> None:
-    """Confirm a deletion: by `yes`, or by asking. Raises InvalidArgument where nobody can be asked."""
+    """Ask to confirm a deletion unless `yes`. Raises InvalidArgument if there is no terminal to ask on."""
     if yes:
         return
     if answer.requested:
@@ -54,10 +54,10 @@ def confirm_deleting(what: str, *, yes: bool) -> None:
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Turn a missing package, imported inside the block, into a sentence that says what to install.
+    """Convert errors of imports within the block to one that says what to install.
 
     Raises:
-        MissingExtra: a package that `extra` brings is missing, or another of the same name hides one of Regraft's own.
+        MissingExtra: a package of `extra` is missing, or another module shadows one of Regraft's packages.
     """
     try:
         yield
@@ -77,12 +77,12 @@ def _check_not_shadowed(name: str) -> None:
 
 
 def read_filter(text: str) -> dict[str, Any]:
-    """Parse `--filter`. Raises InvalidArgument if it is no JSON object."""
+    """Parse `--filter`. Raises InvalidArgument if it is not a JSON object."""
     return read_object(text, "filter", {"field": "city", "eq": "Bern"})
 
 
 def read_object(text: str, option: str, example: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse an option that is a JSON object. Raises InvalidArgument if it is none."""
+    """Parse an option that must be a JSON object. Raises InvalidArgument."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -94,13 +94,13 @@ def read_object(text: str, option: str, example: Mapping[str, Any]) -> dict[str,
 
 
 def progress() -> Progress:
-    """A progress bar on standard error, so that standard output stays clean."""
+    """A progress bar on standard error."""
     columns = (Description(), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=err)
 
 
 def print_table(columns: list[str], rows: list[list[Any]]) -> None:
-    """Print rows under a header. On a terminal a long cell is folded; elsewhere a row is a line, for other programs."""
+    """Print rows under a header. Long cells are folded on a terminal; elsewhere each row is one line, for programs."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -110,13 +110,13 @@ def print_table(columns: list[str], rows: list[list[Any]]) -> None:
 
 
 def print_fields(found: Sequence[ApiModel], fields: list[str]) -> None:
-    """Answer with models of one kind, and print these fields of each as a row."""
+    """Answer with models of one type, and print these fields of each as a row."""
     answer(found)
     print_table(fields, [[getattr(one, field) for field in fields] for one in found])
 
 
 def would(dry_run: bool, done: str, infinitive: str) -> str:
-    """How a change is reported: as done, or as a dry run."""
+    """The verb in the report of a change: done, or a dry run."""
     return f"would {infinitive}" if dry_run else done
 
 
@@ -126,7 +126,7 @@ def score(value: ScoreInterval) -> str:
 
 
 def print_warnings(warnings: Iterable[ImageWarning]) -> None:
-    """What a version does not see of images."""
+    """Print warnings about the parts of images that a version does not see."""
     for warning in warnings:
         images = "1 image" if warning.count == 1 else f"{warning.count} images"
         err.print(f"warning: {images}: {warning.detail}")

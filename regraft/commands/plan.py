@@ -96,7 +96,7 @@ def _bill_text(tokens: float, price: float | None) -> str:
 
 
 def _provider_bill(new: Version, items: int, tokens: int) -> dict[str, float | None]:
-    """The tokens and price of a provider, if one embeds."""
+    """The tokens and price of a provider, if the version has one."""
     if new.card.api is None:
         return {}
     from index.evaluation.cost import provider_price
@@ -112,7 +112,7 @@ def _retired(shown: BackfillEstimate) -> str:
 
 
 def _provider_cost(new: Version, rate: float | None, items: int, tokens: int) -> ItemCost | None:
-    """The cost with a provider's API: the time its limits require, without a request to it."""
+    """The cost with a provider's API: the time that its limits require; sends no request."""
     if new.card.api is None:
         return None
     with needs("worker"):
@@ -138,7 +138,7 @@ def _reencode(new: Version, rate: float | None) -> ItemCost | None:
 
 
 def _macs(count: Callable[[], int]) -> int | None:
-    """None if only running the model would show it."""
+    """Multiply-accumulates per item; None if they are only known at run time."""
     try:
         return count()
     except InvalidVersionFolder:
@@ -166,7 +166,7 @@ def _transform(old: Version, new: Version, rate: float | None) -> ItemCost | Non
 
 
 def _measure(run: Callable[[], object]) -> float:
-    """Seconds an item takes; the first batch only warms up."""
+    """Seconds per item, without the first batch."""
     run()
     started, batches = time.perf_counter(), 0
     while time.perf_counter() - started < MEASURE_SECONDS:

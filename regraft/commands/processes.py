@@ -1,4 +1,4 @@
-"""`regraft serve`, `worker` and `migrate`: the processes of a service, stopped cleanly by SIGINT and SIGTERM."""
+"""`regraft serve`, `worker` and `migrate`: the processes of a service, which SIGINT and SIGTERM stop cleanly."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 NICENESS = 10
-"""Niceness of a worker, which usually shares the machine with a service: queries come before a backfill."""
+"""Niceness of a worker, which usually shares the machine with a service: queries have priority over a backfill."""
 STOP_SECONDS = 15.0
-"""How long a worker may take to finish its chunk; its lease ends by itself."""
+"""Seconds a worker has to finish its chunk when it is stopped; else its lease expires."""
 STUCK = 4
 """Exit code of a worker that did not end in that time."""
 RESTART_PAUSE_SECONDS = 1.0
 LISTENING = "REGRAFT_LISTENING_SOCKET"
-"""Environment variable of server processes: the file descriptor of the socket that all of them accept from."""
+"""Environment variable of server processes: the file descriptor of the socket that all accept from."""
 BACKLOG = 2048
 
 logger = logging.getLogger(__name__)
@@ -74,14 +74,14 @@ def serve(
         _exit_while_indexing()
         return
     _check_free(settings)
-    open_store(settings.blobs_url)  # to fail with a sentence if it cannot be used
+    open_store(settings.blobs_url)  # for a readable error if it cannot be used
     if settings.vectors == "objects":
         parquet()
     configure(settings.log_format, settings.log_level)
-    # Before the workers start, so that they do not race for it, and to fail with a sentence if it cannot be done.
+    # Before the workers start, so that they do not race for it, and for a readable error.
     with usable_database(settings):
         upgrade(settings)
-    # uvicorn raises the signal it was stopped by once more at its end; it must not end this process before the workers.
+    # uvicorn raises the signal that stopped it again at its end, which must not end this process before the workers.
     signal.signal(signal.SIGTERM, _interrupt)
     with Workers(workers), suppress(KeyboardInterrupt):
         if settings.processes > 1:
@@ -92,7 +92,7 @@ def serve(
 
 
 def _exit_while_indexing() -> None:
-    """End the process here if its indexer is still inside FAISS: the end of the interpreter would abort that thread."""
+    """Exit at once if the indexer is still inside FAISS: the interpreter's normal exit would abort that thread."""
     if any(thread.name == "indexer" for thread in threading.enumerate()):
         sys.stdout.flush()
         os._exit(0)
@@ -116,7 +116,7 @@ def _announce(settings: Settings, workers: int, port: int) -> None:
 
 def _check_free(settings: Settings) -> None:
     """Check that the port is free before anything is created. Raises CannotListen."""
-    # Not listened on: whoever tries to connect meanwhile is to be refused, not cut off.
+    # Without listening: clients that connect now must be refused, not disconnected later.
     _bound_socket(settings.host, settings.port).close()
 
 
@@ -229,7 +229,7 @@ class CannotListen(RegraftError):
 
 
 class Workers:
-    """Worker processes that live as long as this context; one that dies is started again."""
+    """Worker processes for the time of this context; one that dies is restarted."""
 
     kind = "worker"
 
@@ -264,7 +264,7 @@ class Workers:
 
 
 class Servers(Workers):
-    """The same for server processes, which accept from one socket: if one dies, the others accept what it had not."""
+    """The same for server processes, which accept from one socket: if one dies, the others accept its connections."""
 
     kind = "server"
 
@@ -277,7 +277,7 @@ class Servers(Workers):
     ) -> None:
         from service.http.draining import drop_new_connections
 
-        # All of them end; one of them alone must not keep others from accepting.
+        # All servers end together; a single one must not keep the others from accepting.
         drop_new_connections(self._listener.fileno())
         super().__exit__(kind, value, trace)
 
@@ -291,11 +291,11 @@ def _start_worker() -> subprocess.Popen[bytes]:
 
 
 def _start(name: str, more: Mapping[str, str], kept: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
-    """Run a command of ours in a process that keeps these file descriptors and stops when this one ends."""
-    # -P: nothing is imported from the working directory, which may hold a `service` or an `index` of its own.
+    """Run a `regraft` command in a process that inherits these file descriptors and stops when this one ends."""
+    # -P: import nothing from the working directory, which may have another `service` or `index`.
     command = [sys.executable, "-P", "-m", "regraft", name]
     paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # Its own session: Ctrl-C reaches the service only, which then ends its workers in order.
+    # A separate session: Ctrl-C only reaches the service, which then ends its workers in order.
     environment = {**os.environ, "PYTHONPATH": paths, FOLLOW_PARENT: "1", **more}
     return subprocess.Popen(  # noqa: S603
         command, stdin=subprocess.PIPE, env=environment, start_new_session=True, pass_fds=kept
@@ -313,9 +313,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; some time after it this process ends, whatever it is doing in here.
+    """An event that SIGINT and SIGTERM set; a while after it this process exits even if the block is still running.
 
-    Python's own handlers run between its instructions: not while the main thread is inside onnxruntime.
+    Python's own signal handlers run between its instructions, so not while the main thread is inside onnxruntime.
     """
     stop, ended = threading.Event(), threading.Event()
     read_end, write_end = os.pipe()
@@ -342,7 +342,7 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
             signal.signal(number, handler)
-        os.close(write_end)  # ends `listen`, and through `stop` the other
+        os.close(write_end)  # ends `listen` and, by `stop`, the other thread
         for thread in threads:
             thread.join()
         os.close(read_end)
@@ -351,13 +351,13 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
 def _terminate_on_eof() -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass
-    while True:  # a server that has not begun to serve yet would hear it in vain
+    while True:  # repeated, because a server that does not serve yet would ignore it
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(RESTART_PAUSE_SECONDS)
 
 
 def _stop_on_eof(stop: threading.Event) -> None:
-    # Not through `sys.stdin`: the interpreter cannot end while a thread waits inside its buffer.
+    # Not through `sys.stdin`: the interpreter cannot exit while a thread waits in its buffer.
     while os.read(sys.stdin.fileno(), 1):
         pass
     stop.set()

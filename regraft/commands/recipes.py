@@ -85,7 +85,7 @@ def _print_fields(recipe: Recipe, meanings: dict[str, str]) -> None:
 
 
 def _written(value: object) -> str:
-    """A value as `--set` takes it."""
+    """A value in the syntax of `--set`."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={_written(inner)}" for name, inner in value.items())
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

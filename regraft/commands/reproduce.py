@@ -1,4 +1,4 @@
-"""`regraft reproduce`: a paper's protocol from an empty folder to its table beside ours. It needs the extra `train`."""
+"""`regraft reproduce`: run a paper's protocol and print its table beside ours. Needs the extra `train`."""
 
 from __future__ import annotations
 

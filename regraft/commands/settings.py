@@ -1,4 +1,4 @@
-"""Shared by commands that use a service's own data: its settings, and its database."""
+"""Helpers of commands that use a service's data directly: its settings and its database."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 PREFIX = "REGRAFT_"
 FOLLOW_PARENT = "REGRAFT_WORKER_FOLLOWS_STDIN"
-"""Set for the processes that `serve` starts: they also stop when their standard input closes, so none outlives it."""
+"""Set for processes that `serve` starts: they also stop when their standard input closes, so they never outlive it."""
 ALIKE = 0.85
-"""From this similarity to a setting's name on a variable is reported as a misspelling."""
+"""Similarity to the name of a setting from which a variable is reported as misspelt."""
 Data = Annotated[Path | None, typer.Option(help="Folder of the database, images and versions.", show_default=False)]
 
 
@@ -33,7 +33,7 @@ class UnusableDatabase(RegraftError):
 
 @contextmanager
 def usable_database(settings: Settings) -> Iterator[None]:
-    """Turn errors of REGRAFT_DATABASE_URL into sentences."""
+    """Convert errors of REGRAFT_DATABASE_URL to UnusableDatabase."""
     from sqlalchemy import make_url
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -56,7 +56,7 @@ def usable_database(settings: Settings) -> Iterator[None]:
 
 
 def checked_settings() -> Settings:
-    """The settings of the environment; one line of an error for each that is wrong, of warning for one misspelt."""
+    """The settings of the environment; the error has a line per invalid one. Warns of misspelt ones."""
     from pydantic import ValidationError
 
     from service.settings import Settings
@@ -80,5 +80,5 @@ def _warn_of_misspellings(settings: Collection[str]) -> None:
 
 
 def apply_options(options: Mapping[str, object]) -> None:
-    """Set command line options in the environment, as settings of this process and of the workers it starts."""
+    """Set options of the command line in the environment, as settings of this process and its workers."""
     os.environ.update({f"{PREFIX}{name.upper()}": str(value) for name, value in options.items() if value is not None})

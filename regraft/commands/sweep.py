@@ -1,4 +1,4 @@
-"""`regraft sweep`: a method's weights chosen on held-out training images. It needs the extra `train`."""
+"""`regraft sweep`: choose the weights of a method on held-out training images. Needs the extra `train`."""
 
 from __future__ import annotations
 

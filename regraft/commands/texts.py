@@ -1,4 +1,4 @@
-"""Texts as items, out of files: what `regraft ingest` reads of `.txt` and `.jsonl`."""
+"""Read texts as items from `.txt` and `.jsonl` files, for `regraft ingest`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from regraft.commands.item_files import below, by_id, label_of
 TEXT, LINES = ".txt", ".jsonl"
 FIELDS = {"id", "text", "metadata"}
 BATCH_CHARACTERS = 4 << 20
-"""A request has no more, but for its last text."""
+"""Characters of a request, not counting its last text."""
 
 
 def are_texts(paths: Sequence[Path]) -> bool:
-    """Whether these are files of texts. Raises InvalidArgument where some are and others are not."""
+    """Whether these are files of texts. Raises InvalidArgument if only some are."""
     kinds = {path.suffix.lower() in (TEXT, LINES) and not path.is_dir() for path in paths}
     if len(kinds) > 1:
         raise InvalidArgument("images and files of texts (.txt, .jsonl) cannot be ingested together")
@@ -27,18 +27,18 @@ def are_texts(paths: Sequence[Path]) -> bool:
 
 
 def find_texts(paths: Sequence[Path], prefix: str) -> Iterator[TextItem]:
-    """The lines of .jsonl files, and .txt files, of which a folder's have the path below it as their id.
+    """The texts of .jsonl files (their lines) and .txt files, whose ids are their paths below a given folder.
 
     Raises:
-        InvalidArgument: a path is not there, holds no texts, or two files would be one item; before any is read.
-            Later: a file or a line of one is no text; names it.
+        InvalidArgument: at once if a path does not exist or has no texts, or two files have the same id; later if a
+            file or a line is not a text, which it names.
     """
     files = by_id((key, file) for path in paths for key, file in _files(path))
     return chain.from_iterable(_texts_of(key, file, prefix) for key, file in files.items())
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:
-    """The id of each file of texts at or below a path; of one of lines, which are named by themselves, its path."""
+    """Id -> file for the files of texts at or below a path; a .jsonl file, whose lines have ids, by its path."""
     found = below(path, [TEXT])
     if not found:
         raise InvalidArgument(f"{path} has no {TEXT} files")
@@ -87,7 +87,7 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
 
 
 def batches_of_texts(items: Iterable[TextItem], size: int) -> Iterator[list[TextItem]]:
-    """Up to `size` texts each, fewer where they are long."""
+    """Batches of up to `size` texts, fewer if they are long."""
     left = iter(items)
     while chunk := list(islice(left, 1)):
         characters = len(chunk[0].text)

@@ -1,4 +1,4 @@
-"""`regraft train`, `evaluate`, `fit-edge`, `export`: they need the extra `train`, serving never does."""
+"""`regraft train`, `evaluate`, `fit-edge` and `export`, which need the extra `train`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EXTRA = "train"
 INTERRUPTED = 130
-"""What a shell reports of a command that Ctrl-C stopped."""
+"""Exit code of a command stopped by Ctrl-C, as in shells."""
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A version folder of `regraft train`.")]
 Source = Annotated[
     str | None,
@@ -233,7 +233,7 @@ def _load(
     newest: Version,
     stored: tuple[Path, Version] | None = None,
 ) -> Data:
-    """The data set named, else the newest version's own; what is done with unreadable images likewise."""
+    """Load the named data set, by default that of the newest version; likewise the treatment of unreadable images."""
     from training.sources import load_data
 
     recipe = newest.card.recipe
@@ -244,7 +244,7 @@ def _load(
 
 
 def _stored(file: Path | None, versions: list[Version]) -> tuple[Path, Version] | None:
-    """The file of embeddings, and the version that it is of: the one that embeds no images."""
+    """The file of embeddings and its version: the one that does not embed images."""
     from training.trained import WEIGHTS
 
     trained_with = _newest(versions).card.recipe.get("old_embeddings")
@@ -266,7 +266,7 @@ def _newest(versions: list[Version]) -> Version:
 
 
 def _independents(given: list[str], versions: list[Version]) -> dict[str, Version]:
-    """NAME=FOLDER for one version, FOLDER for every version that has edges and no other."""
+    """Parse NAME=FOLDER, for one version, or FOLDER, for every version with edges that is not named."""
     names = {version.name for version in versions}
     own = {name: folder for name, is_own, folder in (text.partition("=") for text in given) if is_own and name in names}
     shared = [text for text in given if text.partition("=")[0] not in own]

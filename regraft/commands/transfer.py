@@ -1,4 +1,4 @@
-"""`regraft import` and `regraft gallery export`: items and their vectors, from and to files and other databases."""
+"""`regraft import` and `regraft gallery export`: items with vectors from files and other databases, and to files."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def import_(
 
     named = None if metadata is None else [one for one in metadata.split(",") if one]
     with needs(extra_of(source)):
-        # Its vectors stay those of the version that is current now, also where another one is deployed meanwhile.
+        # The version that is current now, even if another one is deployed during the import.
         made_by = version or client.gallery(name).current
         wanted = Wanted(key, _vectors(vector, made_by), named, made_by, text)
         space_of = None if ignore_metric else partial(_space, client)
@@ -145,7 +145,7 @@ def _vectors(given: list[str] | None, version: str | None) -> dict[str, str | No
 
 
 def _beside(source: str, name: str) -> Path:
-    """A file's state lies beside it, that of another database where the command runs."""
+    """The file of an import's progress: next to the source file, or for a database in the working directory."""
     path = Path(source)
     return path.with_name(f"{path.name}.{name}.import") if path.is_file() else Path(f"{name}.import")
 

@@ -1,4 +1,4 @@
-"""Changing a gallery's version: `regraft gate`, `deploy`, `deployment`, `rollback`, `retire` and `evaluation`."""
+"""`regraft gate`, `deploy`, `deployment`, `rollback` and `retire`: change a gallery's version."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def retire(client: Client, name: Gallery, version: Version, reason: Reason = "",
 def _trial(
     state: str, share: float | None, rate: float | None, p99: float | None, least: int | None
 ) -> dict[str, Json]:
-    """The settings of a shadow or canary, those that were given. Raises BadParameter where they mean nothing."""
+    """The given settings of a shadow or canary. Raises BadParameter if they do not apply."""
     given = {"share": share, "max_error_rate": rate, "max_p99_ms": p99, "min_queries": least}
     settings = {field: value for field, value in given.items() if value is not None}
     legal = {"shadow": {"share"}, "canary": set(given)}.get(state, set())
@@ -240,7 +240,7 @@ def _print_report(report: GateReport) -> None:
     if report.unlabelled:
         out.print(f"{report.unlabelled} entries without a label left out")
     for one in report.slices[:3]:
-        name = json.loads(one.value)  # a string reads better without its quotes
+        name = json.loads(one.value)  # strings without quotes
         shown = name if isinstance(name, str) else one.value
         out.print(f"{report.slice} {shown}: {one.old_old:.1%} -> {one.new_old:.1%} ({one.queries} queries)")
     if report.verdict == "refuse":

@@ -1,4 +1,4 @@
-"""Version folders of a command that is given several."""
+"""Open the version folders that are arguments of a command."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def open_version(folder: Path) -> Version:
-    """The version in a folder.
+    """Load the version in a folder.
 
     Raises:
-        InvalidVersionFolder: it does not match its card, or there is none; names the folder.
+        InvalidVersionFolder: there is none, or it does not match its card; names the folder.
     """
     from index.folder import load_version
 

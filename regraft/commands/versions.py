@@ -1,4 +1,4 @@
-"""`regraft version ...`: version folders on disk and in the service."""
+"""`regraft version ...`: verify and pack version folders; register, list and delete versions."""
 
 from __future__ import annotations
 
