@@ -1,4 +1,4 @@
-"""What the service answers: one definition of each shape, for the API's description, the service and the client."""
+"""The answers of the service: one model per shape, for the OpenAPI description, the service and the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backfills: how far one is, what it costs, what it could not move, and its curve."""
+"""Backfills: progress, estimate, failures and curve."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from regraft.models.base import ApiModel, ScoreInterval
 
 
 class CurvePoint(ScoreInterval):
-    """The metric, with its 95 % bootstrap interval over `queries`, when a `share` of the backfill was settled.
+    """The metric, with its 95 % bootstrap interval over `queries`, after a `share` of the backfill was settled.
 
-    `moved` items had been moved when measuring began and `meanwhile` more when it ended; the share is of the middle.
-    `seq`: how far the gallery's feed had been followed.
+    `moved`: items moved before the measurement; `meanwhile`: items moved during it. The share is that at its middle.
+    `seq`: number of the gallery's change feed that the measured state had.
     """
 
     share: float
@@ -23,10 +23,10 @@ class CurvePoint(ScoreInterval):
 
 
 class CurveInfo(ApiModel):
-    """A metric over the share of items moved: `points` by rising share. `area` under it: once it is `complete`.
+    """A metric over the share of items moved: `points` by ascending share, and the `area` below once it is `complete`.
 
-    `stopped`: the backfill was cancelled, or `error` says why measuring was given up. While `measuring`, `error` says
-    why the last attempt failed.
+    `stopped`: the backfill was cancelled, or measuring was given up because of `error`. While `measuring`, `error` is
+    the reason why the last attempt failed.
     """
 
     state: str
@@ -43,10 +43,10 @@ class CurveInfo(ApiModel):
 
 
 class BackfillInfo(ApiModel):
-    """A backfill: of `total` items so far, `done` moved, `skipped` changed meanwhile or needed no move, `failed`.
+    """A backfill. Of `total` items planned so far, `done` were moved, `skipped` had changed or needed no move.
 
-    `retrying` of the `remaining` failed and will be tried again. `planning`: items are still being counted, and none
-    is moved until all are.
+    `failed` items were given up; `retrying` of the `remaining` ones failed and will be retried. `planning`: items are
+    still being planned, and none is moved until this is done.
     """
 
     id: int
@@ -83,9 +83,9 @@ class BackfillList(ApiModel):
 
 
 class ItemFailure(ApiModel):
-    """An item that could not be moved, and why; it stays reachable in `version`. `next_try`: it will be tried again.
+    """An item that could not be moved; it stays reachable in `version`. `next_try`: when it will be retried.
 
-    `code`: `image_missing`, `image_invalid`, `image_unreadable`, the same of a `text`, `refused` (by the encoder or the
+    `code`: `image_missing`, `image_invalid`, `image_unreadable`, the same for `text`, `refused` (by the encoder or the
     edge), or `worker_died`.
     """
 
@@ -99,9 +99,9 @@ class ItemFailure(ApiModel):
 
 
 class FailurePage(ApiModel):
-    """A page of a backfill's failures, those that wait to be tried again too, and how many items were given up.
+    """A page of a backfill's failures, including those to be retried; `failed` items were given up.
 
-    `next` is the cursor of the page behind it, null at the end.
+    `next` is the cursor of the next page, null at the end.
     """
 
     failures: list[ItemFailure]
@@ -110,19 +110,19 @@ class FailurePage(ApiModel):
 
 
 class ItemMacs(ApiModel):
-    """Multiply-accumulates for one item; null where a way is not open, or a model's shapes are not known."""
+    """Multiply-accumulates per item; null if this kind of move is impossible or a model's shapes are unknown."""
 
     reencode: int | None
     transform: float | None
 
 
 class BackfillEstimate(ApiModel):
-    """A backfill on paper. `seconds`: one worker on this machine, one step after the other, or what the rate allows.
+    """The estimate of a backfill. `seconds`: with one worker on this machine, or as the rate allows.
 
-    Storage is that of the gallery's vectors and side-information: now, after the backfill, and once every version but
-    the target is retired; null where some items would still depend on another. With a `share` or `limit` it is the
-    most: an item that has an embedding by the target takes no more. `tokens` and their `price`, in the currency of the
-    card, are of a target whose texts a provider embeds, by what it counted of the sample.
+    Bytes are those of the gallery's vectors and side-information: now, after the backfill, and after retiring all
+    versions but the target (null if some items would still depend on another version). With a `share` or `limit` they
+    are upper bounds: items that have an embedding of the target take no more. `tokens` and their `price`, in the
+    currency of the card, are for a target whose texts a provider embeds, extrapolated from the sample.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""What every answer of the API is, and what several of them share."""
+"""The base of all answers of the API, and models that several of them use."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pydantic import BaseModel, ConfigDict
 
 
 class ApiModel(BaseModel):
-    """An answer of the service, as it writes and as the client reads it; it does not change once it is made.
+    """An answer of the service, immutable; the service writes it and the client parses it.
 
-    A field that this release does not know is left out, so that a client goes on with a service newer than itself. A
-    field that is missing is an error: a new field has a default where an older service may be asked.
+    Unknown fields are ignored, so that a client works with a newer service. A missing field is an error: new fields
+    need defaults, so that a client works with an older service.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)

@@ -1,4 +1,4 @@
-"""Deployments: how a version becomes current, and how it ends."""
+"""Deployments: versions that become current, rollbacks and retirement."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from regraft.models.base import ApiModel
 
 
 class DeploymentAnswer(ApiModel):
-    """What one answer says of a gallery's deployments.
+    """Base of answers about a gallery's deployments.
 
-    `etag` comes in the header, not in the body: a change that repeats it as `if_match` is refused (412) when somebody
-    was faster.
+    `etag` is a header, not in the body: a change with it as `if_match` is refused (412) if there was another change
+    since.
     """
 
     etag: Annotated[str | None, SkipJsonSchema()] = Field(None, exclude=True)
 
 
 class DeploymentInfo(DeploymentAnswer):
-    """A deployment: `previous` was current before it, `activated` items moved at once. A dry run has no `id`.
+    """A deployment: `previous` was current before, `activated` items were served by it at once. A dry run has no `id`.
 
-    `notes`, in the answer to a change, say what to know of it: items that only an older version's encoder reaches, and
-    that no gate has compared the versions, or that one warned or refused.
+    `notes`, in the answer to a change, are its risks: items that only an older version's encoder reaches, or that no
+    gate has compared the versions, or that one warned or refused.
     """
 
     id: int | None
@@ -39,19 +39,19 @@ class DeploymentInfo(DeploymentAnswer):
 
 
 class RollbackResult(DeploymentInfo):
-    """What a gallery went back to; `out_of_reach` counts by version the items its queries do not reach any more."""
+    """The result of a rollback; `out_of_reach`: version -> number of items that queries no longer reach."""
 
     out_of_reach: dict[str, int]
 
 
 class DeploymentList(ApiModel):
-    """Every deployment of a gallery, oldest first."""
+    """The deployments of a gallery, oldest first."""
 
     deployments: list[DeploymentInfo]
 
 
 class TransitionInfo(ApiModel):
-    """One step of a deployment: who took it when, why, and what it rests on. `before` is null at its beginning."""
+    """One step of a deployment: its time, author, reason and evidence. `before` is null in the first step."""
 
     before: str | None
     after: str
@@ -62,7 +62,7 @@ class TransitionInfo(ApiModel):
 
 
 class DeploymentDetail(DeploymentInfo):
-    """A deployment with its record; `since` is when it became current. `trial` is what shadow or canary counted."""
+    """A deployment with its steps; `since`: when it became current; `trial`: the counts of shadow or canary."""
 
     since: float | None
     undoes: int | None
@@ -72,7 +72,7 @@ class DeploymentDetail(DeploymentInfo):
 
 
 class RetireResult(DeploymentAnswer):
-    """What retiring a version freed: embeddings, and about how many bytes."""
+    """The result of retiring a version: the number of embeddings deleted, and approximately their bytes."""
 
     version: str
     deployments: list[int]

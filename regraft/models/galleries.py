@@ -1,4 +1,4 @@
-"""Galleries, how the service is, and the audit."""
+"""Galleries, the health of the service, and the audit log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from regraft.models.base import ApiModel
 
 
 class GalleryIndex(ApiModel):
-    """What large sealed segments are searched by, how it keeps vectors, and the recall it is to reach at k = 10."""
+    """The index of large sealed segments, its storage of vectors, and its recall aim at k = 10."""
 
     kind: str
     storage: str
@@ -16,28 +16,28 @@ class GalleryIndex(ApiModel):
 
 
 class CollectionInfo(ApiModel):
-    """What an engine elsewhere has of a version's embeddings of one origin."""
+    """The state of one version's embeddings of one origin in an external engine."""
 
     version: str
     origin: str
     lag: int
-    """numbers of the gallery's change feed that it does not cover yet, as far as this process has seen"""
+    """numbers of the gallery's change feed that the engine does not cover yet, as far as this process knows"""
     here: int
-    """embeddings that lie in this process's memory as long as the engine does not have them"""
+    """embeddings in this process's memory, because the engine does not have them yet"""
 
 
 class LoadingGallery(ApiModel):
-    """A gallery that is on its way into memory."""
+    """A gallery that is being loaded into memory."""
 
     gallery: str
     done: int
-    """items that are in memory"""
+    """items in memory"""
     total: int
-    """items there are; 0 as long as they are not counted"""
+    """number of items; 0 until they are counted"""
 
 
 class GalleryInfo(ApiModel):
-    """A gallery, as far as this process has followed its feed."""
+    """A gallery, as of this process's position in its change feed."""
 
     name: str
     current: str | None
@@ -47,15 +47,15 @@ class GalleryInfo(ApiModel):
     created: float
     index: GalleryIndex
     indexed: int
-    """items that an approximate index answers for; the others are compared one by one"""
+    """items in an approximate index; the others are compared exhaustively"""
     loaded: bool
-    """whether it is in memory; one that is not is loaded by the next query, and tells no `indexed`"""
+    """whether it is in memory; if not, the next query loads it, and `indexed` is 0"""
     bytes: int
-    """what it takes of memory, roughly; 0 where it is not loaded"""
+    """approximate memory; 0 if it is not loaded"""
     loading: LoadingGallery | None
-    """how far its load is, where one is under way; queries wait for its end, writes do not"""
+    """the progress of its load, if it is being loaded; queries wait for the end, writes do not"""
     collections: list[CollectionInfo]
-    """what lies in an engine elsewhere, or is to; empty where the gallery lies in memory, or is not loaded"""
+    """its collections in an external engine, existing or planned; empty without an engine, or if it is not loaded"""
 
 
 class GalleryList(ApiModel):
@@ -65,20 +65,20 @@ class GalleryList(ApiModel):
 
 
 class Readiness(ApiModel):
-    """`status` is `ready`, or `degraded` when some things cannot be used; `problems` says which, and why."""
+    """`status` is `ready`, or `degraded` if some parts cannot be used; `problems` lists them with the reasons."""
 
     status: str
     problems: list[str]
     galleries_loaded: int
-    """galleries in memory; only of these are problems told"""
+    """galleries in memory; `problems` covers only these"""
     galleries_bytes: int
-    """what they take of memory, roughly"""
+    """their approximate memory"""
     loading: list[LoadingGallery]
-    """galleries that are on their way into memory: queries of these wait"""
+    """galleries that are being loaded into memory; their queries wait"""
 
 
 class AuditRecord(ApiModel):
-    """A change: `subject` is what was changed, `evidence` what it did."""
+    """A change of `subject`; `evidence` is its effect."""
 
     id: int
     at: float
@@ -96,7 +96,7 @@ class AuditPage(ApiModel):
 
 
 class Health(ApiModel):
-    """The process answers."""
+    """The process is alive."""
 
     status: str
     version: str

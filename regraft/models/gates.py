@@ -12,7 +12,7 @@ from regraft.models.base import ApiModel, ScoreInterval
 class EvaluationInfo(ApiModel):
     """An evaluation set: `kind` is `images`, `texts` or `embeddings`.
 
-    `labelled` of its `size` entries have a label, `relevant` name the items of the gallery that are right for them.
+    `labelled` of its `size` entries have a label; `relevant` entries name their relevant items of the gallery.
     """
 
     id: int | None
@@ -26,15 +26,15 @@ class EvaluationInfo(ApiModel):
 
 
 class EvaluationList(ApiModel):
-    """Every evaluation set of a gallery, oldest first."""
+    """The evaluation sets of a gallery, oldest first."""
 
     evaluations: list[EvaluationInfo]
 
 
 class SliceScores(ApiModel):
-    """The queries that share a value of the metadata field `slice`.
+    """The result for the queries that share a value of the metadata field `slice`.
 
-    `difference`: by Student's t, so wide that the intervals of all slices hold together at 95 %.
+    The intervals of `difference`, by Student's t, hold for all slices together at 95 %.
     """
 
     value: str
@@ -45,16 +45,16 @@ class SliceScores(ApiModel):
 
 
 class FlipEnd(ApiModel):
-    """An item's id, or an entry's number in the evaluation set; its label as JSON, cut at 200 characters."""
+    """An item's id, or an entry's number in the evaluation set; and its label as JSON, truncated to 200 characters."""
 
     id: str
     label: str | None
 
 
 class FlipInfo(ApiModel):
-    """A query whose first match was right under old/old and is `wrong` under new/old.
+    """A query whose first match is relevant under old/old; `wrong` is its first match under new/old.
 
-    `rank` is the place of its first relevant item under new/old, which was 1 under old/old.
+    `rank` is the rank of its first relevant item under new/old; it was 1 under old/old.
     """
 
     query: FlipEnd
@@ -70,7 +70,7 @@ class EncodeLatency(ApiModel):
 
 
 class MergeReport(ApiModel):
-    """The merge mode that served a simulated backfill best; `gains` are its area minus that of each other mode."""
+    """The best merge mode in a simulated backfill; `gains`: other mode -> the area of the best mode minus its area."""
 
     mode: str
     metric: str
@@ -82,14 +82,13 @@ class MergeReport(ApiModel):
 class GateReport(ApiModel):
     """A gate report: M(old/old), M(new/old) by `route`, and M(new/new), of `current` (old) and `version` (new).
 
-    `queries` that had an item of their label to find were compared over `items` on the gallery side: `whole` says
-    whether that is every item that can be compared, `exhaustive` that moreover every one that can ask did. M(new/new)
-    is over `new_new_items`; where these are fewer, `gap_closed` is unknown. `unreadable` images could not be decoded
-    and did not ask; `relevant_missing` of the items that an evaluation set names as relevant are not there (null: it
-    names none); `unlabelled` entries are left out where labels decide. `flips` are up to 12 of the
-    `negative_flips`, the deepest fall (largest `rank`) first. `slices` are worst first, each `value` is JSON.
-    `calibrations` maps were fitted, which a deployment by this gate brings into force, as it does the default
-    merge mode of `merge`. A dry run has no `id`.
+    The number of `queries` with a relevant item that were compared over `items`. `whole`: these are all comparable
+    items; `exhaustive`: also, all possible queries were used. M(new/new) is over `new_new_items`; if these are fewer,
+    `gap_closed` is unknown. `unreadable`: images that could not be decoded and were not used as queries.
+    `relevant_missing`: items that the evaluation set names as relevant but do not exist (null: it names none).
+    `unlabelled`: entries left out because labels decide. `flips`: up to 12 of the `negative_flips`, largest `rank`
+    first. `slices`: worst first, each `value` is JSON. `calibrations`: number of fitted score maps, which a deployment
+    with this gate uses, as it does the merge mode of `merge`. A dry run has no `id`.
     """
 
     id: int | None
@@ -128,6 +127,6 @@ class GateReport(ApiModel):
 
 
 class GateList(ApiModel):
-    """Every gate report of a gallery, oldest first."""
+    """The gate reports of a gallery, oldest first."""
 
     gates: list[GateReport]

@@ -1,4 +1,4 @@
-"""Items: what is stored, and what became of a batch."""
+"""Items, their embeddings, and results of changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from regraft.models.base import ApiModel
 
 
 class ItemError(ApiModel):
-    """Why one item of a batch was not stored."""
+    """The error of one item of a batch."""
 
     index: int
     id: str | None
@@ -19,7 +19,7 @@ class ItemError(ApiModel):
 
 
 class ImageWarning(ApiModel):
-    """So many images are much larger than what a version reads; `pointer` is where the first stands in the request.
+    """`count` images lose much in the preprocessing of a version; `pointer`: the first of them in the request.
 
     `code` is `image_mostly_unseen` or `image_much_reduced`.
     """
@@ -32,10 +32,10 @@ class ImageWarning(ApiModel):
 
 
 class IngestResult(ApiModel):
-    """What became of a batch; `seq` is the number of its last write in the gallery's feed.
+    """The result of an ingest; `seq` is the number of its last write in the gallery's change feed.
 
-    Of the items `stored`, `new` were not there, `updated` got an embedding beside those they held, and of those
-    `replaced` nothing stayed but, where none were named, the metadata.
+    Of the items `stored`, `new` did not exist, `updated` got another embedding in addition to theirs, and `replaced`
+    lost their earlier content, except for their metadata if none were given.
     """
 
     stored: int
@@ -49,9 +49,9 @@ class IngestResult(ApiModel):
 
 
 class ItemInfo(ApiModel):
-    """A stored item; `active` is the version whose embedding of it is served, None: it holds none.
+    """A stored item; `active` is the version whose embedding serves it, null: it has no embedding.
 
-    `image`: whether it is an image. `text`: what it is, where that was asked for; null: none, or it cannot be read now.
+    `image`: whether it has an image. `text`: its text, if requested; null: it has none, or it cannot be read.
     """
 
     id: str
@@ -64,48 +64,48 @@ class ItemInfo(ApiModel):
 
 
 class EmbeddingInfo(ApiModel):
-    """An embedding an item holds."""
+    """An embedding of an item."""
 
     version: str
     origin: str
 
 
 class ItemDetail(ItemInfo):
-    """A stored item and the embeddings it holds."""
+    """A stored item and its embeddings, without vectors."""
 
     embeddings: list[EmbeddingInfo]
 
 
 class ItemPage(ApiModel):
-    """A page of items; `next` is the cursor of the page behind it, null at the end."""
+    """A page of items; `next` is the cursor of the next page, null at the end."""
 
     items: list[ItemInfo]
     next: str | None
 
 
 class StoredEmbedding(EmbeddingInfo):
-    """An embedding an item holds, with its numbers."""
+    """An embedding of an item with its vector."""
 
     embedding: list[float]
 
 
 class EmbeddedItem(ItemInfo):
-    """A stored item and the embeddings it holds, with their numbers."""
+    """A stored item and its embeddings with their vectors."""
 
     embeddings: list[StoredEmbedding]
 
 
 class DamagedEmbedding(ApiModel):
-    """An embedding that an item holds and that cannot be read: `regraft doctor` says more."""
+    """An embedding of an item that cannot be read, see `regraft doctor`."""
 
     id: str
     version: str
 
 
 class EmbeddingPage(ApiModel):
-    """A page of items with their embeddings; `next` is the cursor of the page behind it, null at the end.
+    """A page of items with their embeddings; `next` is the cursor of the next page, null at the end.
 
-    `damaged`: embeddings that these items hold and that are left out.
+    `damaged`: embeddings of these items that are left out.
     """
 
     items: list[EmbeddedItem]
@@ -114,7 +114,7 @@ class EmbeddingPage(ApiModel):
 
 
 class MissingPage(ApiModel):
-    """Ids of items that hold no embedding which `version` itself made; `next` as in `ItemPage`."""
+    """Ids of items without an embedding made by `version` itself; `next` as in `ItemPage`."""
 
     version: str
     ids: list[str]
@@ -122,9 +122,9 @@ class MissingPage(ApiModel):
 
 
 class MetadataResult(ApiModel):
-    """Of how many items the metadata were changed, and why those of others were not: `errors` names up to 100.
+    """The number of items whose metadata were changed, and those that failed: `errors` has up to 100 of them.
 
-    Where a filter chose the items, the `index` of each is 0.
+    If a filter selected the items, each `index` is 0.
     """
 
     updated: int
@@ -133,7 +133,7 @@ class MetadataResult(ApiModel):
 
 
 class DeleteResult(ApiModel):
-    """How many items were deleted, and which ids were not there."""
+    """The number of items deleted, and the ids that did not exist."""
 
     deleted: int
     missing: list[str]

@@ -1,4 +1,4 @@
-"""API keys by name."""
+"""API keys."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Literal
 from regraft.models.base import ApiModel
 
 KeyScope = Literal["query", "ingest", "admin"]
-"""What a key opens, each what those before it do, too: reading and queries; changes of items; everything."""
+"""The permissions of a key; each includes those before it: reading and queries; changes of items; everything."""
 
 
 class KeyInfo(ApiModel):
-    """A key that is asked for; `key` itself is shown once, in the answer that made it."""
+    """A key without its secret."""
 
     name: str
     scope: KeyScope
     created: float
     galleries: list[str] | None
-    """the galleries it opens; null: all of them, and what belongs to none"""
+    """the galleries that it is for; null: all galleries, and routes outside of galleries"""
 
 
 class NewKey(KeyInfo):
-    """A key that was made now."""
+    """A new key; only this answer has its secret, `key`."""
 
     key: str
 
 
 class KeyList(ApiModel):
-    """Every key, by name."""
+    """All keys, by name."""
 
     keys: list[KeyInfo]

@@ -1,4 +1,4 @@
-"""The answer to queries, and how it came about."""
+"""The answer to queries, and its explanation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from regraft.models.items import ImageWarning
 
 
 class Match(ApiModel):
-    """An item that was found: `raw_score` is in its version's space, `score` what the list is ranked by.
+    """An item that was found: `raw_score` is in its version's space, the list is ranked by `score`.
 
-    `text`: what it is, where `with_text` asked for it; null: no text, or it cannot be read now.
+    `text`: its text, if requested by `with_text`; null: it has none, or it cannot be read.
     """
 
     id: str
@@ -25,7 +25,7 @@ class Match(ApiModel):
 
 
 class QueryMatches(ApiModel):
-    """The matches of one query, best first: where it stands in the request, what embedded it, how it was ranked."""
+    """The matches of one query, best first; `query`: its place in the request, `version`: by which it was embedded."""
 
     query: str
     version: str
@@ -34,7 +34,7 @@ class QueryMatches(ApiModel):
 
 
 class DegradedShard(ApiModel):
-    """Items that could not be asked."""
+    """Items that could not be searched."""
 
     version: str
     items: int
@@ -42,7 +42,7 @@ class DegradedShard(ApiModel):
 
 
 class EdgeUsed(ApiModel):
-    """An edge on a route, and what was measured on it."""
+    """An edge on a route, and its measured scores."""
 
     new: str
     old: str
@@ -51,16 +51,16 @@ class EdgeUsed(ApiModel):
 
 
 class ShardSeconds(ApiModel):
-    """What a shard took; shards of one version share one transform."""
+    """Seconds of a shard; shards of one version share one transform."""
 
     transform: float
     scan: float
 
 
 class ScannedItems(ApiModel):
-    """How a shard found what it found.
+    """How a shard was searched.
 
-    `exact`: items compared one by one; `approximate`: items that an index answered for, by `effort` (its largest
+    `exact`: items compared exhaustively; `approximate`: items searched by an index with this `effort` (the largest
     `efSearch` or `nprobe`).
     """
 
@@ -70,7 +70,7 @@ class ScannedItems(ApiModel):
 
 
 class SearchedShard(ApiModel):
-    """One shard that was asked: its route, the versions that embedded the query for it, and the map of its scores."""
+    """One searched shard: its route, the versions that embedded the query for it, and its score map."""
 
     queries: list[str]
     version: str
@@ -84,7 +84,7 @@ class SearchedShard(ApiModel):
 
 
 class SearchSeconds(ApiModel):
-    """Where the time of an answer went; `encode` by version."""
+    """Seconds of an answer by part; `encode` by version."""
 
     encode: dict[str, float]
     transform: float
@@ -95,7 +95,7 @@ class SearchSeconds(ApiModel):
 
 
 class Explanation(ApiModel):
-    """How an answer came about."""
+    """The trace of an answer."""
 
     shards: list[SearchedShard]
     seconds: SearchSeconds
@@ -104,10 +104,10 @@ class Explanation(ApiModel):
 class SearchResponse(ApiModel):
     """The answer to queries: `version`, `mode` and `mix` (items per version) are those of the first.
 
-    All of it - matches, what they show, `mix`, `degraded` - is as it was at number `seq` of the gallery's change feed.
+    All parts (matches, their content, `mix`, `degraded`) are consistent at number `seq` of the gallery's change feed.
 
-    `mode` says what `score` is: a probability (`calibrated`), the raw score (`raw`) or a fused rank (`rank`). `next` is
-    the cursor of the page behind this one, null at the end.
+    `mode` defines `score`: a probability (`calibrated`), the raw score (`raw`) or a fused rank (`rank`). `next` is the
+    cursor of the next page, null at the end.
     """
 
     version: str

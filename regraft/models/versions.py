@@ -16,9 +16,9 @@ class EdgeSummary(ApiModel):
 
 
 class VersionInfo(ApiModel):
-    """A registered version and the edges that lead from it now.
+    """A registered version and the edges from it.
 
-    `loaded` names the encoders this process holds in memory: `images`, `texts`. `problem`: why it is quarantined.
+    `loaded`: the encoders in this process's memory: `images`, `texts`. `problem`: why the version is not used.
     `created` is null in a dry run.
     """
 
@@ -37,16 +37,17 @@ class VersionInfo(ApiModel):
 
 
 class VersionList(ApiModel):
-    """Every registered version, in order of registration."""
+    """All registered versions, in order of registration."""
 
     versions: list[VersionInfo]
 
 
 class DomainCheck(ApiModel):
-    """How far queries are from the pairs that an edge was fitted on.
+    """Whether queries are in the domain of a fitted edge: similar to the pairs that it was fitted on.
 
-    `share` of `queries` are out of its domain, with a 95 % interval; of the pairs that were held out `expected` are.
-    `nearest` is the median likeness of a query to the nearest pair; below `least` it is out. `advice` says it in words.
+    `share` of `queries` are out of the domain, with a 95 % interval; of held-out pairs the share `expected` is.
+    `nearest` is the median similarity of a query to the nearest pair; below `least` it is out of the domain. `advice`
+    is the result in words.
     """
 
     queries: int
@@ -62,8 +63,8 @@ class DomainCheck(ApiModel):
 class EdgeInfo(ApiModel):
     """An edge and its evidence.
 
-    `origin` says how it came to be known: `registered` with its version, `added`, `fitted` on stored items or `claimed`
-    and verified; `made` on what. `support` is the number of pairs it was fitted on. `problem`: why it is not used.
+    `origin`: `registered` with its version, `added`, `fitted` on stored items, or `claimed` and verified; `made` has
+    the details. `support` is the number of pairs that it was fitted on. `problem`: why it is not used.
     `created` is null in a dry run.
     """
 
@@ -84,13 +85,13 @@ class EdgeInfo(ApiModel):
 
 
 class EdgeList(ApiModel):
-    """Declared edges, in the order in which they were."""
+    """Edges, in the order of their declaration."""
 
     edges: list[EdgeInfo]
 
 
 class ReroutedItems(ApiModel):
-    """Items of a version that are reached along the edge, and how without it; `after` null: not at all."""
+    """Items of a version that are reached along the edge, and their route without it; `after` null: none."""
 
     version: str
     items: int
@@ -99,9 +100,9 @@ class ReroutedItems(ApiModel):
 
 
 class DependentGallery(ApiModel):
-    """What a removal does to a gallery: `moved` items go to another embedding they hold, `lost` cannot be reached.
+    """The effect of a removal on a gallery: `moved` items are served by another embedding, `lost` are unreachable.
 
-    By queries of `version`: the current one, or one that is tried out there.
+    For queries of `version`: the current one, or one in shadow or canary.
     """
 
     gallery: str
@@ -112,7 +113,7 @@ class DependentGallery(ApiModel):
 
 
 class EdgeRemoval(ApiModel):
-    """A removed edge, or with `dry_run` what removing it would do; `blocked_by` are backfills that apply it."""
+    """The effect of removing an edge, also in a dry run; `blocked_by`: backfills that apply it."""
 
     edge: EdgeInfo
     removed: bool

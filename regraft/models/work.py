@@ -1,4 +1,4 @@
-"""What a remote worker gets, and what became of what it returned."""
+"""Work for remote workers, and the counts of their results."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from regraft.models.base import ApiModel
 
 
 class WorkEdge(ApiModel):
-    """An item edge that the chunk may need: `id` fetches it, `sha256` is over everything it consists of.
+    """An item edge that the chunk may need: fetched by `id`; `sha256` covers its complete content.
 
-    `old_card_sha256` is of the version that the edge starts from.
+    `old_card_sha256`: of the version that the edge starts from.
     """
 
     id: int
@@ -18,9 +18,9 @@ class WorkEdge(ApiModel):
 
 
 class WorkClaim(ApiModel):
-    """A chunk that is the worker's as long as it sends heartbeats: `lease` is what proves it.
+    """A chunk that is claimed by the worker as long as it sends heartbeats with `lease`.
 
-    `edges` are, for a `transform`, the edges it has to apply, these and no others.
+    `edges`: for a `transform`, exactly the edges to apply.
     """
 
     chunk: int
@@ -35,10 +35,10 @@ class WorkClaim(ApiModel):
 
 
 class WorkItem(ApiModel):
-    """An item to be moved, as it is at `seq`.
+    """An item to be moved, as of `seq`.
 
-    `image` or `text`, as `is_text` says: its bytes in base64; null: it is missing, or was not asked for. `problem`: why
-    what is there cannot be read now.
+    `image` or `text` (if `is_text`): its content in base64; null: it is missing, or was not requested. `problem`: why
+    it cannot be read.
     """
 
     item: int
@@ -54,14 +54,14 @@ class WorkItem(ApiModel):
 
 
 class WorkInputs(ApiModel):
-    """A page of a chunk's items that still wait; `next` is the cursor of the page behind it, null at the end."""
+    """A page of a chunk's pending items; `next` is the cursor of the next page, null at the end."""
 
     items: list[WorkItem]
     next: str | None = None
 
 
 class WorkCounts(ApiModel):
-    """How many items were moved, given up, put off, or skipped because they changed meanwhile."""
+    """Numbers of items that were moved, given up, postponed for a retry, or skipped because they had changed."""
 
     done: int
     failed: int
