@@ -74,7 +74,7 @@ class MilvusServer:
         return names
 
     def drop(self, name: str) -> None:
-        """Remove a collection; harmless where there is none."""
+        """Remove a collection; idempotent."""
         with suppress(NotFound):
             self.ask(lambda client: client.drop_collection(name, timeout=self.seconds))
 

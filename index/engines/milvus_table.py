@@ -118,7 +118,7 @@ class MilvusTable:
         self._write([{"id": COVERS, "key": 0, "number": number, "digest": 0, VECTOR: nothing_W}], COVERS)
 
     def drop(self) -> None:
-        """Remove the collection; harmless where there is none."""
+        """Remove the collection; idempotent."""
         self._server.drop(self.name)
 
     @property

@@ -1,7 +1,7 @@
 """`RemoteRows`: the valid rows of a remote collection, with their slots and `served` bits.
 
-Columns sorted by key, without vectors: 35 bytes per row, for any width. A row is alive unless its item was replaced or
-deleted. Not thread-safe.
+Columns sorted by key, without vectors: some fifty bytes per row, for any width. A row is alive unless its item was
+replaced or deleted. Not thread-safe.
 Shape suffixes: N rows given, R rows, S slots.
 """
 
