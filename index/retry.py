@@ -34,7 +34,7 @@ def retry_forever(_error: BaseException, number: int) -> float | None:
     return min((number - 1) * PAUSE_STEP_SECONDS, MAX_PAUSE_SECONDS)
 
 
-_CURRENT: ContextVar[Attempt | None] = ContextVar("_MADE", default=None)
+_CURRENT: ContextVar[Attempt | None] = ContextVar("_CURRENT", default=None)
 """The running attempt of this request, for `may_retry_within`, which is called far below it."""
 
 

@@ -75,7 +75,7 @@ class CommitState:
     committing = False
 
 
-COMMIT_STATE = ContextVar("FATE", default=CommitState())  # noqa: B039 - the default is for work outside requests, which does not read it
+COMMIT_STATE = ContextVar("COMMIT_STATE", default=CommitState())  # noqa: B039 - the default is for work outside requests, which does not read it
 
 
 class Database:
