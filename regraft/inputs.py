@@ -159,7 +159,7 @@ def as_json(value: object, *, ascii_only: bool = True) -> str:
     try:
         return json.dumps(value, default=_plain, allow_nan=False, ensure_ascii=ascii_only, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"the request cannot be written as JSON: {error}") from error
+        raise InvalidInput(f"the request cannot be sent as JSON: {error}") from error
 
 
 def embedded_items(items: Sequence[Mapping[str, Any]], name: str = "items") -> list[dict[str, Any]]:

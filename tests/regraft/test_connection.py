@@ -45,7 +45,7 @@ def test_address_and_key_that_are_not_given_are_the_environments(monkeypatch):
 def test_what_is_no_key_is_refused_and_never_shown(run, monkeypatch, key):
     monkeypatch.setenv("REGRAFT_API_KEY", key)
 
-    with pytest.raises(InvalidArgument, match="no key") as refused:
+    with pytest.raises(InvalidArgument, match="the API key must be") as refused:
         Client()
     code, shown, said = run("gallery", "list")
     given = run("gallery", "list", "--api-key", key, "--json")
@@ -136,7 +136,7 @@ def test_an_answer_that_is_no_problem_json_still_raises_a_problem(content):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"<html>a proxy</html>", "is no GalleryInfo: the body"),
+        (b"<html>a proxy</html>", "is not a valid GalleryInfo: the body"),
         (b"[1]", "the body"),
         (b'{"name": "g"}', "/current"),
     ],

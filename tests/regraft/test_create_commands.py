@@ -84,7 +84,7 @@ def test_a_version_of_an_onnx_file(run, tmp_path, model):
         ),
         (["--hf", "none"], "--hf none must be a folder with config.json or modules.json"),
         (["--hf", "none", "--weights", "w"], "--weights cannot be used with --hf; legal: --space, --curvature, --pool"),
-        (["--timm", "test_vit", "--weights", "none.pth"], "weights cannot be had from none.pth: no such file"),
+        (["--timm", "test_vit", "--weights", "none.pth"], "weights are not available from none.pth: no such file"),
         (["--dim", 3, "--onnx", "x"], "given: --dim and --onnx"),
         (["--dim", 3, "--mean", "1"], "--mean cannot be used with --dim; legal: --space, --curvature"),
         (["--dim", 3, "--space", "dot"], "space.kind must be one of cosine, l2, lorentz"),

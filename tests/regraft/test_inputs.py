@@ -28,15 +28,18 @@ WRONG = [
     (lambda c: c.query_embeddings("g", [1.0, 2.0], "v1"), "embeddings is one vector: give a list of vectors"),
     (lambda c: c.query_embeddings("g", np.ones(2), "v1"), "embeddings is one vector: give a list of vectors"),
     (lambda c: c.query_embeddings("g", np.ones((1, 2, 2)), "v1"), r"embeddings\[0\] must be one vector"),
-    (lambda c: c.query_embeddings("g", [[1.0, NAN]], "v1"), r"embeddings\[0\]\[1\] is nan"),
-    (lambda c: c.query_embeddings("g", np.array([[np.inf]]), "v1"), r"embeddings\[0\]\[0\] is inf"),
+    (lambda c: c.query_embeddings("g", [[1.0, NAN]], "v1"), r"embeddings\[0\]\[1\] must be finite, not nan"),
+    (lambda c: c.query_embeddings("g", np.array([[np.inf]]), "v1"), r"embeddings\[0\]\[0\] must be finite, not inf"),
     (lambda c: c.query_embeddings("g", [[1.0], [1.0, 2.0]], "v1"), r"embeddings\[1\] has 2 numbers, .*\[0\] has 1"),
     (lambda c: c.query_embeddings("g", [["a"]], "v1"), r"embeddings\[0\] must be one vector"),
     (lambda c: c.query_embeddings("g", [[]], "v1"), r"embeddings\[0\] is empty"),
     (lambda c: c.ingest("g", [ImageItem("a", FILE), ImageItem("b", "b.png")]), r"items\[1\].image is a path"),
     (lambda c: c.ingest("g", [("a", FILE)]), r"items\[0\] must be an ImageItem or a TextItem, not tuple"),
     (lambda c: c.ingest("g", [ImageItem("a", FILE, {"n": NAN})]), r"items\[0\].metadata cannot be written as JSON"),
-    (lambda c: c.ingest_embeddings("g", [{"id": "a", "embedding": [NAN]}]), r"items\[0\].embedding\[0\] is nan"),
+    (
+        lambda c: c.ingest_embeddings("g", [{"id": "a", "embedding": [NAN]}]),
+        r"items\[0\].embedding\[0\] must be finite, not nan",
+    ),
     (
         lambda c: c.ingest_embeddings("g", [{"id": "a", "embedding": np.ones((1, 2))}]),
         r"items\[0\].embedding must be one",
@@ -49,7 +52,7 @@ WRONG = [
     (lambda c: c.add_evaluation("g", [{}], images=["a.png"]), r"images\[0\] is a path"),
     (lambda c: c.add_evaluation("g", [{}], embeddings={"v1": [1.0]}), r"embeddings\['v1'\] is one vector"),
     (lambda c: c.add_evaluation("g", [{"label": {1, 2}}], images=[FILE]), "as JSON: a value of type set"),
-    (lambda c: c.items("g", filter={"field": "n", "eq": NAN}), "cannot be written as JSON"),
+    (lambda c: c.items("g", filter={"field": "n", "eq": NAN}), "cannot be sent as JSON"),
     (lambda c: c.query("g", texts=["a"], filter={"field": "n", "eq": FILE}), "as JSON: a value of type bytes"),
 ]
 

@@ -172,7 +172,7 @@ def test_vectors_that_would_be_ordered_otherwise_are_refused(
     )
 
     assert next(fitting.batches(3)).read == 3
-    with pytest.raises(InvalidArgument, match=r"by l2.*, and v1 is of space cosine"):
+    with pytest.raises(InvalidArgument, match=r"by l2.*, but v1 has space cosine"):
         next(other.batches(3))
 
 
@@ -190,11 +190,11 @@ def test_named_vectors_of_weaviate_are_columns(address: str, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("source", "key", "told"),
     [
-        ("weaviate:{0}#Things", "wrong", "Weaviate answers 401"),
-        ("weaviate:{0}#Nothing", "secret", "Weaviate answers 404"),
+        ("weaviate:{0}#Things", "wrong", "Weaviate returned status 401"),
+        ("weaviate:{0}#Nothing", "secret", "Weaviate returned status 404"),
         ("weaviate:{0}#things", "secret", "capital letter"),
         ("weaviate:here#Things", "secret", "http://"),
-        ("opensearch:{0}#gone", "admin:secret", "OpenSearch answers 404"),
+        ("opensearch:{0}#gone", "admin:secret", "OpenSearch returned status 404"),
         ("opensearch:http://127.0.0.1:9#things", "admin:secret", "OpenSearch cannot be read"),
     ],
 )
@@ -212,5 +212,5 @@ def test_what_is_no_key_is_refused_and_not_shown(address: str, key: str) -> None
 
 
 def test_a_field_of_vectors_that_is_not_there_is_told(address: str) -> None:
-    with pytest.raises(InvalidArgument, match="there are v"):
+    with pytest.raises(InvalidArgument, match="field of vectors: v"):
         open_source(f"opensearch:{address}#things", Wanted(vectors={"w": None}), key="admin:secret")

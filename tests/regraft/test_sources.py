@@ -163,7 +163,7 @@ def test_the_texts_of_rows_are_a_field_of_theirs(monkeypatch: pytest.MonkeyPatch
 
     assert (batch.ids, batch.texts, batch.columns[0].rows.tolist()) == (["0", "2", "3"], ["a", None, "d"], [0, 1])
     assert (batch.metadata, batch.skipped) == ([{"n": 1}, {"n": 2}, None], {"no vector": 1})
-    for name, told in (("boby", "none of the first 4 rows has a field 'boby'.*: body"), ("n", "of type int")):
+    for name, told in (("boby", "none of the first 4 rows has a field 'boby'.*: body"), ("n", "not int")):
         with pytest.raises(InvalidArgument, match=told):
             list(open_source("qdrant:somewhere#y", Wanted(text=name)).batches(10))
 
@@ -224,10 +224,10 @@ def test_a_field_of_ids_that_no_row_has_is_refused(kind: str) -> None:
     ("kind", "unit", "space", "told"),
     [
         ("qdrant", False, "cosine", ""),
-        ("qdrant", False, "l2", "things compares vectors by Cosine, and v1 is of space l2.*--space cosine"),
+        ("qdrant", False, "l2", "things compares vectors by Cosine, but v1 has space l2.*--space cosine"),
         ("chroma", False, "l2", ""),
-        ("chroma", False, "cosine", "by l2, and v1 is of space cosine.*--space l2"),
-        ("milvus", False, "cosine", "by IP, and v1 is of space cosine"),
+        ("chroma", False, "cosine", "by l2, but v1 has space cosine.*--space l2"),
+        ("milvus", False, "cosine", "by IP, but v1 has space cosine"),
         ("milvus", True, "cosine", ""),
         ("milvus", False, "lorentz", ""),
         ("lancedb", False, "cosine", ""),  # says nothing of it
@@ -252,7 +252,7 @@ def test_vectors_that_faiss_would_order_otherwise_are_refused(tmp_path: Path) ->
     write_mapped(tmp_path / "a.faiss")
     source = open_source(str(tmp_path / "a.faiss"), Wanted(version="v1"), space_of={"v1": "cosine"}.__getitem__)
 
-    with pytest.raises(InvalidArgument, match="compares vectors by ip, and v1 is of space cosine"):
+    with pytest.raises(InvalidArgument, match="compares vectors by ip, but v1 has space cosine"):
         next(source.batches(3))
 
 
@@ -287,7 +287,7 @@ def test_ids_come_from_a_file_and_what_a_table_lacks_is_counted(tmp_path: Path) 
     ("source", "told"),
     [
         ("x.txt", "pgvector:ADDRESS"),
-        ("gone.npy", "no file"),
+        ("gone.npy", "does not exist"),
         ("qdrant:somewhere", "qdrant:ADDRESS#COLLECTION"),
         ("bad.fbin", "not an .fbin file"),
         ("bad.faiss", "not a FAISS index"),

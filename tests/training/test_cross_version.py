@@ -193,7 +193,7 @@ def test_versions_are_ordered_by_their_edges_and_a_circle_is_refused(chain: tupl
 def test_a_version_that_cannot_embed_images_says_why(
     data: Data, make_version: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(NoEncoder, match=r"'bare' cannot embed images here: it has no encoder\.onnx"):
+    with pytest.raises(NoEncoder, match=r"'bare' cannot embed images: it has no encoder\.onnx"):
         embed_version(make_version(tmp_path / "bare", "bare", 3, encoder=False), data)
     v1 = make_version(tmp_path / "v1", "v1", 3)
     monkeypatch.setattr(embeddings, "has_onnxruntime", lambda: False)

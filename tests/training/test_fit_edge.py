@@ -256,7 +256,7 @@ def test_settings_are_those_of_the_adapter() -> None:
         ("ridge", "rank=8", r"'rank=8' is not a setting of kind ridge; legal: strength=0.001"),
         ("procrustes", "rank=8", "legal: none"),
         ("mlp", "hidden", "'hidden' is not a setting"),
-        ("mlp", "unit=1", "no setting of kind mlp; legal: hidden=256, epochs=100"),
+        ("mlp", "unit=1", "not a setting of kind mlp; legal: hidden=256, epochs=100"),
         ("mlp", "hidden=wide", "hidden must be a whole number, not 'wide'"),
         ("magic", "a=1", "kind must be one of"),
     ):

@@ -127,7 +127,7 @@ def test_a_reference_that_is_there_may_be_of_a_machine_with_a_gpu(
     ("name", "changes", "independent", "said"),
     [
         ("digits_bct", {"head": "softmix"}, {}, "head 'softmix' is unknown"),
-        ("digits_bct", {"space": "l2"}, {}, "needs space=cosine, not l2"),
+        ("digits_bct", {"space": "l2"}, {}, "requires space=cosine, not l2"),
         ("digits_fct", {"side": "simclr"}, {}, "side=simclr requires two views"),
         ("digits_bct", {"backbone": "resnet"}, {}, "backbone 'resnet' is unknown"),
         ("digits_oca", {"dim": 16}, {}, "oca's dim must be .* above 16, not 16"),
@@ -172,9 +172,9 @@ def test_nothing_is_trained_first_for_a_sweep_that_cannot_be(tmp_path: Path, mon
     ("name", "changes", "said"),
     [
         ("digits_v1", {"backbone": "timm/vit_tiny_patch16_224"}, "timm/vit_tiny_patch16_224 .* of 8 x 8 pixels: .*224"),
-        ("digits_v1", {"backbone": "timm/resnet18", "batch_size": 1}, "timm/resnet18 .* on one image a process: "),
-        ("digits_advbct", {"batch_size": 1}, "method advbct cannot be trained on one image a process: "),
-        ("digits_fct", {"batch_size": 1}, "method fct cannot be trained on one image a process: "),
+        ("digits_v1", {"backbone": "timm/resnet18", "batch_size": 1}, "timm/resnet18 .* on one image per process: "),
+        ("digits_advbct", {"batch_size": 1}, "method advbct cannot be trained on one image per process: "),
+        ("digits_fct", {"batch_size": 1}, "method fct cannot be trained on one image per process: "),
     ],
 )
 def test_sizes_that_the_encoder_or_the_method_cannot_take_are_refused_first(

@@ -107,7 +107,7 @@ def test_a_file_written_of_a_file_reaches_the_same_references(name: str, tmp_pat
 def test_a_file_sets_nothing_but_the_two_references(text: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text)
-    with pytest.raises(InvalidArgument, match=r"\[references\] takes old.FIELD and independent.FIELD"):
+    with pytest.raises(InvalidArgument, match=r"\[references\] accepts only old.FIELD and independent.FIELD"):
         references_in(str(path))
 
 

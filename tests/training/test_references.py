@@ -107,7 +107,7 @@ def test_a_reference_that_another_recipe_made_is_left_alone_and_the_ways_out_are
     other = replace(there, rate=7.0, preprocess=replace(there.preprocess, height=9))
     trial = quick("digits_bct", old="digits_v1")
 
-    said = rf"there, and was trained without rate=7.0, preprocess.height=9: old={out} .*train digits_v1 --overwrite"
+    said = rf"exists but was trained without rate=7.0, preprocess.height=9: old={out} .*train digits_v1 --overwrite"
     with pytest.raises(InvalidArgument, match=said) as refused:
         path.train(trial, tmp_path / "v2", progress=False, references={"old": other})
     with pytest.raises(InvalidArgument, match=said):

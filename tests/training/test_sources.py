@@ -211,7 +211,7 @@ def test_arrays_keep_their_own_class_numbers(tmp_path: Path) -> None:
         ({"train_images": np.zeros((4, 6, 6, 2), np.uint8)}, r"must be uint8 .N, H, W. or .N, H, W, 3., not uint8"),
         ({"train_images": np.zeros((4, 36), np.uint8)}, "must be uint8"),
         ({"train_labels": np.zeros(3, int)}, "one whole number for each of the 4 images"),
-        ({"train_labels": np.zeros(4)}, "one whole number each as labels, not float64"),
+        ({"train_labels": np.zeros(4)}, "one whole number for each of the .*, not float64"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused_by_their_file(
@@ -303,7 +303,7 @@ class Trap:
 def test_a_pickle_that_calls_anything_else_is_refused_and_calls_nothing(tmp_path: Path) -> None:
     root = cifar(tmp_path, train={b"data": Trap(tmp_path / "made")})
 
-    with pytest.raises(InvalidArgument, match=r"train cannot be read as a CIFAR-100 file: it names \w+\.mkdir"):
+    with pytest.raises(InvalidArgument, match=r"train cannot be read as a CIFAR-100 file: it uses \w+\.mkdir"):
         load_data("cifar100", root)
     assert not (tmp_path / "made").exists()
 

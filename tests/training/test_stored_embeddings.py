@@ -92,7 +92,7 @@ def test_bt2_makes_an_image_model_that_searches_what_a_text_tower_stored(place: 
 
     measured = evaluate([old, new], load_data("digits_new", "", stored=(place / "e.npz", old)), points=2)
     assert measured.cells["v2", "text"].retrieval.cmc(1) == pytest.approx(edge.scores["cmc@1"].value, abs=1.01 / 320)
-    with pytest.raises(NoEncoder, match="'text' cannot embed images here"):
+    with pytest.raises(NoEncoder, match="'text' cannot embed images"):
         evaluate([old, new], data)
 
 

@@ -213,7 +213,7 @@ def test_the_margin_of_the_base_head_stays_out_of_the_influence_and_of_the_head_
 
 
 def test_bct_needs_an_old_version() -> None:
-    with pytest.raises(InvalidArgument, match="bct needs an old version: set old="):
+    with pytest.raises(InvalidArgument, match="bct requires an old version: set old="):
         Bct(MethodContext(OLD_DIM, CLASSES, lambda d: Classifier(Softmax(d, CLASSES))))
 
 

@@ -43,7 +43,7 @@ class TestList:
 
         assert shown.json() == edges(served, new="v2")[0]
         detail = problem(served.http.get("/edges/v2/v1/matrix"), 404, "unknown_edge")["detail"]
-        assert "there are: truncate" in detail
+        assert "existing kinds: truncate" in detail
         problem(served.http.get("/edges", params={"new": "nobody"}), 404, "unknown_version")
 
 
