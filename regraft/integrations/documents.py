@@ -205,19 +205,19 @@ class Documents:
         self.prepare()
         return self.client.gallery(self.gallery).items
 
-    def update_metadata(self, metadata: Mapping[str, Mapping[str, Any]]) -> None:
-        """Replace the metadata of documents, by id; their vectors are kept."""
-        held = self.get(list(metadata))
-        alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for key, item in held.items():
-            if not item.embeddings:
-                raise InvalidArgument(f"{key!r} has no readable vector: see `regraft doctor`")
-            one = item.embeddings[-1]
-            changed = {"id": key, "metadata": metadata[key], "embedding": np.asarray(one.embedding, np.float32)}
-            alike.setdefault((one.version, one.origin), []).append(changed)
-        for (version, origin), items in alike.items():
-            for batch in _batches(items, WRITE_BATCH):
-                self.client.ingest_embeddings(self.gallery, batch, version=version, origin=origin, atomic=True)
+    def patch_metadata(self, patches: Mapping[str, Mapping[str, Any]]) -> int:
+        """Apply JSON Merge Patches to the metadata of documents, by id. Returns how many still existed.
+
+        Raises:
+            InvalidArgument: a document's metadata would become too large.
+        """
+        updated = 0
+        for batch in _batches([{"id": key, "metadata": patch} for key, patch in patches.items()], WRITE_BATCH):
+            result = self.client.update_metadata(self.gallery, batch)
+            if refused := [error for error in result.errors if error.code != "unknown_item"]:
+                raise InvalidArgument(f"{refused[0].id}: {refused[0].detail}")
+            updated += result.updated
+        return updated
 
     def _texts(self, ids: Sequence[str], read: Callable[[EmbeddedItem], str | None]) -> dict[str, str]:
         texts = {}

@@ -13,7 +13,7 @@ connects the two versions and the new one is deployed, it finds the documents of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, Self
@@ -156,9 +156,12 @@ class RegraftDocumentStore:
 
     def update_by_filter(self, filters: Filters, meta: dict[str, Any]) -> int:
         """Update the metadata of all documents that pass the filters. Returns their number."""
-        found = self._matching(filters)
-        self.documents.update_metadata({one.id: {**one.metadata, **meta} for one in found})
-        return len(found)
+        return self.documents.patch_metadata(
+            {
+                one.id: {field: _replacing(one.metadata.get(field), value) for field, value in meta.items()}
+                for one in self._matching(filters)
+            }
+        )
 
     def embedding_retrieval(
         self,
@@ -312,6 +315,14 @@ class RegraftEmbeddingRetriever:
     def _options(self, filters: Filters | None, top_k: int | None) -> dict[str, Any]:
         asked = apply_filter_policy(self.filter_policy, self.filters, filters)
         return {"filters": asked, "top_k": top_k or self.top_k, "return_embedding": self.return_embedding}
+
+
+def _replacing(old: Any, new: Any) -> Any:
+    """The JSON Merge Patch after which a field is `new`: without it, an object would be merged into `old`."""
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return new
+    kept = {field: _replacing(old.get(field), value) for field, value in new.items()}
+    return {**{field: None for field in old if field not in new}, **kept}
 
 
 def as_filter(filters: Filters | None) -> Condition | None:

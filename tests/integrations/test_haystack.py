@@ -152,6 +152,10 @@ def test_an_embedding_that_a_transform_made_stays_one_where_metadata_are_updated
     assert client.item(name, "moved").metadata == {"n": 99, "seen": True}
     assert [(one.version, one.origin) for one in client.item(name, "moved").embeddings] == [("old", "transformed")]
     assert client.missing_items(name, version="old").ids == ["moved"]
+    moved = {"field": "meta.n", "operator": "==", "value": 99}
+    for source in ({"page": 1, "file": "a"}, {"page": 2}):
+        assert store.update_by_filter(moved, {"source": source}) == 1
+        assert client.item(name, "moved").metadata["source"] == source
 
 
 @pytest.mark.parametrize(
