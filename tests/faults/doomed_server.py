@@ -34,7 +34,7 @@ POINTS: dict[str, list[tuple[Any, str, bool]]] = {
     "none": [],
     "writing": [(contents, "sync_all", False)],
     "written": [(contents, "write", True)],
-    "noted": [(snapshots, "note_snapshot", True)],
+    "noted": [(snapshots, "record_snapshot", True)],
     "sweeping": [(snapshots, "_age", False)],
     "loading": [(Gallery, "load", True)],
     "unloading": [(Cache, "make_room", True)],
