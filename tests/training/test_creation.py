@@ -124,7 +124,7 @@ class Branching(nn.Module):
     [
         (Branching(), "cannot be written as an ONNX model: "),
         (nn.Linear(3, 2), "cannot be written as an ONNX model: .*mat1 and mat2"),
-        (nn.Conv2d(3, 2, 1), r"gives shape \(1, 2, 8, 8\) for one input, not \(1, D\)"),
+        (nn.Conv2d(3, 2, 1), r"returns shape \(1, 2, 8, 8\) for one input, not \(1, D\)"),
         (
             nn.Linear(1 << 16, 1 << 13, device="meta"),
             "has 2147516416 bytes; an ONNX file must have less than",

@@ -57,8 +57,8 @@ def test_a_reference_is_set_by_its_field() -> None:
 @pytest.mark.parametrize(
     ("name", "setting", "said"),
     [
-        ("folders_v1", "old.epochs=3", "old.epochs=3 changes a recipe, and old=.none. names none"),
-        ("digits_bct", "old.epochs=3", "and old=examples/v1 names none"),
+        ("folders_v1", "old.epochs=3", "old.epochs=3 changes a recipe, but old=.none. is not one"),
+        ("digits_bct", "old.epochs=3", "but old=examples/v1 is not one"),
         ("folders_bct", "old.colour=3", "recipe folders_v1 has no field 'colour'; legal: "),
         ("folders_bct", "old.epochs", "FIELD=VALUE, not 'epochs'"),
     ],

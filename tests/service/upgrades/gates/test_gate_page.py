@@ -183,7 +183,7 @@ def test_it_says_what_was_measured_when_and_by_whom(served: Any, filled: str) ->
     facts = dict(re.findall(r"<tr><th>([^<]*)</th><td>([^<]*)</td></tr>", page(served, filled, report)))
 
     assert (facts["label"], facts["metric"], facts["seed"], facts["by"]) == ("digit", "mAP@1.0", "3", report["who"])
-    assert facts["queries"].startswith(f"{report['queries']} (at most 8, drawn)")
+    assert facts["queries"].startswith(f"{report['queries']} (at most 8, sampled)")
     assert facts["items in the gallery"] == "20 (all comparable items)"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", facts["date"])
 
