@@ -199,7 +199,7 @@ def test_an_edge_that_is_there_is_only_replaced_on_demand(data: Data, old: Versi
     pairs = embed_pairs(data, old, new)
     fit_edge(old, new, pairs, "ridge")
     again = load_version(new.folder)
-    with pytest.raises(InvalidArgument, match="already has an edge .* of kind matrix; --overwrite replaces it"):
+    with pytest.raises(InvalidArgument, match=r"already has an edge .* of kind matrix; --overwrite replaces it"):
         fit_edge(old, again, pairs, "zero_pad")
     fit_edge(old, again, pairs, "zero_pad", overwrite=True)
     assert [p.name for p in (new.folder / "edges/v1").iterdir()] == ["edge.json"]

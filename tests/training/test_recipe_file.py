@@ -59,7 +59,7 @@ def test_a_file_that_names_the_method_of_its_recipe_keeps_the_options(tmp_path: 
         ("[options]\nweight = 3", "no field 'weight'"),
         ("[preprocess]\nheight = 0", "preprocess.height must be 1 to 4096 pixels"),
         ("[preprocess]\ndepth = 3", "preprocess.*depth"),
-        ('milestones = ["a"]', "milestones must be whole numbers with commas"),
+        ('milestones = ["a"]', "milestones must be whole numbers separated by commas"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_field_and_what_is_legal(text: str, said: str, tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_where_both_sides_are_one_list_one_set_of_embeddings_does(place: Path) -
         ({"classes": np.arange(10), "embeddings": np.ones((10, 3))}, "an embedding must have 12 numbers"),
         ({"classes": np.arange(10), "embeddings": np.zeros((10, DIM))}, "all-zero"),
         ({"classes": np.arange(10), "embeddings": np.full((10, DIM), np.nan)}, "finite"),
-        ({"train": np.ones((3, DIM)), "query": np.ones((3, DIM))}, "holds 3 embeddings for the 900 train images"),
+        ({"train": np.ones((3, DIM)), "query": np.ones((3, DIM))}, "has 3 embeddings for the 900 train images"),
         ({"old": np.ones((3, DIM))}, "holds old, not classes and embeddings or train and query and gallery"),
         (None, "cannot be used"),
     ],
@@ -259,7 +259,7 @@ def test_the_command_evaluates_with_the_file_that_was_trained_with(
     assert _stored(None, [version]) is None
     assert _stored(None, [version, trained]) == (Path("kept.npz"), version)
     assert _stored(Path("e.npz"), [version, trained]) == (Path("e.npz"), version)
-    with pytest.raises(InvalidArgument, match="0 were given"):
+    with pytest.raises(InvalidArgument, match="not 0"):
         _stored(Path("e.npz"), [trained])
 
 
