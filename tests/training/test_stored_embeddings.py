@@ -214,7 +214,7 @@ def test_an_old_version_that_cannot_go_with_a_file_is_refused(place: Path, tmp_p
         str(tmp_path / "nowhere"): "old_embeddings requires their version",
         str(place / "independent"): "embeds images itself",
         wide: "curvature 1",
-        sided: "stores side-information",
+        sided: "has side-information",
     }.items():
         with pytest.raises(RegraftError, match=message):
             path.train(against_text(place, "digits_bct", old=old), tmp_path / "v2", False)
