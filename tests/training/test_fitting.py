@@ -186,7 +186,7 @@ def test_a_full_disk_at_a_checkpoint_leaves_the_one_before(tmp_path: Path, monke
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Trainer, "save_checkpoint", full)
-    with pytest.raises(Unwritable, match=r"v\.checkpoint: No space left on device"):
+    with pytest.raises(Unwritable, match=r"v\.checkpoint could not be written: No space left"):
         path.train(RECIPE, tmp_path / "v", progress=False)
 
     assert left(tmp_path) == {"v.checkpoint"}

@@ -129,7 +129,7 @@ def test_a_version_may_not_replace_the_one_it_is_compatible_with(v1: Path, tmp_p
 def test_a_method_that_trains_no_encoder_needs_a_matching_independent_version(
     v1: Path, independent: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(InvalidArgument, match="method fct needs independent="):
+    with pytest.raises(InvalidArgument, match="method fct requires independent="):
         path.train(quick("digits_fct", old=str(v1), independent=""), tmp_path / "v2", progress=False)
     with pytest.raises(InvalidArgument, match="the independent version's dim is 16, the recipe's 24"):
         path.train(

@@ -93,9 +93,9 @@ def test_a_baseline_is_its_base_loss_plus_its_weighted_influence(name: str) -> N
 @pytest.mark.parametrize("name", BASELINES)
 def test_a_baseline_needs_an_old_version(name: str) -> None:
     with (
-        pytest.raises(InvalidArgument, match=f"{name} needs an old version")
+        pytest.raises(InvalidArgument, match=f"{name} requires an old version")
         if name != "contrast"
-        else pytest.raises(InvalidArgument, match="needs an old version")
+        else pytest.raises(InvalidArgument, match="requires an old version")
     ):
         BASELINES[name](replace(method_context(), old=None))
 
@@ -158,15 +158,15 @@ def test_a_space_in_which_lengths_count_is_for_what_trains_lengths(name: str) ->
     long = replace(old_version(), space="l2")
     either, both = method_context(5, long), replace(method_context(5, long), space="l2")
 
-    with pytest.raises(InvalidArgument, match="needs an old version of space cosine, not l2") as refused:
+    with pytest.raises(InvalidArgument, match="requires an old version of space cosine, not l2") as refused:
         METHODS[name](either)
     assert refused.value.pointer == "/old"
-    with pytest.raises(InvalidArgument, match="needs space=cosine, not l2") as refused:
+    with pytest.raises(InvalidArgument, match="space=cosine, not l2") as refused:
         METHODS[name](both)
     assert refused.value.pointer == "/space"
     if name in LENGTHS:
         METHODS[name](both, **LENGTHS[name])
-        with pytest.raises(InvalidArgument, match="needs space=cosine or l2, not lorentz"):
+        with pytest.raises(InvalidArgument, match="space=cosine or l2, not lorentz"):
             METHODS[name](replace(both, space="lorentz"), **LENGTHS[name])
 
 
