@@ -118,7 +118,7 @@ def test_what_each_of_several_processes_would_write_is_refused(tmp_path: Path, m
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InvalidArgument, match="a sweep must run in one process"):
         sweep(find_recipe("digits_l2"), 2, tmp_path)
-    with pytest.raises(InvalidArgument, match="a comparison of methods runs in one process"):
+    with pytest.raises(InvalidArgument, match="a comparison of methods must run in one process"):
         compare_methods(runs_of(COMPARED_FAMILIES["digits"], tmp_path, 1, []), ["v1"], lambda: None)
 
     assert list(tmp_path.iterdir()) == []
