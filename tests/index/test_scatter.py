@@ -24,7 +24,8 @@ AIM = 0.98
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "MIN_APPROXIMATE", 40)
-    monkeypatch.setattr(segments, "SEAL_ROWS", 30)
+    for rows in ("SEAL_ROWS", "SETTLED_ROWS"):  # also when building the first index takes longer than `SETTLED_SECONDS`
+        monkeypatch.setattr(segments, rows, 30)
     monkeypatch.setattr(segment, "SAMPLE_ROWS", 200)
     monkeypatch.setattr(approximate, "NODE_COST", 1)  # as in larger shards, where a graph is faster than a scan
 
