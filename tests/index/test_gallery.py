@@ -89,7 +89,7 @@ def test_k_is_at_least_one_and_never_gives_more_than_there_is(gallery: Gallery, 
 def test_an_empty_gallery_answers_that_nothing_matches(gallery: Gallery, mode: Mode | None) -> None:
     found = gallery.search("v3", always(units(2, 6)), 5, mode=mode, strict=True)
     assert (found.keys_QK.shape, found.degraded, found.shards) == ((2, 0), (), ())
-    with pytest.raises(InvalidArgument, match="k is 0"):
+    with pytest.raises(InvalidArgument, match="k must be at least 1"):
         gallery.search("v3", always(units(2, 6)), 0)
 
 

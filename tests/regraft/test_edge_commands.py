@@ -110,7 +110,7 @@ def test_removing_an_edge_says_what_depends_on_it(run, service):
     }
     assert "g: 3 items of v1 then use nothing" in output
     assert "3 become unreachable" in output
-    assert "backfill 7 applies it" in output
+    assert "backfill 7 uses it" in output
     assert "would remove v2 -> v1, matrix" in output
 
 

@@ -298,12 +298,14 @@ def test_an_answer_never_mixes_a_deployment_with_the_time_before(world: World) -
     threads = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for turn in range(30):
+    for turn in range(3000):
         current = 1 + (turn + 1) % 2
         with world.database.write() as connection:
             take_seq(connection, g, 1)
             connection.execute(update(gallery).values(current_id=current))
         world.replica.refresh(g)
+        if turn >= 30 and len(seen) > 1:  # on a busy machine the threads may be late
+            break
     stop.set()
     for thread in threads:
         thread.join()

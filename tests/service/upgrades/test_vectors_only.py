@@ -104,5 +104,5 @@ def test_a_database_that_compares_otherwise_is_imported_only_when_told_to(
     code, _, said = run("import", gallery, "qdrant:kept#things")
     done, counted, _ = run("import", gallery, "qdrant:kept#things", "--ignore-metric")
 
-    assert (code, "by Euclid, and v1 is of space cosine" in said) == (1, True)
+    assert (code, "by Euclid, but v1 has space cosine" in said) == (1, True)
     assert (done, counted["stored"]) == (0, 3)
