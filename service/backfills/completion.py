@@ -141,7 +141,8 @@ class Planner(Background):
         while not self._stop.is_set():
             planned = partial(plan_abandoned, self._database, self._registry, self._embedder, self._stop)
             self._errors.attempt(Event("planning_failed"), planned)
-            self._errors.attempt(Event("chunks_not_removed"), partial(remove_ended_chunks, self._database, self._stop))
+            # A new backfill or the end of the process interrupts it: both set `_due`.
+            self._errors.attempt(Event("chunks_not_removed"), partial(remove_ended_chunks, self._database, self._due))
             self._due.wait(LOOK_SECONDS)
             self._due.clear()
 

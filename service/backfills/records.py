@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Select, func, select
 
 from index.errors import RegraftError
 from service.store.embeddings import first_held
-from service.store.rows import BackfillRow, all_of, first_of
+from service.store.rows import BackfillRow, all_of, first_of, newest_of
 from service.store.sql_time import now
 from service.store.tables import backfill, backfill_failure, item
 
@@ -57,8 +57,7 @@ def backfill_row(connection: Connection, number: int) -> RetryingBackfill:
 def backfill_rows(connection: Connection, gallery_id: int, limit: int | None) -> list[RetryingBackfill]:
     """Every backfill of a gallery, or the newest `limit` of them, oldest first."""
     statement = _select_backfills().where(backfill.c.gallery_id == gallery_id)
-    newest_first = statement.order_by(backfill.c.id.desc()).limit(limit)
-    return all_of(RetryingBackfill, connection.execute(newest_first))[::-1]
+    return newest_of(RetryingBackfill, connection, statement, backfill.c.id, limit)
 
 
 def failures_after(

@@ -25,7 +25,7 @@ from service.registry.stored_contents import embeds
 from service.runtime import Runtime
 from service.schemas import Body, FieldPath, Name, Number, Seed
 from service.store.repository import gallery_named, take_seq
-from service.store.rows import GateRow, all_of, first_of, one_of
+from service.store.rows import GateRow, first_of, newest_of, one_of
 from service.store.tables import gate_report
 from service.upgrades.gates.maps import Place, choose_mode, fit, live_places
 from service.upgrades.gates.measuring import RECALL, measure
@@ -108,8 +108,8 @@ def list_all(name: Name, service: Service, limit: Newest = None) -> GateList:
     """List a gallery's gate reports, oldest first; `limit`: only the newest."""
     with service.database.read() as connection:
         statement = select(gate_report).where(gate_report.c.gallery_id == gallery_named(connection, name).id)
-        rows = all_of(GateRow, connection.execute(statement.order_by(gate_report.c.id.desc()).limit(limit)))
-    return GateList(gates=[describe(row) for row in reversed(rows)])
+        rows = newest_of(GateRow, connection, statement, gate_report.c.id, limit)
+    return GateList(gates=[describe(row) for row in rows])
 
 
 @router.get("/galleries/{name}/gates/{number}")

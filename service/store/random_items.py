@@ -13,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection
 
-from service.store.ranges import KEYS_PER_RANGE
+from service.store.ranges import KEYS_PER_RANGE, Keys
 from service.store.sql_arrays import blocks, key_range
 from service.store.tables import item
 
 FIRST_BLOCK = 65_536
 """Keys that the first pass over all items returns; each further pass returns twice as many."""
 
-Keys = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 
 

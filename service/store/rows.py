@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Result
+from sqlalchemy import ColumnElement, Connection, Result, Select
 
 R = TypeVar("R")
 
@@ -18,6 +18,13 @@ R = TypeVar("R")
 def all_of(kind: Callable[..., R], found: Iterable[Sequence[Any]]) -> list[R]:
     """Every row of a result, or of a part of one, as `kind`."""
     return [kind(*row) for row in found]
+
+
+def newest_of(
+    kind: Callable[..., R], connection: Connection, statement: Select[Any], key: ColumnElement[int], limit: int | None
+) -> list[R]:
+    """The selected rows with the highest keys, at most `limit` of them (None: all), in ascending order of the key."""
+    return all_of(kind, connection.execute(statement.order_by(key.desc()).limit(limit)))[::-1]
 
 
 def first_of(kind: Callable[..., R], found: Result[Any]) -> R | None:

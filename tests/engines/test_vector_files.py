@@ -57,6 +57,12 @@ class Site:
         """A process that has just started."""
         return Offloader(self.database, self.blobs, store)
 
+    def fill(self) -> None:
+        """A gallery of all ids with random vectors: the first one, so its key is 1."""
+        with self.database.write() as connection:
+            insert_gallery(connection, "g")
+        self.write(1, IDS, np.random.default_rng(0).normal(size=(len(IDS), DIM)).astype(np.float32))
+
     def write(self, gallery: int, ids: list[str], vectors: Vectors) -> None:
         with self.database.write() as connection:
             new = [NewItem(one, {}, "supplied", vector) for one, vector in zip(ids, vectors, strict=True)]
@@ -224,18 +230,14 @@ def test_every_vector_is_there_bit_by_bit_whatever_is_written_and_killed(
 @pytest.fixture
 def moved(site: Site, small: pytest.MonkeyPatch) -> Site:
     """Forty vectors in three files, sixteen at most in each."""
-    with site.database.write() as connection:
-        insert_gallery(connection, "g")
-    site.write(1, IDS, np.random.default_rng(0).normal(size=(len(IDS), DIM)).astype(np.float32))
+    site.fill()
     site.mover().look()
     assert (site.far(), len(site.there())) == (40, 3)
     return site
 
 
 def test_who_lost_the_lease_while_he_wrote_a_file_moves_nothing_twice(site: Site, small: pytest.MonkeyPatch) -> None:
-    with site.database.write() as connection:
-        insert_gallery(connection, "g")
-    site.write(1, IDS, np.random.default_rng(0).normal(size=(len(IDS), DIM)).astype(np.float32))
+    site.fill()
     put, other = Blobs.put, site.mover()
 
     def while_another_moves(self: Blobs, key: str, content: bytes) -> None:
@@ -257,9 +259,7 @@ def test_who_lost_the_lease_while_he_wrote_a_file_moves_nothing_twice(site: Site
 def test_who_may_not_go_on_uploads_nothing_more_and_moves_no_further_block(
     site: Site, small: pytest.MonkeyPatch, yes: int, states: list[str], far: int
 ) -> None:
-    with site.database.write() as connection:
-        insert_gallery(connection, "g")
-    site.write(1, IDS, np.random.default_rng(0).normal(size=(len(IDS), DIM)).astype(np.float32))
+    site.fill()
     with site.database.read() as connection:
         found = rows_of(connection, 1, IDS)
     answers = [True] * yes
@@ -281,9 +281,7 @@ def test_who_may_not_go_on_uploads_nothing_more_and_moves_no_further_block(
 def test_a_file_that_rows_came_to_speak_of_while_another_process_looked_for_lost_ones_stays(
     site: Site, small: pytest.MonkeyPatch
 ) -> None:
-    with site.database.write() as connection:
-        insert_gallery(connection, "g")
-    site.write(1, IDS, np.random.default_rng(0).normal(size=(len(IDS), DIM)).astype(np.float32))
+    site.fill()
     put, look = Blobs.put, offloading.files
     seen, moved = threading.Event(), threading.Event()
 
@@ -329,9 +327,7 @@ def test_one_process_moves_vectors(site: Site, small: pytest.MonkeyPatch) -> Non
 def test_vectors_that_could_not_be_moved_for_want_of_the_lease_are_moved_once_it_is_back(
     site: Site, small: pytest.MonkeyPatch
 ) -> None:
-    with site.database.write() as connection:
-        insert_gallery(connection, "g")
-    site.write(1, IDS, np.random.default_rng(0).normal(size=(len(IDS), DIM)).astype(np.float32))
+    site.fill()
     mover, take, answers = site.mover(), offloader.acquire_job, [True, True, False]
     small.setattr(offloader, "acquire_job", lambda *given: answers.pop(0) if answers else take(*given))
     for _ in range(2):
@@ -369,9 +365,7 @@ def test_what_is_written_while_it_is_moved_stays_as_it_was_written(
 def test_what_is_left_of_a_file_is_moved_on_with_others_but_for_what_is_damaged(
     site: Site, small: pytest.MonkeyPatch, harmed: bool
 ) -> None:
-    with site.database.write() as connection:
-        insert_gallery(connection, "g")
-    site.write(1, IDS, np.random.default_rng(0).normal(size=(len(IDS), DIM)).astype(np.float32))
+    site.fill()
     mover = site.mover()
     mover.look()
     first, *_ = site.there()

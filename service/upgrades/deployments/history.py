@@ -11,7 +11,7 @@ from enum import StrEnum
 from sqlalchemy import Connection, func, select
 
 from index.errors import RegraftError
-from service.store.rows import DeploymentRow, TransitionRow, all_of, first_of
+from service.store.rows import DeploymentRow, TransitionRow, all_of, first_of, newest_of
 from service.store.tables import deployment, deployment_transition
 
 
@@ -70,8 +70,7 @@ def deployment_row(connection: Connection, gallery_id: int, number: int) -> Depl
 def history(connection: Connection, gallery_id: int, limit: int | None = None) -> list[DeploymentRow]:
     """Every deployment of a gallery, or the newest `limit` of them, oldest first."""
     statement = select(deployment).where(deployment.c.gallery_id == gallery_id)
-    newest_first = statement.order_by(deployment.c.id.desc()).limit(limit)
-    return all_of(DeploymentRow, connection.execute(newest_first))[::-1]
+    return newest_of(DeploymentRow, connection, statement, deployment.c.id, limit)
 
 
 def transitions(connection: Connection, deployment_id: int) -> list[TransitionRow]:
