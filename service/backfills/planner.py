@@ -111,6 +111,11 @@ def capped_count(found: int, share: float | None, limit: int | None) -> int:
     return found if limit is None else min(found, limit)
 
 
+def running_seconds() -> ColumnElement[float]:
+    """How long a row of `backfill` has been running since it was started or resumed; negative if the clock went back."""
+    return func.coalesce(now() - backfill.c.resumed, 0.0)
+
+
 def pause_is_over() -> ColumnElement[bool]:
     """Whether a row of `backfill_failure` is due for a retry."""
     return or_(backfill_failure.c.next_try <= now(), backfill_failure.c.next_try > now() + MAX_PAUSE_SECONDS)
@@ -144,7 +149,7 @@ def change_state(
 ) -> bool:
     """Change a backfill's state from one of `before` to `after` and update its running time; False: it had another."""
     planning = and_(backfill.c.sweep_seq.is_not(None), backfill.c.kind.in_(tuple(Kind)))
-    ran = backfill.c.active_seconds + func.coalesce(now() - backfill.c.resumed, 0.0)
+    ran = backfill.c.active_seconds + running_seconds()
     values = {
         "state": after,
         "revision": backfill.c.revision + 1,

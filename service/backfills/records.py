@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Select, func, select
 
 from index.errors import RegraftError
+from service.backfills.planner import running_seconds
 from service.store.embeddings import first_held
 from service.store.rows import BackfillRow, all_of, first_of, newest_of
-from service.store.sql_time import now
 from service.store.tables import backfill, backfill_failure, item
 
 
@@ -78,5 +78,4 @@ def _select_backfills() -> Select[Any]:
     waiting = select(func.count()).where(
         backfill_failure.c.backfill_id == backfill.c.id, backfill_failure.c.final.is_(False)
     )
-    running_seconds = func.coalesce(now() - backfill.c.resumed, 0.0)
-    return select(backfill, waiting.scalar_subquery().label("retrying"), running_seconds.label("running_seconds"))
+    return select(backfill, waiting.scalar_subquery().label("retrying"), running_seconds().label("running_seconds"))
