@@ -112,7 +112,7 @@ def capped_count(found: int, share: float | None, limit: int | None) -> int:
 
 
 def running_seconds() -> ColumnElement[float]:
-    """Seconds that a row of `backfill` has been running since its start or resumption; negative if the clock went back."""
+    """Seconds that a row of `backfill` has been running since it started or resumed; negative if a clock went back."""
     return func.coalesce(now() - backfill.c.resumed, 0.0)
 
 
