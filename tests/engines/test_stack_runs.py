@@ -183,6 +183,8 @@ def test_the_story_of_an_upgrade_on_the_stack(
             assert "\nregraft_backfill_items_waiting " in waiting
             workers[0].kill()
             apis[0].kill()
+            apis[0].wait()
+            while_dying = len(proxy.lost)  # its listening socket may be the last one that is closed
             load.wait()
             apis[0] = stack.start("api", "api0", ports[0])
             stack.ready(apis[0], ports[0])
@@ -199,6 +201,6 @@ def test_the_story_of_an_upgrade_on_the_stack(
                 assert ok(http.get("/galleries/g"))["mix"] == {"v2": ITEMS}
             ok(http.post("/galleries/g/rollback"))
         assert answers() == before
-        assert len(load.wrong) == len(proxy.lost) <= CLIENTS + 1, load.wrong
+        assert len(load.wrong) == len(proxy.lost) <= while_dying + CLIENTS, load.wrong
         assert "Traceback" not in stack.log()
         assert {path.name for path in (stack.folder / "api1-again" / "versions").iterdir()} == {"v1", "v2"}
