@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as drawn
 from hypothesis import strategies as st
 
-from filters import documents, filters, holds
+from naive_filters import documents, filters, holds
 from service.http import passing_items
 from service.store import filtering
 from service.store.sql_arrays import key_range

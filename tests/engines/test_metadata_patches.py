@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as drawn
 from hypothesis import strategies as st
 
-from filters import documents, filters, holds
+from naive_filters import documents, filters, holds
 from service.http import passing_items
 from service.http.item_metadata import merge_patch
 from service.settings import Settings

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from filters import documents, filters, holds
 from index import columns, item_table
 from index import metadata as module
 from index.filter import parse_filter
 from index.metadata import NO_ITEM, Item, Metadata
+from naive_filters import documents, filters, holds
 
 
 def found(metadata: Metadata, slots: dict[int, int], filter_json: Any) -> set[int]:
