@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection, and_, exists, false, func, select, true
 
 from index.errors import RegraftError
@@ -21,6 +23,7 @@ from service.store.embeddings import first_held
 from service.store.partitioned import of_item
 from service.store.repository import gallery_named
 from service.store.rows import EMPTIED, BackfillRow, DeploymentRow, GalleryRow, all_of
+from service.store.sql_arrays import select_keys
 from service.store.tables import backfill, backfill_failure, deployment, embedding, item
 from service.upgrades.deployments.history import DeploymentState, check_unchanged, on_its_way
 from service.upgrades.deployments.lifecycle import begin_retired, lock, move
@@ -50,12 +53,12 @@ class Precheck:
     Attributes:
         seq: the next number of the gallery's feed then.
         basis: the other state that decides which items depend on a version.
-        embeddings: how many embeddings of the version there were.
+        holders: keys of the items that held an embedding of the version, ascending.
     """
 
     seq: int
     basis: tuple[object, ...]
-    embeddings: int
+    holders: NDArray[np.int64]
 
 
 def precheck(
@@ -72,8 +75,8 @@ def precheck(
         gallery = gallery_named(connection, gallery_name)
         check_unchanged(connection, gallery.id, if_match)
         _check_unused(connection, registry, gallery, version, since=0)
-        embeddings = _count(connection, holds_version(gallery.id, version.id))
-        return Precheck(gallery.next_seq, _basis(connection, registry, gallery), embeddings)
+        holders = select_keys(connection, select(item.c.id).where(holds_version(gallery.id, version.id)))
+        return Precheck(gallery.next_seq, _basis(connection, registry, gallery), holders)
 
 
 def retire(
@@ -105,9 +108,7 @@ def retire(
     under_way = select(deployment.c.id).where(*conditions, deployment.c.to_free.is_not(None)).order_by(deployment.c.id)
     if not ended and (numbers := list(connection.execute(under_way).scalars())):
         return numbers
-    embeddings = _count(connection, and_(holds_version(gallery_id, version.id), item.c.seq >= since)) + (
-        prechecked.embeddings if since else 0
-    )
+    embeddings = _count_embeddings(connection, gallery_id, version.id, prechecked)
     if not ended and not embeddings:
         raise NothingToRetire(f"the gallery has no ended deployment of version {version.name!r}", pointer="/version")
     checked = {"embeddings": embeddings, "bytes": embeddings * 4 * (version.card.dim + version.card.side_dim)}
@@ -150,6 +151,14 @@ def _check_unread(
         if items := _count(connection, and_(waiting, item.c.seq >= since, reads)):
             why = f"backfill {job.id} is {job.state} and reads {items} embeddings of {version.name!r}"
             raise VersionInUse(f"{why}: wait for it or cancel it", pointer="/version")
+
+
+def _count_embeddings(connection: Connection, gallery_id: int, version_id: int, prechecked: Precheck) -> int:
+    """How many items hold an embedding of the version; only those written since the precheck are read."""
+    is_written = item.c.seq >= prechecked.seq
+    written = select_keys(connection, select(item.c.id).where(item.c.gallery_id == gallery_id, is_written))
+    unchanged = np.setdiff1d(prechecked.holders, written, assume_unique=True)
+    return len(unchanged) + _count(connection, and_(holds_version(gallery_id, version_id), is_written))
 
 
 def _basis(connection: Connection, registry: Registry, gallery: GalleryRow) -> tuple[object, ...]:

@@ -15,6 +15,8 @@ from service.upgrades.deployments import retiring
 from service.upgrades.deployments.transition import TransitionRequest
 from staging.steps import at, deploy, detail, held, reencode, rollback
 
+LATE = [{"id": "late", "embedding": [1, 0, 0, 0]}]
+
 
 @pytest.fixture
 def filled(served: Any, pictures: list[bytes]) -> str:
@@ -57,8 +59,7 @@ def test_what_comes_to_depend_on_it_after_every_item_was_looked_at_is_found(
     version, gallery_id = runtime.registry.named("v1"), runtime.replica.find(name).id
     counted = retiring.precheck(runtime.database, runtime.registry, name, version, None)
     if meanwhile == "written":
-        late = {"items": [{"id": "late", "embedding": [1, 0, 0, 0]}], "version": "v1"}
-        assert served.http.post(f"{filled}/items", json=late).status_code == 200
+        assert served.http.post(f"{filled}/items", json={"items": LATE, "version": "v1"}).status_code == 200
     else:
         served.add("beside", 4, edges=[("v1", "identity")])  # it reaches what v1 embedded, and nothing of v2
         assert deploy(served, filled, "beside").status_code == 201
@@ -69,6 +70,26 @@ def test_what_comes_to_depend_on_it_after_every_item_was_looked_at_is_found(
         pytest.raises(retiring.VersionInUse, match=f"{depending} items depend"),
     ):
         retiring.retire(connection, runtime.registry, gallery_id, version, request, counted)
+
+
+def test_items_written_after_every_item_was_looked_at_are_counted_once(served: Any, filled: str) -> None:
+    deploy(served, filled)
+    reencode(served, filled)
+    runtime, name = served.runtime, filled.rpartition("/")[2]
+    version, gallery_id = runtime.registry.named("v1"), runtime.replica.find(name).id
+    counted = retiring.precheck(runtime.database, runtime.registry, name, version, None)
+    more = [{"id": f"i{n}", "embedding": [1, 0, 0, 0]} for n in (1, 2)]
+    assert served.http.post(f"{filled}/items", json={"items": more, "version": "v1"}).status_code == 200
+    assert served.http.delete(f"{filled}/items/i3").status_code == 204
+    assert served.http.post(f"{filled}/items", json={"items": LATE, "version": "v1"}).status_code == 200
+    hold_v2(served, filled)
+
+    with runtime.database.write() as connection:
+        request = TransitionRequest("me", runtime.replica)
+        numbers = retiring.retire(connection, runtime.registry, gallery_id, version, request, counted)
+
+    assert detail(served, filled, numbers[-1])["transitions"][-1]["evidence"]["embeddings"] == 20
+    assert held(served, filled, "v1") == 20
 
 
 def test_it_is_refused_while_items_depend_on_it_and_says_what_would_help(served: Any, filled: str) -> None:
@@ -135,8 +156,7 @@ def test_embeddings_that_came_with_items_after_it_can_be_freed_again(served: Any
     deploy(served, filled)
     reencode(served, filled)
     retire(served, filled)
-    late = {"version": "v1", "items": [{"id": "late", "embedding": [1, 0, 0, 0]}]}
-    assert served.http.post(f"{filled}/items", json=late).status_code == 200
+    assert served.http.post(f"{filled}/items", json={"items": LATE, "version": "v1"}).status_code == 200
     assert retire(served, filled).json()["code"] == "version_in_use"
     hold_v2(served, filled)
 
@@ -154,8 +174,7 @@ def test_embeddings_that_came_with_items_after_it_can_be_freed_again(served: Any
 def test_those_of_a_version_that_was_never_deployed_here_can_be_freed(served: Any, filled: str) -> None:
     deploy(served, filled)
     path = served.gallery("v2")
-    late = {"version": "v1", "items": [{"id": "late", "embedding": [1, 0, 0, 0]}]}
-    assert served.http.post(f"{path}/items", json=late).status_code == 200
+    assert served.http.post(f"{path}/items", json={"items": LATE, "version": "v1"}).status_code == 200
     hold_v2(served, path)
 
     rehearsed = retire(served, path, params={"dry_run": "true"})
