@@ -10,6 +10,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from hypothesis import given, settings
@@ -174,7 +175,7 @@ def test_a_full_disk_is_not_the_archives_fault(tmp_path: Path, monkeypatch: pyte
     archive = zipped(tmp_path / "v.zip", CARD_MEMBER)
     real = Path.open
 
-    def full(path: Path, mode: str = "r", *rest: object, **more: object) -> object:
+    def full(path: Path, mode: str = "r", *rest: Any, **more: Any) -> IO[Any]:
         if mode == "xb":
             raise OSError(28, "No space left on device")
         return real(path, mode, *rest, **more)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from index import decoding
 from index.decoding import Decoder, decoded_bytes
 from index.errors import InvalidImage
+from index.image import load_image
 
 SMALL, LARGE = (8, 8), (40, 40)
 ROOM = 3 * decoded_bytes(*SMALL)
@@ -25,7 +25,6 @@ class Held:
         self.now: list[int] = []
         self.most = self.beside_large = 0
         self._lock = threading.Lock()
-        load = decoding.load_image
 
         def loading(image: Any) -> Any:
             with self._lock:
@@ -33,9 +32,9 @@ class Held:
                 self.most = max(self.most, sum(self.now) if max(self.now) <= ROOM else 0)
                 self.beside_large = max(self.beside_large, len(self.now) - 1 if max(self.now) > ROOM else 0)
             threading.Event().wait(0.002)
-            return load(image)
+            return load_image(image)
 
-        monkeypatch.setattr(decoding, "load_image", loading)
+        monkeypatch.setattr("index.decoding.load_image", loading)
 
     def leave(self, size: tuple[int, int]) -> None:
         with self._lock:

@@ -198,7 +198,9 @@ def test_a_moving_item_is_found_exactly_once(
     def move() -> None:
         chosen = generator.permutation(40)
         parts = dict(zip(vectors, np.split(chosen, np.sort(generator.integers(41, size=2))), strict=True))
-        gallery.apply({(version, "encoded"): (keys, vectors[version][keys]) for version, keys in parts.items()})
+        gallery.apply(
+            {(version, "encoded"): (keys.tolist(), vectors[version][keys]) for version, keys in parts.items()}
+        )
 
     def come_and_go() -> None:
         gallery.apply({("v2", "encoded"): ([100, 101, 102], vectors["v2"][:3])})
@@ -215,7 +217,8 @@ def test_a_moving_item_is_found_exactly_once(
     background(come_and_go)
     if sealed:
         background(build)
-    mixes, asked = set(), 0
+    mixes: set[tuple[tuple[str, int], ...]] = set()
+    asked = 0
     while asked < 60 or ((len(mixes) < 2 or (sealed and built[0] < BUILT)) and asked < 20_000):
         asked += 1
         found = gallery.search("v3", always(units(2, 6)), 40)

@@ -42,7 +42,7 @@ def test_items_of_several_origins_have_shards_of_their_own_and_are_counted_per_v
         (*MOVED, 1, ()),
     ]
     origins = {1: "encoded", 2: "encoded", 3: "transformed"}
-    for key, shard in zip(found.keys_QK.ravel(), found.shards_QK.ravel(), strict=True):
+    for key, shard in zip(found.keys_QK.ravel().tolist(), found.shards_QK.ravel(), strict=True):
         assert found.shards[shard].origin == origins[key]
 
 

@@ -100,7 +100,7 @@ def test_the_smallest_legal_image_is_decoded(image_bytes: SaveImage) -> None:
 
 @pytest.mark.parametrize("side", [8000, 12_000, 30_000, 2**31 - 1])
 def test_a_decompression_bomb_is_refused_by_its_header(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = []
+    loaded: list[Image.Image] = []
     monkeypatch.setattr(Image.Image, "load", loaded.append)
     with pytest.raises(InvalidImage, match="at most 50000000"):
         decode_image(png_header(side, side))
@@ -126,7 +126,7 @@ def test_an_image_is_turned_upright(image_bytes: SaveImage, kind: str, orientati
     """The stored pixels of a sideways camera; upright, the bright quarter is at the top left."""
     upright = np.zeros((40, 60), np.uint8)
     upright[:20, :30] = 255
-    turn = {
+    turns: dict[int, Callable[[np.ndarray], np.ndarray]] = {
         1: lambda a: a,
         2: np.fliplr,
         3: lambda a: np.rot90(a, 2),
@@ -135,10 +135,10 @@ def test_an_image_is_turned_upright(image_bytes: SaveImage, kind: str, orientati
         6: lambda a: np.rot90(a, 1),
         7: lambda a: np.rot90(a.T, 2),
         8: lambda a: np.rot90(a, 3),
-    }[orientation]
+    }
     exif = Image.Exif()
     exif[0x0112] = orientation
-    stored = Image.fromarray(np.ascontiguousarray(turn(upright))).convert("RGB")
+    stored = Image.fromarray(np.ascontiguousarray(turns[orientation](upright))).convert("RGB")
     image = decode_image(image_bytes(stored, kind, exif=exif))
     off = np.abs(np.asarray(image.convert("L"), int) - upright)
     assert image.size == (60, 40)

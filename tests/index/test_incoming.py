@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,8 @@ def test_a_sweep_takes_what_the_killed_left_and_nothing_that_is_being_filled(tmp
 def test_a_folder_that_is_swept_before_it_is_locked_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flock, swept = incoming.fcntl.flock, []
+    flock = fcntl.flock
+    swept: list[list[str]] = []
 
     def sweep_first(lock: int, operation: int) -> None:
         if not swept:
@@ -47,7 +49,7 @@ def test_a_folder_that_is_swept_before_it_is_locked_is_made_anew(
             incoming.sweep(tmp_path)
         flock(lock, operation)
 
-    monkeypatch.setattr(incoming.fcntl, "flock", sweep_first)
+    monkeypatch.setattr(fcntl, "flock", sweep_first)
     with incoming.incoming_folder(tmp_path) as place:
         assert swept == [swept[0]] != [[place.name]]
         assert names(tmp_path) == [place.name]

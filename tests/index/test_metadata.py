@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from index import columns, item_table
 from index import metadata as module
 from index.filter import parse_filter
-from index.metadata import NO_ITEM, Item, Metadata
+from index.item_table import NO_ITEM
+from index.metadata import Item, Metadata
 from naive_filters import documents, filters, holds
 
 
@@ -43,7 +44,8 @@ def put(metadata: Metadata, slots: dict[int, int], items: dict[int, Any]) -> Non
 )
 @example(items=[{}, {"a": None}], asked=[{"field": "a", "eq": None}, {"field": "a", "exists": True}])
 def test_a_filter_finds_what_plain_python_finds(items: list[Any], asked: list[Any]) -> None:
-    metadata, slots = Metadata(), {}
+    metadata = Metadata()
+    slots: dict[int, int] = {}
     put(metadata, slots, dict(enumerate(items)))
     for filter_json in asked:
         assert found(metadata, slots, filter_json) == {n for n, item in enumerate(items) if holds(filter_json, item)}
@@ -72,7 +74,8 @@ def sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=50, deadline=None)
 @given(steps=steps)
 def test_filters_stay_exact_under_any_puts_replacements_and_drops(steps: list[tuple[str, Any]]) -> None:
-    metadata, slots = Metadata(), {}
+    metadata = Metadata()
+    slots: dict[int, int] = {}
     held: dict[int, Any] = {}
     for name, argument in steps:
         if name == "put":
@@ -122,7 +125,8 @@ def test_an_item_that_is_called_otherwise_is_shown_so() -> None:
 def test_many_items_of_every_kind() -> None:
     """Enough items for columns to grow, for the vocabulary to shrink, and for both ways to mark slots."""
     generator = np.random.default_rng(0)
-    metadata, slots = Metadata(), {}
+    metadata = Metadata()
+    slots: dict[int, int] = {}
 
     def made(n: int) -> dict[str, Any]:
         return {
@@ -177,7 +181,8 @@ def test_unchanged_metadata_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -
 def test_items_are_read_once_for_each_key_that_filters_look_at_and_that_any_item_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    metadata, slots = Metadata(), {}
+    metadata = Metadata()
+    slots: dict[int, int] = {}
     put(metadata, slots, {1: {"a": 1, "b": {"c": 2}}, 2: {"a": 2}})
     read, parsed = [], module._parsed
     monkeypatch.setattr(module, "_parsed", lambda text: read.append(text) or parsed(text))
@@ -196,7 +201,8 @@ def test_items_are_read_once_for_each_key_that_filters_look_at_and_that_any_item
 
 
 def test_items_without_metadata_hold_an_empty_object() -> None:
-    metadata, slots = Metadata(), {}
+    metadata = Metadata()
+    slots: dict[int, int] = {}
     slots.update(zip([5, 6], metadata.put([5, 6], {6: Item('{"a": 1}')}).tolist(), strict=True))
     assert found(metadata, slots, {"field": "a", "exists": False}) == {5}
     assert found(metadata, slots, {"not": {"field": "b", "eq": 1}}) == {5, 6}
@@ -204,7 +210,8 @@ def test_items_without_metadata_hold_an_empty_object() -> None:
 
 @pytest.mark.usefixtures("sweeps")
 def test_slots_and_words_are_used_again() -> None:
-    metadata, slots = Metadata(), {}
+    metadata = Metadata()
+    slots: dict[int, int] = {}
     for n in range(300):
         put(metadata, slots, {7: {"name": f"word {n}", f"field {n}": 1}})
     assert len(metadata.select(parse_filter({"field": "name", "eq": "word 299"}))) < 10

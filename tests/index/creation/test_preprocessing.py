@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
@@ -29,8 +30,7 @@ def spec(resize=None, stretch=False, interpolation="bicubic", height=224, width=
     return Preprocess(height, width, "RGB", resize, stretch, interpolation, tuple(MEAN), tuple(STD), crop)
 
 
-def floor(*given):
-    return spec(*given, crop="floor")
+floor = partial(spec, crop="floor")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_one_bit_makes_another_digest_of_its_row_only(words: np.ndarray, at: int
 
 
 def test_digests_are_those_of_every_other_release() -> None:
-    rows = np.arange(2 * BLOCK, dtype=np.float32)[:, np.newaxis] * np.float32([1, -0.5, 0.25])
+    rows = np.arange(2 * BLOCK, dtype=np.float32)[:, np.newaxis] * np.array([1, -0.5, 0.25], np.float32)
     found = digests(rows)
     assert found[0] == -2220425975135213076
     assert len(set(found.tolist())) == len(rows)

@@ -60,7 +60,8 @@ operations = st.lists(
 def test_a_shard_equals_a_dictionary_after_any_operations(
     operations: list[tuple[str, list[int], int]], space: Space, k: int
 ) -> None:
-    shard, model = FlatShard(DIM, space), {}
+    shard = FlatShard(DIM, space)
+    model: dict[int, int] = {}
     for name, keys, seed in operations:
         if name == "upsert":
             seeds = [seed + i for i in range(len(keys))]
@@ -257,11 +258,11 @@ def test_lorentz_far_from_the_origin_ranks_as_float64_does(norm: float, filtered
     centres = generator.standard_normal((4, 32))
     centres *= norm / np.linalg.norm(centres, axis=1, keepdims=True)
     # Neighbours within a few units of hyperbolic distance, where float32 products tell nothing apart.
-    x = np.float32(np.repeat(centres, 200, axis=0) + generator.standard_normal((800, 32)))
-    q = np.float32(centres + generator.standard_normal((4, 32)))
+    x = (np.repeat(centres, 200, axis=0) + generator.standard_normal((800, 32))).astype(np.float32)
+    q = (centres + generator.standard_normal((4, 32))).astype(np.float32)
     shard = FlatShard(32, Lorentz(0.5))
     shard.upsert(np.arange(len(x)), x)
-    allowed = generator.random(len(x)) < 0.3 if filtered else np.ones(len(x), bool)
+    allowed = generator.random(len(x)) < 0.3 if filtered else np.ones(len(x), np.bool_)
 
     scores, keys, *_ = shard.search(q, 10, allowed if filtered else None)
 

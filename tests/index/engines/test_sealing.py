@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.engines import approximate, segment, segments
+from index.engines import approximate, segment, segments, tuning
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.segments import SegmentedShard
 from index.engines.tuning import TuningResult
@@ -98,12 +98,12 @@ def test_lists_do_while_items_come_fast_and_a_graph_is_tried_once_they_do_not(
 @pytest.fixture
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SegmentedShard:
     """Four segments of 100 rows, as no index of more reaches the aim."""
-    tuned = segment.tune
+    tuned = tuning.tune
 
     def tune(index: Any, space: Any, rows: np.ndarray, *about: Any) -> Any:
         return tuned(index, space, rows, *about) if len(rows) <= 100 else TuningResult(None, 0.5)
 
-    monkeypatch.setattr(segment, "tune", tune)
+    monkeypatch.setattr("index.engines.segment.tune", tune)
     shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW), tmp_path)
     for start in range(0, 400, 100):
         shard.upsert(range(start, start + 100), vectors(Cosine(), 100, seed=start))
@@ -128,14 +128,14 @@ def test_segments_that_stay_apart_do_so_after_a_restart(apart: SegmentedShard, t
 
 
 def test_segments_whose_one_index_would_take_longer_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    tuned = segment.tune
+    tuned = tuning.tune
 
     def tune(index: Any, space: Any, rows: np.ndarray, *about: Any) -> Any:
         measured = tuned(index, space, rows, *about)
         dear = [effort * 40 for effort in measured.efforts]
         return measured if len(rows) <= 60 else measured._replace(efforts=dear)
 
-    monkeypatch.setattr(segment, "tune", tune)
+    monkeypatch.setattr("index.engines.segment.tune", tune)
     shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
     for start in range(0, 120, 60):
         shard.upsert(range(start, start + 60), vectors(Cosine(), 60, seed=start))

@@ -160,8 +160,9 @@ def test_an_aim_that_no_effort_reaches_leaves_the_segment_exact_and_is_told(
     assert len(shard.segments) == 1
     assert recall(shard, vectors(Cosine(), 5, seed=3)) == 1.0
     (told,) = [record.msg for record in caplog.records if isinstance(record.msg, Event)]
-    assert (told.name, told.fields["aim"], told.fields["items"]) == ("recall_not_reached", 0.99, 100)
-    assert told.fields["reached"] < 0.5
+    fields: dict[str, Any] = told.fields
+    assert (told.name, fields["aim"], fields["items"]) == ("recall_not_reached", 0.99, 100)
+    assert fields["reached"] < 0.5
 
 
 def test_what_has_no_clusters_reaches_the_aim_too() -> None:

@@ -36,8 +36,8 @@ def drawn(linear: Callable[[np.random.Generator], np.ndarray], count: int = 300,
     generator = np.random.default_rng(0)
     new = generator.standard_normal((count, 8))
     old = new @ linear(generator) + 0.05 * generator.standard_normal((count, 8))
-    unit = [Cosine().normalise(x.astype(np.float32)) for x in (new, old)]
-    return split_pairs(*unit, np.arange(count) % 3 if labelled else None)
+    unit_new, unit_old = (Cosine().normalise(x.astype(np.float32)) for x in (new, old))
+    return split_pairs(unit_new, unit_old, np.arange(count) % 3 if labelled else None)
 
 
 def rotation(generator: np.random.Generator) -> np.ndarray:

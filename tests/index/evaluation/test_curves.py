@@ -68,13 +68,13 @@ def naive_fused(
         unmoved = [i for i in range(len(order)) if i not in moved]
         for query in range(len(old)):
             lists = [
-                sorted(items, key=lambda i, cost=cost: (cost[query, i], relevant[query, i]))
+                sorted((cost[query, i], relevant[query, i], i) for i in items)
                 for items, cost in ((unmoved, old), (moved, new))
             ]
             fused = [
-                (Fraction(1 + place, len(items)), shard, i)
-                for shard, items in enumerate(lists)
-                for place, i in enumerate(items)
+                (Fraction(1 + place, len(ranked)), shard, i)
+                for shard, ranked in enumerate(lists)
+                for place, (*_, i) in enumerate(ranked)
             ]
             cost = np.empty((1, len(order)))
             for place, (*_, i) in enumerate(sorted(fused)):
@@ -174,11 +174,16 @@ def test_the_area_is_the_mean_over_the_backfill_with_an_interval() -> None:
     assert curve.area.low < curve.area.value < curve.area.high
 
 
+def crowded(old: Compared) -> Compared:
+    """The same embeddings in a narrow cone."""
+    queries, items = (Cosine().normalise(x + 4) for x in (old.queries, old.items))
+    return Compared(queries, items, Cosine())
+
+
 def test_calibration_keeps_poor_scores_of_an_old_version_from_hiding_good_new_ones() -> None:
     """The old space crowds into a narrow cone: its wrong matches score higher than the new version's right ones."""
     old, new, right = two_versions(Cosine(), same=False)
-    crowded = [Cosine().normalise(x + 4 * np.ones(6, np.float32)) for x in (old.queries, old.items)]
-    measured = measure_curves(Compared(*crowded, Cosine()), new, right, {"random": np.arange(90)}, points=11)
+    measured = measure_curves(crowded(old), new, right, {"random": np.arange(90)}, points=11)
     raw, calibrated = measured["random", RAW], measured["random", CALIBRATED]
     assert calibrated.area.low > raw.area.high
     assert calibrated.curve.values[1] > raw.curve.values[1] + 0.05
@@ -188,14 +193,12 @@ def test_without_labels_the_crowded_scores_are_told_apart_too() -> None:
     """As above, with twenty classes: the map needs that most random pairs are wrong."""
     generator = np.random.default_rng(1)
     items, queries = generator.integers(20, size=200), generator.integers(20, size=80)
-    old, new = ((draw(Cosine(), queries, x, 2, 12), draw(Cosine(), items, x, 3, 12)) for x in (1.5, 0.3))
-    crowded = [Cosine().normalise(x + 4 * np.ones(12, np.float32)) for x in old]
-    ways = Compared(*crowded, Cosine()), Compared(*new, Cosine())
+    old, new = (
+        Compared(draw(Cosine(), queries, x, 2, 12), draw(Cosine(), items, x, 3, 12), Cosine()) for x in (1.5, 0.3)
+    )
     orders = {"random": generator.permutation(200)}
-    areas = {
-        mode: values.mean()
-        for (_, mode), values in curve_values(*ways, relevance(queries, items), orders, (RAW, LABEL_FREE)).items()
-    }
+    measured = curve_values(crowded(old), new, relevance(queries, items), orders, (RAW, LABEL_FREE))
+    areas = {mode: values.mean() for (_, mode), values in measured.items()}
     assert areas[LABEL_FREE] > areas[RAW] + 0.1
 
 

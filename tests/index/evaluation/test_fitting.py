@@ -7,6 +7,7 @@ import pytest
 
 from index.calibration import calibration_from_json
 from index.errors import InvalidArgument
+from index.evaluation.adapters import procrustes, ridge
 from index.evaluation.fitting import (
     FITS,
     HELD_OUT,
@@ -66,7 +67,7 @@ def test_the_seed_decides_the_split_and_many_pairs_keep_most_to_fit_on(labels: n
 
 @pytest.mark.parametrize("old_card", [OLD, OLD_L2])
 def test_what_is_measured_is_the_ranking_written_out(pairs: Pairs, old_card: Card) -> None:
-    adapter = fit_adapter("procrustes", pairs, NEW, old_card, {})
+    adapter = procrustes(pairs.new_SM, pairs.old_SN)
     queries = adapter(pairs.new_QM) if old_card is OLD_L2 else Cosine().normalise(adapter(pairs.new_QM))
     right, precision = [], []
     for row, query in enumerate(queries.astype(np.float64)):
@@ -86,7 +87,7 @@ def test_what_is_measured_is_the_ranking_written_out(pairs: Pairs, old_card: Car
 def test_without_labels_an_item_must_find_itself() -> None:
     x = draw(40, 4)
     pairs = split_pairs(x, x[:, ::-1].copy(), None)
-    adapter = fit_adapter("procrustes", pairs, OLD, OLD, {})
+    adapter = procrustes(pairs.new_SM, pairs.old_SN)
 
     found = measure(adapter(pairs.new_QM), pairs, OLD)
     lost = measure(pairs.new_QM[:, [1, 0, 2, 3]], pairs, OLD)
@@ -97,7 +98,7 @@ def test_without_labels_an_item_must_find_itself() -> None:
 
 
 def test_the_maps_tell_right_from_wrong_and_run_with_their_spaces(pairs: Pairs) -> None:
-    adapter = fit_adapter("ridge", pairs, NEW, OLD_L2, {})
+    adapter = ridge(pairs.new_SM, pairs.old_SN)
     maps = fit_calibration_maps(EdgeKind.MATRIX, adapter(pairs.new_QM), pairs, NEW, OLD_L2)
 
     through, own = (calibration_from_json(maps[name]) for name in ("edge", "own"))

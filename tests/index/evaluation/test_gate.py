@@ -148,14 +148,12 @@ def test_of_many_slices_that_are_no_worse_none_looks_worse_by_chance(count: int,
         hits_2Q[1] = np.where(draw.random(count * size) < 0.2, hits_2Q[1], hits_2Q[0])
         means_2Q = draw.random(count * size) + draw.normal(0, 0.1, (2, count * size))
         values_2Q = hits_2Q.astype(float) if metric == "cmc@1" else means_2Q.clip(0, 1)
-        old, new = np.hstack([values_2Q, np.broadcast_to([[0.0], [1.0]], (2, count * size))])
-        slices = [str(n // size) for n in range(count * size)] + ["gains"] * (count * size)
-        found = gate(
-            *(PerQuery({metric: q, FIRST: q}, np.ones(len(q), bool)) for q in (old, new)),
-            metric=metric,
-            slice_of=slices,
+        old, new = (
+            PerQuery({metric: q, FIRST: q}, np.ones(len(q), bool))
+            for q in np.hstack([values_2Q, np.broadcast_to([[0.0], [1.0]], (2, count * size))])
         )
-        verdicts.append(found.verdict)
+        slices = [str(n // size) for n in range(count * size)] + ["gains"] * (count * size)
+        verdicts.append(gate(old, new, metric=metric, slice_of=slices).verdict)
 
     assert verdicts.count(GateVerdict.PASS) >= 18
 

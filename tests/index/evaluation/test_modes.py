@@ -24,8 +24,8 @@ def versions(crowded: float, count: int = 200) -> tuple[Compared, Compared, Labe
     centres = draw.normal(size=(20, 12))
     made = []
     for noise, lift in ((1.2, crowded), (0.6, 0.0)):
-        x = centres[codes] + noise * draw.normal(size=(count, 12)) + lift
-        x = COSINE.normalise(x.astype(np.float32))
+        noisy = centres[codes] + noise * draw.normal(size=(count, 12)) + lift
+        x = COSINE.normalise(noisy.astype(np.float32))
         made.append(Compared(x, x, COSINE))
     return made[0], made[1], LabelRelevance(codes, codes, np.arange(count))
 
