@@ -52,6 +52,9 @@ TRANSFORM_BLOCK = 2048
 """Vectors a plain loop takes at a time, as many as a chunk of the worker holds."""
 RNG = np.random.default_rng(0)
 
+Loops = dict[str, Callable[[], float]]
+"""Name -> a loop, which returns its items a second."""
+
 
 class Server:
     """A real service in a process of its own, and a client."""
@@ -96,8 +99,9 @@ def fill(server: Server, name: str, old: str, new: str, images: int, vectors: in
     server.post("/galleries", name=name)
     server.post(f"/galleries/{name}/deployments", version=old)
     for start in range(0, images, 200):
-        listed = [{"id": f"p{n}", "metadata": {}, "image": str(n)} for n in range(start, min(start + 200, images))]
-        files = [("images", (i["image"], picture(int(i["image"])))) for i in listed]
+        block = range(start, min(start + 200, images))
+        listed = [{"id": f"p{n}", "metadata": {}, "image": str(n)} for n in block]
+        files = [("images", (str(n), picture(n))) for n in block]
         answer = server.http.post(f"/galleries/{name}/items", data={"items": json.dumps(listed)}, files=files)
         assert answer.is_success, answer.text
     for start in range(0, vectors, 5000):
@@ -123,7 +127,7 @@ def back(settings: Settings, new: str) -> None:
 def run_worker(server: Server, gallery: str, kind: str, order: str) -> float:
     """Items a second of a worker, from its first claim to its last commit; loading the models is left out."""
     started = server.post(f"/galleries/{gallery}/backfills", kind=kind, order=order)
-    total = server.http.get(f"/backfills/{started['id']}").json()["total"]  # planned since it was started
+    total: int = server.http.get(f"/backfills/{started['id']}").json()["total"]  # planned since it was started
     stop = threading.Event()
     worker = Worker(server.settings, stop)
     if kind == "reencode":
@@ -236,7 +240,7 @@ def reencode(title: str, body: Callable[[Net], tuple[str, int]], images: int, ro
         encoder = Encoder(v2)
         edge = load_forward(v2.edges[0], v2.card, v1.card)
         batch = RNG.normal(size=(TRANSFORM_BLOCK, 128)).astype(np.float32)
-        loops = {
+        loops: Loops = {
             "script": lambda: plain_reencode(server, encoder, True),
             "compute": lambda: plain_reencode(server, encoder, False),
             "transform instead": lambda: compute_only(lambda: edge.transform_items(batch), TRANSFORM_BLOCK),
@@ -251,7 +255,7 @@ def transform(title: str, hidden: tuple[int, ...], vectors: int, rounds: int) ->
         edge = load_forward(v2.edges[0], v2.card, v1.card)
         batch = RNG.normal(size=(TRANSFORM_BLOCK, 128)).astype(np.float32)
         for order in ("oldest", "random"):
-            loops = {
+            loops: Loops = {
                 "script": partial(plain_transform, server, edge, 128, order, True),
                 "read and compute": partial(plain_transform, server, edge, 128, order, False),
                 "compute": lambda: compute_only(lambda: edge.transform_items(batch), TRANSFORM_BLOCK),
@@ -260,9 +264,7 @@ def transform(title: str, hidden: tuple[int, ...], vectors: int, rounds: int) ->
         print(f"  {forward_macs(v2.edges[0], v1.card):.3g} multiply-accumulates an item", flush=True)
 
 
-def show(
-    title: str, kind: str, server: Server, rounds: int, loops: dict[str, Callable[[], float]], order: str = "oldest"
-) -> None:
+def show(title: str, kind: str, server: Server, rounds: int, loops: Loops, order: str = "oldest") -> None:
     found: dict[str, list[float]] = {name: [] for name in ("worker", *loops)}
     for _ in range(rounds):
         found["worker"].append(run_worker(server, "g", kind, order))

@@ -23,12 +23,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from command_line import run_main
 from PIL import Image
 
-import service.registry.encoders.modalities
 from index.encoder import Encoder
 from index.errors import InvalidArgument
 from index.folder import load_version, write_card
@@ -44,9 +44,11 @@ from service.store.database import upgrade
 CLIENTS = (1, 4, 16, 64)
 PORTS = {"batched": 18_411, "one by one": 18_412}
 ITEMS, DIM = 256, 128
+MODALITY_BATCHER = "service.registry.encoders.modalities.Batcher"
+"""What makes the batches of an `ImageModality`."""
 
 
-class OneByOne(Batcher):
+class OneByOne(Batcher[Any, Any]):
     """Encodes each request by itself, on its own thread."""
 
     def __call__(self, prepare: Callable[[], Sequence[Any]]) -> Any:
@@ -59,7 +61,7 @@ def main(names: str = "examples/v1,resnet18", side: int = 64, seconds: float = 3
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(name) if Path(name).is_dir() else export(name, side, Path(scratch) / "exported")
             version = load_version(folder)
-            print(f"\n{name}, {version.card.preprocess.height} pixels; best of {rounds} rounds of {seconds:g} s\n")
+            print(f"\n{name}, {Encoder(version).spec.height} pixels; best of {rounds} rounds of {seconds:g} s\n")
             measure_encoding(version, seconds, rounds)
             measure_http(version, Path(scratch), seconds, rounds)
             off, size = difference(version)
@@ -71,9 +73,8 @@ def measure_encoding(version: Version, seconds: float, rounds: int) -> None:
     pixels = inputs(version, 64)
     batchers = {}
     for way, kind in (("batched", Batcher), ("one by one", OneByOne)):
-        service.registry.encoders.modalities.Batcher = kind
-        batchers[way] = ImageModality(version, settings).queries
-    service.registry.encoders.modalities.Batcher = Batcher
+        with patch(MODALITY_BATCHER, kind):
+            batchers[way] = ImageModality(version, settings).queries
     print("| encode: threads | batched /s | one by one /s | ratio |\n| --- | --- | --- | --- |")
     for clients in CLIENTS:
         best = dict.fromkeys(batchers, 0.0)
@@ -83,7 +84,7 @@ def measure_encoding(version: Version, seconds: float, rounds: int) -> None:
         print(f"| {clients} | {best['batched']:.0f} | {best['one by one']:.0f} | {ratio(best):.2f} |", flush=True)
 
 
-def encode_for(batcher: Batcher, pixels: Sequence[Any], clients: int, seconds: float) -> float:
+def encode_for(batcher: Batcher[Any, Any], pixels: Sequence[Any], clients: int, seconds: float) -> float:
     until, counts = time.perf_counter() + seconds, [0] * clients
 
     def ask(number: int) -> None:
@@ -129,7 +130,7 @@ def measure_http(version: Version, scratch: Path, seconds: float, rounds: int) -
 
 def run(way: str, data: Path) -> None:
     if way == "one by one":
-        service.registry.encoders.modalities.Batcher = OneByOne
+        patch(MODALITY_BATCHER, OneByOne).start()
     settings = Settings(data=data, port=PORTS[way])
     upgrade(settings)
     serve(settings)

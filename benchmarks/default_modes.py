@@ -33,6 +33,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from command_line import existing, refusals
@@ -50,6 +51,8 @@ from index.folder import load_version
 from index.space import Cosine
 
 Floats = NDArray[np.float64]
+Areas = dict[str, NDArray[Any]]
+"""Mode -> the area under the curve of each query; `image`: the number of its image."""
 
 STAND_INS = ("omniglot", "cifar100", "tiny_imagenet", "digits")
 SIZE = {"omniglot": 48, "cifar100": 32, "tiny_imagenet": 48, "digits": 16}
@@ -90,7 +93,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in arguments.sets:
         draw = photos(arguments.data) if name == "photos" else stand_ins(name, arguments.data)
-        found: dict[tuple[str, str], list[dict[str, Floats]]] = defaultdict(list)
+        found: dict[tuple[str, str], list[Areas]] = defaultdict(list)
         chosen: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         for seed in range(arguments.seeds):
             for metric in ("cmc@1", MEAN_AP):
@@ -145,7 +148,7 @@ def embed(encoder: Encoder, files: list[Path], block: int = 256) -> Floats:
     return np.concatenate(made).astype(np.float64)
 
 
-def row(name: str, kind: str, metric: str, areas: list[dict[str, Floats]], chosen: Counter[str]) -> str:
+def row(name: str, kind: str, metric: str, areas: list[Areas], chosen: Counter[str]) -> str:
     image = np.concatenate([one["image"] for one in areas])
     every = {mode: by_image(np.concatenate([one[mode] for one in areas]), image) for mode in ("default", *MODES)}
     gains = {mode: paired_bootstrap(every[mode], every["default"]) for mode in MODES}
@@ -164,22 +167,20 @@ def by_image(values: Floats, image: NDArray[np.int64]) -> Floats:
     return np.bincount(image, values)[np.unique(image)] / np.unique(image, return_counts=True)[1]
 
 
-def measured(
-    upgrade: Upgrade, relevance: LabelRelevance, metric: str, few: int, seed: int
-) -> tuple[str, dict[str, Floats]]:
+def measured(upgrade: Upgrade, relevance: LabelRelevance, metric: str, few: int, seed: int) -> tuple[str, Areas]:
     """The mode that one half of the queries chooses, and each mode's area for the queries of the other half."""
     half = np.random.default_rng(seed).permutation(len(relevance.query_codes)) % 2
     choosing, judging = np.flatnonzero(half == 0)[:few], np.flatnonzero(half == 1)
     own = LabelRelevance(relevance.query_codes[choosing], relevance.item_codes, relevance.self_Q[choosing])
-    sides = [Compared(side.queries[choosing], side.items, COSINE) for side in (upgrade.before, upgrade.after)]
-    chosen = choose_merge_mode(*sides, own, default=default_mode([upgrade.kind]), metric=metric, seed=seed)
+    before, after = (Compared(side.queries[choosing], side.items, COSINE) for side in (upgrade.before, upgrade.after))
+    chosen = choose_merge_mode(before, after, own, default=default_mode([upgrade.kind]), metric=metric, seed=seed)
     order = {"": np.random.default_rng(seed + 1).permutation(len(upgrade.before.items))}
     values = curve_values(
         upgrade.before, upgrade.after, relevance, order, MODES, metric=metric, points=11, fit_on=choosing
     )
     asked = np.isin(np.flatnonzero(relevance.valid), judging)
     asked_Q = np.flatnonzero(relevance.valid)[asked]
-    area = {mode: np.trapezoid(curve, dx=0.1, axis=0)[asked] for (_, mode), curve in values.items()}
+    area: Areas = {mode: np.asarray(np.trapezoid(curve, dx=0.1, axis=0))[asked] for (_, mode), curve in values.items()}
     area["image"] = upgrade.images[asked_Q]
     return (chosen.mode.value if chosen else RAW), area
 

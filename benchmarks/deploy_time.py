@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from command_line import Sizes, run_main
@@ -33,6 +33,7 @@ MOVES = 2
 OLD, NEW = ("v1", "encoded"), ("v2", "encoded")
 
 Vectors = NDArray[np.float32]
+Placed = dict[tuple[str, str], tuple[range, Vectors]]
 
 
 def main(sizes: Sizes = (100_000, 1_000_000), swaps: int = 10) -> None:
@@ -42,8 +43,8 @@ def main(sizes: Sizes = (100_000, 1_000_000), swaps: int = 10) -> None:
         items = Cosine().normalise(np.random.default_rng(0).normal(size=(size, DIM)).astype(np.float32))
         rule = measured(filled(items, beside=True), items, swap, 2 * swaps)
         some = range(0, size, SHARE)
-        ways = [{NEW: (some, items[::SHARE])}, {OLD: (some, items[::SHARE])}]
-        moves = measured(filled(items, beside=False), items, lambda on, n, ways=ways: on.apply(ways[n % 2]), 2 * MOVES)
+        ways: list[Placed] = [{NEW: (some, items[::SHARE])}, {OLD: (some, items[::SHARE])}]
+        moves = measured(filled(items, beside=False), items, partial(move, ways), 2 * MOVES)
         for how, (alone, beside, longest, wait, rest) in (("a rule", rule), ("moved vectors", moves)):
             numbers = f"{alone:.1f} | {beside:.1f} | {longest:.1f} | {wait:.1f} | {rest:.1f} | {alone / rule[0]:.0f}"
             print(f"| {size} | {size // SHARE} | {how} | {numbers} |", flush=True)
@@ -54,16 +55,21 @@ def swap(gallery: Gallery, number: int) -> None:
     gallery.set_version_order(("v1", "v2") if number % 2 else ("v2", "v1"))
 
 
+def move(ways: Sequence[Placed], gallery: Gallery, number: int) -> None:
+    """Move the vectors to the other version, or back."""
+    gallery.apply(ways[number % 2])
+
+
 def measured(gallery: Gallery, items: Vectors, change: Callable[[Gallery, int], object], times: int) -> list[float]:
     """Milliseconds: a change alone, beside queries, the longest of those, a query's wait beside them and at rest."""
-    alone = [timed(lambda n=n: change(gallery, n)) for n in range(times)]
+    alone = [timed(partial(change, gallery, number)) for number in range(times)]
     with asking(gallery, items[:1]) as undisturbed:
         time.sleep(0.1 * times)
     with asking(gallery, items[:1]) as took:
         beside = []
         for number in range(times):
             time.sleep(0.1)
-            beside.append(timed(lambda n=number: change(gallery, n)))
+            beside.append(timed(partial(change, gallery, number)))
     assert gallery.items_by_version() == {"v1": len(items)}, "it is not back where it began"
     waits = (max(queries) - float(np.median(queries)) for queries in (took, undisturbed))
     return [float(np.median(alone)), float(np.median(beside)), max(beside), *waits]
@@ -82,7 +88,7 @@ def filled(items: Vectors, *, beside: bool) -> Gallery:
     edge = Edge("v2", "v1", EdgeKind.IDENTITY, {"cmc@1": Score(0.9, 0.8, 1.0)})
     for name, edges in (("v1", ()), ("v2", (edge,))):
         gallery.declare(Version(Card(name, DIM, {"kind": "cosine"}), Path(), edges))
-    placed: dict[tuple[str, str], Any] = {OLD: (range(len(items)), items)}
+    placed: Placed = {OLD: (range(len(items)), items)}
     if beside:
         placed[NEW] = range(0, len(items), SHARE), items[::SHARE]
     gallery.apply(placed, order=("v1", "v2"))
@@ -90,7 +96,7 @@ def filled(items: Vectors, *, beside: bool) -> Gallery:
 
 
 @contextmanager
-def asking(gallery: Gallery, queries: Vectors) -> Any:
+def asking(gallery: Gallery, queries: Vectors) -> Iterator[list[float]]:
     """Ask without a pause; gives the list of milliseconds that queries took."""
     took: list[float] = []
     over = threading.Event()

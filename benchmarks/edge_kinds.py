@@ -82,13 +82,13 @@ def main() -> None:
 def hidden(given: Embedded, labelled: bool, seed: int) -> tuple[str, dict[str, tuple[Floats, Bools]]]:
     """The kind that is chosen, and of each kind the metric of the hidden queries and which of them count."""
     new, old = (np.ascontiguousarray(unit(x), np.float32) for x in (given.new, given.old))
-    cards = [
+    new_card, old_card = (
         Card(name, x.shape[1], {"kind": "cosine"}, files={ENCODER: "x"}) for name, x in (("new", new), ("old", old))
-    ]
-    fit = fits_of(*cards, {})
+    )
+    fit = fits_of(new_card, old_card, {})
     pairs = split_pairs(new, old, given.labels if labelled else None, seed)
-    choice = choose_kind(ADAPTER_OF, fit, pairs, cards[1], seed)
-    reached = {kind: measure(fit(kind, pairs)(pairs.new_QM, pairs.old_QN), pairs, cards[1]) for kind in choice.reached}
+    choice = choose_kind(ADAPTER_OF, fit, pairs, old_card, seed)
+    reached = {kind: measure(fit(kind, pairs)(pairs.new_QM, pairs.old_QN), pairs, old_card) for kind in choice.reached}
     return choice.kind, {kind: (found.per_query(METRIC), found.valid) for kind, found in reached.items()}
 
 
@@ -115,7 +115,7 @@ def drawing(name: str, data: Path | None, count: int) -> Callable[[int], Embedde
 
     def draw(seed: int) -> Embedded:
         rows = np.random.default_rng(seed).permutation(len(whole.labels))[:count]
-        return Embedded(*(part[rows] for part in whole))
+        return Embedded(whole.new[rows], whole.old[rows], whole.labels[rows])
 
     return draw
 
@@ -131,21 +131,22 @@ def related(name: str, count: int, generator: np.random.Generator) -> Embedded:
 
 
 def rotated(x: Array, generator: np.random.Generator) -> Array:
-    return x @ np.linalg.qr(generator.normal(size=(WIDE, WIDE)))[0]
+    return np.asarray(x @ np.linalg.qr(generator.normal(size=(WIDE, WIDE)))[0])
 
 
 def affine(x: Array, generator: np.random.Generator) -> Array:
     left, right = (np.linalg.qr(generator.normal(size=(size, size)))[0] for size in (WIDE, NARROW))
-    return x @ (left[:, :NARROW] * np.geomspace(1, 1 / 30, NARROW)) @ right + 0.3 * generator.normal(size=NARROW) / 7
+    stretched = x @ (left[:, :NARROW] * np.geomspace(1, 1 / 30, NARROW)) @ right
+    return np.asarray(stretched + 0.3 * generator.normal(size=NARROW) / 7)
 
 
 def low_rank(x: Array, generator: np.random.Generator) -> Array:
-    return x @ generator.normal(size=(WIDE, RANK)) @ generator.normal(size=(RANK, NARROW))
+    return np.asarray(x @ generator.normal(size=(WIDE, RANK)) @ generator.normal(size=(RANK, NARROW)))
 
 
 def bent(x: Array, generator: np.random.Generator) -> Array:
     inner = np.tanh(1.5 * x @ generator.normal(size=(WIDE, 192)) + generator.normal(size=192))
-    return inner @ generator.normal(size=(192, NARROW))
+    return np.asarray(inner @ generator.normal(size=(192, NARROW)))
 
 
 RELATIONS = {"rotation": rotated, "affine": affine, "low rank": low_rank, "bent": bent}

@@ -117,6 +117,7 @@ def elsewhere(kind: str, scratch: Path) -> Iterator[Engine]:
         lite = MilvusTestServer(scratch / "milvus")
         try:
             patient = {"REGRAFT_ENGINE_SECONDS": "30"}
+            assert lite._process is not None  # noqa: SLF001
             yield Engine({"REGRAFT_MILVUS_URI": lite.uri, **patient}, lite._process.pid)  # noqa: SLF001
         finally:
             lite.stop()

@@ -92,7 +92,7 @@ def chroma_of(scratch: Path, vectors: Any, describe: Describe, k: int) -> Iterat
     """Chroma's server, with a collection at its defaults."""
     port = free_port()
     with (scratch / "chroma.log").open("w") as log:
-        command = [CHROMA, "run", "--path", scratch / "chroma", "--host", "127.0.0.1", "--port", str(port)]
+        command = [str(CHROMA), "run", "--path", str(scratch / "chroma"), "--host", "127.0.0.1", "--port", str(port)]
         server = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             url = up(f"http://127.0.0.1:{port}", "/api/v2/heartbeat")

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -94,7 +94,7 @@ def clustered(items: int) -> tuple[Any, Any]:
 
 
 @contextmanager
-def served(scratch: Path, processes: str = "1") -> Any:
+def served(scratch: Path, processes: int = 1) -> Iterator[tuple[str, int]]:
     port = free_port()
     command = [
         sys.executable,
@@ -106,7 +106,7 @@ def served(scratch: Path, processes: str = "1") -> Any:
         "--workers",
         "0",
         "--processes",
-        processes,
+        str(processes),
         "--data",
         str(scratch / "d"),
     ]
@@ -187,7 +187,7 @@ def request(url: str, path: str, content: bytes, kind: str) -> bytes:
 def recall(url: str, asks: Sequence[bytes], truth: Any) -> float:
     """The share of the best items that the answers name."""
     found = []
-    with socket.create_connection(url.removeprefix("http://").rsplit(":", 1)) as connection:
+    with socket.create_connection(host_and_port(url)) as connection:
         for ask, expected in zip(asks, truth, strict=True):
             connection.sendall(ask)
             answer = b""
@@ -195,6 +195,11 @@ def recall(url: str, asks: Sequence[bytes], truth: Any) -> float:
                 answer += connection.recv(1 << 16)
             found.append(len({*map(int, re.findall(rb'"i(\d+)"', answer))} & {*expected.tolist()}) / K)
     return float(np.mean(found))
+
+
+def host_and_port(url: str) -> tuple[str, int]:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    return host, int(port)
 
 
 def is_whole(answer: bytes) -> bool:
@@ -215,12 +220,12 @@ def show(name: str, connections: int, recall: float, pid: int, url: str, asks: S
 
 
 async def load(url: str, asks: Sequence[bytes], connections: int, seconds: float) -> list[float]:
-    host, _, port = url.removeprefix("http://").rpartition(":")
-    ended, took = time.perf_counter() + seconds, []
+    host, port = host_and_port(url)
+    took: list[float] = []
+    ended = time.perf_counter() + seconds
     loop = asyncio.get_running_loop()
     clients = [
-        (await loop.create_connection(lambda: Client(asks, ended, took), host, int(port)))[1]
-        for _ in range(connections)
+        (await loop.create_connection(lambda: Client(asks, ended, took), host, port))[1] for _ in range(connections)
     ]
     await asyncio.gather(*(client.done for client in clients))
     return took

@@ -62,11 +62,11 @@ def mixed(size: int, count: int, config: IndexConfig) -> None:
     names = [(shards, mode) for shards in SHARDS for mode in MODES]
     generator = np.random.default_rng(3)
     spent: dict[tuple[int, str], list[float]] = {name: [] for name in names}
-    for query in queries:
+    for query_1D in queries[:, None]:
         # In random order: what the one before left in the cache must not favour any of them.
         for shards, mode in generator.permutation(np.array(names, object)):
             started = clock()
-            galleries[shards].search("v0", lambda _, q=query: q[None], K, mode=mode)
+            galleries[shards].search("v0", lambda _: query_1D, K, mode=mode)  # noqa: B023
             spent[shards, mode].append(1000 * (clock() - started))
     print(f"\n{size} items x {DIM}, {config.kind}, one query at a time, {memory():.1f} GiB for four galleries")
     print("| versions | mode | p50 ms | p99 ms | ratio of p50 to one version |\n| --- | --- | --- | --- | --- |")
@@ -86,8 +86,8 @@ def edge_kinds(size: int, count: int) -> None:
         )
         scan = median(lambda n: gallery.search("v0", lambda _: queries[n : n + 1], K), count)
         for kind, transform in transforms.items():
-            one = median(lambda n, t=transform: t(queries[n : n + 1], queries[n : n + 1]), count)
-            many = median(lambda _, t=transform: t(queries[:64], queries[:64]), count)
+            one = median(lambda n: transform(queries[n : n + 1], queries[n : n + 1]), count)  # noqa: B023
+            many = median(lambda _: transform(queries[:64], queries[:64]), count)  # noqa: B023
             print(f"| {kind} | {one * 1e6:.0f} | {many * 1e6:.0f} | {one / scan:.2%} |")
     print(f"scan of {size} items: {scan * 1e6:.0f} µs; `identity` changes nothing, `dual` costs one more encoding")
 

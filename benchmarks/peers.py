@@ -16,7 +16,7 @@ import importlib.util
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,14 +40,18 @@ SLOW_ABOVE = 100_000
 """Of more items, engines that take minutes to build are left out, and the table says so by their absence."""
 
 
+Found = Collection[Collection[int]]
+"""The numbers of the items found for each query, best first; arrays or lists."""
+
+
 class Engine(Protocol):
     """One engine, filled when it is made."""
 
-    efforts: Sequence[int]
-    """What `search` may be asked to spend, ascending; one 0 where nothing can be chosen."""
+    @property
+    def efforts(self) -> Sequence[int]:
+        """What `search` may be asked to spend, ascending; one 0 where nothing can be chosen."""
 
-    def search(self, queries_QD: Vectors, effort: int) -> Sequence[Sequence[int]]:
-        """The numbers of the items found for each query, best first."""
+    def search(self, queries_QD: Vectors, effort: int) -> Found: ...
 
 
 class Regraft:
@@ -62,7 +66,7 @@ class Regraft:
         while self._gallery.build_index():
             pass
 
-    def search(self, queries_QD: Vectors, effort: int) -> Sequence[Sequence[int]]:
+    def search(self, queries_QD: Vectors, effort: int) -> Found:
         return self._gallery.search("v", lambda _: queries_QD, K).keys_QK
 
 
@@ -82,7 +86,7 @@ class FaissFlat:
         self._index = faiss.IndexFlatIP(vectors.shape[1])
         self._index.add(vectors)
 
-    def search(self, queries_QD: Vectors, effort: int) -> Sequence[Sequence[int]]:
+    def search(self, queries_QD: Vectors, effort: int) -> Found:
         return self._index.search(queries_QD, K)[1]
 
 
@@ -95,9 +99,9 @@ class FaissHnsw:
         self._index = faiss.IndexHNSWFlat(vectors.shape[1], LINKS, faiss.METRIC_INNER_PRODUCT)
         self._index.hnsw.efConstruction = BUILD
         self._index.add(vectors)
-        self._params = {effort: faiss.SearchParametersHNSW(efSearch=effort) for effort in self.efforts}
+        self._params = {effort: faiss.SearchParametersHNSW(efSearch=effort) for effort in self.efforts}  # type: ignore[attr-defined]
 
-    def search(self, queries_QD: Vectors, effort: int) -> Sequence[Sequence[int]]:
+    def search(self, queries_QD: Vectors, effort: int) -> Found:
         return self._index.search(queries_QD, K, params=self._params[effort])[1]
 
 
@@ -113,9 +117,9 @@ class FaissIvf:
         self._index.cp.min_points_per_centroid = 1
         self._index.train(vectors[: 40 * lists])
         self._index.add(vectors)
-        self._params = {effort: faiss.SearchParametersIVF(nprobe=effort) for effort in self.efforts}
+        self._params = {effort: faiss.SearchParametersIVF(nprobe=effort) for effort in self.efforts}  # type: ignore[call-arg]
 
-    def search(self, queries_QD: Vectors, effort: int) -> Sequence[Sequence[int]]:
+    def search(self, queries_QD: Vectors, effort: int) -> Found:
         return self._index.search(queries_QD, K, params=self._params[effort])[1]
 
 
@@ -132,9 +136,9 @@ class Hnswlib:
         self._index.set_num_threads(1)
         self._index.add_items(vectors)
 
-    def search(self, queries_QD: Vectors, effort: int) -> Sequence[Sequence[int]]:
+    def search(self, queries_QD: Vectors, effort: int) -> Found:
         self._index.set_ef(effort)
-        return self._index.knn_query(queries_QD, K)[0]
+        return np.asarray(self._index.knn_query(queries_QD, K)[0])
 
 
 class Usearch:
@@ -150,7 +154,7 @@ class Usearch:
         )
         self._index.add(np.arange(len(vectors)), vectors, threads=1)
 
-    def search(self, queries_QD: Vectors, effort: int) -> Sequence[Sequence[int]]:
+    def search(self, queries_QD: Vectors, effort: int) -> Found:
         self._index.expansion_search = effort
         found = self._index.search(queries_QD, K, threads=1).keys  # of one query a single row
         return [[int(key) for key in row] for row in found.reshape(len(queries_QD), -1)]
@@ -178,7 +182,7 @@ class QdrantEdge:
             self._shard.update(qdrant.UpdateOperation.upsert_points(points))
         self._shard.optimize()
 
-    def search(self, queries_QD: Vectors, effort: int) -> Sequence[Sequence[int]]:
+    def search(self, queries_QD: Vectors, effort: int) -> Found:
         return [self._search(query_D, effort) for query_D in queries_QD]
 
     def _search(self, query_D: Vectors, effort: int) -> Sequence[int]:
@@ -203,12 +207,13 @@ class LanceDb:
         graph = lancedb.index.HnswSq(distance_type="dot", num_partitions=1, m=LINKS // 2)
         self._table.create_index("vector", config=graph)
 
-    def search(self, queries_QD: Vectors, effort: int) -> Sequence[Sequence[int]]:
+    def search(self, queries_QD: Vectors, effort: int) -> Found:
         return [self._search(query_D, effort) for query_D in queries_QD]
 
     def _search(self, query_D: Vectors, effort: int) -> Sequence[int]:
         asked = self._table.search(query_D).distance_type("dot").nprobes(1).ef(effort).refine_factor(2).limit(K)
-        return asked.select(["key", "_distance"]).to_arrow()["key"].to_pylist()
+        keys: list[int] = asked.select(["key", "_distance"]).to_arrow()["key"].to_pylist()
+        return keys
 
 
 class Chroma:
@@ -225,7 +230,7 @@ class Chroma:
             block = vectors[start : start + BATCH]
             self._collection.add([str(start + n) for n in range(len(block))], block)
 
-    def search(self, queries_QD: Vectors, effort: int) -> Sequence[Sequence[int]]:
+    def search(self, queries_QD: Vectors, effort: int) -> Found:
         found = self._collection.query(queries_QD, n_results=K, include=[])["ids"]
         return [[int(key) for key in row] for row in found]
 
@@ -245,12 +250,12 @@ class MilvusLite:
             block = vectors[start : start + BATCH]
             self._client.insert("items", [{"id": start + n, "vector": vector} for n, vector in enumerate(block)])
 
-    def search(self, queries_QD: Vectors, effort: int) -> Sequence[Sequence[int]]:
+    def search(self, queries_QD: Vectors, effort: int) -> Found:
         found = self._client.search("items", list(queries_QD), limit=K)
         return [[int(hit["id"]) for hit in hits] for hits in found]
 
 
-ENGINES: dict[str, tuple[type[Engine], str, bool]] = {
+ENGINES: dict[str, tuple[Callable[[Vectors, Path], Engine], str, bool]] = {
     "Regraft, aim 0.99": (Regraft, "faiss", True),
     "Regraft, aim 0.95": (Regraft95, "faiss", True),
     "FAISS flat": (FaissFlat, "faiss", True),
@@ -294,7 +299,7 @@ def measure(size: int, count: int, dim: int, chosen: tuple[str, ...], scratch: P
     random = np.random.default_rng(2)
     one: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
     many: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
-    found: dict[tuple[str, int], list[Sequence[int]]] = {way: [] for way in ways}
+    found: dict[tuple[str, int], list[Collection[int]]] = {way: [] for way in ways}
     for together, spent in ((1, one), (TOGETHER, many)):
         for start in range(0, len(queries) - together + 1, together):
             for place in random.permutation(len(ways)):

@@ -65,11 +65,15 @@ def main(items: int = 10_000, clients: int = 8, writes: int = 300) -> None:
             assert running[number].wait(60) == 0
             running[number] = sites[number].server()
 
-        happening: dict[str, Callable[[], Any]] = {
+        def replace_both() -> None:
+            replace(0)
+            replace(1)
+
+        happening: dict[str, Callable[[], None]] = {
             "nothing": lambda: time.sleep(2.0),
             "one is killed (-9) and started again": kill,
             "one ends (SIGTERM) and is started again": lambda: replace(0),
-            "both are replaced, one after the other": lambda: [replace(0), replace(1)],
+            "both are replaced, one after the other": replace_both,
         }
         for name, happens in happening.items():
             lost = len(proxy.lost)
@@ -122,7 +126,9 @@ def asking(proxy: Proxy, queries: Any, clients: int) -> Iterator[tuple[list[floa
 def delays(sites: list[Site], queries: Any, writes: int) -> None:
     """What B takes to show what A has just acknowledged, and what it takes where there is nothing new."""
     a, b = (site.http for site in sites)
-    seen, idle, missed = [], [], 0
+    seen: list[float] = []
+    idle: list[float] = []
+    missed = 0
     for n in range(writes):
         vector = queries[n % len(queries)] + 0.001 * (n + 1)
         item = {"id": f"new{n}", "embedding": vector.tolist()}
