@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MAX_SHOWN = 256
+"""Characters that a message shows of a name from a request: the longest legal id is shown whole."""
 OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory")
 """Messages of C++ libraries that mean out of memory."""
 
@@ -113,6 +115,11 @@ class NoTextEntrance(RegraftError):
 
     status = 422
     code = "no_text_entrance"
+
+
+def shortened(name: str) -> str:
+    """A name from a request as a message shows it: at most MAX_SHOWN characters, then an ellipsis."""
+    return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}..."
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from index.errors import InvalidFilter
+from index.errors import InvalidFilter, shortened
 
 Scalar = str | int | float | bool | None
 
@@ -181,6 +181,7 @@ def _parse(value: object, at: str, depth: int, size: _Size) -> Filter:
         wrong = next((name for name in value if name not in JOINS), None)
         if wrong is None:
             raise InvalidFilter(f"a filter must have exactly one name, not {len(value)}; {SHAPE}", pointer=at)
+        wrong = shortened(wrong)
         raise InvalidFilter(f"unknown name {wrong!r}; {SHAPE}", pointer=f"{at}/{_escaped(wrong)}")
     ((name, inner),) = value.items()
     if name == "not":
@@ -194,8 +195,8 @@ def _condition(value: dict[str, object], at: str) -> Condition:
     path = _path(value["field"], f"{at}/field")
     operators = [name for name in value if name != "field"]
     if unknown := [name for name in operators if name not in OPERATORS]:
-        legal = ", ".join(OPERATORS)
-        raise InvalidFilter(f"unknown operator {unknown[0]!r}; legal: {legal}", pointer=f"{at}/{_escaped(unknown[0])}")
+        name, legal = shortened(unknown[0]), ", ".join(OPERATORS)
+        raise InvalidFilter(f"unknown operator {name!r}; legal: {legal}", pointer=f"{at}/{_escaped(name)}")
     if len(operators) != 1:
         legal = ", ".join(OPERATORS)
         raise InvalidFilter(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
 
 from index.engines.config import IndexConfig
-from index.errors import InvalidVector
+from index.errors import InvalidVector, shortened
 from index.item_id import LEGAL_ID, MAX_ID
 from index.space import Space, Vectors, check_vectors
 from index.version import EdgeKind
@@ -64,8 +64,6 @@ MAX_FIELDS = 100
 """Most fields of an object in a body."""
 NUMBERS = 1 << 14
 """Numbers of embeddings that are converted at a time."""
-MAX_SHOWN = 100
-"""Characters of an unknown field's name that an error shows."""
 
 
 class Body(BaseModel):
@@ -137,7 +135,7 @@ def take_object(value: object, legal: set[str], pointer: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidBody(f"must be a JSON object, not {type(value).__name__}", pointer=pointer)
     if not value.keys() <= legal:
-        name = min(value.keys() - legal)[:MAX_SHOWN]
+        name = shortened(min(value.keys() - legal))
         raise InvalidBody(f"unknown field {name!r}; legal: {', '.join(sorted(legal))}", pointer=f"{pointer}/{name}")
     return value
 

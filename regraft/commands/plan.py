@@ -51,6 +51,8 @@ def plan(
     Example: regraft plan runs/v1 runs/v2 --items 1000000000 --workers 8
     """
     before, after = open_version(old), open_version(new)
+    if before.name == after.name:
+        raise InvalidArgument(f"OLD and NEW are the same version {before.name!r}")
     rows, ways = [], []
     for way, cost in (
         ("reencode", _provider_cost(after, reencode_rate, items, item_tokens) or _reencode(after, reencode_rate)),

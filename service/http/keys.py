@@ -10,6 +10,7 @@ from pydantic import Field
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
+from index.errors import shortened
 from regraft.models import KeyInfo, KeyList, KeyScope, NewKey
 from service.errors import KeyExists, NobodyAsked, UnknownGallery
 from service.http.request_context import CONFIRMED, RequestContext
@@ -71,7 +72,7 @@ def _check_galleries(connection: Connection, names: Sequence[str]) -> None:
     existing = {row.name for row in all_galleries(connection)}
     for place, name in enumerate(names):
         if name not in existing:
-            raise UnknownGallery(f"gallery {name!r} does not exist", pointer=f"/galleries/{place}")
+            raise UnknownGallery(f"gallery {shortened(name)!r} does not exist", pointer=f"/galleries/{place}")
 
 
 def _access(row: ApiKeyRow) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope
 
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, shortened
 from index.version import NAME
 from service.backfills.records import backfill_row
 from service.errors import BodyTooLarge, UnknownParameter
@@ -121,7 +121,8 @@ def check_parameters(request: Request, legal: list[str]) -> None:
     for name, _ in request.query_params.multi_items():
         if name not in legal:
             named = f"legal: {', '.join(legal)}" if legal else "this route has none"
-            raise UnknownParameter(f"unknown query parameter {name!r}; {named}", pointer=f"/{name}")
+            unknown = shortened(name)
+            raise UnknownParameter(f"unknown query parameter {unknown!r}; {named}", pointer=f"/{unknown}")
         if name in seen:
             raise UnknownParameter(f"query parameter {name!r} is given twice", pointer=f"/{name}")
         seen.add(name)

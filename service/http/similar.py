@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from index.encoder import BATCH
+from index.errors import shortened
 from index.query_plan import Encode
 from index.space import Vectors
 from service.errors import NoImage, UnknownItem
@@ -72,7 +73,7 @@ def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator
     for number, external_id in enumerate(ids):
         rows = found.get(external_id)
         if not rows:
-            raise UnknownItem(f"the gallery has no item {external_id!r}", pointer=f"/items/{number}")
+            raise UnknownItem(f"the gallery has no item {shortened(external_id)!r}", pointer=f"/items/{number}")
         versions = [service.registry.by_id(row.version_id) for row in rows]
         embeddings = {
             version.name: from_bytes([row.vector], version.card.dim)[0]

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from index.card import parse_card
 from index.encoder import Encoder
-from index.errors import ChangedOnDisk, InvalidVersionFolder, RegraftError
+from index.errors import ChangedOnDisk, InvalidVersionFolder, RegraftError, shortened
 from index.events import Event
 from index.folder import load_version
 from index.graph import Graph, Route
@@ -297,7 +297,8 @@ class Registry:
             self.sync()
         if name not in self._by_name:
             legal = ", ".join(sorted(self._by_name)) or "none"
-            raise UnknownVersion(f"version {name!r} is not registered (registered: {legal})", pointer="/version")
+            unknown = f"version {shortened(name)!r} is not registered (registered: {legal})"
+            raise UnknownVersion(unknown, pointer="/version")
         return self._by_name[name]
 
     def by_id(self, version_id: int) -> LoadedVersion:

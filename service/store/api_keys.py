@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from sqlalchemy import JSON, CheckConstraint, Column, Connection, Float, String, Table, delete, insert, select
 
+from index.errors import shortened
 from index.events import Event
 from regraft.models import KeyScope
 from service.background import Background
@@ -72,7 +73,7 @@ def key_named(connection: Connection, name: str) -> ApiKeyRow:
     """The row of a key. Raises UnknownKey."""
     row = first_of(ApiKeyRow, connection.execute(select(api_key).where(api_key.c.name == name)))
     if row is None:
-        raise UnknownKey(f"key {name!r} does not exist")
+        raise UnknownKey(f"key {shortened(name)!r} does not exist")
     return row
 
 

@@ -24,6 +24,7 @@ from sqlalchemy import (
 )
 
 from index.engines.config import IndexConfig
+from index.errors import shortened
 from index.item_id import is_writable
 from index.metadata import Item
 from index.space import Vectors
@@ -104,7 +105,7 @@ def gallery_named(connection: Connection, name: str) -> GalleryRow:
     statement = select(gallery).where(gallery.c.name == name, NOT_DELETED)
     row = first_of(GalleryRow, connection.execute(statement)) if NAME.fullmatch(name) else None
     if row is None:
-        raise UnknownGallery(f"gallery {name!r} does not exist")
+        raise UnknownGallery(f"gallery {shortened(name)!r} does not exist")
     return row
 
 
@@ -228,7 +229,7 @@ def live_item(connection: Connection, gallery_id: int, external_id: str) -> Item
     """The item's row. Raises UnknownItem."""
     rows = rows_of(connection, gallery_id, [external_id])
     if not rows or rows[0].deleted:
-        raise UnknownItem(f"the gallery has no item {external_id!r}")
+        raise UnknownItem(f"the gallery has no item {shortened(external_id)!r}")
     return rows[0]
 
 

@@ -15,7 +15,7 @@ from sqlalchemy import Column, ColumnElement, Connection, Select, delete, or_, s
 from sqlalchemy.exc import IntegrityError
 
 from index.durable import sync_all
-from index.errors import RegraftError
+from index.errors import RegraftError, shortened
 from index.incoming import incoming_folder
 from service.errors import UnknownVersion
 from service.registry.edge_records import delete_edge
@@ -102,7 +102,7 @@ def _unused(connection: Connection, name: str) -> VersionRow:
     """The row of a version that nothing depends on. Raises UnknownVersion, VersionNeeded."""
     row = first_of(VersionRow, connection.execute(select(version).where(version.c.name == name)))
     if row is None:
-        raise UnknownVersion(f"version {name!r} is not registered")
+        raise UnknownVersion(f"version {shortened(name)!r} is not registered")
     used = [f"{what} {_shortened(names)}" for what, names in _dependents(connection, row.id).items() if names]
     if used:
         raise VersionNeeded(f"version {name!r} cannot be deleted because it is used by {'; '.join(used)}")

@@ -155,6 +155,14 @@ def test_a_plan_takes_possible_rates_only(run, rate):
         assert (code, "must be a number above 0" in shown) == (2, True)
 
 
+def test_a_plan_from_a_version_to_itself_is_refused(run):
+    version = Path(__file__).parents[2] / "examples" / "v1"
+
+    code, _, shown = run("plan", version, version)
+
+    assert (code, "same version 'v1'" in shown) == (1, True)
+
+
 def test_a_plan_of_models_that_cannot_be_counted_still_tells_time_and_bytes(run):
     examples = Path(__file__).parents[2] / "examples"
 

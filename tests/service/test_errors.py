@@ -9,8 +9,11 @@ import httpx
 import pytest
 
 from index.errors import RegraftError
+from index.item_id import MAX_ID
 from service.http.arrow import ARROW
 from staging.served import problem
+
+LONG = "long" * 2_000
 
 
 def test_an_unknown_route_is_a_problem(served: Any) -> None:
@@ -130,6 +133,37 @@ def test_the_faults_of_a_body_are_named_up_to_a_hundred(served: Any) -> None:
     told = problem(served.http.post("/galleries", json=body), 422, "invalid_request", "/index/x0")
 
     assert len(told["errors"]) == 100
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", f"/galleries/{LONG}", None),
+        ("GET", f"/versions/{LONG}", None),
+        ("DELETE", f"/versions/{LONG}?confirm={LONG}", None),
+        ("DELETE", f"/edges/{LONG}/{LONG}/{LONG}?confirm={LONG}", None),
+        ("DELETE", f"/keys/{LONG}?confirm={LONG}", None),
+        ("GET", f"/audit?{LONG}=1", None),
+        ("POST", "/galleries", {"name": "a", LONG: 1}),
+        ("POST", "/edges:fit", {"new": "v2", "old": "v1", "gallery": "g", "kind": "ridge", "options": {LONG: 1}}),
+        ("GET", "{gallery}/items/" + LONG, None),
+        ("POST", "{gallery}/query", {"items": [LONG]}),
+        ("POST", "{gallery}/query", {"embeddings": [[1, 2, 3]], "filter": {LONG: 1}}),
+        ("POST", "{gallery}/query", {"embeddings": [[1, 2, 3]], "filter": {"field": "a", LONG: 1}}),
+        ("POST", "{gallery}/items", {"items": [{"id": "a", LONG: 1}]}),
+    ],
+)
+def test_a_long_name_is_shortened_in_the_error(served: Any, method: str, path: str, body: Any) -> None:
+    refused = served.http.request(method, path.replace("{gallery}", served.gallery("plain")), json=body)
+
+    assert refused.status_code in {404, 409, 422}
+    assert len(refused.content) < 3_000
+
+
+def test_an_id_of_legal_length_is_shown_whole(served: Any) -> None:
+    told = served.http.get(f"{served.gallery('plain')}/items/{'i' * MAX_ID}").json()
+
+    assert repr("i" * MAX_ID) in told["detail"]
 
 
 def test_a_failure_nobody_expected_tells_nothing_but_its_number(

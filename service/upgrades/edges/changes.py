@@ -19,7 +19,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError
 
 from index.durable import sync_all
-from index.errors import InvalidArgument, RegraftError
+from index.errors import InvalidArgument, RegraftError, shortened
 from index.events import Event
 from index.folder import files_of
 from index.graph import Graph
@@ -216,8 +216,8 @@ def find(registry: Registry, key: EdgeKey) -> EdgeRecord:
     """The edge of a key. Raises UnknownEdge."""
     edge_record = registry.edge(key)
     if edge_record is None:
-        new, old, kind = key
-        kinds = [d.edge.kind.value for d in registry.edges() if d.edge.key[:2] == (new, old)]
+        new, old, kind = map(shortened, key)
+        kinds = [d.edge.kind.value for d in registry.edges() if d.edge.key[:2] == key[:2]]
         raise UnknownEdge(
             f"no edge of kind {kind!r} leads from {new!r} to {old!r} (existing kinds: {', '.join(kinds) or 'none'})"
         )

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from index.decoding import Decoder
-from index.errors import InvalidArgument, RegraftError
+from index.errors import InvalidArgument, RegraftError, shortened
 from index.evaluation.adapter_choice import (
     AUTO,
     ChosenKind,
@@ -280,8 +280,9 @@ def _options(request: FitIn) -> Mapping[str, int | float]:
         default = legal.get(name)
         if default is None:
             known = ", ".join(f"{key}={value}" for key, value in legal.items()) or "none"
+            unknown = shortened(name)
             raise InvalidArgument(
-                f"kind {request.kind} has no option {name!r}; legal: {known}", pointer=f"/options/{name}"
+                f"kind {request.kind} has no option {unknown!r}; legal: {known}", pointer=f"/options/{unknown}"
             )
         if isinstance(default, int) and value != int(value):
             raise InvalidArgument(f"option {name} must be a whole number, not {value:g}", pointer=f"/options/{name}")
