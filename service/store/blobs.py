@@ -255,10 +255,23 @@ class Blobs:
         return ((key, age) for key, age in self._all(FOLDERS) if is_folder(key))
 
     def _all(self, below: str) -> Iterator[tuple[str, float]]:
-        place, now = self._path(below).rstrip("/"), time.time()
+        place, now = self._path(below).rstrip("/"), self._now()
         for path, written in self._local_files(place) if self._local else self._remote_files(place):
             seconds = now if written is None else written if isinstance(written, (int, float)) else written.timestamp()
             yield path.removeprefix(self._root).lstrip("/"), max(now - float(seconds), 0.0)
+
+    def _now(self) -> float:
+        """UTC seconds since the epoch by the clock that dates the store's files: machines may differ by minutes."""
+        key = f"{MARKER}-{uuid.uuid4().hex}"
+        try:
+            self._put(key, b"")
+        except OSError:  # nothing can be removed, either
+            return time.time()
+        try:
+            with as_os_errors():
+                return float(self._store.modified(self._path(key)).timestamp())
+        finally:
+            self._remove(key)
 
     def _local_files(self, folder: str) -> Iterator[tuple[str, Any]]:
         """Every file below a folder, and when it was written; lazily, as there may be many."""

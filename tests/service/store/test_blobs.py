@@ -4,10 +4,12 @@ import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,6 +17,7 @@ import pytest
 from s3fs import S3FileSystem
 
 from index.errors import RegraftError
+from service.store import blobs as store_of_blobs
 from service.store.blobs import MARKER, MAX_PARALLEL, Blobs, StoreUnreachable
 from service.store.object_store import S3
 from staging.s3 import KEYS, ObjectStore, object_store
@@ -215,6 +218,27 @@ def test_everything_there_is_is_listed_with_its_age(blobs: Blobs) -> None:
     assert [blobs.exists(key) for key in (*keys, "1/never")] == [True, True, True, False]
     blobs.remove(keys)
     assert list(blobs.all()) == []
+
+
+def test_an_age_is_by_the_clock_of_the_store(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = blobs.write(1, [b"a"])
+    here = time.time
+    monkeypatch.setattr(store_of_blobs, "time", SimpleNamespace(time=lambda: here() + 7200))
+
+    assert [key for key, age in blobs.all() if age < 600] == keys
+
+
+def test_what_is_in_a_store_that_takes_no_writes_is_listed_with_its_age(
+    blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = blobs.write(1, [b"a"])
+    monkeypatch.setattr(blobs, "_put", refused)
+
+    assert [key for key, age in blobs.all() if age < 600] == keys
+
+
+def refused(*_: object) -> None:
+    raise PermissionError("read-only")
 
 
 def test_files_of_others_are_not_told_of(blobs: Blobs) -> None:
