@@ -174,6 +174,13 @@ def active_rollout(
     return rollout, tuple(row.gate_id for row in rows if row.gate_id is not None)
 
 
+def trial_versions(connection: Connection) -> dict[int, int]:
+    """Gallery -> the version in shadow or canary, of all galleries that have one."""
+    statement = select(deployment.c.gallery_id, deployment.c.version_id)
+    rows = connection.execute(statement.where(deployment.c.state.in_((SHADOW, CANARY))))
+    return {row.gallery_id: row.version_id for row in rows}
+
+
 def report_of(connection: Connection, deployment_id: int) -> dict[str, dict[str, Any]]:
     """The counts of a deployment's trials since they began, by phase."""
     rows = connection.execute(select(trial_report).where(trial_report.c.deployment_id == deployment_id))

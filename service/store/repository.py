@@ -135,6 +135,13 @@ def take_seq(connection: Connection, gallery_id: int, count: int) -> int:
     return int(after) - count
 
 
+def lock_galleries(connection: Connection) -> list[GalleryRow]:
+    """Lock all galleries until the commit, as `take_seq` locks one; returns their rows, in order of creation."""
+    # In one order, so that two processes never wait for each other. SQLite has no locks of rows, and one writer anyway.
+    statement = select(gallery).where(NOT_DELETED).order_by(gallery.c.id).with_for_update(key_share=True)
+    return all_of(GalleryRow, connection.execute(statement))
+
+
 # Items
 
 

@@ -20,7 +20,7 @@ from service.backfills.sweeps import begin_next_sweep, continue_sweep, new_sweep
 from service.settings import Settings
 from service.store.database import Database, upgrade
 from service.store.job_leases import acquire_job
-from service.store.repository import NewItem, changes, delete_items, store_items, take_seq
+from service.store.repository import NewItem, changes, delete_items, lock_galleries, store_items, take_seq
 from service.store.rows import BackfillRow
 from service.store.tables import backfill, backfill_chunk, embedding, gallery, item, version
 from staging.together import together
@@ -219,6 +219,24 @@ def test_the_feed_is_in_commit_order_whoever_writes(database: Database) -> None:
     with database.lookup() as connection:
         newest = dict(tuple(row) for row in connection.execute(select(item.c.id, item.c.seq)))
     assert {key: max(seq for seq, k in seen if k == key) for _, key in seen} == newest
+
+
+def test_a_gallery_that_is_locked_with_all_others_has_no_other_writer(database: Database) -> None:
+    written = threading.Event()
+
+    def write() -> None:
+        store(database, ["a"])
+        written.set()
+
+    writer = threading.Thread(target=write)
+    with database.write() as connection:
+        assert [row.name for row in lock_galleries(connection)] == ["g"]
+        writer.start()
+        assert not written.wait(0.2)
+        assert take_seq(connection, 1, 1) == 1
+    writer.join(10)
+
+    assert written.is_set()
 
 
 def test_chunks_whose_backfill_is_cancelled_while_they_are_computed_change_nothing(database: Database) -> None:

@@ -12,7 +12,6 @@ import shutil
 import threading
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, select
@@ -25,7 +24,6 @@ from index.folder import files_of
 from index.graph import Graph
 from index.version import EdgeKey, EdgeKind
 from service.backfills.planner import ACTIVE, Kind
-from service.errors import UnknownGallery
 from service.registry.calibrations import forget_edge
 from service.registry.edge_records import EdgeRecord, delete_edge, insert_edge
 from service.registry.fetched_folders import edge_key
@@ -34,7 +32,7 @@ from service.registry.registry import Registry
 from service.replica.replica import Replica
 from service.store.audit import ChangeContext, record
 from service.store.database import Database
-from service.store.repository import all_galleries, take_seq
+from service.store.repository import lock_galleries, take_seq
 from service.store.rows import GalleryRow
 from service.store.tables import backfill, version
 from service.upgrades.edges.dependents import Counts, Dependent, Uncounted, without
@@ -226,17 +224,15 @@ def find(registry: Registry, key: EdgeKey) -> EdgeRecord:
 
 def _lock_galleries(connection: Connection) -> list[GalleryRow]:
     """Lock all galleries until the commit, against deployments and writes; returns those with a current version."""
-    for row in all_galleries(connection):
-        with suppress(UnknownGallery):  # deleted since
-            take_seq(connection, row.id, 0)
-    return [row for row in all_galleries(connection) if row.current_id is not None]
+    return [row for row in lock_galleries(connection) if row.current_id is not None]
 
 
 def _take_numbers(connection: Connection, registry: Registry, galleries: Sequence[GalleryRow], graph: Graph) -> None:
     """Take a feed number of each gallery in which the edges of `graph` may change the embedding that serves an item."""
+    current_versions = {registry.current_of(gallery) for gallery in galleries}
+    affected = {v.id for v in current_versions if preference(registry, v) != preference(registry, v, graph)}
     for gallery in galleries:
-        current = registry.current_of(gallery)
-        if preference(registry, current) != preference(registry, current, graph):
+        if gallery.current_id in affected:
             take_seq(connection, gallery.id, 1)
 
 

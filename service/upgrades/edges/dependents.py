@@ -18,7 +18,7 @@ from service.errors import UnknownGallery
 from service.registry.edge_records import EdgeRecord
 from service.registry.placement import preference, route_to
 from service.registry.registry import LoadedVersion, Registry
-from service.registry.rollout_records import active_rollout
+from service.registry.rollout_records import trial_versions
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.database import Database
@@ -70,6 +70,8 @@ class Counts:
         self._database, self._registry, self._replica, self._key = database, registry, replica, key
         # By gallery: its row and the edges when it was counted, and the result.
         self._results: dict[int, tuple[GalleryRow, tuple[EdgeRecord, ...], tuple[Dependent, ...]]] = {}
+        # Gallery -> version in shadow or canary, when galleries were last locked.
+        self._trials: Mapping[int, int] = {}
         # Galleries that changed after they were counted: kept in memory, to be counted under their locks.
         self._written_since: dict[int, LoadedGallery] = {}
 
@@ -79,7 +81,11 @@ class Counts:
         Raises:
             Uncounted: some must be counted first, see `count`.
         """
-        affected = [gallery for gallery in galleries if self._is_affected(connection, gallery)]
+        self._trials = trial_versions(connection)
+        # Most galleries have the same version, and finding all routes of a version takes time.
+        asking = {gallery.id: self._query_versions(gallery) for gallery in galleries}
+        along = {versions for versions in set(asking.values()) if self._is_affected(versions)}
+        affected = [gallery for gallery in galleries if asking[gallery.id] in along]
         uncounted = [
             gallery for gallery in affected if gallery.id not in self._written_since and not self._is_counted(gallery)
         ]
@@ -106,9 +112,9 @@ class Counts:
         row, edges, _ = self._results.get(gallery.id, (None, None, None))
         return row == gallery and edges is self._registry.edges()
 
-    def _is_affected(self, connection: Connection, gallery: GalleryRow) -> bool:
-        """Whether the edge is on a route of the gallery's queries, or decides which embedding serves an item."""
-        registry, query_versions = self._registry, self._query_versions(connection, gallery)
+    def _is_affected(self, query_versions: tuple[LoadedVersion, ...]) -> bool:
+        """Whether the edge is on a route of queries, or decides which embedding serves an item."""
+        registry = self._registry
         routes = (
             route_to(registry, version, item_version) for version in query_versions for item_version in registry.all()
         )
@@ -118,10 +124,10 @@ class Counts:
             registry, query_versions[0], without(registry, self._key)
         )
 
-    def _query_versions(self, connection: Connection, gallery: GalleryRow) -> list[LoadedVersion]:
+    def _query_versions(self, gallery: GalleryRow) -> tuple[LoadedVersion, ...]:
         """The versions that answer queries: the current one, and one in shadow or canary."""
-        trial, _ = active_rollout(connection, self._registry, gallery.id)
-        return [self._registry.current_of(gallery), *([] if trial is None else [trial.version])]
+        trial = self._trials.get(gallery.id)
+        return self._registry.current_of(gallery), *(() if trial is None else (self._registry.by_id(trial),))
 
     def _count_dependents(self, gallery: GalleryRow, live: LoadedGallery) -> tuple[Dependent, ...]:
         self._replica.refresh(gallery.id)
@@ -129,7 +135,6 @@ class Counts:
         graph = without(registry, self._key)
         with self._database.lookup() as connection:
             emptied = versions_emptied(connection, gallery.id)
-            query_versions = self._query_versions(connection, gallery)
         # Memory may still hold embeddings of emptied versions: these are last, for items without other embeddings.
         by_preference = preference(registry, current, graph)
         order = [version.name for version in sorted(by_preference, key=lambda version: version.id in emptied)]
@@ -143,7 +148,7 @@ class Counts:
                 moved if version is current else 0,
                 _items_unreached(registry, version, then, graph) - _items_unreached(registry, version, now),
             )
-            for version in query_versions
+            for version in self._query_versions(gallery)
         )
 
     def _rerouted(self, query_version: LoadedVersion, now: Mapping[str, int], graph: Graph) -> tuple[Rerouted, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event, select
 
 from index.errors import NoRoute
 from index.version import Version
@@ -134,6 +134,26 @@ class TestRemove:
         assert opened
         assert told["lost"] == 3 + writes - len(left)
         assert told["routes"][0]["items"] == told["lost"]
+
+    def test_galleries_that_do_not_use_it_cost_no_statement_each(self, served: Any) -> None:
+        statements: list[str] = []
+
+        def note(_c: Any, _u: Any, statement: str, *_: Any) -> None:
+            statements.append(statement)
+
+        def counted() -> int:
+            statements.clear()
+            assert remove(served, "third", "v2", "matrix", dry_run=True).is_success
+            return len(statements)
+
+        event.listen(served.runtime.database._writer, "before_cursor_execute", note)
+        before = counted()
+        for _ in range(5):
+            served.gallery("bare")
+        after = counted()
+        event.remove(served.runtime.database._writer, "before_cursor_execute", note)
+
+        assert after == before
 
     def test_items_move_to_another_embedding_they_hold_and_back_when_the_edge_returns(
         self, served: Any, worker: SteppedWorker, more: dict[str, Version], many: dict[str, bytes]
