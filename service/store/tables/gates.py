@@ -16,7 +16,7 @@ from sqlalchemy import (
     text,
 )
 
-from service.store.tables.schema import Id, metadata
+from service.store.tables.schema import ExactJson, Id, metadata
 
 evaluation = Table(
     "evaluation",
@@ -40,7 +40,7 @@ evaluation_entry = Table(
     Column("evaluation_id", Id, ForeignKey("evaluation.id"), primary_key=True),
     Column("number", Integer, primary_key=True),
     # Any JSON value; the JSON null: no label.
-    Column("label", JSON, nullable=False),
+    Column("label", ExactJson, nullable=False),
     Column("metadata", JSON, nullable=False),
     # The key of its image or text in the image store; null: the set has embeddings.
     Column("blob", String(256)),

@@ -116,6 +116,19 @@ class TestSets:
         assert (report["label"], report["evaluation"]) == ("of.digit", made.json()["id"])
         assert report["old_old"]["value"] == pytest.approx(expected["old_old"]["value"])
 
+    def test_labels_beyond_64_bits_are_told_apart(self, served: Any, path: str, pictures: list[bytes]) -> None:
+        large = [{**entry, "label": 2**64 + entry["label"]} for entry in labelled(20)]
+        sets = [upload(served, path, entries, pictures).json()["id"] for entries in (large, labelled(20))]
+
+        beyond, within = (gate(served, path, evaluation=number).json() for number in sets)
+
+        assert (beyond["old_old"], beyond["new_old"]) == (within["old_old"], within["new_old"])
+        with served.runtime.database.lookup() as connection:
+            assert [entry.label for entry in samples.read_entries(connection, sets[0], None)][:2] == [
+                "18446744073709551616",
+                "18446744073709551617",
+            ]
+
     def test_one_that_is_deleted_while_a_gate_reads_it_gets_no_report_on_what_was_left(
         self, served: Any, path: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
