@@ -10,6 +10,7 @@ import base64
 import logging
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,6 +106,7 @@ class RemoteWorker:
         self._decoder = Decoder(max_pixels)
         self._leases: Leases[WorkClaim] | None = None
         self._refused: RegraftError | None = None
+        self._away_since: float | None = None
 
     def work(self) -> None:
         """Run until stopped; inputs are read ahead, results are sent behind. Raises WorkerKeyRefused or Problem."""
@@ -133,8 +135,13 @@ class RemoteWorker:
                 self._refused = WorkerKeyRefused(self._client.url) if error.status == UNAUTHORIZED else error
                 self._stop.set()
                 return None
-            self._log("service_away", reason=error.message)
+            if self._away_since is None:
+                self._away_since = time.monotonic()
+                self._log("service_away", reason=error.message)
             return None
+        if self._away_since is not None:
+            self._log("service_back", seconds=round(time.monotonic() - self._away_since, 1))
+            self._away_since = None
         if task is None:
             return None
         if self._leases is None:

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, select, update
 
 from index.version import Version
 from regraft.client import Client, Problem
+from regraft.connection import Unreachable
 from regraft.remote import RemoteWorker, WorkerKeyRefused
 from service.backfills import completion as drained
 from service.http import remote_worker_api
@@ -248,6 +249,27 @@ class TestWorking:
         client = Client(str(keyed.http.base_url).removesuffix("/v1/"), "wrong")
         with client, pytest.raises(WorkerKeyRefused, match="REGRAFT_WORKER_KEY"):
             RemoteWorker(client, tmp_path, threading.Event()).work()
+
+    def test_a_service_that_is_away_is_logged_once_and_once_when_it_is_back(
+        self, remote: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        stop = threading.Event()
+        answers = iter([Unreachable("away"), Unreachable("away"), None, Unreachable("away"), None, None])
+
+        def answer(_: str) -> None:
+            match next(answers, stop):
+                case Unreachable() as error:
+                    raise error
+                case threading.Event():
+                    stop.set()
+
+        monkeypatch.setattr(remote, "claim_work", answer)
+        monkeypatch.setattr("regraft.remote.MAX_IDLE_SECONDS", 0.01)
+        with caplog.at_level("INFO", logger="regraft.remote"):
+            RemoteWorker(remote, tmp_path, stop).work()
+
+        logged = [record.msg.name for record in caplog.records]
+        assert logged[1:-1] == ["service_away", "service_back"] * 2
 
     def test_inputs_are_sent_only_when_they_are_asked_for(self, keyed: Any, filled: Any, pictures: list[bytes]) -> None:
         filled()
