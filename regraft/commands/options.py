@@ -58,11 +58,15 @@ def needs(extra: str) -> Iterator[None]:
 
     Raises:
         MissingExtra: a package of `extra` is missing, or another module shadows one of Regraft's packages.
+        ModuleNotFoundError: a module of Regraft itself is missing, which no extra brings.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        _check_not_shadowed(str(error.name).partition(".")[0])
+        package = str(error.name).partition(".")[0]
+        _check_not_shadowed(package)
+        if package in (*OWN, "regraft"):
+            raise
         raise MissingExtra(
             f"{error.name} is not installed; this command needs: pip install 'regraft[{extra}]'"
         ) from error

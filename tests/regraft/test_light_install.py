@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from regraft.commands import processes
+from regraft.commands.options import needs
 
 ROOT = Path(__file__).parents[2]
 OLD, NEW = ROOT / "examples/v1", ROOT / "examples/v2-bct"
@@ -130,6 +132,12 @@ def test_a_command_whose_extra_is_missing_names_it(said, command):
     assert (code, out) == (1, "")
     assert err.endswith(f"is not installed; this command needs: pip install 'regraft[{NEEDS[command]}]'\n")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", ["service.gone", "regraft.gone"])
+def test_a_missing_module_of_its_own_is_no_extra(module):
+    with pytest.raises(ModuleNotFoundError, match=module), needs("serve"):
+        importlib.import_module(module)
 
 
 @pytest.mark.parametrize("code", ["import regraft", "import index, regraft"])
