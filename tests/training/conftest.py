@@ -13,21 +13,19 @@ import torch
 from staging.recipes import quick, torchlib_read_once, train_weights, without_exporter
 from training import train as path
 from training.data import Arrays, Data, ImageSet
+from training.sources import load_data
 
 torch.set_num_threads(1)
 
 
-LOAD = path.load_data
-
-
 @cache
 def _read(source: str) -> Data:
-    return LOAD(source, "", "refuse", None)
+    return load_data(source, "", "refuse", None)
 
 
 def _loaded(source: str, root: str, unreadable: str, stored: object) -> Data:
     plain = source.startswith("digits") and stored is None
-    return _read(source) if plain else LOAD(source, root, unreadable, stored)
+    return _read(source) if plain else load_data(source, root, unreadable, stored)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,3 +1,4 @@
+import itertools
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,8 @@ def test_an_unknown_timm_model_names_its_neighbours() -> None:
 def test_the_stem_for_32_pixels_keeps_the_size_of_the_image() -> None:
     trunk = build_backbone("resnet18_32", 1, 5).trunk
 
-    assert trunk.maxpool(trunk.conv1(torch.zeros(1, 1, 32, 32))).shape == (1, 64, 32, 32)
+    stem, pool = trunk.get_submodule("conv1"), trunk.get_submodule("maxpool")
+    assert pool(stem(torch.zeros(1, 1, 32, 32))).shape == (1, 64, 32, 32)
 
 
 def test_an_enlarged_trunk_sees_images_at_its_own_size() -> None:
@@ -64,18 +66,18 @@ def test_a_vit_trains_on_small_images() -> None:
     made = build_backbone("vit_b16_enlarged", 3, 5)
 
     made(torch.randn(2, 3, 32, 32)).sum().backward()
-    assert made.trunk.trunk.patch_embed.proj.weight.grad.abs().sum() > 0
+    assert made.get_parameter("trunk.trunk.patch_embed.proj.weight").grad.abs().sum() > 0
 
 
 @pytest.fixture
-def published(tmp_path: Path) -> tuple[nn.Module, str]:
+def published(tmp_path: Path) -> tuple[timm.models.ResNet, str]:
     """A timm model with its classifier, and the file of weights that timm would publish of it."""
     model = timm.create_model("test_resnet", num_classes=1000)
     safetensors.torch.save_file(model.state_dict(), tmp_path / "model.safetensors")
     return model, str(tmp_path / "model.safetensors")
 
 
-def test_pretrained_weights_are_read_from_a_file(published: tuple[nn.Module, str]) -> None:
+def test_pretrained_weights_are_read_from_a_file(published: tuple[timm.models.ResNet, str]) -> None:
     model, file = published
     trunk = build_backbone("timm/test_resnet", 3, 5, weights=file).trunk.state_dict()
 
@@ -84,7 +86,7 @@ def test_pretrained_weights_are_read_from_a_file(published: tuple[nn.Module, str
 
 
 def test_fine_tuning_a_published_backbone_on_images_of_ones_own_is_one_line(
-    published: tuple[nn.Module, str],
+    published: tuple[timm.models.ResNet, str],
 ) -> None:
     model, file = published
     line = f"root=my-photos backbone=timm/test_resnet weights={file} rate=1e-4"
@@ -94,7 +96,7 @@ def test_fine_tuning_a_published_backbone_on_images_of_ones_own_is_one_line(
     assert all(x.requires_grad for x in trunk.parameters())
 
 
-def test_pretrained_weights_of_colour_images_serve_grey_ones(published: tuple[nn.Module, str]) -> None:
+def test_pretrained_weights_of_colour_images_serve_grey_ones(published: tuple[timm.models.ResNet, str]) -> None:
     model, file = published
     trunk = build_backbone("timm/test_resnet", 1, 5, weights=file).trunk
     grey = torch.randn(2, 1, 32, 32)
@@ -115,7 +117,7 @@ def test_a_file_without_such_weights_is_named(content: bytes | None, tmp_path: P
         build_backbone("timm/test_resnet", 3, 5, weights=str(file))
 
 
-def test_weights_of_another_model_are_refused(published: tuple[nn.Module, str]) -> None:
+def test_weights_of_another_model_are_refused(published: tuple[timm.models.ResNet, str]) -> None:
     with pytest.raises(InvalidArgument, match="weights of test_vit are not available from"):
         build_backbone("timm/test_vit", 3, 5, weights=published[1])
 
@@ -139,7 +141,7 @@ def test_a_small_cnn_has_no_pretrained_weights(name: str) -> None:
 def test_a_slim_resnet_makes_features_of_any_size_of_image_and_halves_it_block_by_block() -> None:
     made = build_backbone("slim_resnet_64", 3, 5).eval()
     sizes: list[tuple[int, ...]] = []
-    for block in made.trunk[:6]:
+    for block in itertools.islice(made.trunk.children(), 6):
         block.register_forward_hook(lambda _module, _given, output: sizes.append(tuple(output.shape[1:])))
 
     assert made(torch.randn(2, 3, 64, 64)).shape == made(torch.randn(2, 3, 50, 97)).shape == (2, 5)

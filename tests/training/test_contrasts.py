@@ -39,12 +39,12 @@ def test_regression_alleviating_equals_its_formula(
     new, old = draw64(4, 3), draw64(4, 3, seed=1)
     naive = 0.0
     for i in range(4):
-        own = math.exp(loop_cosine(new[i], old[i]) / temperature)
+        terms = [math.exp(loop_cosine(new[i], old[i]) / temperature)]
         others = [k for k in range(4) if labels[k] != labels[i]]
         for side in (old, new) if among_new else (old,):
-            terms = sorted((math.exp(loop_cosine(new[i], side[k]) / temperature) for k in others), reverse=True)
-            own = (own, *terms[: hardest or 4]) if isinstance(own, float) else (*own, *terms[: hardest or 4])
-        naive += math.log(sum(own) / own[0]) / 4
+            rivals = sorted((math.exp(loop_cosine(new[i], side[k]) / temperature) for k in others), reverse=True)
+            terms += rivals[: hardest or 4]
+        naive += math.log(sum(terms) / terms[0]) / 4
 
     made = contrasts.regression_alleviating(new, old, torch.tensor(labels), temperature, among_new, hardest)
     assert float(made) == pytest.approx(naive)

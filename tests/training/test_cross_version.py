@@ -217,7 +217,11 @@ def test_trained_weights_stand_in_for_a_forward_edge_with_all_that_it_tells(
 ) -> None:
     class Doubling(ItemEdge):
         def transform_items(self, embedding: torch.Tensor, side: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+            assert side is not None
             return {"moved": 2 * embedding, "next_side": side[:, :1], "variance": side[:, 1:2] ** 2}
+
+        def is_stable(self, embedding: torch.Tensor, side: torch.Tensor | None = None) -> torch.Tensor:
+            raise NotImplementedError
 
     v1 = make_version(tmp_path / "v1", "v1", 4, side_dim=2)
     v2 = make_version(tmp_path / "v2", "v2", 4, edges=[(v1, "forward")])
@@ -229,7 +233,7 @@ def test_trained_weights_stand_in_for_a_forward_edge_with_all_that_it_tells(
     cross_versions = CrossVersions(made)
     cross_version = cross_versions.transformed("v2", "v1")
     np.testing.assert_allclose(cross_version.compared.items, made["v1"].items_ND, atol=1e-6)  # doubled, then normalised
-    np.testing.assert_allclose(cross_versions.uncertainty("v2", "v1"), made["v1"].side_NS[:, 1] ** 2, rtol=1e-5)
+    np.testing.assert_allclose(cross_versions.uncertainty("v2", "v1"), made["v1"].side_NS.T[1] ** 2, rtol=1e-5)
     stub.edge_kind = EdgeKind.ONNX
     with pytest.raises(NoEncoder, match="which requires onnxruntime"):
         CrossVersions(made)

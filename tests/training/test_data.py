@@ -117,9 +117,10 @@ def test_tensors_are_what_serving_sees_of_each_image_and_are_decoded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrays = some([3, 1, 2])
-    images = ImageSet(pngs(tmp_path, arrays.images), arrays.labels)
+    files = pngs(tmp_path, arrays.images)
+    images = ImageSet(files, arrays.labels)
     tensors = ImageDataset(images, SPEC)
-    for path in images.images.paths:
+    for path in files.paths:
         path.unlink()
 
     expected = torch.stack([pixels(sizing(SPEC)(image), SPEC) for image in arrays.images])
@@ -158,8 +159,9 @@ def test_batches_cover_the_set_in_its_order() -> None:
 
 def test_a_fingerprint_changes_with_a_pixel_a_label_or_the_order(tmp_path: Path) -> None:
     images = some([0, 1])
-    other = some([0, 1])
-    other.images.images[1, 0, 0, 0] ^= 1
+    pixels = np.stack([np.asarray(image) for image in images.images])
+    pixels[1, 0, 0, 0] ^= 1
+    other = ImageSet(Arrays(pixels), images.labels)
     sets = [images, other, some([0, 2]), images.take(np.array([1, 0]))]
     files = pngs(tmp_path, images.images)
     before = ImageSet(files, images.labels).fingerprint

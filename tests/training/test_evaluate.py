@@ -104,7 +104,7 @@ def test_an_edge_is_calibrated_on_the_gallery_alone_each_image_among_the_others(
 ) -> None:
     monkeypatch.setattr("index.evaluation.score_maps.FEW", 0)  # each map by itself
     old, new = trained(3), trained(dim, method, described(3))
-    made = measure(new, old, DATA).calibration
+    made = measure(new, old, DATA).calibration or {}
     other_queries = replace(DATA, query=DATA.train)
     new_ND, old_ND = embed(new, DATA.gallery).astype(np.float64), embed(old, DATA.gallery).astype(np.float64)
     asked_ND = new_ND[:, :3] / np.linalg.norm(new_ND[:, :3], axis=1, keepdims=True)

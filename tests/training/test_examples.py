@@ -95,11 +95,13 @@ def test_the_maps_of_a_committed_edge_rank_a_half_moved_gallery_better_than_raw_
     queries, items, old_items = embed(new, split.query), embed(new, split.gallery), embed(old, split.gallery)
     before = queries @ transform(old_items).T if edge.kind is EdgeKind.FORWARD else transform(queries) @ old_items.T
     after, order = queries @ items.T, np.random.default_rng(0).permutation(len(items))
-    maps = {way: calibration_from_json(edge.calibration[way]) for way in ("edge", "own")}
-    mapped = -maps["edge"].log_odds(before), -maps["own"].log_odds(after)
+    calibration = edge.calibration or {}
+    through, own = (calibration_from_json(calibration[way]) for way in ("edge", "own"))
+    mapped = -through.log_odds(before), -own.log_odds(after)
 
     raw, calibrated = (
-        backfill_values(*costs, relevant, order, "mAP@1.0", points=3)[1].mean() for costs in ((-before, -after), mapped)
+        backfill_values(old_QN, new_QN, relevant, order, "mAP@1.0", points=3)[1].mean()
+        for old_QN, new_QN in ((-before, -after), mapped)
     )
     assert calibrated > raw
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from index.creation.probes import ParityError
 from index.encoder import verify_version
 from index.errors import InvalidArgument
 from index.evaluation.adapters import Affine
@@ -129,9 +131,10 @@ def test_the_same_weights_export_to_the_same_bytes(weights_only: tuple[Path, Pat
 
 def linear_model(folder: Path, scale: float = 1.0) -> tuple[Path, Tensor, Tensor]:
     """A linear encoder of weights so many times as large as usual, some images, and what torch makes of them."""
-    images, module, model = torch.rand(3, 1, 4, 4), nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), folder / ENCODER
+    images, linear, model = torch.rand(3, 1, 4, 4), nn.Linear(16, 2), folder / ENCODER
+    module = nn.Sequential(nn.Flatten(), linear)
     with torch.inference_mode():
-        module[1].weight *= scale
+        linear.weight.mul_(scale)
         expected = module(images)
     model.write_bytes(to_onnx(module, {"images": images}, ["embedding"]))
     return model, images, expected
@@ -141,9 +144,9 @@ def test_a_model_that_differs_from_torch_is_refused(tmp_path: Path) -> None:
     model, images, expected = linear_model(tmp_path)
     export.check_parity(model, {"images": images}, expected)
 
-    with pytest.raises(export.ParityError, match=r"encoder.onnx differs from torch by 0\.0001"):
+    with pytest.raises(ParityError, match=r"encoder.onnx differs from torch by 0\.0001"):
         export.check_parity(model, {"images": images}, expected + 1e-4)
-    with pytest.raises(export.ParityError):
+    with pytest.raises(ParityError):
         export.check_parity(model, {"images": images}, expected * torch.nan)
 
 
@@ -153,15 +156,15 @@ def test_large_embeddings_may_differ_by_a_share_of_the_largest_number(tmp_path: 
     assert largest > 100
     export.check_parity(model, {"images": images}, expected + 0.5 * export.PARITY * largest)
 
-    with pytest.raises(export.ParityError):
+    with pytest.raises(ParityError):
         export.check_parity(model, {"images": images}, expected + 3 * export.PARITY * largest)
 
 
 def test_without_onnxruntime_the_comparison_is_left_out_and_said_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    find = export.importlib.util.find_spec
-    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name))
     export.check_parity(tmp_path / ENCODER, {}, torch.zeros(1))
 
     assert capsys.readouterr().out == "onnxruntime is not installed: encoder.onnx was not compared with torch\n"

@@ -282,8 +282,8 @@ def test_images_are_read_to_tell_trainings_apart_only_once_there_is_a_checkpoint
     tmp_path: Path, at_step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     identified: list[int] = []
-    monkeypatch.setattr(fitting, "identity", lambda *given: identified.append(len(made)) or identity(*given))
     made = at_step(8, interrupt)
+    monkeypatch.setattr(fitting, "identity", lambda *given: identified.append(len(made)) or identity(*given))
     with pytest.raises(KeyboardInterrupt):
         path.train(RECIPE, tmp_path / "v", progress=False)
     path.train(RECIPE, tmp_path / "v", progress=False)

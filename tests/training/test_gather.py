@@ -19,8 +19,11 @@ from training.gather import gather_batch
 from training.heads import Softmax
 from training.losses import UNKNOWN
 from training.method import Classifier, EmbeddedBatch, MethodContext, OldSummary
-from training.methods import METHODS
 from training.methods.advbct import AdvBct
+from training.methods.bct import Bct
+from training.methods.compatible import Compatible
+from training.methods.l2 import L2
+from training.methods.lwf import Lwf
 
 
 def of_pairs(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[EmbeddedBatch], Tensor]:
@@ -32,12 +35,12 @@ def of_pairs(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Embe
     return gathered
 
 
-def influence(name: str, **options: object) -> Callable[[EmbeddedBatch], Tensor]:
+def influence(build: Callable[..., Compatible], **options: str) -> Callable[[EmbeddedBatch], Tensor]:
     """Of a method that averages over a part of the batch: classes 0 and 1 are old, 1 and 2 have boundaries in reach."""
     centre, known = torch.eye(4, 3), torch.tensor([0, 1, UNKNOWN, UNKNOWN])
     radius = torch.tensor([9.0, 0.1, 0.2, 9.0])
     old = OldSummary(centre, known, centre[:2], torch.zeros(2), centre_CN=centre, radius_C=radius)
-    method = METHODS[name](MethodContext(3, 4, lambda dim: Classifier(Softmax(dim, 4)), old), **options)
+    method = build(MethodContext(3, 4, lambda dim: Classifier(Softmax(dim, 4)), old), **options)
     if isinstance(method, AdvBct):
         torch.nn.init.zeros_(method.elastic_C)
     return method.influence_loss
@@ -47,10 +50,10 @@ LOSSES = {
     "regression_alleviating": of_pairs(lambda new, old, label: regression_alleviating(new, old, label, 0.1)),
     "masked_alignment": of_pairs(lambda new, old, label: masked_alignment(new, old, label, 10.0)),
     "rince": of_pairs(lambda new, old, _: hyperbolic(new, old)),
-    "l2 over old": influence("l2", over="old"),
-    "lwf": influence("lwf"),
-    "bct by old": influence("bct", influence="old"),
-    "advbct": influence("advbct"),
+    "l2 over old": influence(L2, over="old"),
+    "lwf": influence(Lwf),
+    "bct by old": influence(Bct, influence="old"),
+    "advbct": influence(AdvBct),
 }
 
 

@@ -17,12 +17,15 @@ from index.errors import InvalidArgument
 from index.text import TextEncoder
 from regraft import Version
 
-transformers = pytest.importorskip("transformers", reason="regraft[models] is not installed")
-sentence_transformers = pytest.importorskip("sentence_transformers", reason="regraft[models] is not installed")
+pytest.importorskip("transformers", reason="regraft[models] is not installed")
+pytest.importorskip("sentence_transformers", reason="regraft[models] is not installed")
 
-from staging import hugging_face  # noqa: E402 - it needs both
-from staging.hugging_face import LIMIT, bert, clip, roberta, sentences, siglip, vit  # noqa: E402
-from training.creation.hugging_face import HuggingFace  # noqa: E402
+import sentence_transformers
+import transformers
+
+from staging import hugging_face
+from staging.hugging_face import LIMIT, bert, clip, roberta, sentences, siglip, vit
+from training.creation.hugging_face import HuggingFace
 
 
 @pytest.fixture(scope="module")

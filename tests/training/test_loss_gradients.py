@@ -89,7 +89,9 @@ def test_the_gradient_of_a_whole_method_equals_finite_differences(form: str) -> 
     head_KN = draw64(2, 3, seed=3), draw64(2, seed=4)
     known = torch.tensor([0, 1, losses.UNKNOWN])
     old = OldSummary(means, known, *head_KN, space, torch.nn.functional.normalize(means), 0.1 * torch.ones(3).double())
-    method = build_method(recipe, 3, None if name == "independent" else old, independent).double()
+    method = build_method(recipe, 3, None if name == "independent" else old, independent)
+    assert isinstance(method, torch.nn.Module)
+    method.double()
 
     def loss(new_BD: torch.Tensor) -> torch.Tensor:
         return method(EmbeddedBatch(new_BD, LABELS, draw64(4, 3, seed=1), draw64(4, 3, seed=5), 1.0)).loss

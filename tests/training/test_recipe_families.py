@@ -7,6 +7,7 @@ from index.version import Preprocess
 from training.backbones import build_backbone
 from training.method import OldSummary
 from training.methods import METHODS
+from training.methods.compatible import Compatible
 from training.recipes import FAMILIES, RECIPES, Recipe
 from training.recipes.family import METHOD_PARTS, Family
 from training.side_information import dim_of as side_dim_of
@@ -91,7 +92,9 @@ def test_a_family_changes_only_what_a_method_needs() -> None:
 def test_under_sgd_what_is_sharp_weighs_no_more_than_the_base_loss(name: str, part: str) -> None:
     recipe = FAMILIES[name].recipe(part)
 
-    assert build_method(recipe, CLASSES, old_of(recipe)).weight == 1
+    method = build_method(recipe, CLASSES, old_of(recipe))
+    assert isinstance(method, Compatible)
+    assert method.weight == 1
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -74,7 +74,7 @@ def test_the_autoencoder_sees_nothing_but_psi_of_an_image() -> None:
     torch.manual_seed(0)
     objective, image_BCHW = Autoencoder(4, 3, 10, 12).eval(), draw(5, 3, 10, 12)
     constant = nn.Sequential(nn.Flatten(), nn.Linear(360, 4))
-    constant[1].weight.data.zero_()
+    nn.init.zeros_(constant.get_parameter("1.weight"))
     painted = objective.paint(F.interpolate(objective.decode(F.normalize(constant(image_BCHW))), (10, 12)))
 
     expected = ((painted - image_BCHW) ** 2).mean()

@@ -15,6 +15,7 @@ from staging.recipes import quick, without_exporter
 from training import sweep as search
 from training.recipes import find_recipe
 from training.sweep import Trial, settings, sweep, weights_of
+from training.train import recipe_data, train
 
 
 def test_trials_begin_with_the_recipe_and_draw_every_weight_within_its_range() -> None:
@@ -32,7 +33,8 @@ def test_trials_begin_with_the_recipe_and_draw_every_weight_within_its_range() -
 def test_the_best_trial_on_held_out_images_comes_first_and_trained_ones_are_read(
     v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, told = quick("digits_l2", old=str(v1), epochs=1), []
+    recipe = quick("digits_l2", old=str(v1), epochs=1)
+    told: list[Trial] = []
     with without_exporter():
         ranked = sweep(recipe, 3, tmp_path, told.append)
         monkeypatch.setattr(search, "train", lambda *_, **__: pytest.fail("trained again"))
@@ -71,7 +73,7 @@ def test_nothing_to_choose_is_refused(name: str, trials: int, said: str, tmp_pat
 def test_a_trial_is_trained_again_when_its_old_version_or_its_images_are_others(
     v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, trained, train = tmp_path / "old", [], search.train
+    old, trained = tmp_path / "old", []
     monkeypatch.setattr(
         search, "train", lambda recipe, out, **named: (trained.append(out), train(recipe, out, **named))
     )
@@ -81,7 +83,7 @@ def test_a_trial_is_trained_again_when_its_old_version_or_its_images_are_others(
         sweep(recipe, 1, tmp_path / "trials")
         write_card(old, replace(load_version(old).card, metrics={}))
         sweep(recipe, 1, tmp_path / "trials")
-        data = search.recipe_data(recipe)
+        data = recipe_data(recipe)
         fewer = replace(data, train=data.train.take(np.arange(800)))
         monkeypatch.setattr(search, "recipe_data", lambda _: fewer)
         sweep(recipe, 1, tmp_path / "trials")

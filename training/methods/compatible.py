@@ -146,6 +146,6 @@ class Compatible(nn.Module):
         """(B,) whether the old head knows the sample's class."""
         return self.get_buffer("known_C")[batch.label_B]
 
-    def head_weights(self) -> tuple[Tensor, Tensor | None] | None:
+    def head_weights(self) -> tuple[Tensor, Tensor | None]:
         """The base loss's own head."""
         return self.classifier.weights()

@@ -74,8 +74,8 @@ def test_the_form_old_is_the_cross_entropy_of_known_samples_by_the_old_head(logi
 def test_the_form_synthesised_judges_every_sample_with_means_for_the_classes_the_head_lacks(logits: str) -> None:
     old, given = old_version(), batch()
     rows = {2: 0, 0: 1, 1: 2, 3: 3}  # the head's own rows first, then the missing classes in their order
-    means = old.mean_CN if logits == "raw" else old.centre_CN
-    weights = [*old.weight_KN.tolist(), means[1].tolist(), means[3].tolist()]
+    means = (old.mean_CN if logits == "raw" else old.centre_CN).tolist()
+    weights = [*old.weight_KN.tolist(), means[1], means[3]]
     biases = [*old.bias_K.tolist(), 0.0, 0.0]
     terms = []
     for z, label in zip(given.new_BD.tolist(), LABELS, strict=True):

@@ -117,11 +117,11 @@ def test_the_loss_is_its_four_terms(form: str, smoothing: float) -> None:
     method, given = build(smoothing=smoothing, logits=form, **weights), batch()
     step = method(given)
     means = old_version().mean_CN if form == "raw" else old_version().centre_CN
+    old_BN, independent_BM = given.old_BN.detach().numpy(), given.independent_BM.detach().numpy()
     naive = 0.0
-    for i in range(6):
+    for i, (old, independent) in enumerate(zip(old_BN, independent_BM, strict=True)):
         phi3, phi5, _ = naive_parts(method.transform, given.new_BD[i].detach().numpy())
         unit5 = phi5 / np.sqrt(phi5 @ phi5)
-        independent, old = given.independent_BM[i].detach().numpy(), given.old_BN[i].detach().numpy()
         logits = means.numpy() @ unit5
         head = method.classifier.head(torch.from_numpy(phi3)[None])
         naive += F.cross_entropy(head, given.label_B[i : i + 1], label_smoothing=smoothing).item()

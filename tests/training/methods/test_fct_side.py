@@ -18,6 +18,7 @@ from training import train as path
 from training.cross_version import CrossVersions
 from training.data import ImageDataset
 from training.embeddings import embed_version
+from training.method import ItemEdge
 from training.recipes import find_recipe
 from training.side_information import KINDS
 from training.sources import load_data
@@ -65,9 +66,11 @@ def test_every_version_passes_the_checks_of_a_registration(chain: Chain) -> None
 def test_served_side_information_is_what_was_trained(chain: Chain) -> None:
     for version, legal in ((chain.v1, None), (chain.v2, {-1.0, 1.0})):
         psi = Trained.load(version.folder).psi
+        assert psi is not None
         with torch.inference_mode():
             expected, steady = psi(pixels()), psi.is_stable(pixels())
         served = Encoder(version).encode_arrays(pixels().numpy()).side
+        assert served is not None
         np.testing.assert_allclose(served[steady], expected[steady], atol=1e-5)
         if legal is None:
             np.testing.assert_allclose(np.linalg.norm(served, axis=1), 1, atol=1e-5)
@@ -81,6 +84,7 @@ def test_the_forward_edge_moves_items_as_it_was_trained_to(chain: Chain) -> None
     carried = load_forward(chain.v2.edges[0], chain.v2.card, chain.v1.card).transform_items(stored.vectors, stored.side)
 
     edge = Trained.load(chain.v2.folder).edge
+    assert isinstance(edge, ItemEdge)
     with torch.inference_mode():
         told = edge.transform_items(torch.from_numpy(stored.vectors), torch.from_numpy(stored.side))
     assert list(told) == ["moved", "next_side", "variance"]
@@ -141,7 +145,9 @@ def test_every_kind_ships_and_moves_items(kind: str, bits: bool, independent: Pa
     v2 = path.train(recipe, tmp_path / "v2", progress=False)
     old, new = load_version(v1), verify_version(v2, {"v1": load_version(v1).card})
     stored = Encoder(old).encode_arrays(pixels().numpy())
+    assert stored.side is not None
     assert stored.side.std(axis=0).min() > 0 or bits
 
-    moved = load_forward(new.edges[0], new.card, old.card)(stored.vectors, stored.side)
-    assert np.abs(moved - load_forward(new.edges[0], new.card, old.card)(stored.vectors, -stored.side)).max() > 1e-3
+    forward = load_forward(new.edges[0], new.card, old.card)
+    moved, turned = (forward(stored.vectors, side) for side in (stored.side, -stored.side))
+    assert np.abs(moved - turned).max() > 1e-3
