@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 from packaging.requirements import Requirement
+from typer.core import TyperCommand, TyperGroup
 
 import regraft
 from regraft.cli import app
@@ -22,16 +23,15 @@ from service.settings import Settings
 ROOT = Path(__file__).parent.parent.parent
 
 
-def commands(command: object, path: str = "regraft") -> Iterator[tuple[str, object]]:
-    children = getattr(command, "commands", None)
-    if children is None:
+def commands(command: TyperCommand | TyperGroup, path: str = "regraft") -> Iterator[tuple[str, TyperCommand]]:
+    if isinstance(command, TyperCommand):
         yield path, command
         return
-    for name, child in children.items():
+    for name, child in command.commands.items():
         yield from commands(child, f"{path} {name}")
 
 
-COMMANDS = dict(commands(typer.main.get_command(app)))
+COMMANDS = dict(commands(typer.main.get_group(app)))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

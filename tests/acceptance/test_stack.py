@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from click import Context
 from fastapi.testclient import TestClient
 
 from regraft.cli import app
@@ -57,8 +56,8 @@ def test_each_command_is_one_of_the_program(command: list[str]) -> None:
     program, name, *options = command
 
     assert program == "regraft"
-    known = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
-    known.make_context(name, list(options), parent=Context(known))
+    known = typer.main.get_group(app).commands[name]
+    known.make_context(name, list(options), parent=typer.Context(known))
 
 
 def test_each_variable_is_a_setting_and_each_value_legal() -> None:
