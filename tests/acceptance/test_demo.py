@@ -86,4 +86,4 @@ def test_a_demo_that_cannot_go_on_says_why_and_leaves_no_service_behind(tmp_path
     assert "Traceback" not in ended.stdout + ended.stderr
     url = re.search(r"http://127\.0\.0\.1:\d+", ended.stdout)
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{url[0]}/v1/health", trust_env=False)
+        httpx.get(f"{url.group()}/v1/health", trust_env=False)

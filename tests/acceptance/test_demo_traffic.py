@@ -92,10 +92,11 @@ def test_no_answer_without_an_outage_is_a_failed_query():
     assert (clients.counts.queries_failed, clients.counts.queries_interrupted) == (1, 0)
 
 
-def test_no_answer_in_an_outage_is_interrupted_and_sent_again_until_answered():
+def test_no_answer_in_an_outage_is_interrupted_and_sent_again_until_answered(monkeypatch):
     clients = traffic()
     token = clients.outage.token
-    clients.outage.token = lambda: token() - 1  # as if every request had begun before an outage that is over
+    # As if every request had begun before an outage that is over.
+    monkeypatch.setattr(clients.outage, "token", lambda: token() - 1)
 
     clients._query(Answers(Unreachable("gone"), Unreachable("gone"), served(*TEN)))
 
@@ -104,9 +105,9 @@ def test_no_answer_in_an_outage_is_interrupted_and_sent_again_until_answered():
 
 
 @pytest.mark.parametrize("fault", [Problem(500, {}), Problem(409, {"detail": "no route"})])
-def test_an_error_answer_is_a_failed_query_even_in_an_outage(fault):
+def test_an_error_answer_is_a_failed_query_even_in_an_outage(fault, monkeypatch):
     clients = traffic()
-    clients.outage.token = lambda: -1
+    monkeypatch.setattr(clients.outage, "token", lambda: -1)
 
     clients._query(Answers(fault))
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -25,7 +24,7 @@ from index.transform import load_forward
 from index.version import Version
 from regraft import Client
 from regraft.client import ImageItem
-from regraft.models import BackfillInfo, EdgeUsed
+from regraft.models import BackfillInfo, EdgeUsed, SearchResponse
 from staging.builders import image_bytes, make_version
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -140,7 +139,7 @@ def unit(x: np.ndarray) -> np.ndarray:
     return x / np.linalg.norm(x, axis=1, keepdims=True)
 
 
-def check(site: Site, query: np.ndarray, answer: Mapping[str, Any], reached: set[str]) -> None:
+def check(site: Site, query: np.ndarray, answer: SearchResponse, reached: set[str]) -> None:
     """The list holds every item of the reached versions once, in the order of their cosines along the routes told."""
     shards = {shard.version: shard for shard in answer.explain.shards}
     assert set(shards) == reached

@@ -18,6 +18,7 @@ from examples.demo.processes import Processes
 from index.folder import load_version
 from regraft import Client
 from regraft.client import ImageItem
+from regraft.models import QueryMatches
 
 pytestmark = pytest.mark.slow
 
@@ -119,7 +120,7 @@ def after(name: str, folders: dict[str, Path], queries: Pictures, items: Picture
     return cost(name, embed(folders[name], queries), unit(moved.astype(np.float64)))
 
 
-def same_ranking(results: list[dict], costs: np.ndarray) -> None:
+def same_ranking(results: list[QueryMatches], costs: np.ndarray) -> None:
     """Every item, best first; two whose costs are equal up to rounding may change places."""
     for result, cost_N in zip(results, costs, strict=True):
         found = [int(match.id) for match in result.matches]

@@ -149,7 +149,7 @@ def test_a_chain_of_edges_equals_brute_force(
         tables.append(scores(q, embed(items, version), COSINE))
     owner = np.arange(ITEMS) % 3
     for number, version in enumerate((v1, v2, v3)):
-        keys = np.flatnonzero(owner == number)
+        keys = np.flatnonzero(owner == number).tolist()
         gallery.apply(
             {(version.name, "encoded"): (keys, Encoder(version).encode([items[key] for key in keys]).vectors)}
         )
@@ -165,7 +165,7 @@ def test_dual_equals_brute_force_by_the_old_encoder(
     encoders, gallery = {name: Encoder(v) for name, v in versions.items()}, Gallery()
     for name, version in versions.items():
         gallery.declare(version)
-        keys = np.arange(ITEMS)[int(name[1]) - 1 :: 2]
+        keys = range(ITEMS)[int(name[1]) - 1 :: 2]
         gallery.apply({(name, "encoded"): (keys, encoders[name].encode([items[key] for key in keys]).vectors)})
     found = gallery.search(
         "v2", lambda name: encoders[name].encode(queries).vectors, 15, encoders=frozenset(versions), strict=True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ transforms = pytest.importorskip("torchvision.transforms")
 SIZES = [(60, 40), (40, 60), (33, 33), (8, 8), (5, 90), (101, 7), (224, 225)]
 
 
-def torchvision_twin(spec: Preprocess) -> object:
+def torchvision_twin(spec: Preprocess) -> Callable[[Image.Image], Any]:
     interpolation = transforms.InterpolationMode(spec.interpolation)
     crop = (spec.height, spec.width)
     if spec.stretch:

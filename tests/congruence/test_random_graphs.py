@@ -30,7 +30,10 @@ from naive import paths, reach
 
 MakeVersion = Callable[..., Version]
 
-COSINE, L2, LORENTZ = {"kind": "cosine"}, {"kind": "l2"}, {"kind": "lorentz", "curvature": 0.7}
+Space = dict[str, Any]
+COSINE: Space = {"kind": "cosine"}
+L2: Space = {"kind": "l2"}
+LORENTZ: Space = {"kind": "lorentz", "curvature": 0.7}
 VERSIONS = {"a": (4, COSINE), "b": (4, COSINE), "c": (4, L2), "d": (4, LORENTZ), "e": (6, COSINE), "f": (6, COSINE)}
 """Name -> dimension and space, oldest first; an edge may lead from any to any older one."""
 
@@ -56,7 +59,7 @@ class Universe:
     items: dict[str, np.ndarray]
 
 
-def points(space: dict[str, Any], rows: int, dim: int, seed: int) -> np.ndarray:
+def points(space: Space, rows: int, dim: int, seed: int) -> np.ndarray:
     x = np.random.default_rng(seed).normal(size=(rows, dim))
     return (x / np.linalg.norm(x, axis=1, keepdims=True) if space == COSINE else x).astype(np.float32)
 
@@ -64,7 +67,8 @@ def points(space: dict[str, Any], rows: int, dim: int, seed: int) -> np.ndarray:
 @pytest.fixture(scope="module")
 def universe(make_version: MakeVersion, tmp_path_factory: pytest.TempPathFactory) -> Universe:
     root = tmp_path_factory.mktemp("universe")
-    made, edges = {}, []
+    made: dict[str, Version] = {}
+    edges: list[Edge] = []
     for name, (dim, space) in VERSIONS.items():
         version = make_version(root / name, name, dim, space=space, encoder=False)
         for kind in ("identity", "matrix", "truncate", "zero_pad", "slerp", "onnx"):
@@ -80,7 +84,7 @@ def universe(make_version: MakeVersion, tmp_path_factory: pytest.TempPathFactory
     )
 
 
-def scores(q: np.ndarray, x: np.ndarray, space: dict[str, Any]) -> np.ndarray:
+def scores(q: np.ndarray, x: np.ndarray, space: Space) -> np.ndarray:
     """What a user reads, from the definition of the space."""
     if space == COSINE:
         return q @ x.T
@@ -140,7 +144,7 @@ def check_order(found: SearchResult, tables: list[np.ndarray], keys_of: list[lis
         good: dict[int, float] = {}
         for number, (shard, table, keys) in enumerate(zip(found.shards, tables, keys_of, strict=True)):
             higher = VERSIONS[shard.version][1] == COSINE
-            by_score = sorted(range(len(keys)), key=lambda n, t=table, h=higher: -t[row, n] if h else t[row, n])
+            by_score = np.argsort(-table[row] if higher else table[row], kind="stable").tolist()
             own = [key for key, s in zip(found.keys_QK[row], found.shards_QK[row], strict=True) if s == number]
             told = [raw for raw, s in zip(found.raw_QK[row], found.shards_QK[row], strict=True) if s == number]
             np.testing.assert_allclose(told, table[row, by_score][: len(own)], atol=TOLERANCE)
