@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from index.space import Cosine, Euclidean, Space
+from index.space import Cosine, Euclidean, Lorentz, Space
 from index.version import Card, Edge, EdgeKind
 
 
@@ -22,7 +22,8 @@ def draw(*shape: int, seed: int = 0) -> np.ndarray:
 
 def unit(x: np.ndarray) -> np.ndarray:
     """Rows normalised to length 1, in their own precision."""
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
+    rows: np.ndarray = x / np.linalg.norm(x, axis=1, keepdims=True)
+    return rows
 
 
 def units(rows: int, dim: int, seed: int = 0) -> np.ndarray:
@@ -43,12 +44,16 @@ def mean_square(adapter: Callable[[np.ndarray], np.ndarray], new: np.ndarray, ol
 def scores(queries: np.ndarray, items: np.ndarray, space: Space) -> np.ndarray:
     """Scores (Q, N) by the definition of the space."""
     q, x = queries.astype(np.float64)[:, None], items.astype(np.float64)[None]
+    score: np.ndarray
     if isinstance(space, Cosine):
-        return (q * x).sum(-1)
-    if isinstance(space, Euclidean):
-        return np.sqrt(((q - x) ** 2).sum(-1))
-    time_q, time_x = (np.sqrt(1 / space.curvature + (v**2).sum(-1)) for v in (q, x))
-    return np.arccosh(np.maximum(space.curvature * (time_q * time_x - (q * x).sum(-1)), 1)) / space.curvature**0.5
+        score = (q * x).sum(-1)
+    elif isinstance(space, Euclidean):
+        score = np.sqrt(((q - x) ** 2).sum(-1))
+    else:
+        assert isinstance(space, Lorentz)
+        time_q, time_x = (np.sqrt(1 / space.curvature + (v**2).sum(-1)) for v in (q, x))
+        score = np.arccosh(np.maximum(space.curvature * (time_q * time_x - (q * x).sum(-1)), 1)) / space.curvature**0.5
+    return score
 
 
 def costs(queries: np.ndarray, items: np.ndarray, space: Space) -> np.ndarray:
@@ -94,7 +99,8 @@ def weight_in(path: Any) -> np.ndarray:
     """The only matrix of an ONNX model, float64."""
     import onnx
 
-    return onnx.numpy_helper.to_array(onnx.load(path).graph.initializer[0]).astype(np.float64)
+    weight: np.ndarray = onnx.numpy_helper.to_array(onnx.load(path).graph.initializer[0]).astype(np.float64)
+    return weight
 
 
 def reach(edge: Edge, q: np.ndarray, old: Card, old_q: np.ndarray | None = None) -> np.ndarray:
@@ -105,6 +111,7 @@ def reach(edge: Edge, q: np.ndarray, old: Card, old_q: np.ndarray | None = None)
     if edge.kind in {EdgeKind.TRUNCATE, EdgeKind.ZERO_PAD}:
         first = q[:, : old.dim]
         return unit(first) if edge.kind is EdgeKind.TRUNCATE and cosine else first
+    assert edge.folder is not None
     if edge.kind is EdgeKind.ONNX:
         mapped = q @ weight_in(edge.folder / "edge.onnx")
         return unit(mapped) if cosine else mapped
@@ -115,7 +122,8 @@ def reach(edge: Edge, q: np.ndarray, old: Card, old_q: np.ndarray | None = None)
         return unit(mapped) if cosine else mapped
     alpha = float(arrays["alpha"])
     theta = np.arccos(np.clip((mapped * old_q).sum(axis=1, keepdims=True), -1, 1))
-    return (np.sin((1 - alpha) * theta) * old_q + np.sin(alpha * theta) * mapped) / np.sin(theta)
+    between: np.ndarray = (np.sin((1 - alpha) * theta) * old_q + np.sin(alpha * theta) * mapped) / np.sin(theta)
+    return between
 
 
 def log_softmax(values: Sequence[float]) -> list[float]:

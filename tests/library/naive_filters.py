@@ -19,7 +19,7 @@ def holds(filter_json: Any, item: Any) -> bool:
     field = filter_json["field"]
     path = field.split(".") if isinstance(field, str) else field
     if "exists" in filter_json:
-        return is_there(path, item) == filter_json["exists"]
+        return bool(is_there(path, item) == filter_json["exists"])
     return any(passes(filter_json, value) for value in reached(path, item))
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from email.message import Message
+from email.message import MIMEPart
 from email.parser import BytesParser
 from email.policy import HTTP
 from pathlib import Path
@@ -87,7 +87,7 @@ def answering(body: object, status: int = 200) -> tuple[list[httpx.Request], Han
     return seen, handler
 
 
-def named(request: httpx.Request, name: str) -> list[Message]:
+def named(request: httpx.Request, name: str) -> list[MIMEPart]:
     """The parts with this name of a form."""
     head = f"Content-Type: {request.headers['content-type']}\r\n\r\n".encode()
     parts = BytesParser(policy=HTTP).parsebytes(head + request.content).iter_parts()

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def make_version(
     if drift:
         weight = weight + drift * projection(sum(name.encode()), dim)
     card = Card(name, dim, space, SPEC if encoder else None, side_dim, method="independent")
-    probe = {"image": preprocess(make_image(3, 99), SPEC)[None]}
+    probe: dict[str, Any] = {"image": preprocess(make_image(3, 99), SPEC)[None]}
     if encoder:
         probe["embedding"] = _save_encoder(folder / ENCODER, weight, space["kind"] == "cosine", probe["image"])
     if encoder and side_dim:
@@ -206,8 +206,8 @@ def image_bytes(image: Image.Image, format: str = "PNG", **options: Any) -> byte
 def save_model(
     path: Path,
     nodes: Sequence[Any],
-    inputs: dict[str, tuple],
-    output: tuple,
+    inputs: Mapping[str, tuple[str | int, ...]],
+    output: tuple[str | int, ...],
     given: int = TensorProto.FLOAT,
     **arrays: np.ndarray,
 ) -> None:
@@ -289,7 +289,8 @@ def _weight_of(version: Version) -> np.ndarray:
     if not version.card.encoder:
         return projection(0, version.card.dim)
     model = onnx.load(version.folder / ENCODER)
-    return numpy_helper.to_array(next(i for i in model.graph.initializer if i.name == "weight"))
+    weight: np.ndarray = numpy_helper.to_array(next(i for i in model.graph.initializer if i.name == "weight"))
+    return weight
 
 
 def always(queries: Vectors) -> Encode:

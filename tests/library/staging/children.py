@@ -12,7 +12,8 @@ import torch
 
 def child(target: Callable[..., None], *given: Any) -> BaseProcess:
     """Start a process that calls `target`, a function of a module; the caller must wait for it."""
-    context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")
+    on_cuda = torch.cuda.is_available()
+    context = multiprocessing.get_context("spawn") if on_cuda else multiprocessing.get_context("fork")
     process = context.Process(target=target, args=given)
     process.start()
     return process

@@ -12,6 +12,7 @@ from sqlalchemy import exists, select
 
 from index.image import decode_image
 from service.store.tables import embedding, item
+from staging.served import Served
 
 WAIT = 60.0
 
@@ -21,24 +22,24 @@ def group(number: int) -> int:
     return number * number % 7 // 2
 
 
-def deploy(served: Any, path: str, version: str) -> None:
+def deploy(served: Served, path: str, version: str) -> None:
     deployed = served.http.post(f"{path}/deployments", json={"version": version})
     assert deployed.status_code == 201, deployed.text
 
 
-def start(served: Any, path: str, curve: dict[str, Any], **fields: Any) -> int:
+def start(served: Served, path: str, curve: dict[str, Any], **fields: Any) -> int:
     return served.backfill(path, **{"chunk_size": 5, "curve": curve, **fields})
 
 
-def turn(served: Any, number: int, action: str) -> None:
+def turn(served: Served, number: int, action: str) -> None:
     assert served.http.post(f"/backfills/{number}/{action}").status_code == 200
 
 
-def curve_of(served: Any, number: int) -> dict[str, Any]:
+def curve_of(served: Served, number: int) -> dict[str, Any]:
     return dict(served.http.get(f"/backfills/{number}").json()["curve"])
 
 
-def wait_for(served: Any, number: int, holds: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+def wait_for(served: Served, number: int, holds: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
     """Wait until the curve fulfils a condition, because it is measured after the backfill; returns the curve."""
     deadline = time.monotonic() + WAIT
     while not holds(curve := curve_of(served, number)):
@@ -54,12 +55,11 @@ def ended(curve: dict[str, Any]) -> bool:
 class Loops:
     """The same metrics by loops in float64 over the present state of the items in SQL."""
 
-    def __init__(self, served: Any, path: str, pictures: Sequence[bytes], new: str = "new") -> None:
+    def __init__(self, served: Served, path: str, pictures: Sequence[bytes], new: str = "new") -> None:
         self.served, self.name, self.new = served, path.rpartition("/")[2], new
         images = [decode_image(picture, max_pixels=10_000) for picture in pictures]
-        registry = served.runtime.registry
-        encode = lambda version: registry.named(version).encoder().encode(images).vectors.astype(np.float64)  # noqa: E731
-        self.by_old, self.by_new = encode("v1"), encode(new)
+        encoders = [served.runtime.registry.named(version).encoder() for version in ("v1", new)]
+        self.by_old, self.by_new = (one.encode(images).vectors.astype(np.float64) for one in encoders)
 
     def moved(self) -> dict[int, bool]:
         """Number of the image -> whether its item is in the new version, for live items."""
@@ -96,7 +96,7 @@ class Loops:
         return float(any(right[: int(metric.removeprefix("cmc@"))]))
 
 
-def evaluation(served: Any, path: str, pictures: list[bytes], asking: Sequence[int]) -> int:
+def evaluation(served: Served, path: str, pictures: list[bytes], asking: Sequence[int]) -> int:
     entries = [{"label": group(n), "image": f"{n}.png"} for n in asking]
     files = [("images", (f"{n}.png", pictures[n])) for n in asking]
     made = served.http.post(f"{path}/evaluations", data={"name": "e", "entries": json.dumps(entries)}, files=files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,5 +28,5 @@ def body(*ids: str, degraded: Sequence[str] = ()) -> SearchResponse:
     return answered([{"matches": matches}], left_out)
 
 
-def answered(results: list, degraded: list = ()) -> SearchResponse:
+def answered(results: Sequence[dict[str, Any]], degraded: Sequence[dict[str, Any]] = ()) -> SearchResponse:
     return SearchResponse(**filled(SearchResponse, {"results": list(results), "degraded": list(degraded)}))

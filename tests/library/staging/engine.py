@@ -7,6 +7,7 @@ which may be late too. A search that does not compare every row finds fewer rows
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -33,12 +34,12 @@ class FakeCollection:
         assert rows_NW.dtype == np.float32
         assert len(set(entries.keys_N.tolist())) == len(entries.keys_N)
         for key, number, digest, row in zip(*map(np.ndarray.tolist, entries), rows_NW.copy(), strict=True):
-            self._do(lambda key=key, number=number, digest=digest, row=row: self._put(key, number, digest, row))
+            self._do(partial(self._put, key, number, digest, row))
 
     def delete(self, keys_N: np.ndarray, seqs_N: np.ndarray) -> None:
         self._asked(len(keys_N))
         for key, number in zip(keys_N.tolist(), seqs_N.tolist(), strict=True):
-            self._do(lambda key=key, number=number: self._remove(key, number))
+            self._do(partial(self._remove, key, number))
 
     def search(
         self, queries_QW: np.ndarray, c: int, *, keys_N: np.ndarray | None = None, exact: bool = False
@@ -117,7 +118,7 @@ class FakeCollection:
 
     def _put(self, key: int, number: int, digest: int, row: np.ndarray) -> None:
         self.rows[key, number] = digest, row
-        self._do(lambda: self._remove(key, number - 1))
+        self._do(partial(self._remove, key, number - 1))
 
     def _remove(self, key: int, number: int) -> None:
         for at in [at for at in self.rows if at[0] == key and at[1] <= number]:

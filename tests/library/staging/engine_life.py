@@ -57,8 +57,9 @@ class EngineLife(Life):
     """The life of one gallery in an engine."""
 
     engine: DoomedEngine
+    load: EngineLoad
 
-    def loaded(self, *given: Any, **more: Any) -> Load:
+    def loaded(self, *given: Any, **more: Any) -> EngineLoad:
         return EngineLoad(self.engine, *given, **more)
 
     @step(how=st.sampled_from(("killed", "frozen")), seconds=st.sampled_from((0.0, 0.0, 0.01, 0.1, 0.5)))

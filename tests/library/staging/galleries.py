@@ -159,8 +159,8 @@ class Model:
         for name in self.items:
             if meanwhile and version in {self.active(name), self.source(name, meanwhile.target)}:
                 self.moved(name, meanwhile)
-        held = any(version in item.vectors for item in self.items.values())
-        code = self.deployments.retire(version, self.mix(), held, self._read(version))
+        anywhere = any(version in held.vectors for held in self.items.values())
+        code = self.deployments.retire(version, self.mix(), anywhere, self._read(version))
         if code is None:
             for held in self.items.values():
                 held.vectors.pop(version, None)

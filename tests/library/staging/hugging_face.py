@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import sentence_transformers
 import torch
 import transformers
+from sentence_transformers.sentence_transformer import modules as parts
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from index.creation.probes import SENTENCES
 
-SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 LIMIT = 12
 
 
@@ -24,7 +26,7 @@ def words() -> transformers.PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
     made.train_from_iterator(SENTENCES, trainer)
     made.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
-    return transformers.PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=made, pad_token="<pad>", eos_token="</s>", bos_token="<s>", model_max_length=LIMIT
     )
 
@@ -49,8 +51,10 @@ def roberta(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
         **SMALL,
     )
     transformers.RobertaModel(config).save_pretrained(folder)
-    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words.backend_tokenizer, **special).save_pretrained(folder)
+    unlimited = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=words.backend_tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    )
+    unlimited.save_pretrained(folder)
     return folder
 
 
@@ -58,7 +62,6 @@ def sentences(
     folder: Path, words: transformers.PreTrainedTokenizerFast, mode: str = "mean", truncate_dim: int | None = None
 ) -> Path:
     """Like E5: mean or class token, then a dense layer, normalised, with prompts."""
-    parts = sentence_transformers.sentence_transformer.modules
     tokens = parts.Transformer(str(bert(folder.with_name("bert"), words)))
     rest = [parts.Pooling(16, mode), parts.Dense(16, 8), parts.Normalize()]
     prompts = {"query": "query: ", "document": "passage: "}
@@ -74,8 +77,8 @@ def clip(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
     vision = {"image_size": 32, "patch_size": 8, **SMALL}
     config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
     transformers.CLIPModel(config).save_pretrained(folder)
-    size = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
-    transformers.CLIPImageProcessor(**size).save_pretrained(folder)
+    processor = transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    processor.save_pretrained(folder)
     words.save_pretrained(folder)
     return folder
 

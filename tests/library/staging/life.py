@@ -58,6 +58,16 @@ def options(steps: set[str], gate: int | None) -> dict[str, Any]:
     return given
 
 
+def once_ended(effect: Effect) -> Effect:
+    """The effect if workers have just ended the backfill."""
+
+    def effect_then(model: Model) -> str | None:
+        model.end_backfill()
+        return effect(model)
+
+    return effect_then
+
+
 class Life(Living):
     """The life of one gallery."""
 
@@ -226,7 +236,7 @@ class Life(Living):
         start: Effect = lambda model: model.start(job["kind"], job["order"], bool(job["limit"] or job["share"]))  # noqa: E731
         effects = [start]
         if self.model.moving:
-            effects.append(lambda model: model.end_backfill() or start(model))
+            effects.append(once_ended(start))
         if self.model.moving and job["order"] == "uncertainty":
             effects.append(lambda _: "no_uncertainty")
         self.act(self.post("backfills", **job), *effects, doom=doom)
@@ -246,9 +256,10 @@ class Life(Living):
     def steer(self, action: str, doom: float | None) -> None:
         if not self.model.backfills:
             return
-        effects: list[Effect] = [lambda model: model.steer(action)]
+        steer: Effect = lambda model: model.steer(action)  # noqa: E731
+        effects = [steer]
         if self.model.moving:
-            effects.append(lambda model: model.end_backfill() or model.steer(action))
+            effects.append(once_ended(steer))
         number = look(self.stage.site.database, self.name).backfills[-1].id
         self.act(lambda http: http.post(f"/backfills/{number}/{action}"), *effects, doom=doom)
 
@@ -277,7 +288,8 @@ class Life(Living):
     @step()
     def follow(self) -> None:
         """Start another replica here, and end the oldest."""
-        self.followers = [*self.followers[-1:], Follower(self.stage.site, self.name)]
+        site = self.stage.site
+        self.followers = [*self.followers[-1:], Follower(site.settings, site.database, site.engines, self.name)]
 
     @invariant()
     def as_the_model_says(self) -> None:
@@ -374,7 +386,7 @@ def live(stage: Stage, world: World, number: int, steps: int, kind: type[Life] =
         suppress_health_check=list(HealthCheck),
     )
     try:
-        seed(number)(get_state_machine_test(begin, settings=one))()
+        seed(number)(get_state_machine_test(begin, settings=one))()  # type: ignore[arg-type]  # it calls `begin`
     except Exception as error:
         error.add_note(f"--model-seed {number}; the first of its lives:\n" + "\n".join(lives[1].story))
         raise

@@ -17,9 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from index.merge import Mode
 from service.registry.registry import Registry
+from service.replica.engines import Engines
 from service.replica.replica import Replica
+from service.settings import Settings
+from service.store.database import Database
 from staging.galleries import Expected, Model, Move
-from staging.processes import Site
 from staging.sight import Sight, look
 from staging.stage import Stage
 from staging.waiting import until
@@ -47,7 +49,8 @@ def step(**drawn: Any) -> Callable[[Any], Any]:
             with self.noted():
                 method(self, **given)
 
-        return rule(**drawn)(told)
+        decorate: Callable[[Any], Any] = rule(**drawn)
+        return decorate(told)
 
     return wrap
 
@@ -55,11 +58,10 @@ def step(**drawn: Any) -> Callable[[Any], Any]:
 class Follower:
     """A replica that was loaded once and has followed the feed since (invariant 7)."""
 
-    def __init__(self, site: Site, name: str) -> None:
-        registry = Registry(site.database, site.settings)
+    def __init__(self, settings: Settings, database: Database, engines: Engines, name: str) -> None:
+        registry = Registry(database, settings)
         registry.sync()
-        folder, seconds = site.settings.indexes, site.settings.poll_seconds
-        self.replica = Replica(site.database, registry, folder, seconds, elsewhere=site.engines.of)
+        self.replica = Replica(database, registry, settings.indexes, settings.poll_seconds, elsewhere=engines.of)
         self.live = self.replica.find(name)
 
     def answer(self, world: World, number: int, k: int) -> dict[int, float]:
@@ -172,7 +174,7 @@ class Living(RuleBasedStateMachine):
     def query_embedding(self, version: str, number: int) -> None:
         """Invariant 8: items that no edge reaches are not compared, and the answer says so."""
         vector = self.world.encode(version, number)
-        body = {"version": version, "embeddings": [[float(x) for x in vector]]}
+        body: dict[str, Any] = {"version": version, "embeddings": [[float(x) for x in vector]]}
         self.ask(lambda: self.model.by_embedding(version, vector), **body)
 
     @step(name=NAME)

@@ -58,7 +58,7 @@ class MilvusTestServer:
         """Start a process; False: it ended, as it does if the port is in use."""
         self._folder.mkdir(exist_ok=True)
         data, port = self._folder / "data", str(self._port)
-        command = [sys.executable, "-c", LITE, "server", "--data-dir", data, "--host", "127.0.0.1"]
+        command: list[str | Path] = [sys.executable, "-c", LITE, "server", "--data-dir", data, "--host", "127.0.0.1"]
         with self._log.open("ab") as log:
             self._process = process = subprocess.Popen(
                 [*command, "--port", port], env=environment(), cwd=ROOT, stdout=log, stderr=log

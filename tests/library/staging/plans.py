@@ -68,7 +68,7 @@ class Planning:
     def gallery(self, items: int = 10, version_id: int = V1, **new: Any) -> int:
         with self.database.write() as connection:
             row = {"name": f"g{next(NAMES)}", "created": 0.0, "next_seq": 1}
-            gallery_id = connection.execute(insert(gallery).values(row).returning(gallery.c.id)).scalar_one()
+            gallery_id: int = connection.execute(insert(gallery).values(row).returning(gallery.c.id)).scalar_one()
         self.store(gallery_id, [f"i{n}" for n in range(items)], version_id, **new)
         return gallery_id
 
@@ -123,7 +123,7 @@ class Planning:
     def finish(self, backfill_id: int) -> BackfillState | None:
         with self.database.write() as connection:
             job = begin_next_sweep(connection, backfill_id)
-        return job and continue_sweep(self.database, job, ORDER, lambda: NO_SCORES)
+        return continue_sweep(self.database, job, ORDER, lambda: NO_SCORES) if job else None
 
     def set_state(self, backfill_id: int, state: BackfillState) -> None:
         with self.database.write() as connection:

@@ -76,14 +76,14 @@ class Server:
     def start(self) -> None:
         options = {"listen_addresses": "", "fsync": "off", "full_page_writes": "off", "shared_buffers": "16MB"}
         flags = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
-        command = [self.programs / "postgres", "-D", "data", "-k", self.folder, *flags]
+        command: list[str | Path] = [self.programs / "postgres", "-D", "data", "-k", self.folder, *flags]
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, **self._who)
+            self._process = process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, **self._who)
         for _ in range(START_SECONDS * 50):
             try:
                 self._sql("select 1")
             except OperationalError:
-                if self._process.poll() is not None:
+                if process.poll() is not None:
                     raise NoServer((self.folder / "log").read_text()[-500:]) from None
                 signal.sigtimedwait((), 0.02)
             else:
@@ -135,7 +135,7 @@ class Server:
 
     def _initialise(self) -> None:
         flags = ["-D", "data", "-U", "postgres", "--auth=trust", "--encoding=utf8", "--locale=C", "--no-sync"]
-        command = [self.programs / "initdb", *flags]
+        command: list[str | Path] = [self.programs / "initdb", *flags]
         made = subprocess.run(command, cwd=self.folder, capture_output=True, check=False, **self._who)
         if made.returncode:
             raise NoServer(f"initdb failed: {made.stderr.decode().strip()}")

@@ -131,7 +131,9 @@ class Site:
         with self.database.read() as connection:
             mine = connection.execute(select(gallery).where(gallery.c.name == name)).one()
             live = select(item).where(item.c.gallery_id == mine.id, item.c.deleted.is_(False))
-            found = {row.id: (row.external_id, {}) for row in connection.execute(live)}
+            found: dict[int, tuple[str, dict[int, Any]]] = {
+                row.id: (row.external_id, {}) for row in connection.execute(live)
+            }
             for held in connection.execute(select(embedding).where(embedding.c.item_id.in_(list(found)))):
                 found[held.item_id][1][held.version_id] = (held.origin, held.vector)
         current = mine.current_id

@@ -24,7 +24,8 @@ def embedding(text: str, dim: int = DIM, model: str = "m") -> np.ndarray:
     """The embedding of a text, by its words, so that similar texts are near each other."""
     seeds = [int.from_bytes(hashlib.sha256(f"{model} {word}".encode()).digest()[:4]) for word in text.split() or [""]]
     total = np.sum([np.random.default_rng(seed).normal(size=dim) for seed in seeds], axis=0)
-    return (total / np.linalg.norm(total)).astype(np.float32)
+    unit: np.ndarray = (total / np.linalg.norm(total)).astype(np.float32)
+    return unit
 
 
 @dataclass

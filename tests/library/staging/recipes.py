@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch._export import utils as exporting
@@ -17,9 +18,9 @@ from training.recipes import Recipe, find_recipe
 from training.train import train
 
 
-def quick(name: str, **changes: object) -> Recipe:
+def quick(name: str, **changes: Any) -> Recipe:
     """A recipe reduced to two epochs of large batches."""
-    short = {"epochs": 2, "side_epochs": 1, "warmup_epochs": 0, "batch_size": 256}
+    short: dict[str, Any] = {"epochs": 2, "side_epochs": 1, "warmup_epochs": 0, "batch_size": 256}
     return replace(find_recipe(name), **{**short, **changes})
 
 

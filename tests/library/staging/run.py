@@ -146,8 +146,9 @@ class Run:
         self.pictures += 1
         vectors = [self.world.encode(version, OWN + self.pictures) * (n not in broken) for n in range(len(names))]
         about = self.draw.choice([None, {"e": self.pictures}])
-        listed = [{"id": name, "embedding": [float(x) for x in v]} for name, v in zip(names, vectors, strict=True)]
-        listed = [item if about is None else {**item, "metadata": about} for item in listed]
+        more = {} if about is None else {"metadata": about}
+        embeddings = [[float(x) for x in vector] for vector in vectors]
+        listed = [{"id": name, "embedding": e, **more} for name, e in zip(names, embeddings, strict=True)]
         answer = self.http.post("/galleries/g/items", json={"version": version, "items": listed})
         for n in self._stored(answer, names, broken, False):
             assert self.model.store_embedding(names[n], version, vectors[n], about) is None
@@ -240,14 +241,14 @@ class Run:
         """Invariant 5."""
         if self.model.deployments.coming:
             return
-        versions, scores = self.ask(1)
+        before = self.ask(1)
         self._begin(self.draw.choice([name for name in self.world.versions if name != self.model.current]))
         self.roll_back()
-        assert self.ask(1) == (versions, pytest.approx(scores, abs=1e-6))
+        self.ask_again(1, *before)
 
     def start_backfill(self) -> None:
         kind, order = self.draw.choice(["reencode", "reencode", "transform"]), self.draw.choice(ORDERS)
-        scope = self.draw.choice([{}, {}, {"limit": self.draw.randint(1, 8)}, {"share": 0.5}])
+        scope: dict[str, Any] = self.draw.choice([{}, {}, {"limit": self.draw.randint(1, 8)}, {"share": 0.5}])
         asked = {"kind": kind, "order": order, "chunk_size": self.draw.randint(1, 6), "attempts": 10, **scope}
         code = self.model.start(kind, order, bool(scope))
         answer = self.post(code, "/galleries/g/backfills", **asked)
@@ -284,11 +285,11 @@ class Run:
 
     def restart(self) -> None:
         """Invariant 7: a newly loaded replica answers as the one that followed the feed."""
-        versions, scores = self.ask(2)
+        before = self.ask(2)
         self.life.close()
         self.start()
         # An index that was built in between sums in another order.
-        assert self.ask(2) == (versions, pytest.approx(scores, abs=1e-6))
+        self.ask_again(2, *before)
 
     # What must hold after every step.
 
@@ -304,6 +305,12 @@ class Run:
         assert scores == sorted(scores, reverse=True)
         assert len(found) == count
         return {match["id"]: match["version"] for match in found}, {match["id"]: match["score"] for match in found}
+
+    def ask_again(self, number: int, versions: dict[str, str], scores: dict[str, float]) -> None:
+        """Check that a query is answered as before."""
+        now = self.ask(number)
+        assert now[0] == versions
+        assert now[1] == pytest.approx(scores, abs=1e-6)
 
     def ask_for_best(self) -> None:
         """Check a query for the few best items, their metadata, and stored images."""

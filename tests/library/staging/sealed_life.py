@@ -71,7 +71,7 @@ class SealedLife(Life):
 
     def query(self, **request: Any) -> httpx.Response:
         """Query; exact if it asks for fewer items than there are, as an index may miss some of the best."""
-        options = request.get("json", request.get("data"))
+        options: dict[str, Any] = request["json"] if "json" in request else request["data"]
         if int(options["k"]) < len(self.model.items):
             options["exact"] = True if "json" in request else "true"
         return super().query(**request)

@@ -69,7 +69,7 @@ class SealedRun(Run):
     def seal_elsewhere(self) -> None:
         """Let the other process seal."""
         if self.beside is None:
-            self.beside = Follower(self, "g")
+            self.beside = Follower(self.settings, self.database, self.engines, "g")
         self.beside.replica.refresh(G)
         look(Indexer(self.beside.replica), self.beside.live)
 

@@ -96,7 +96,7 @@ class Served:
         for live in self.runtime.replica.all():
             self.runtime.replica.refresh(live.id)
 
-    def stored(self, path: str, version: str) -> dict[str, Row[Any]]:
+    def stored(self, path: str, version: str) -> dict[str, Row[Any, Any, Any, Any]]:
         """The embeddings of a version in a gallery: id -> origin, vector, side."""
         columns = (item.c.external_id, embedding.c.origin, embedding.c.vector, embedding.c.side)
         held = select(*columns).join(item, item.c.id == embedding.c.item_id).join(gallery)

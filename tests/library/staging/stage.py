@@ -21,6 +21,8 @@ STOP_SECONDS = 60
 class Stage:
     """The processes of a site. The server runs except within methods of this class and `doomed` requests."""
 
+    http: httpx.Client
+
     def __init__(self, site: Site) -> None:
         self.site = site
         self.workers: list[Forked] = []

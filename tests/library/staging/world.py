@@ -23,7 +23,7 @@ class World:
         self.graph = Graph([edge for version in versions for edge in version.edges])
         self.encoders = {version.name: Encoder(version) for version in versions}
         self.everyone = frozenset(self.versions)
-        self.as_bytes = lambda number: as_bytes(picture(number))
+        self.as_bytes: Callable[[int], bytes] = lambda number: as_bytes(picture(number))
         self.picture = picture
         self.encode = cache(self._encode)
         self._transform = cache(self._load)
@@ -42,10 +42,12 @@ class World:
         return self.graph.route(asking, held, self.everyone if able is None else able)
 
     def _encode(self, version: str, number: int) -> np.ndarray:
-        return self.encoders[version].encode([self.picture(number)]).vectors[0]
+        vector: np.ndarray = self.encoders[version].encode([self.picture(number)]).vectors[0]
+        return vector
 
     def apply(self, edge: Any, vector: np.ndarray) -> np.ndarray:
-        return self._transform(edge.key)(vector[None])[0]
+        mapped: np.ndarray = self._transform(edge.key)(vector[None])[0]
+        return mapped
 
     def _load(self, key: Any) -> Any:
         edge = next(edge for edge in self.graph.edges if edge.key == key)
