@@ -18,7 +18,6 @@ from sqlalchemy.exc import OperationalError
 
 from index.events import CONTEXT, Event
 from regraft.commands import processes
-from service import logs
 from service.backfills import worker
 from service.http import app
 from service.logs import FORMATTERS, HANDLER, LogFormat, RecurringErrors, configure
@@ -138,8 +137,8 @@ def test_every_process_is_configured_by_the_same_settings(
     monkeypatch.setenv("REGRAFT_LOG_FORMAT", "json")
     monkeypatch.setenv("REGRAFT_LOG_LEVEL", "warning")
     monkeypatch.setenv("REGRAFT_DATA", str(tmp_path))
-    monkeypatch.setattr(app.Server, "run", lambda self, *_: setattr(self, "started", True))
-    monkeypatch.setattr(app.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("service.http.app.Server.run", lambda self, *_: setattr(self, "started", True))
+    monkeypatch.setattr("service.http.app.signal.signal", lambda *_: None)
     monkeypatch.setattr(app, "_share_interpreter", lambda: None)
     stop = threading.Event()
     stop.set()
@@ -162,7 +161,7 @@ def test_an_error_of_every_round_is_logged_when_it_comes_and_once_a_minute_then(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, errors = iter([*map(float, range(90)), 90.0, 91.0]), RecurringErrors(logger)
-    monkeypatch.setattr(logs.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("service.logs.time.monotonic", lambda: next(clock))
 
     def round_(gallery: str, fail: Callable[[], object]) -> None:
         try:

@@ -70,7 +70,7 @@ def test_an_embedding_of_another_length_is_not_read(monkeypatch: pytest.MonkeyPa
         return made(rows, *rest)
 
     made = np.array
-    monkeypatch.setattr(schemas.np, "array", watched)
+    monkeypatch.setattr("service.schemas.np.array", watched)
     with pytest.raises(InvalidVector):
         check_embeddings([[1, 2], [1] * 1000], 2, Cosine(), "/e", "v1")
 

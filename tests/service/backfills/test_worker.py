@@ -379,7 +379,7 @@ def test_one_bad_input_never_costs_the_others_theirs() -> None:
         return TransformedItems(np.float32([[x] for x in xs]), None, np.float32(xs) / 10)
 
     inputs = [(SimpleNamespace(id=n, seq=10 + n), -1 if n in {2, 5} else n) for n in range(7)]
-    moved, failed = _embed(inputs, picky)  # type: ignore[arg-type]
+    moved, failed = _embed(inputs, picky)
 
     assert [row for m in moved for row in zip(m.item_ids, m.seqs, m.vectors[:, 0].tolist(), strict=True)] == [
         (n, 10 + n, n) for n in (0, 1, 3, 4, 6)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from service.http import app
+from service.http.draining import Server
 from service.runtime import running
 from service.settings import Settings
 from service.upgrades.deployments.reaper import Reaper
@@ -82,12 +83,12 @@ def test_a_connection_may_rest_longer_than_clients_and_proxies_keep_one(
 ) -> None:
     seconds = []
 
-    def run(server: app.Server, _: object) -> None:
+    def run(server: Server, _: object) -> None:
         seconds.append(server.config.timeout_keep_alive)
         server.started = True
 
-    monkeypatch.setattr(app.Server, "run", run)
-    monkeypatch.setattr(app.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(Server, "run", run)
+    monkeypatch.setattr("service.http.app.signal.signal", lambda *_: None)
     monkeypatch.setattr(app, "_share_interpreter", lambda: None)
     app.serve(Settings(data=tmp_path))
 

@@ -88,14 +88,16 @@ def test_a_watch_that_is_left_early_closes_its_stream(served: Any, pictures: lis
     async def leave(client: AsyncClient) -> Any:
         async with aclosing(client.watch_backfill(number)) as told:
             first = await anext(told)
-        return first.id, client._http._transport._pool.connections
+        transport: Any = client._http._transport
+        return first.id, transport._pool.connections
 
     assert ask(served, leave) == (number, [])
     with Client(str(served.http.base_url).removesuffix("/v1/")) as client:
         told = client.watch_backfill(number)
         assert next(told).id == number
         told.close()
-        assert client._http._transport._pool.connections == []
+        transport: Any = client._http._transport
+        assert transport._pool.connections == []
 
 
 def test_what_is_watched_holds_up_no_request(

@@ -77,7 +77,7 @@ def test_under_load_sigterm_cuts_no_request_off(site: Site, stops: int) -> None:
     for _ in range(stops):
         process = site.server()
         with Clients(site) as clients:
-            until(lambda told=clients.told: told["200"] > 300, process)
+            until(lambda: clients.told["200"] > 300, process)
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0, site.log(process)
 

@@ -6,7 +6,8 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from service.http.app import create_app
 from service.settings import Settings
 from service.store.tables import metadata
 from staging.builders import make_version
-from staging.served import serving
+from staging.served import Served, serving
 
 WITHOUT = {
     "POST /v1/edges:check": "changes nothing",
@@ -58,7 +59,7 @@ def test_every_route_that_changes_something_can_be_rehearsed_or_says_why_not() -
 
 
 def test_every_command_of_an_upgrade_that_changes_something_can_be_rehearsed() -> None:
-    found = typer.main.get_command(commands).commands  # type: ignore[attr-defined]
+    found: Mapping[str, Any] = typer.main.get_group(commands).commands
     groups = {"version", "evaluation", "edge", "deployment", "backfill", "gallery"}
     changing = {
         f"{group} {name}": command
@@ -72,8 +73,16 @@ def test_every_command_of_an_upgrade_that_changes_something_can_be_rehearsed() -
     assert len(changing) >= 14
 
 
+@dataclass(kw_only=True)
+class Rehearsed(Served):
+    """A server, a version that it does not have yet, and the archive of another edge."""
+
+    late: Version
+    edge: bytes
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, versions: dict[str, Version]) -> Iterator[Any]:
+def served(tmp_path_factory: pytest.TempPathFactory, versions: dict[str, Version]) -> Iterator[Rehearsed]:
     root = tmp_path_factory.mktemp("rehearsed")
     v3 = make_version(root / "v3", "v3", 4, drift=0.1)
     forward = make_version(root / "f" / "v3", "v3", 4, drift=0.1, edges=[(versions["v1"], "forward")])
@@ -82,13 +91,11 @@ def served(tmp_path_factory: pytest.TempPathFactory, versions: dict[str, Version
     with serving(Settings(data=root / "data")) as running:
         for version in (versions["v1"], versions["v2"], v3, same):
             assert running.register(version).status_code == 201
-        running.late = late
         stream = io.BytesIO()
         with zipfile.ZipFile(stream, "w") as archive:
             for path in (forward.folder / "edges" / "v1").iterdir():
                 archive.write(path, path.name)
-        running.edge = stream.getvalue()
-        yield running
+        yield Rehearsed(running.http, running.runtime, running.versions, late=late, edge=stream.getvalue())
 
 
 @pytest.fixture(scope="module")

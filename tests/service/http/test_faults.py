@@ -88,7 +88,7 @@ def test_a_full_disk_is_told_and_readiness_tells_it_until_there_is_space(
     made = make_version(tmp_path / "v", f"full-{what}", 6, edges=[(versions["v1"], "truncate")])
     path = served.gallery("v1")
     monkeypatch.setattr(service.http.versions, "sync_all", full)
-    monkeypatch.setattr(service.upgrades.edges.changes, "sync_all", full)
+    monkeypatch.setattr("service.upgrades.edges.changes.sync_all", full)
     monkeypatch.setattr(blobs, "sync_all", full)
     monkeypatch.setattr(faults.DiskSpace, "_accepts_write", lambda self: False)
 
@@ -149,7 +149,7 @@ def test_a_database_without_space_is_a_full_disk(served: Any) -> None:
 
 def test_little_space_is_told_before_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 99 << 20})
-    monkeypatch.setattr(faults.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr("service.store.faults.shutil.disk_usage", lambda folder: usage)
 
     assert "99 MiB left, less than 100 MiB" in (faults.DiskSpace(tmp_path, 100 << 20).problem() or "")
     assert faults.DiskSpace(tmp_path, 99 << 20).problem() is None
@@ -162,7 +162,7 @@ def test_what_the_service_may_not_write_to_is_told(
         raise PermissionError(errno.EACCES, "Permission denied", str(place))
 
     with monkeypatch.context() as patch:
-        patch.setattr(faults.os, "access", lambda place, _: place.name != "versions")
+        patch.setattr("service.store.faults.os.access", lambda place, _: place.name != "versions")
         assert problems(served) == [f"the service has no permission to write to {served.runtime.settings.versions}"]
         patch.setattr("index.incoming.Path.mkdir", denied)
         told = problem(served.register(versions["v2"]), 503, "storage_read_only")

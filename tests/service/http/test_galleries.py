@@ -13,8 +13,8 @@ from sqlalchemy.exc import OperationalError
 
 from service.settings import Settings
 from service.store import item_counts
-from service.store.deletion import delete_gallery, free_items
-from service.store.repository import NewItem, store_items, take_seq
+from service.store.deletion import delete_gallery, forget_gallery, free_items
+from service.store.repository import NewItem, live_items_by_version, store_items, take_seq
 from service.store.tables import gallery, item, metadata
 from service.upgrades import gallery_removal
 from service.upgrades.deployments import reaper
@@ -133,12 +133,12 @@ def test_one_gallery_that_cannot_be_freed_holds_up_no_other(
 ) -> None:
     stuck, other = (served.filled(pictures[:2]) for _ in range(2))
     numbers = [served.runtime.replica.find(path.rpartition("/")[2]).id for path in (stuck, other)]
-    may_go_on, forget = threading.Event(), gallery_removal.forget_gallery
+    may_go_on = threading.Event()
 
     def failing(connection: Any, gallery_id: int) -> None:
         if gallery_id == numbers[0] and not may_go_on.is_set():
             raise OperationalError("DELETE", None, Exception("disk I/O error"))
-        forget(connection, gallery_id)
+        forget_gallery(connection, gallery_id)
 
     def left() -> list[int]:
         with served.runtime.database.lookup() as connection:
@@ -228,13 +228,13 @@ def test_a_list_shows_what_another_process_acknowledged(tmp_path: Path, versions
 def test_items_of_a_gallery_that_is_not_loaded_are_counted_once_for_a_state(
     served: Any, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, counted, whole = served.filled(pictures), [], item_counts.live_items_by_version
+    path, counted = served.filled(pictures), []
     name = path.rpartition("/")[2]
     number = served.runtime.replica.find(name).id
 
     def counting(connection: Any, gallery_id: int, order: Any) -> Any:
         counted.append(gallery_id)
-        return whole(connection, gallery_id, order)
+        return live_items_by_version(connection, gallery_id, order)
 
     def shown() -> tuple[int, dict[str, int], bool]:
         served.runtime.replica.cache.drop(number)

@@ -122,7 +122,7 @@ def test_no_long_text_is_parsed_in_one_go(text: str, monkeypatch: pytest.MonkeyP
 
     loads = orjson.loads
     monkeypatch.setattr(parsing, "JSONDecoder", Watched)
-    monkeypatch.setattr(parsing.orjson, "loads", watched)
+    monkeypatch.setattr("service.http.parsing.orjson.loads", watched)
 
     assert parse_any_json(text) == json.loads(text)
     assert longest <= 2 * parsing.SLICE < len(text)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urljoin
 
 import httpx
@@ -10,7 +12,7 @@ import pytest
 
 
 @pytest.fixture
-def site(served) -> httpx.Client:
+def site(served: Any) -> Iterator[httpx.Client]:
     """A client that starts at the root of the server."""
     with httpx.Client(base_url=served.http.base_url.join("/")) as client:
         yield client

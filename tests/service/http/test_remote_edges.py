@@ -294,7 +294,8 @@ def test_a_worker_whose_edge_is_replaced_while_it_computes_starts_again_with_the
     path, number = fill(chunk_size=20)
     stop = threading.Event()
     with Client(str(keyed.http.base_url).removesuffix("/v1/"), WORKER_KEY) as client:
-        give, answers = client.return_work, []
+        give = client.return_work
+        answers: list[Any] = []
 
         def replaced_first(*args: Any) -> Any:
             if not answers:

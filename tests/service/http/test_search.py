@@ -268,7 +268,9 @@ def test_a_version_can_ask_as_soon_as_it_is_registered(
 
 def test_queries_are_whole_while_versions_change_and_items_come_and_go(served: Any, pictures: list[bytes]) -> None:
     path = served.filled(pictures)
-    stop, failures, answers = threading.Event(), [], []
+    stop = threading.Event()
+    failures: list[str] = []
+    answers: list[int] = []
 
     def ask() -> None:
         while not stop.is_set():

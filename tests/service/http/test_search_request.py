@@ -134,7 +134,8 @@ class TestPages:
         fields = {"mode": mode} if mode else {}
         whole = ids(served.query(upgraded, pictures[3], pictures[4], k=20, **fields))
 
-        pages, following = [], {}
+        pages = []
+        following: dict[str, str] = {}
         for _ in range(9):
             answer = served.query(upgraded, pictures[3], pictures[4], k=6, **fields, **following)
             pages.append(ids(answer))
@@ -151,7 +152,8 @@ class TestPages:
         items = [{"id": f"c{n}", "embedding": row} for n, row in enumerate(rows)]
         assert served.http.post(f"{path}/items", json={"version": "plain", "items": items}).status_code == 200
 
-        seen, following = [], {}
+        seen = []
+        following: dict[str, str] = {}
         while True:
             asked = {"version": "plain", "embeddings": rows[:1], "k": 7, **following}
             answer = served.http.post(f"{path}/query", json=asked)

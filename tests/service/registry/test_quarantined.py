@@ -232,8 +232,8 @@ def test_an_edge_that_is_damaged_while_the_service_runs_holds_up_no_new_gallery(
 ) -> None:
     with serving(settings) as served:
         served.http.get("/galleries/mixed")
-        for path in (settings.versions / "v3" / "edges" / "v2").iterdir():
-            path.unlink()
+        for file in (settings.versions / "v3" / "edges" / "v2").iterdir():
+            file.unlink()
         path = served.gallery("v1")
         served.ingest(path, {"i0": pictures[0]})
 

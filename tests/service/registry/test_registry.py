@@ -11,6 +11,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import service.registry.encoders.modalities
+from index.encoder import Encoder
 from index.errors import NoEncoder
 from index.folder import card_sha256, edge_files
 from index.version import Version
@@ -158,11 +159,10 @@ def test_an_encoder_is_loaded_once_and_when_it_is_needed(
     add("v1")
     add("bare", encoder=False)
     loads: list[str] = []
-    original = service.registry.encoders.modalities.Encoder
 
     def counting(version: Version, threads: int) -> Any:
         loads.append(version.name)
-        return original(version, threads)
+        return Encoder(version, threads)
 
     monkeypatch.setattr(service.registry.encoders.modalities, "Encoder", counting)
     registry = Registry(database, settings)

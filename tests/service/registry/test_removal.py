@@ -78,9 +78,9 @@ def gated(served: Any, name: str) -> str:
     path = served.gallery("v1")
     items = [{"id": str(n), "embedding": [n, 1, 0, 0], "metadata": {"label": n % 2}} for n in range(8)]
     assert served.http.post(f"{path}/items", json={"items": items}).status_code == 200
-    entries = {"name": "e", "embeddings": {name: [[n, 1, 0, 0] for n in range(8)]}}
-    entries["entries"] = [{"label": n % 2} for n in range(8)]
-    made = served.http.post(f"{path}/evaluations", json=entries)
+    entries, embeddings = [{"label": n % 2} for n in range(8)], {name: [[n, 1, 0, 0] for n in range(8)]}
+    body = {"name": "e", "entries": entries, "embeddings": embeddings}
+    made = served.http.post(f"{path}/evaluations", json=body)
     assert made.status_code == 201, made.text
     return "evaluation sets e"
 

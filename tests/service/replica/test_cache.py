@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from weakref import ref
 
 import pytest
@@ -99,9 +100,9 @@ def test_a_write_while_a_gallery_is_loaded_is_seen(world: ReplicatedWorld, monke
     """The load has read its snapshot already when the write commits: nobody gets the gallery without it."""
     replica, reading, go, build = world.new_replica(), threading.Event(), threading.Event(), Replica._build
 
-    def late(self: Replica, connection: object, live: object, progress: object) -> None:
-        build(self, connection, live, progress)  # type: ignore[arg-type]
-        if live.name == "a":  # type: ignore[attr-defined]
+    def late(self: Replica, connection: Any, live: Any, progress: Any) -> None:
+        build(self, connection, live, progress)
+        if live.name == "a":
             reading.set()
             assert go.wait(5)
 
@@ -126,8 +127,8 @@ def test_a_gallery_that_is_deleted_while_it_is_loaded_is_unknown(
     """By this process, which forgets it, or by another one, of which nobody hears."""
     replica, build = world.new_replica(), Replica._build
 
-    def late(self: Replica, connection: object, live: object, progress: object) -> None:
-        build(self, connection, live, progress)  # type: ignore[arg-type]
+    def late(self: Replica, connection: Any, live: Any, progress: Any) -> None:
+        build(self, connection, live, progress)
         with world.database.write() as writing:
             delete_gallery(writing, 1)
         if own:

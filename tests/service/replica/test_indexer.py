@@ -174,7 +174,7 @@ def test_what_indexes_and_filters_add_makes_room_and_what_is_unloaded_is_let_go(
         until(lambda: replica.cache.bytes() == sum(live.gallery.bytes() for live in replica.all()))
         replica.cache.limit = replica.cache.bytes()
         some = parse_filter({"field": "label", "eq": "cat"})
-        replica.find("b").gallery.search("v1", lambda _: np.float32([[1, 0]]), 1, filter=some)
+        replica.find("b").gallery.search("v1", lambda _: np.array([[1, 0]], np.float32), 1, filter=some)
         until(lambda: [live.name for live in replica.all()] == ["b"])
     finally:
         one.stop()

@@ -12,10 +12,10 @@ from sqlalchemy import delete, insert, select, update
 
 from service.errors import NoCurrentVersion, UnknownGallery
 from service.replica import replica
-from service.replica.feed import FeedChanges
+from service.replica.feed import FeedChanges, gather_changes
 from service.replica.loaded import LoadedGallery
 from service.store.deletion import delete_gallery
-from service.store.repository import take_seq
+from service.store.repository import gallery_states, take_seq
 from service.store.tables import embedding, gallery, item
 from staging.builders import make_version
 from staging.replicated import ReplicatedWorld as World
@@ -114,8 +114,9 @@ def test_refresh_sees_everything_committed_before_it(world: World) -> None:
 def test_python_looks_for_no_circles_among_rows_that_are_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would look through all rows again and again: two thirds of the time that loading a million items takes."""
     collecting: list[bool] = []
-    gather = replica.gather_changes
-    monkeypatch.setattr(replica, "gather_changes", lambda *given: collecting.append(gc.isenabled()) or gather(*given))
+    monkeypatch.setattr(
+        replica, "gather_changes", lambda *given: collecting.append(gc.isenabled()) or gather_changes(*given)
+    )
     g = world.create("g")
     world.store(g, 1, a=[1, 0])
 
@@ -169,8 +170,7 @@ def test_a_look_reads_the_galleries_only_after_something_was_written(
 ) -> None:
     g = world.create()
     looks: list[int] = []
-    look = replica.gallery_states
-    monkeypatch.setattr(replica, "gallery_states", lambda *those: looks.append(1) or look(*those))
+    monkeypatch.setattr(replica, "gallery_states", lambda *those: looks.append(1) or gallery_states(*those))
     world.replica.find("g")
 
     def looked(times: int = 3) -> int:

@@ -19,7 +19,7 @@ from index.errors import DeviceUnavailable
 from service.replica import replica
 from service.runtime import running
 from service.settings import Settings
-from service.store.repository import insert_gallery, set_index
+from service.store.repository import feed_of, insert_gallery, set_index
 from service.store.tables import embedding
 from service.store.vector_codec import digests_to_bytes, to_bytes
 from staging.builders import make_version
@@ -28,7 +28,7 @@ from staging.replicated import ReplicatedWorld as World
 from staging.small_shards import index_few
 
 ROWS = 40
-QUERY = np.float32([[0.6, 0.8]])
+QUERY = np.array([[0.6, 0.8]], np.float32)
 
 
 @pytest.fixture
@@ -79,14 +79,15 @@ def test_a_load_that_an_engine_holds_up_ends_and_keeps_nobody_from_other_galleri
         answer(live.gallery)
     world.store(held, 1, c=[1, 1])
     replica.refresh(held)
-    assert live.gallery.contents()[0].keys_N.tolist() == [1, 2, 5]  # writes go on
+    contents = live.gallery.contents()
+    assert contents is not None
+    assert contents[0].keys_N.tolist() == [1, 2, 5]  # writes go on
     world.database.close()
 
 
 def started(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[int]]:
     """The gallery after another start, and the keys of the vectors that were read for it."""
     read: list[int] = []
-    feed_of = replica.feed_of
 
     def noting(connection: Any, gallery_id: int, keys: Sequence[int]) -> Any:
         read.extend(keys)
@@ -125,7 +126,7 @@ def test_files_of_another_life_of_the_database_count_for_nothing(
     sealed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A database that was restored: the same keys and numbers of the feed, and other vectors."""
-    vector = np.float32([0.8, -0.6])
+    vector = np.array([0.8, -0.6], np.float32)
     with sealed.database.write() as connection:
         values = {"vector": to_bytes(vector), "digest": digests_to_bytes(vector[np.newaxis])}
         connection.execute(update(embedding).where(embedding.c.item_id == 2).values(values))

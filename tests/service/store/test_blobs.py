@@ -150,8 +150,8 @@ def test_images_of_s3_take_one_request_each_and_many_are_under_way_at_once(stub:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """S3 is given up soon."""
-    given = {"read_timeout": 0.2, "retries": {"total_max_attempts": 1}}
-    monkeypatch.setitem(S3, "config_kwargs", {**S3["config_kwargs"], **given})
+    config: Any = S3["config_kwargs"]
+    monkeypatch.setitem(S3, "config_kwargs", {**config, "read_timeout": 0.2, "retries": {"total_max_attempts": 1}})
 
 
 @pytest.mark.usefixtures("quick")

@@ -14,6 +14,7 @@ from service.settings import Settings
 from service.store import random_items
 from service.store.database import Database, upgrade
 from service.store.random_items import RandomItems
+from service.store.ranges import Keys
 from service.store.repository import insert_gallery
 from service.store.tables import item
 
@@ -55,7 +56,7 @@ def test_few_are_held_at_a_time_and_each_is_drawn_as_often_as_any_other(
 ) -> None:
     sizes, hashes = [], random_items._hashes
 
-    def noting(keys: random_items.Keys, seed: int) -> random_items.Hashes:
+    def noting(keys: Keys, seed: int) -> random_items.Hashes:
         sizes.append(len(keys))
         return hashes(keys, seed)
 

@@ -126,7 +126,7 @@ def test_a_stored_item_is_there_with_one_embedding(connection: Connection) -> No
     row = live_item(connection, 1, "a")
     assert (row.id, row.seq, row.metadata, row.blob) == (1, 1, {"x": 1}, "blob")
     assert feed(connection) == [(1, 1, 1.0), (2, 1, 2.0)]
-    assert gallery_row(connection, 1).next_seq == 3  # type: ignore[union-attr]
+    assert gallery_row(connection, 1).next_seq == 3
 
 
 def test_a_replaced_item_keeps_its_key_and_nothing_else(connection: Connection) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sqlalchemy import event
 
+from index.filter import value_at
 from service.store.repository import rows_of
 from service.upgrades.curves import scoring
 from staging.builders import add_text, make_version
@@ -138,8 +139,8 @@ class TestValues:
     def test_the_labels_of_items_are_read_once_a_process(
         self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        whole, read, streamed = scoring.value_at, [], []
-        monkeypatch.setattr(scoring, "value_at", lambda *given: read.append(1) or whole(*given))
+        read, streamed = [], []
+        monkeypatch.setattr(scoring, "value_at", lambda *given: read.append(1) or value_at(*given))
 
         def note(_c: Any, statement: Any, _m: Any, _p: Any, options: Any) -> None:
             if [getattr(column, "name", "") for column in statement.selected_columns] == [
@@ -162,7 +163,8 @@ class TestValues:
         self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each query finds its own image again, stored after the labels were read."""
-        whole, asked = scoring._ask, []
+        whole = scoring._ask
+        asked: list[bool] = []
 
         def late(*given: Any) -> Any:
             if not asked:

@@ -19,7 +19,7 @@ from service.store.tables import backfill_point
 from service.upgrades.curves import measure as curves
 from service.upgrades.curves import points
 from service.upgrades.curves.probes import Probes
-from service.upgrades.curves.scoring import ItemLabels
+from service.upgrades.curves.scoring import ItemLabels, measure
 from service.upgrades.gates.samples import Entry
 from staging.curves import WAIT, Loops, curve_of, deploy, ended, evaluation, group, start, turn, wait_for
 from staging.served import problem, serving
@@ -207,10 +207,9 @@ class TestClaims:
         self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked: list[Any] = []
-        counted = curves.measure
         with serving(served.runtime.settings) as other:
             number = start(served, filled, {"label": "group", "metric": "mAP@1.0"})
-            monkeypatch.setattr(curves, "measure", lambda *given: asked.append(1) or counted(*given))
+            monkeypatch.setattr(curves, "measure", lambda *given: asked.append(1) or measure(*given))
             for step in range(1, 4):
                 served.work(1)
                 wait_for(other, number, points_are(step + 1))
@@ -233,7 +232,7 @@ class TestClaims:
     def test_a_mark_that_takes_long_stays_with_who_measures_it(
         self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        running, whole, others = served.runtime.curves, curves.measure, []
+        running, others = served.runtime.curves, []
         signs = Leases(running._renew, 0.01)
         monkeypatch.setattr(running, "_claims", signs)
         number = start(served, filled, {"label": "group"})
@@ -252,7 +251,7 @@ class TestClaims:
                     claimed = connection.execute(select(backfill_point.c.claimed).where(*mine)).scalar_one()
             with served.runtime.database.write() as connection:
                 others.append(points.claim(connection, number, mark, "another"))
-            return whole(*given)
+            return measure(*given)
 
         monkeypatch.setattr(curves, "measure", slow)
         served.work()

@@ -350,6 +350,6 @@ def test_a_rollback_takes_the_place_of_what_it_returned_to(states: list[str], st
     history: list[Any] = [
         SimpleNamespace(id=number, since=0.0, undoes_id=undoes) for number, undoes in enumerate([None, *undone[:-1]])
     ][: len(states)]
-    never_current = SimpleNamespace(id=99, since=None, undoes_id=None)
+    never_current: Any = SimpleNamespace(id=99, since=None, undoes_id=None)
 
     assert [row.id for row in standing_of([*history[:1], never_current, *history[1:]])] == standing

@@ -13,6 +13,7 @@ from sqlalchemy.exc import OperationalError
 from index.version import Version
 from service.settings import Settings
 from service.store.rows import EMPTIED
+from service.store.sql_arrays import key_range
 from service.store.tables import deployment, embedding, gallery, item
 from service.upgrades.deployments import reaper as freeing
 from staging.served import serving
@@ -78,10 +79,10 @@ def test_every_item_is_looked_at_once_however_many_blocks_there_are(
         seen.append((list(about[-1]), last, left(served, moved)[1]))
         return free_block(connection, *about, last=last)
 
-    ranges, read = [], freeing.key_range
+    ranges = []
 
     def watched_range(*about: Any) -> Any:
-        ranges.append(read(*about))
+        ranges.append(key_range(*about))
         return ranges[-1]
 
     monkeypatch.setattr(freeing, "BLOCK", 6)
@@ -166,7 +167,7 @@ def test_a_process_that_starts_answers_while_it_frees_what_another_left(
     begun, may_go_on = threading.Event(), threading.Event()
     free_block = freeing._free_block
 
-    def held_up(*args: Any, **options: Any) -> None:
+    def held_up(*args: Any, **options: Any) -> bool:
         begun.set()
         may_go_on.wait(60)
         return free_block(*args, **options)

@@ -31,7 +31,7 @@ def test_the_interval_of_a_share_by_hand(outside: int, low: float, high: float) 
     )
 
     assert (found.queries, found.outside, found.share) == (10, outside, outside / 10)
-    assert (found.low, found.high) == (pytest.approx(low, abs=1e-5), pytest.approx(high, abs=1e-5))
+    assert (found.low, found.high) == pytest.approx((low, high), abs=1e-5)
 
 
 @pytest.mark.parametrize("space", [{"kind": "cosine"}, {"kind": "l2"}, {"kind": "lorentz", "curvature": 1.0}])

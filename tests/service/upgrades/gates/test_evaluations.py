@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 
 from index.encoder import Encoder
 from index.version import Version
+from service.registry import stored_contents
 from service.store.tables import calibration, evaluation_entry, gate_report
 from service.upgrades.gates import samples
 from staging.builders import make_image
@@ -132,7 +133,7 @@ class TestSets:
     def test_one_that_is_deleted_while_a_gate_reads_it_gets_no_report_on_what_was_left(
         self, served: Any, path: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        number, whole = upload(served, path, labelled(20), pictures).json()["id"], samples.embed_inputs
+        number, whole = upload(served, path, labelled(20), pictures).json()["id"], stored_contents.embed
 
         def slow(*given: Any) -> Any:
             served.remove(f"{path}/evaluations/{number}")

@@ -19,6 +19,7 @@ from service.store.embeddings import put_embeddings
 from service.store.repository import gallery_named
 from service.store.tables import item
 from service.upgrades.gates import sides
+from service.upgrades.gates.measuring import measure
 from staging import steps
 from staging.builders import make_image, make_version
 from staging.steps import refusal
@@ -314,10 +315,10 @@ class TestRefused:
     def test_a_gallery_that_was_made_anew_meanwhile_gets_no_report_of_the_old_one(
         self, served: Any, labelled: Any, monkeypatch: pytest.MonkeyPatch, dry_run: bool
     ) -> None:
-        path, whole = labelled(), routes.measure
+        path = labelled()
 
         def slow(*given: Any) -> Any:
-            report = whole(*given)
+            report = measure(*given)
             assert served.remove(path).status_code == 204
             assert served.http.post("/galleries", json={"name": path.rpartition("/")[2]}).status_code == 201
             return report

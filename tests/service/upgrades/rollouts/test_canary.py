@@ -13,9 +13,20 @@ from sqlalchemy.exc import OperationalError
 
 from regraft.client import Client
 from service.registry.rollout_records import Counters, add_counters, exceeded_limit
+from service.upgrades.deployments.lifecycle import roll_back
 from service.upgrades.rollouts import monitor as watching
 from service.upgrades.rollouts.monitor import share_of
 from staging.trials import ask, begin, broken, counted, shown, wait_for
+
+
+def added(served: Any, number: int, answers: int, errors: int) -> str | None:
+    """The limit that a canary exceeds once these answers of its version are counted too."""
+    counters = Counters()
+    counters.add(new=answers, errors=errors)
+    with served.runtime.database.write() as connection:
+        found = add_counters(connection, number, "canary", counters)
+    assert found is not None
+    return exceeded_limit(*found)
 
 
 class TestCanary:
@@ -109,17 +120,9 @@ class TestCanary:
         """A thousand good answers would hide sixty errors."""
         number = begin(served, filled, "drifted", "canary", canary={"max_error_rate": 0.1, "min_queries": 2})
 
-        def added(answers: int, errors: int) -> str | None:
-            counters = Counters()
-            counters.add(new=answers, errors=errors)
-            with served.runtime.database.write() as connection:
-                found = add_counters(connection, number, "canary", counters)
-            assert found is not None
-            return exceeded_limit(*found)
-
-        assert [added(25, 1) for _ in range(40)] == [None] * 40
-        assert added(60, 60) == "error rate 26.2% of 260 queries is above the limit of 10.0%"
-        assert added(0, 0), "where it could not be ended at once"
+        assert [added(served, number, 25, 1) for _ in range(40)] == [None] * 40
+        assert added(served, number, 60, 60) == "error rate 26.2% of 260 queries is above the limit of 10.0%"
+        assert added(served, number, 0, 0), "where it could not be ended at once"
         assert shown(served, filled, number)["trial"]["canary"]["queries"]["new"] == 1060
 
     def test_a_version_with_half_the_errors_of_its_limit_does_not_pass_it_by_chance(
@@ -128,14 +131,7 @@ class TestCanary:
         errors = np.random.default_rng(0).binomial(1000, 0.005, size=200)
         number = begin(served, filled, "drifted", "canary", canary={"max_error_rate": 0.01, "min_queries": 100})
 
-        told = set()
-        for one in errors.tolist():
-            counters = Counters()
-            counters.add(new=1000, errors=one)
-            with served.runtime.database.write() as connection:
-                told.add(exceeded_limit(*add_counters(connection, number, "canary", counters)))
-
-        assert told == {None}
+        assert {added(served, number, 1000, one) for one in errors.tolist()} == {None}
 
     def test_a_slow_version_is_rolled_back(self, served: Any, filled: str, pictures: list[bytes]) -> None:
         limits = {"share": 1.0, "max_p99_ms": 0.001, "min_queries": 2}
@@ -151,7 +147,6 @@ class TestCanary:
         self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         calls = itertools.count()
-        roll_back = watching.roll_back
 
         def locked_at_first(*args: Any) -> Any:
             if next(calls) < 2:

@@ -159,7 +159,7 @@ class TestShadow:
     def test_a_full_queue_drops_without_waiting(
         self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        class Full(queue.Queue):  # type: ignore[type-arg]
+        class Full(queue.Queue):
             def put_nowait(self, job: Any) -> None:
                 raise queue.Full
 
