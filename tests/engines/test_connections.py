@@ -41,7 +41,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def descriptor_of(connection: Connection) -> int:
-    return int(connection.connection.driver_connection.fileno())  # type: ignore[union-attr]
+    return int(connection.connection.driver_connection.fileno())
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def test_a_change_that_is_cut_off_at_its_commit_says_that_its_fate_is_unknown(se
 
         def end_session(connection: Connection) -> None:
             with database.lookup() as other:
-                pid = connection.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]
+                pid = connection.connection.driver_connection.info.backend_pid
                 other.execute(text("select pg_terminate_backend(:pid, 1000)"), {"pid": pid})
 
         event.listen(database._writer, "commit", end_session, once=True)

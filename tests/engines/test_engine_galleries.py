@@ -284,9 +284,9 @@ def test_while_the_engine_hangs_queries_say_so_at_once_writes_go_on_and_nothing_
         assert [(d["version"], d["items"]) for d in told.json()["degraded"]] == [("v1", 40)]
         assert {m["id"] for m in told.json()["results"][0]["matches"]} <= {f"i{n}" for n in range(50, COUNT)}
         problem(served.http.post(f"{paths[0]}/query", json={**body, "strict": True}), 503, "engine_unavailable")
-        told = {one["version"]: one for one in served.http.get(paths[0]).json()["collections"]}
-        assert told["v1"] == {"version": "v1", "origin": "supplied", "lag": 10, "here": 0}
-        assert told["v2"]["here"] == 10
+        collections = {one["version"]: one for one in served.http.get(paths[0]).json()["collections"]}
+        assert collections["v1"] == {"version": "v1", "origin": "supplied", "lag": 10, "here": 0}
+        assert collections["v2"]["here"] == 10
         lags = served.http.get(str(served.http.base_url).replace("/v1/", "/metrics")).text
         assert 'regraft_engine_lag{gallery="there",origin="supplied",version="v1"} 10.0' in lags
     finally:
@@ -331,7 +331,7 @@ def test_what_is_retired_deleted_or_moved_leaves_the_engine(
     gone, moved = gallery(served, "gone", kind), gallery(served, "moved", kind)
     for path in (gone, moved):
         put(served, path, range(5))
-        until(lambda path=path: lies(served, path) == {("v1", "supplied"): (0, 5)})
+        until(lambda: lies(served, path) == {("v1", "supplied"): (0, 5)})  # noqa: B023
     names = {live.name: live.engine_name for live in served.runtime.replica.all()}
     assert served.remove(gone).status_code == 204
     assert served.http.patch(moved, json={"index": {"kind": "auto"}}).status_code == 200

@@ -31,9 +31,9 @@ def described(engine: Engine) -> dict[str, Any]:
     found = inspect(engine)
     facts = {}
     for table in sorted(set(found.get_table_names()) - {"alembic_version"}):
-        columns = [(c["name"], str(c["type"]), c["nullable"], c["default"]) for c in found.get_columns(table)]
+        columns = sorted(found.get_columns(table), key=lambda column: column["name"])
         facts[table] = {
-            "columns": sorted(columns, key=lambda column: column[0]),
+            "columns": [(c["name"], str(c["type"]), c["nullable"], c["default"]) for c in columns],
             "key": found.get_pk_constraint(table),
             "foreign": sorted(map(str, found.get_foreign_keys(table))),
             "unique": sorted(map(str, found.get_unique_constraints(table))),

@@ -127,7 +127,7 @@ def test_nothing_that_was_acknowledged_is_lost_to_kills_under_writes(
     may: dict[int, list[int]] = {}
     gone: list[bool] = []
 
-    def write() -> None:
+    def write(collection: MilvusCollection) -> None:
         number = 0
         while not gone:
             number += 1
@@ -148,7 +148,7 @@ def test_nothing_that_was_acknowledged_is_lost_to_kills_under_writes(
 
     with closing(MilvusEngine(server.uri, seconds=0.5)) as engine:
         collection = engine.collection("g", PLACE, DIM, Metric.L2)
-        writer = threading.Thread(target=write)
+        writer = threading.Thread(target=write, args=(collection,))
         writer.start()
         for _ in range(3):
             time.sleep(0.5 + random.random())

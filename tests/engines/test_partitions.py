@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from alembic import command
-from sqlalchemy import Connection, event, insert, text
+from sqlalchemy import Connection, QueuePool, event, insert, text
 
 from service.errors import DeletedMeanwhile
 from service.settings import Settings
@@ -334,8 +334,10 @@ def scans(database: Database) -> int:
 def test_what_is_asked_of_one_gallery_looks_into_no_partition_of_another(served: Served) -> None:
     http, database, pair = served.http, served.runtime.database, {"new": "v2", "old": "v1"}
     for engine in (database._writer, database._reader, database._finder):
+        pool = engine.pool
+        assert isinstance(pool, QueuePool)
         event.listen(engine, "checkin", tells_at_once)
-        used = [engine.connect() for _ in range(engine.pool.checkedin())]  # what they did before is told of now
+        used = [engine.connect() for _ in range(pool.checkedin())]  # what they did before is told of now
         for connection in used:
             connection.close()
     embedded, supplied = {"version": "v2", "embeddings": [[0] * 5 + [1]]}, {"kind": "supplied"}

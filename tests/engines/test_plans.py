@@ -24,7 +24,7 @@ def plan_of_a_page(connection: Connection, gallery_id: int, after: int) -> str:
     assert len(items_after(connection, gallery_id, after, 10)) == 10
     event.remove(connection, "before_cursor_execute", note)
     ((statement, parameters),) = asked
-    plan = connection.exec_driver_sql(EXPLAIN[connection.dialect.name] + statement, parameters)  # type: ignore[arg-type]
+    plan = connection.exec_driver_sql(EXPLAIN[connection.dialect.name] + statement, parameters)
     return "\n".join(str(row) for row in plan)
 
 

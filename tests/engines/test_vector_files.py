@@ -25,6 +25,7 @@ from service.store.blobs import Blobs, StoreUnreachable
 from service.store.database import Database, upgrade
 from service.store.deletion import delete_gallery, forget_gallery, free_items
 from service.store.embeddings import embeddings_by_id, put_embeddings, vectors_of
+from service.store.job_leases import acquire_job
 from service.store.offloader import Offloader
 from service.store.repository import NewItem, changes, delete_items, insert_gallery, rows_of, store_items, take_seq
 from service.store.tables import embedding
@@ -169,7 +170,7 @@ POINTS = [
     (Blobs, "put", False),  # its row is there, and it is not
     (Blobs, "put", True),  # it is there, and no row speaks of it
     (offloading, "_put_places", True),  # within the transaction that takes vectors out
-    (offloader, "set_live", True),  # rows speak of it, and are counted
+    (offloader, "set_counted", True),  # rows speak of it, and are counted
     (offloading, "_put_vectors", True),
     (offloading, "drop_file", True),
     (Blobs, "remove", False),  # before the sweep of a file, and behind it
@@ -282,7 +283,7 @@ def test_a_file_that_rows_came_to_speak_of_while_another_process_looked_for_lost
     site: Site, small: pytest.MonkeyPatch
 ) -> None:
     site.fill()
-    put, look = Blobs.put, offloading.files
+    put, look = Blobs.put, files
     seen, moved = threading.Event(), threading.Event()
 
     def slow(*args: Any) -> Any:
@@ -328,8 +329,8 @@ def test_vectors_that_could_not_be_moved_for_want_of_the_lease_are_moved_once_it
     site: Site, small: pytest.MonkeyPatch
 ) -> None:
     site.fill()
-    mover, take, answers = site.mover(), offloader.acquire_job, [True, True, False]
-    small.setattr(offloader, "acquire_job", lambda *given: answers.pop(0) if answers else take(*given))
+    mover, answers = site.mover(), [True, True, False]
+    small.setattr(offloader, "acquire_job", lambda *given: answers.pop(0) if answers else acquire_job(*given))
     for _ in range(2):
         mover.look()
     assert site.far() == 40

@@ -30,11 +30,11 @@ def worker(site: Any) -> Iterator[SteppedWorker]:
     made.close()
 
 
-def changed(path: Path) -> Callable[[], None]:
+def changed(path: Path) -> Callable[[], object]:
     """Change a file; returns what puts it back."""
     kept = path.read_bytes()
     path.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
-    return lambda: path.write_bytes(kept) and None
+    return lambda: path.write_bytes(kept)
 
 
 class TestWorkerThatLoadsItLater:

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
+from regraft.models import BackfillInfo
 from service.backfills import attempts, chunks, planner
+from service.backfills.records import backfill_row
 from service.http import backfill_progress as progress
 from service.store import job_leases, sql_time
+from service.store.job_leases import MAX_LEASES_AHEAD
 from service.store.tables import backfill, backfill_chunk, backfill_failure, item
 from staging.working import SteppedWorker, work
 
@@ -179,11 +182,11 @@ def test_the_speed_is_by_the_databases_clock(site: Any, clock: Clock, monkeypatc
     assert described(site, number).active_seconds < DAY
 
 
-def described(site: Any, number: int) -> progress.BackfillInfo:
+def described(site: Any, number: int) -> BackfillInfo:
     from service.registry.registry import Registry
 
     with site.database.read() as connection:
-        row = progress.backfill_row(connection, number)
+        row = backfill_row(connection, number)
         return progress.describe(Registry(site.database, site.settings), "g", row, None)
 
 
@@ -197,16 +200,16 @@ LEASE = 120.0
         (0.0, "left alone"),
         (-LEASE / 2, "left alone"),
         (LEASE / 2, "left alone"),
-        (-(chunks.MAX_LEASES_AHEAD - 2) * LEASE, "left alone"),
+        (-(MAX_LEASES_AHEAD - 2) * LEASE, "left alone"),
         (LEASE + 1.0, "taken over"),
-        ((chunks.MAX_LEASES_AHEAD + 1) * LEASE, "taken over"),
-        (-chunks.MAX_LEASES_AHEAD * LEASE, "taken over"),
+        ((MAX_LEASES_AHEAD + 1) * LEASE, "taken over"),
+        (-MAX_LEASES_AHEAD * LEASE, "taken over"),
     ],
 )
 def test_a_lease_is_taken_over_once_the_clock_says_that_it_ended_or_cannot_be(
     site: Any, clock: Clock, jump: float, outcome: str
 ) -> None:
-    assert chunks.MAX_LEASES_AHEAD * LEASE > planner.MAX_PAUSE_SECONDS
+    assert MAX_LEASES_AHEAD * LEASE > planner.MAX_PAUSE_SECONDS
     site.start_backfill("g")
     with site.database.write() as connection:
         held = chunks.claim(connection, "a", LEASE)

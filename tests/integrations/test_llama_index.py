@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from staging.models import TEXTS
 class Fake(BaseEmbedding):
     """A model of the tests as LlamaIndex has them."""
 
-    model: object
+    model: Callable[[str], list[float]]
 
     def _get_text_embedding(self, text):
         return self.model(text)

@@ -52,7 +52,7 @@ def run(monkeypatch, capsys):
         with pytest.raises(SystemExit) as ended:
             cli.main()
         captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
+        return int(ended.value.code or 0), captured.out, captured.err
 
     # What a command sets is undone: its options as variables, and the log, which `serve` and `worker` set up.
     with patch.dict(os.environ), log_as_before():

@@ -56,7 +56,8 @@ def machine(monkeypatch, tmp_path, places, image_set):
     import training.comparison
     import training.export
     import training.sweep
-    from training.sweep import Recipe, Trial
+    from training.recipes import Recipe
+    from training.sweep import Trial
 
     trial = Trial(Recipe("r", options={"weight": 1.0}), 0.5, float("nan"), 0.7)
     for module, name, told in (

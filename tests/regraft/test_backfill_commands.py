@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -53,7 +54,7 @@ def test_watching_a_backfill_ends_when_it_ends(run, service, monkeypatch):
 POINT = {"share": 0.0, "moved": 0, "meanwhile": 0, "low": 0.4, "high": 0.7, "queries": 20, "seq": 9, "at": 1.0}
 
 
-CURVE = {
+CURVE: dict[str, Any] = {
     "state": "complete",
     "error": None,
     "metric": "cmc@1",

@@ -211,7 +211,7 @@ def test_a_query_without_images_is_json_and_one_with_images_a_form():
 
 def test_client_and_command_have_the_options_of_a_search():
     fields = SearchParams.model_fields
-    command = typer.main.get_command(app).commands["query"]
+    command = typer.main.get_group(app).commands["query"]
 
     assert {"k", *QueryOptions.__annotations__} == set(fields)
     assert fields["k"].default == DEFAULT_K

@@ -15,8 +15,9 @@ import pytest
 def test_evaluation_add_names_the_image_that_is_refused(run, service, tmp_path):
     for name in ("a.png", "b.png"):
         (tmp_path / name).write_bytes(b"x")
-    body = {"code": "invalid_image", "detail": "these bytes are not an image"}
-    body["errors"] = [{"pointer": "/entries/1/image", "detail": body["detail"]}]
+    detail = "these bytes are not an image"
+    errors = [{"pointer": "/entries/1/image", "detail": detail}]
+    body = {"code": "invalid_image", "detail": detail, "errors": errors}
     service.answers["POST /v1/galleries/g/evaluations"] = httpx.Response(422, json=body)
 
     code, _, said = run("evaluation", "add", "g", tmp_path)

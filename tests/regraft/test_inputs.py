@@ -74,7 +74,7 @@ def test_arrays_are_taken_wherever_lists_are():
 
     client.query_embeddings("g", np.float32([[1, 2]]), "v1")
     client.query_embeddings("g", [np.float32([1, 2])], "v1")
-    client.query_embeddings("g", [(np.float32(1), 2)], "v1")
+    client.query_embeddings("g", [(np.float32(1), 2)], "v1")  # type: ignore[list-item]  # no `float` to a type checker
     client.ingest_embeddings("g", [item])
     client.ingest("g", [ImageItem("a", bytearray(FILE), {"n": np.float32(0.5)})])
 

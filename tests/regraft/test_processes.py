@@ -128,8 +128,8 @@ def test_a_worker_of_a_service_stops_when_its_input_ends(monkeypatch):
 
 
 def test_a_service_that_is_stopped_while_it_measures_an_index_in_faiss_ends_with_code_0(tmp_path):
-    told = environment() | {"REGRAFT_DATA": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", INDEXING], env=told, stdout=subprocess.PIPE, text=True) as process:
+    env = environment() | {"REGRAFT_DATA": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", INDEXING], env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         told = "".join(process.stdout.readline() for _ in range(2))
         process.terminate()
@@ -170,7 +170,7 @@ def test_what_is_said_of_the_database_before_anything_serves_has_the_form_of_the
     run, monkeypatch, tmp_path, command
 ):
     monkeypatch.setattr("service.http.app.serve", lambda *_, **__: None)
-    monkeypatch.setattr(processes.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("regraft.commands.processes.signal.signal", lambda *_: None)
     monkeypatch.setenv("REGRAFT_LOG_FORMAT", "json")
     assert run("migrate", "--data", tmp_path)[0] == 0
     with closing(sqlite3.connect(tmp_path / "regraft.db", isolation_level=None)) as connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ def test_query_takes_an_image_a_text_or_an_item(run, service, tmp_path):
 def test_query_takes_vectors_of_a_file(run, service, tmp_path, many):
     rows = np.arange(6, dtype=np.float64).reshape(2, 3)[: 1 + many]
     np.save(tmp_path / "q.npy", rows if many else rows[0])
-    answered = {"results": [{"matches": []}] * len(rows), "degraded": []}
+    answered: dict[str, Any] = {"results": [{"matches": []}] * len(rows), "degraded": []}
     service.answers |= {"GET /v1/galleries/g": GALLERY, "POST /v1/galleries/g/query": answered}
 
     code, shown, _ = run("query", "g", "--vector", tmp_path / "q.npy", "-k", 3)

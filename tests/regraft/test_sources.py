@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import faiss
 import numpy as np
@@ -192,7 +192,7 @@ def test_named_vectors_of_qdrant_are_columns_and_what_a_point_lacks_is_counted(m
         {"a": [3.0, 4.0]},
         {"a": [5.0, 6.0]},
     ]
-    points: ClassVar = [SimpleNamespace(id=n, vector=one, payload={"key": f"k{n}"}) for n, one in enumerate(held)]
+    points = [SimpleNamespace(id=n, vector=one, payload={"key": f"k{n}"}) for n, one in enumerate(held)]
     points[5].payload["key"] = None
     monkeypatch.setattr(FakeQdrant, "points", points)
     monkeypatch.setattr(FakeQdrant, "vectors", {"a": None, "b": None})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -108,8 +109,8 @@ def test_deploy_and_advance_say_why(run, service):
 
 
 def test_deployment_show_lists_steps_and_counts(run, service):
-    step = {"before": None, "after": "registered", "who": "ann", "why": "try", "at": 0.0}
-    step["evidence"] = {"gate": 3, "verdict": "pass", "override": None}
+    evidence = {"gate": 3, "verdict": "pass", "override": None}
+    step = {"before": None, "after": "registered", "who": "ann", "why": "try", "at": 0.0, "evidence": evidence}
     counted = {"overlap": 0.91234, "latency_ms": {"old": {"p50": 1.5}}, "last_errors": []}
     service.answers["GET /v1/galleries/g/deployments/3"] = {
         "version": "v2",
@@ -145,7 +146,7 @@ def test_an_unknown_gallery_is_told_with_the_names_near_it(run, service):
 def test_a_rehearsal_is_asked_for_and_told_as_one(run, service):
     backfill = {"id": 3, "kind": "reencode", "version": "v2", "state": "paused"}
     backfill |= {"done": 1, "skipped": 0, "failed": 0, "remaining": 2}
-    edge = {"new": "v2", "old": "v1", "kind": "truncate", "scores": {}, "made": {}, "warning": None}
+    edge: dict[str, Any] = {"new": "v2", "old": "v1", "kind": "truncate", "scores": {}, "made": {}, "warning": None}
     service.answers = {
         "POST /v1/backfills/3/pause": backfill,
         "POST /v1/backfills/3/resume": {**backfill, "state": "running"},

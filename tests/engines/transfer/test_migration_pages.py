@@ -39,7 +39,7 @@ def follow(page: Path, client: Client, monkeypatch: Any, put: dict[str, str]) ->
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        codes[" ".join(words[1:4])] = ended.value.code or 0
+        codes[" ".join(words[1:4])] = int(ended.value.code or 0)
     return codes
 
 
