@@ -29,7 +29,7 @@ from service.store.vector_files import (
     changed_files,
     count_live,
     files,
-    set_live,
+    set_counted,
     vector_file,
     vectors_in_database,
 )
@@ -171,7 +171,7 @@ class Offloader(Background):
             with self._database.lookup() as connection:
                 live = count_live(connection, file)
             with self._database.write() as connection:
-                set_live(connection, file.id, live, seq)
+                set_counted(connection, file.id, seq)
             if 0 < 2 * live < file.rows:
                 brought, _ = load_back(self._database, file, self._stop)
                 if file.gallery_id in self._galleries:

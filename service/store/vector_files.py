@@ -57,8 +57,7 @@ vector_file = Table(
     Column("state", String(8), nullable=False),
     # When it got into that state.
     Column("since", Float, nullable=False),
-    # How many rows of `embedding` referred to it when they were counted; when, and at which feed number.
-    Column("live", Integer, nullable=False),
+    # When the rows of `embedding` that refer to it were counted, and at which feed number.
     Column("counted", Float, nullable=False),
     Column("counted_seq", BigInteger, nullable=False),
     CheckConstraint("state in ('writing', 'kept', 'dropped')", name="state"),
@@ -80,7 +79,6 @@ class VectorFileRow(NamedTuple):
     last_item: int
     state: str
     since: float
-    live: int
     counted: float
     counted_seq: int
 
@@ -132,7 +130,6 @@ def begin_file(
         "last_item": items[-1],
         "state": "writing",
         "since": now(),
-        "live": 0,
         "counted": 0.0,
         "counted_seq": 0,
     }
@@ -155,9 +152,9 @@ def count_live(connection: Connection, file: VectorFileRow) -> int:
     return int(connection.execute(select(func.count()).select_from(_holders(file).subquery())).scalar_one())
 
 
-def set_live(connection: Connection, file_id: int, live: int, seq: int) -> None:
-    """Store how many rows refer to a file, and the feed number at which they were counted."""
-    noted = {"live": live, "counted": now(), "counted_seq": seq}
+def set_counted(connection: Connection, file_id: int, seq: int) -> None:
+    """Store that the rows that refer to a file were counted, at this feed number."""
+    noted = {"counted": now(), "counted_seq": seq}
     connection.execute(update(vector_file).where(vector_file.c.id == file_id).values(noted))
 
 

@@ -116,6 +116,21 @@ def test_vectors_that_lie_in_files_hold_off_the_way_down_to_a_release_without(
         assert (file_row(connection, file.id) is not None) is refused
 
 
+def test_files_of_vectors_survive_the_step_that_drops_a_column_of_theirs(settings: Settings) -> None:
+    upgrade(settings)
+    with closing(Database(settings.database_url)) as database, database.write() as connection:
+        file = begin_file(connection, 1, 1, "0" * 64, 1, [1], "vectors/")
+
+    with migrating(settings.database_url) as config:
+        command.downgrade(config, "0024")
+    assert execute(settings.database_url, "select live from vector_file") == [(0,)]
+    with migrating(settings.database_url) as config:
+        command.upgrade(config, "head")
+
+    with closing(Database(settings.database_url)) as database, database.lookup() as connection:
+        assert file_row(connection, file.id) == file
+
+
 def test_a_release_that_knows_no_keys_of_galleries_gets_none_that_would_open_everything(settings: Settings) -> None:
     upgrade(settings)
     with closing(Database(settings.database_url)) as database, database.write() as connection:
