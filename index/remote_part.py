@@ -12,7 +12,7 @@ class RemotePart:
 
     def __init__(self, shards: Shards, read: Lock, change: Lock, seqs_of: SeqsOf) -> None:
         """`read`, `change`: the gallery's locks for reading and changing shards; `seqs_of`: slots -> feed numbers."""
-        self._shards, self._read, self._change, self._numbers_of = shards, read, change, seqs_of
+        self._shards, self._read, self._change, self._seqs_of = shards, read, change, seqs_of
 
     def shards(self) -> dict[ShardKey, RemoteShard]:
         """The shards, by key."""
@@ -26,7 +26,7 @@ class RemotePart:
         One caller at a time.
         """
         shards = self.shards().values()
-        if not all(shard.settle(self._read, self._change, self._numbers_of) for shard in shards):
+        if not all(shard.settle(self._read, self._change, self._seqs_of) for shard in shards):
             return False
         if any(shard.is_leaving for shard in shards):
             with self._change():

@@ -123,8 +123,8 @@ class MilvusCollection:
             columns = zip(*map(np.ndarray.tolist, entries), rows_NW, strict=True)
             self._table.put(
                 [
-                    {"id": row_id(key, number), "key": key, "number": number, "digest": digest, VECTOR: row_W}
-                    for key, number, digest, row_W in columns
+                    {"id": row_id(key, seq), "key": key, "number": seq, "digest": digest, VECTOR: row_W}
+                    for key, seq, digest, row_W in columns
                 ]
             )
             self._remove_older(entries.keys_N)
@@ -170,9 +170,9 @@ class MilvusCollection:
         """See Collection."""
         return self._searching.covered_seq()
 
-    def set_covered_seq(self, number: int, *, more: bool = False) -> None:
+    def set_covered_seq(self, seq: int, *, more: bool = False) -> None:
         """See Collection."""
-        self._table.note(number)
+        self._table.set_covered_seq(seq)
 
     def count(self) -> int:
         """See Collection."""

@@ -35,9 +35,9 @@ MIN_EF, EF = 64, 2
 """Search effort `ef`: its minimum, and its factor of the rows wanted."""
 
 
-def row_id(key: int, number: int) -> str:
+def row_id(key: int, seq: int) -> str:
     """The id of a row; also the bound of a range of rows."""
-    return f"{key:016x}{number:016x}"
+    return f"{key:016x}{seq:016x}"
 
 
 class MilvusTable:
@@ -112,10 +112,10 @@ class MilvusTable:
         found = self._query(f'id == "{COVERS}"', ["number"], partition=COVERS)
         return int(found[0]["number"]) if found else 0
 
-    def note(self, number: int) -> None:
+    def set_covered_seq(self, seq: int) -> None:
         """Set the covered feed number, as durably as the rows stored before."""
         nothing_W = np.zeros(self.width, np.float32)
-        self._write([{"id": COVERS, "key": 0, "number": number, "digest": 0, VECTOR: nothing_W}], COVERS)
+        self._write([{"id": COVERS, "key": 0, "number": seq, "digest": 0, VECTOR: nothing_W}], COVERS)
 
     def drop(self) -> None:
         """Remove the collection; idempotent."""

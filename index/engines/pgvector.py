@@ -178,18 +178,18 @@ class PgvectorCollection:
         rows = self._rows(self._searching, statement, [self._name])
         return int(rows[0][0]) if rows else 0
 
-    def set_covered_seq(self, number: int, *, more: bool = False) -> None:
+    def set_covered_seq(self, seq: int, *, more: bool = False) -> None:
         """See Collection."""
         if more and not self._has_graph():
-            number = min(number, 1)  # not 0: from 1 on a writer that continues also applies deletions
+            seq = min(seq, 1)  # not 0: from 1 on a writer that continues also applies deletions
         elif not self._has_graph():
             self._write(lambda _: self._build())
         statement = f"update {SCHEMA}.collection set covers = %s where name = %s"
 
         def update(connection: TimedConnection) -> None:
-            if not connection.execute(statement, [number, self._name]).rowcount:
+            if not connection.execute(statement, [seq, self._name]).rowcount:
                 self._create(connection)
-                connection.execute(statement, [number, self._name])
+                connection.execute(statement, [seq, self._name])
 
         self._write(update)
 

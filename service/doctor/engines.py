@@ -98,10 +98,10 @@ class _Comparison:
     def _sweep(self, place: ShardKey, known: Keys, key_range: Range) -> None:
         """Count rows of no item; with `fix`, remove them."""
         collection = self._collection(place)[0]
-        for keys, numbers in _unknown_rows(collection, known, key_range):
+        for keys, seqs in _unknown_rows(collection, known, key_range):
             self._unknown[place] += len(keys)
             if self._fix:
-                collection.delete(keys, numbers)
+                collection.delete(keys, seqs)
 
     def _collection(self, place: ShardKey) -> tuple[Collection, Space]:
         if place not in self._collections:
@@ -119,11 +119,11 @@ class _Comparison:
             write_block(collection, place, space, block, gather_changes(self._registry, [block]))
 
 
-def _missing_keys(collection: Collection, keys: Keys, digests: Keys, numbers: Keys) -> Keys:
+def _missing_keys(collection: Collection, keys: Keys, digests: Keys, seqs: Keys) -> Keys:
     """The keys whose rows the collection covers but lacks, or has with another vector."""
-    covered = numbers <= collection.covered_seq()
-    keys, digests, numbers = (column[covered] for column in (keys, digests, numbers))
-    return keys[~find_up_to_date(collection, keys, digests, numbers)]
+    covered = seqs <= collection.covered_seq()
+    keys, digests, seqs = (column[covered] for column in (keys, digests, seqs))
+    return keys[~find_up_to_date(collection, keys, digests, seqs)]
 
 
 def _unknown_rows(collection: Collection, known: Keys, key_range: Range) -> Iterator[tuple[Keys, Keys]]:

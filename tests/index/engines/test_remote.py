@@ -89,7 +89,7 @@ class Life:
 
     def follow(self, _: Any = None) -> None:
         """What the indexer does, killed anywhere: it begins again where the collection says."""
-        due = sorted((number, key) for key, number in self.written.items() if number > self.collection.number)
+        due = sorted((number, key) for key, number in self.written.items() if number > self.collection.seq)
         for number, key in due[: None if self.random is None else self.random.randint(0, len(due))]:
             one, numbers = np.array([key]), np.array([number])
             if key in self.held:

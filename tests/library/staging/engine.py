@@ -24,7 +24,7 @@ class FakeCollection:
         """`random`: decides which writes are late, duplicated and out of order; None: none."""
         self.capabilities, self.width, self.metric, self._random = limits, width, metric, random
         self.rows: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
-        self.number = 0
+        self.seq = 0
         self.away = False
         self.late: list[Callable[[], None]] = []
 
@@ -83,11 +83,11 @@ class FakeCollection:
 
     def covered_seq(self) -> int:
         self._asked(0)
-        return self.number
+        return self.seq
 
-    def set_covered_seq(self, number: int, *, more: bool = False) -> None:
+    def set_covered_seq(self, seq: int, *, more: bool = False) -> None:
         self._asked(0)
-        self.number = number
+        self.seq = seq
 
     def count(self) -> int:
         self._asked(0)
@@ -95,7 +95,7 @@ class FakeCollection:
 
     def drop(self) -> None:
         self._asked(0)
-        self.rows, self.late, self.number = {}, [], 0
+        self.rows, self.late, self.seq = {}, [], 0
 
     def deliver(self) -> None:
         """Apply some of the late writes, in any order; applied ones may be repeated."""
