@@ -26,9 +26,9 @@ from index.evaluation.metrics import MEAN_AP, Retrieval
 from index.version import CARD
 from training.data import Data
 from training.divergence import Diverged
-from training.evaluate import compare, embed_both, measure
 from training.fitting import checkpoint_of
 from training.folder_lock import wait_until_unlocked
+from training.measurement import compare, embed_both, measure
 from training.overrides import with_overrides
 from training.processes import require_one
 from training.provenance import card_sha, made_of, read_note, write_note, write_whole

@@ -24,7 +24,7 @@ from index.folder import write_card, write_edge
 from index.new_folder import check_target, new_folder
 from index.version import EDGE_MODEL, ENCODER, PROBE, SIDE, Card, Edge, Version
 from training.data import Data, ImageDataset
-from training.evaluate import Report, scores
+from training.measurement import Report, scores
 from training.method import ItemEdge
 from training.tracing import to_onnx
 from training.trained import Trained

@@ -35,13 +35,13 @@ from index.space import Cosine, space_from_json
 from index.transform import load_transform
 from index.version import EDGE_MODEL, Card, Edge, EdgeKind, Version
 from training.adapters import FewPairsWarning, ResidualMlp, residual_mlp
-from training.cross_version import oldest_first
-from training.embeddings import has_onnxruntime
-from training.evaluate import gain, scores
+from training.evaluation.cross_version import oldest_first
+from training.evaluation.embeddings import has_onnxruntime
+from training.evaluation.tables import interval
 from training.export import PARITY_IMAGES, can_export, write_model
+from training.measurement import gain, scores
 from training.overrides import converted
 from training.recipe_checks import check_number
-from training.tables import interval
 
 Adapter = Affine | ResidualMlp | SlerpAdapter
 MLP_LIMITS: Mapping[str, tuple[float, float]] = {

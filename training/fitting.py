@@ -32,7 +32,7 @@ from training import processes
 from training.batching import TrainingBatch, training_batches
 from training.data import Data, ImageSet
 from training.divergence import Diverged
-from training.evaluate import run_over
+from training.measurement import run_over
 from training.module import BaseTraining
 from training.trained import WEIGHTS
 from training.validation import Validation

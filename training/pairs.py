@@ -15,8 +15,8 @@ from index.errors import InvalidArgument
 from index.evaluation.fitting import HELD_OUT, PairArrays, Pairs, check_pair_arrays, split_pairs
 from index.version import Version
 from training.data import Data
-from training.embeddings import open_encoder
-from training.matrix import relevance_of
+from training.evaluation.embeddings import open_encoder
+from training.evaluation.matrix import relevance_of
 
 MOST_FITTED = 10_000
 """So many training images of a data set are embedded at most: choosing slerp's weight compares each with each."""

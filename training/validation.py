@@ -18,7 +18,7 @@ from index.space import Vectors
 from index.version import EdgeKind
 from training.data import Data, ImageSet, batches
 from training.divergence import check_finite
-from training.evaluate import apply_edge, compare, run_over
+from training.measurement import apply_edge, compare, run_over
 from training.module import Training
 from training.trained import OUTPUTS
 

@@ -139,10 +139,10 @@ def evaluate(
     """
     versions = [open_version(folder) for folder in folders]
     with needs(EXTRA):
-        from training.matrix import ORDERS
-        from training.matrix import evaluate as evaluate_versions
-        from training.report import write_evaluation
-        from training.tables import as_json, lines
+        from training.evaluation.matrix import ORDERS
+        from training.evaluation.matrix import evaluate as evaluate_versions
+        from training.evaluation.report import write_evaluation
+        from training.evaluation.tables import as_json, lines
 
         measured = evaluate_versions(
             versions,
@@ -259,7 +259,7 @@ def _stored(file: Path | None, versions: list[Version]) -> tuple[Path, Version] 
 
 
 def _newest(versions: list[Version]) -> Version:
-    from training.cross_version import oldest_first
+    from training.evaluation.cross_version import oldest_first
 
     named = {version.name: version for version in versions}
     return named[oldest_first(named)[-1]]

@@ -114,19 +114,19 @@ def test_each_pinned_version_is_one_that_the_project_allows():
         assert needed.specifier.contains(pins[needed.name.lower()]), needed
 
 
-def test_every_module_of_the_service_has_its_place_on_the_map():
+@pytest.mark.parametrize("package", ["service", "index", "training"])
+def test_every_module_has_its_place_on_the_map(package: str):
     page = (ROOT / "docs" / "packages.md").read_text()
+    table = page.partition(f"\n## `{package}/`\n")[2].partition("\n## ")[0]
     named: dict[str, set[str]] = {}
-    for package, text in re.findall(r"^\| (?:`([\w/]+)/`.*?|ground floor) \| (.*) \|$", page, re.MULTILINE):
-        named.setdefault(package, set()).update(re.findall(r"`([a-z_]+)`", text))
-    service = ROOT / "service"
-    packages = {str(file.parent.relative_to(service)): file.parent for file in service.glob("*/**/__init__.py")}
-    modules = {
-        package: {path.stem for path in folder.glob("*.py")} - {"__init__"}
-        for package, folder in {"": service, **packages}.items()
-    }
+    for folder, text in re.findall(r"^\| (?:`([\w/]+)/`.*?|[^`]*?) \| (.*`.*) \|$", table, re.MULTILINE):
+        named.setdefault(folder, set()).update(re.findall(r"`([a-z0-9_]+)`", text))
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / package).rglob("*.py"):
+        folder = str(path.parent.relative_to(ROOT / package)).removeprefix(".")
+        found.setdefault(folder, set()).add(path.stem)
 
-    assert named == {package: found for package, found in modules.items() if found}
+    assert named == {folder: stems - {"__init__"} for folder, stems in found.items() if stems != {"__init__"}}
 
 
 def anchors(page: Path) -> set[str]:

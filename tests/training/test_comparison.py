@@ -13,8 +13,8 @@ from index.errors import InvalidArgument
 from staging.recipes import without_exporter
 from training.comparison import COMPARED_FAMILIES, Run, compare_methods, parts_for, runs_of, time_limit
 from training.comparison_table import COLUMNS, merge_table, read_pair_scores, replace_table, table
+from training.evaluation.plots import as_svg, pairs_figure
 from training.papers import PROTOCOLS, beside, ordering
-from training.plots import as_svg, pairs_figure
 
 
 def write_results(run: Run, part: str, *, seconds: float | None = 3.0, **values: list[float]) -> None:

@@ -21,7 +21,7 @@ from index.folder import load_version, write_card, write_edge
 from index.version import EDGE_MODEL, ENCODER, PROBE, Edge, EdgeKind
 from staging.recipes import quick, train_weights
 from training import export
-from training.edges import with_unexported_edges
+from training.evaluation.edges import with_unexported_edges
 from training.tracing import to_onnx
 from training.trained import WEIGHTS, Trained
 

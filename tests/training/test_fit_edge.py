@@ -21,8 +21,8 @@ from index.version import Version
 from training import fit_edge as module
 from training.adapters import FewPairsWarning
 from training.data import Data
+from training.evaluation.matrix import evaluate
 from training.fit_edge import KINDS, fit_edge, read_options
-from training.matrix import evaluate
 from training.pairs import embed_pairs, read_pairs
 
 OPTIONS: dict[str, dict[str, float]] = {"low_rank": {"rank": 2}, "mlp": {"epochs": 3, "hidden": 16}}

@@ -19,8 +19,8 @@ from staging.recipes import quick, train_weights
 from training import fitting, stored_embeddings
 from training import train as path
 from training.data import Data
-from training.evaluate import embed
-from training.matrix import evaluate
+from training.evaluation.matrix import evaluate
+from training.measurement import embed
 from training.module import Training
 from training.overrides import with_overrides
 from training.recipes import RECIPES, Recipe, recipe_from_json

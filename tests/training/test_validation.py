@@ -16,8 +16,8 @@ from index.errors import InvalidArgument
 from staging.recipes import quick, without_exporter
 from training import train as path
 from training.data import Data
-from training.evaluate import measure
 from training.fitting import checkpoint_of
+from training.measurement import measure
 from training.module import Training
 from training.recipes import Recipe
 from training.sources import load_data

@@ -15,9 +15,9 @@ from index.transform import load_forward
 from index.version import SIDE, Version
 from staging.recipes import quick, train_weights
 from training import train as path
-from training.cross_version import CrossVersions
 from training.data import ImageDataset
-from training.embeddings import embed_version
+from training.evaluation.cross_version import CrossVersions
+from training.evaluation.embeddings import embed_version
 from training.method import ItemEdge
 from training.recipes import find_recipe
 from training.side_information import KINDS

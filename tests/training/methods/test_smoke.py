@@ -22,7 +22,7 @@ from index.version import EdgeKind, Version
 from staging.recipes import quick
 from training import train as path
 from training.data import Data, ImageDataset
-from training.embeddings import embed_version
+from training.evaluation.embeddings import embed_version
 from training.losses import UNKNOWN
 from training.recipes import RECIPES, find_recipe
 from training.sources import load_data

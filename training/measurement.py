@@ -1,4 +1,4 @@
-"""Evaluation: embeddings of a data set's queries and items, M(new/new), M(old/old), M(new/old), and a report to print.
+"""A trained version measured: its embeddings of queries and items, M(new/new), M(old/old), M(new/old), and a report.
 
 Shape suffixes: Q queries, N items, D dimension.
 """

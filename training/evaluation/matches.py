@@ -13,7 +13,7 @@ from PIL import Image
 
 from index.evaluation.metrics import Compared, comparable, costs
 from training.data import Data, ImageSet
-from training.matrix import Evaluation
+from training.evaluation.matrix import Evaluation
 
 QUERIES, FIRST, PIXELS = 6, 5, 72
 

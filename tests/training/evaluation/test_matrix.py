@@ -20,14 +20,23 @@ from index.evaluation.relevance import LabelRelevance
 from index.folder import load_version
 from index.space import space_from_json
 from index.version import Score, Version
-from training.criterion import Strict, strict_criterion
 from training.data import Data
-from training.embeddings import embed_version
-from training.evaluate import METRICS
-from training.matrix import REENCODE, REFINE, TRANSFORM, Evaluation, Upgrade, evaluate, ratio_interval, relevance_of
-from training.tables import as_json, lines
+from training.evaluation.criterion import Strict, strict_criterion
+from training.evaluation.embeddings import embed_version
+from training.evaluation.matrix import (
+    REENCODE,
+    REFINE,
+    TRANSFORM,
+    Evaluation,
+    Upgrade,
+    evaluate,
+    ratio_interval,
+    relevance_of,
+)
+from training.evaluation.tables import as_json, lines
+from training.measurement import METRICS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +276,7 @@ torch.set_num_threads(1)
 from pathlib import Path
 from index.folder import load_version
 from index.space import space_from_json
-from training.matrix import evaluate
+from training.evaluation.matrix import evaluate
 from training.sources import load_data
 versions = [load_version(Path(folder)) for folder in {list(map(str, folders))}]
 measured = evaluate(versions, load_data("digits_new", ""), points=2)

@@ -8,8 +8,8 @@ from typing import Any
 
 from index.evaluation.curves import CALIBRATED, RAW, MeasuredCurve
 from index.version import Score
-from training.evaluate import METRICS
-from training.matrix import Cell, Evaluation, Upgrade
+from training.evaluation.matrix import Cell, Evaluation, Upgrade
+from training.measurement import METRICS
 
 NONE = "-"
 

@@ -18,7 +18,7 @@ from index.execution import Execution
 from index.space import Space, Vectors, space_from_json
 from index.version import Version
 from training.data import Data, ImageSet
-from training.evaluate import embed, embed_side
+from training.measurement import embed, embed_side
 from training.trained import WEIGHTS, Trained
 
 EncodeImages = Callable[[ImageSet], tuple[Vectors, Vectors | None]]

@@ -16,7 +16,7 @@ from index.errors import NoEncoder
 from index.space import Vectors
 from index.transform import Transform, TransformedItems, load_forward, load_transform, normalise_or_zero
 from index.version import EDGE_MODEL, Edge, EdgeKind, Version
-from training.embeddings import VersionEmbeddings, has_onnxruntime
+from training.evaluation.embeddings import VersionEmbeddings, has_onnxruntime
 from training.export import UNEXPORTED_EDGES
 from training.method import ItemEdge
 from training.trained import WEIGHTS, Trained

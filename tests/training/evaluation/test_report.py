@@ -19,13 +19,13 @@ from index.folder import load_version, write_card
 from index.new_folder import Unwritable
 from index.space import Cosine
 from index.version import Version
-from training import report as module
 from training.data import Data
-from training.loss_curves import read_loss_curves
-from training.matches import choose_queries, first_items
-from training.matrix import Evaluation, evaluate
-from training.plots import as_svg, bars_figure, curves_figure, learning_figure, matrix_figure
-from training.report import render_report, report_of, report_version, write_evaluation, write_report
+from training.evaluation import report as module
+from training.evaluation.loss_curves import read_loss_curves
+from training.evaluation.matches import choose_queries, first_items
+from training.evaluation.matrix import Evaluation, evaluate
+from training.evaluation.plots import as_svg, bars_figure, curves_figure, learning_figure, matrix_figure
+from training.evaluation.report import render_report, report_of, report_version, write_evaluation, write_report
 
 RECIPE = {"name": "a<b", "options": {"weight": 2.0}, "old": "", "classes": None, "steps": list(range(40))}
 

@@ -29,13 +29,13 @@ from index.evaluation.metrics import (
 from index.evaluation.ordering import POINTS, PendingItems, backfill_order
 from index.evaluation.relevance import LabelRelevance
 from index.version import Card, Score, Version
-from training.criterion import Strict, strict_criterion
-from training.cross_version import CrossVersion, CrossVersions, oldest_first
 from training.data import Data
-from training.edges import with_unexported_edges
-from training.embeddings import embed_version
-from training.evaluate import METRICS, gain
-from training.rates import verification_rates
+from training.evaluation.criterion import Strict, strict_criterion
+from training.evaluation.cross_version import CrossVersion, CrossVersions, oldest_first
+from training.evaluation.edges import with_unexported_edges
+from training.evaluation.embeddings import embed_version
+from training.evaluation.rates import verification_rates
+from training.measurement import METRICS, gain
 
 ORDERS = ("random", "uncertainty")
 REENCODE = "reencode"

@@ -9,8 +9,8 @@ import naive
 from index.evaluation.metrics import Compared
 from index.evaluation.relevance import LabelRelevance
 from index.space import Cosine, Euclidean
-from training import rates
-from training.rates import verification_rates
+from training.evaluation import rates
+from training.evaluation.rates import verification_rates
 
 
 def compared_with(queries: int, items: int, classes: int, noise: float) -> tuple[Compared, LabelRelevance]:

@@ -18,8 +18,8 @@ from index.graph import Graph, Route, follow
 from index.space import Lorentz, Vectors
 from index.transform import TransformedItems
 from index.version import EdgeKind, Version
-from training.edges import open_forward, open_query_edge
-from training.embeddings import VersionEmbeddings
+from training.evaluation.edges import open_forward, open_query_edge
+from training.evaluation.embeddings import VersionEmbeddings
 
 
 @dataclass(frozen=True)

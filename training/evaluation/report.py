@@ -15,12 +15,12 @@ from index.folder import load_version
 from index.new_folder import Unwritable
 from index.version import Card, Version
 from training.data import Data
-from training.evaluate import METRICS
-from training.loss_curves import LossCurves, read_loss_curves
-from training.matches import match_table
-from training.matrix import DECIDING_METRIC, Evaluation, evaluate
-from training.plots import as_svg, bars_figure, curves_figure, learning_figure, matrix_figure
-from training.tables import as_json, interval, route
+from training.evaluation.loss_curves import LossCurves, read_loss_curves
+from training.evaluation.matches import match_table
+from training.evaluation.matrix import DECIDING_METRIC, Evaluation, evaluate
+from training.evaluation.plots import as_svg, bars_figure, curves_figure, learning_figure, matrix_figure
+from training.evaluation.tables import as_json, interval, route
+from training.measurement import METRICS
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1a1a1a; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }

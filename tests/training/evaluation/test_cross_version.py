@@ -18,11 +18,11 @@ from index.folder import load_version, write_card, write_edge
 from index.space import Cosine, Vectors
 from index.transform import TransformedItems, load_forward, load_transform
 from index.version import Edge, EdgeKind, Version
-from training import embeddings
-from training.cross_version import CrossVersions, oldest_first
 from training.data import Data
-from training.edges import with_unexported_edges
-from training.embeddings import VersionEmbeddings, embed_version
+from training.evaluation import embeddings
+from training.evaluation.cross_version import CrossVersions, oldest_first
+from training.evaluation.edges import with_unexported_edges
+from training.evaluation.embeddings import VersionEmbeddings, embed_version
 from training.method import ItemEdge
 
 
@@ -207,7 +207,7 @@ def test_an_edge_with_a_model_needs_onnxruntime_or_weights(
     v1 = make_version(tmp_path / "v1", "v1", 4)
     v2 = make_version(tmp_path / "v2", "v2", 4, edges=[(v1, "onnx")])
     made = embedded(data, v1, v2)
-    monkeypatch.setattr("training.edges.has_onnxruntime", lambda: False)
+    monkeypatch.setattr("training.evaluation.edges.has_onnxruntime", lambda: False)
     with pytest.raises(NoEncoder, match="the edge from 'v2' to 'v1' is an ONNX model"):
         CrossVersions(made)
 
@@ -227,9 +227,9 @@ def test_trained_weights_stand_in_for_a_forward_edge_with_all_that_it_tells(
     v2 = make_version(tmp_path / "v2", "v2", 4, edges=[(v1, "forward")])
     made = embedded(data, v1, v2)
     stub = SimpleNamespace(edge=Doubling(), edge_kind=EdgeKind.FORWARD)
-    monkeypatch.setattr("training.edges.has_onnxruntime", lambda: False)
-    monkeypatch.setattr("training.edges.WEIGHTS", "encoder.onnx")  # a file that this version has
-    monkeypatch.setattr("training.edges.Trained.load", lambda folder: stub)
+    monkeypatch.setattr("training.evaluation.edges.has_onnxruntime", lambda: False)
+    monkeypatch.setattr("training.evaluation.edges.WEIGHTS", "encoder.onnx")  # a file that this version has
+    monkeypatch.setattr("training.evaluation.edges.Trained.load", lambda folder: stub)
     cross_versions = CrossVersions(made)
     cross_version = cross_versions.transformed("v2", "v1")
     np.testing.assert_allclose(cross_version.compared.items, made["v1"].items_ND, atol=1e-6)  # doubled, then normalised

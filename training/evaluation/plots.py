@@ -10,9 +10,9 @@ import numpy as np
 
 from index.evaluation.curves import CALIBRATED, RAW
 from index.version import Score
-from training.evaluate import METRICS
-from training.loss_curves import LossCurves
-from training.matrix import Evaluation
+from training.evaluation.loss_curves import LossCurves
+from training.evaluation.matrix import Evaluation
+from training.measurement import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from index.evaluation.metrics import Retrieval
 from index.transform import Truncate
 from index.version import Card, Edge, EdgeKind
 from training.data import Arrays, Data, ImageSet
-from training.evaluate import Report, apply_trained_edge, compare, embed, gain, measure, scores
+from training.measurement import Report, apply_trained_edge, compare, embed, gain, measure, scores
 from training.method import OldSummary
 from training.recipes import RECIPES
 from training.trained import Trained, build_method
