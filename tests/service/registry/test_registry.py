@@ -13,6 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import service.registry.encoders.modalities
 from index.encoder import Encoder
 from index.errors import NoEncoder
+from index.execution import Execution
 from index.folder import card_sha256, edge_files
 from index.version import Version
 from service.errors import UnknownVersion, VersionBroken
@@ -160,9 +161,9 @@ def test_an_encoder_is_loaded_once_and_when_it_is_needed(
     add("bare", encoder=False)
     loads: list[str] = []
 
-    def counting(version: Version, threads: int) -> Any:
+    def counting(version: Version, execution: Execution) -> Encoder:
         loads.append(version.name)
-        return Encoder(version, threads)
+        return Encoder(version, execution)
 
     monkeypatch.setattr(service.registry.encoders.modalities, "Encoder", counting)
     registry = Registry(database, settings)

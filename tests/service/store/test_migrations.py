@@ -36,7 +36,7 @@ def described(url: str) -> dict[str, Any]:
     engine = create_engine(url)
     found = inspect(engine)
     tables = sorted(set(found.get_table_names()) - {"alembic_version"})
-    facts = {}
+    facts: dict[str, Any] = {}
     for table in tables:
         facts[table] = {
             "columns": [(c["name"], str(c["type"]), c["nullable"], c["default"]) for c in found.get_columns(table)],
@@ -325,7 +325,7 @@ def test_two_edges_of_one_kind_between_two_versions_are_refused(settings: Settin
     same = {"new_id": 2, "old_id": 1, "kind": "slerp", "evidence": {}, "made": {}, "files": {}, "created": 0}
     with database.write() as connection:
         for number in (1, 2):
-            row = {"id": number, "name": f"v{number}", "card": {}, "card_sha256": "", "created": 0}
+            row: dict[str, Any] = {"id": number, "name": f"v{number}", "card": {}, "card_sha256": "", "created": 0}
             connection.execute(insert(version).values(row))
         connection.execute(insert(edge).values(origin="fitted", **same))
 
@@ -345,13 +345,13 @@ def test_deployments_of_the_first_release_keep_their_history(settings: Settings)
         for number in (1, 2, 3):
             connection.execute(text(f"insert into version values ({number}, 'v{number}', '{{}}', '', 0)"))
         connection.execute(text("insert into gallery values (1, 'g', 3, 9, 0), (2, 'other', 1, 9, 0)"))
-        rows = [
+        deployments = [
             (1, 1, "null", "superseded"),
             (2, 2, 1, "rolled_back"),
             (3, 1, 2, "superseded"),
             (4, 3, 1, "current"),
         ]
-        for number, held, previous, state in rows:
+        for number, held, previous, state in deployments:
             values = f"{number}, 1, {held}, {previous}, null, '{state}', 0, '', {number}.5"
             connection.execute(text(f"insert into deployment values ({values})"))
         connection.execute(text("insert into deployment values (5, 2, 1, null, null, 'current', 0, '', 9.5)"))
