@@ -14,7 +14,6 @@ loops take turns, so that a busy machine slows all of them.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -29,10 +28,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import numpy as np
+import typer
+from command_line import Count, Seconds, run_main
 from random_versions import FCT_EDGE, SMALL_EDGE, Net, picture, resnet50, small, write_version
 from sqlalchemy import create_engine, delete, select, text, update
 
@@ -54,6 +55,27 @@ RNG = np.random.default_rng(0)
 
 Loops = dict[str, Callable[[], float]]
 """Name -> a loop, which returns its items a second."""
+
+
+def main(
+    what: Literal["resnet50", "small", "transform", "fct", "queries"],
+    images: Annotated[int | None, typer.Option(min=1, help="512; for resnet50, 64.")] = None,
+    vectors: Count = 100_000,
+    rounds: Count = 3,
+    seconds: Seconds = 10.0,
+    rate: Annotated[float, typer.Option(min=1, help="Items a second of the rate-limited backfill.")] = 500.0,
+) -> None:
+    match what:
+        case "resnet50":
+            reencode("ResNet-50-sized", resnet50, images or 64, rounds)
+        case "small":
+            reencode("small", small, images or 512, rounds)
+        case "transform":
+            transform("128 -> 512 -> 256", SMALL_EDGE, vectors, rounds)
+        case "fct":
+            transform("128 -> 2200 -> 2200 -> 256", FCT_EDGE, vectors, rounds)
+        case "queries":
+            queries(vectors, seconds, rate)
 
 
 class Server:
@@ -280,12 +302,12 @@ def show(title: str, kind: str, server: Server, rounds: int, loops: Loops, order
         print(f"  {name}: {speed:.1f} items/s, worker / {name} = {statistics.median(ratios):.2g}", flush=True)
 
 
-def queries(args: argparse.Namespace) -> None:
-    with served(small, 0, args.vectors) as (server, _, _):
+def queries(vectors: int, seconds: float, limit: float) -> None:
+    with served(small, 0, vectors) as (server, _, _):
         # A way back, so that every item answers before and after it moved.
         server.post("/edges", new="v2", old="v1", kind="truncate")
-        for title, rate in (("none", None), (f"rate {args.rate:g} items/s", args.rate), ("full speed", 0.0)):
-            measure_queries(server, title, rate, args)
+        for title, rate in (("none", None), (f"rate {limit:g} items/s", limit), ("full speed", 0.0)):
+            measure_queries(server, title, rate, seconds)
             restart_backfills(server)
             back(server.settings, "v2")
 
@@ -296,7 +318,7 @@ def restart_backfills(server: Server) -> None:
             server.http.post(f"/backfills/{each['id']}/cancel")
 
 
-def measure_queries(server: Server, title: str, rate: float | None, args: argparse.Namespace) -> None:
+def measure_queries(server: Server, title: str, rate: float | None, seconds: float) -> None:
     """Ask for a while, but no longer than the backfill runs: queries beside one that has ended say nothing of it."""
     worker, number = None, 0
     if rate is not None:
@@ -309,7 +331,7 @@ def measure_queries(server: Server, title: str, rate: float | None, args: argpar
     before = done_of(server, number)[0] if worker else 0
     took: list[float] = []
     begin = time.perf_counter()
-    while time.perf_counter() - begin < args.seconds:
+    while time.perf_counter() - begin < seconds:
         for body in asked:
             start = time.perf_counter()
             answer = server.http.post("/galleries/g/query", json=body)
@@ -318,14 +340,14 @@ def measure_queries(server: Server, title: str, rate: float | None, args: argpar
             assert answer.json()["degraded"] == []
         if worker and done_of(server, number)[1] != "running":
             break
-    seconds = time.perf_counter() - begin
-    moved = (done_of(server, number)[0] - before) / seconds if worker else 0.0
+    passed = time.perf_counter() - begin
+    moved = (done_of(server, number)[0] - before) / passed if worker else 0.0
     if worker:
         worker.terminate()
         worker.wait()
     p50, p99 = np.percentile(took, [50, 99])
     print(
-        f"backfill {title}: {moved:.0f} items/s moved over {seconds:.1f} s, query p50 {p50:.1f} ms, p99 {p99:.1f} ms, "
+        f"backfill {title}: {moved:.0f} items/s moved over {passed:.1f} s, query p50 {p50:.1f} ms, p99 {p99:.1f} ms, "
         f"n {len(took)}",
         flush=True,
     )
@@ -337,18 +359,4 @@ def done_of(server: Server, number: int) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["resnet50", "small", "transform", "fct", "queries"])
-    parser.add_argument("--images", type=int, default=0, help="default 512, for resnet50 64")
-    parser.add_argument("--vectors", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rate", type=float, default=500.0)
-    args = parser.parse_args()
-    {
-        "resnet50": lambda: reencode("ResNet-50-sized", resnet50, args.images or 64, args.rounds),
-        "small": lambda: reencode("small", small, args.images or 512, args.rounds),
-        "transform": lambda: transform("128 -> 512 -> 256", SMALL_EDGE, args.vectors, args.rounds),
-        "fct": lambda: transform("128 -> 2200 -> 2200 -> 256", FCT_EDGE, args.vectors, args.rounds),
-        "queries": lambda: queries(args),
-    }[args.what]()
+    run_main(main)

@@ -23,16 +23,17 @@ interval of the difference, else "no" and why. Label-free maps are compared only
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
-from command_line import refusals
+import typer
+from command_line import Root, choice_of, run_main
 from numpy.typing import NDArray
 
 from index.evaluation.curves import CALIBRATED, LABEL_FREE, RANK, RAW, curve_values
@@ -41,11 +42,11 @@ from index.evaluation.ordering import PendingItems, backfill_order
 from index.evaluation.relevance import LabelRelevance
 from index.folder import load_version
 from index.version import CARD, Score, Version
-from training.cross_version import CrossVersions
 from training.data import Data, ImageSet
-from training.embeddings import embed_version
+from training.evaluation.cross_version import CrossVersions
+from training.evaluation.embeddings import embed_version
+from training.evaluation.matrix import relevance_of
 from training.fit_edge import fit_edge
-from training.matrix import relevance_of
 from training.overrides import with_overrides
 from training.pairs import embed_pairs
 from training.recipes import FAMILIES, find_recipe
@@ -121,33 +122,29 @@ class Measured:
         return "no: " + ", ".join(why) if why else "yes" if all(gain.value >= 0 for gain in gains) else "tied"
 
 
-def main() -> None:
-    arguments = parse()
-    folders = {part: arguments.versions / name for part, name in names(arguments.family).items()}
-    if arguments.family == "digits":
-        train_digits(arguments.versions)
-    settings = [f"root={arguments.root}"] if arguments.root else []
-    settings += [f"data={arguments.data}"] if arguments.data else []
-    data = subset(recipe_data(with_overrides(find_recipe(names(arguments.family)["independent"]), settings)))
-    print(f"{len(data.query)} queries, {len(data.gallery)} items, {len(np.unique(data.gallery.labels))} classes\n")
-    relevance = relevance_of(data)
-    with tempfile.TemporaryDirectory() as root, warnings.catch_warnings():
+def main(
+    family: Annotated[str, typer.Argument(parser=choice_of(("digits", *FAMILIES)))],
+    versions: Annotated[Path, typer.Option(help="Folder of the trained versions.")],
+    root: Root = None,
+    data: Annotated[str, typer.Option(help="Source of the data, where it is not the recipe's.")] = "",
+) -> None:
+    folders = {part: versions / name for part, name in names(family).items()}
+    if family == "digits":
+        train_digits(versions)
+    settings = [f"{field}={value}" for field, value in (("root", root), ("data", data)) if value]
+    images = subset(recipe_data(with_overrides(find_recipe(names(family)["independent"]), settings)))
+    print(
+        f"{len(images.query)} queries, {len(images.gallery)} items, {len(np.unique(images.gallery.labels))} classes\n"
+    )
+    relevance = relevance_of(images)
+    with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # digits has few pairs to fit an edge on
         found = {
             (case.name, metric): measure(case, relevance, metric)
-            for case in cases(folders, data, Path(root))
+            for case in cases(folders, images, Path(scratch))
             for metric in METRICS
         }
     print("\n".join([*areas_table(found), "", *dips_table(found)]))
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("family", choices=("digits", *FAMILIES))
-    parser.add_argument("--versions", type=Path, required=True, help="the folder that holds the trained versions")
-    parser.add_argument("--root", default="", help="the data set's folder")
-    parser.add_argument("--data", default="", help="its source, where it is not the recipe's, as in --set data=")
-    return parser.parse_args()
 
 
 def names(family: str) -> Mapping[str, str]:
@@ -261,5 +258,4 @@ def points(score: Score) -> str:
 
 
 if __name__ == "__main__":
-    with refusals():
-        main()
+    run_main(main)

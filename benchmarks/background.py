@@ -1,12 +1,11 @@
 """How long queries wait while their own gallery is written, sealed, at rest, compacted and saved as a snapshot.
 
-    python benchmarks/background.py [ITEMS]
+    python benchmarks/background.py --items 100000
 
-Writes ITEMS (default 100000) clustered unit vectors of 128 numbers to a real service by arrays, at full speed. One
-client, in a separate process, sends one embedding at a time without a pause. `sealing`: from the first item until no
-index was built for some seconds. `at rest`: nothing is written. `compaction`: two fifths of the items get other
-vectors, so that the rest of their segments is rebuilt. `snapshot`: a fifth gets other metadata, until the snapshot of
-the gallery is written.
+Writes ITEMS clustered unit vectors of 128 numbers to a real service by arrays, at full speed. One client, in a separate
+process, sends one embedding at a time without a pause. `sealing`: from the first item until no index was built for some
+seconds. `at rest`: nothing is written. `compaction`: two fifths of the items get other vectors, so that the rest of
+their segments is rebuilt. `snapshot`: a fifth gets other metadata, until the snapshot of the gallery is written.
 """
 
 from __future__ import annotations
@@ -19,25 +18,23 @@ import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import numpy as np
+import typer
 from command_line import run_main
 from http_speed import DIM, about, served
 from index_speed import draw
 from million import BLOCK, client, fill, register, search, wait_until_sealed
 
 from index.engines.segments import SEAL_ROWS
-from index.errors import InvalidArgument
 
 REST_SECONDS, QUIET_SECONDS = 5.0, 5.0
 MOST_SECONDS = 600.0
 
 
-def main(items: int = 100_000) -> None:
-    if items < SEAL_ROWS:
-        raise InvalidArgument(f"of {items} items no index is built; at least {SEAL_ROWS} are sealed")
+def main(items: Annotated[int, typer.Option(min=SEAL_ROWS)] = 100_000) -> None:
     vectors, queries = draw(items, 200, DIM)
     fifth = len(vectors) // 5
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (url, _), client(url) as http:

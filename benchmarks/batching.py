@@ -1,13 +1,13 @@
 """The gain of dynamic batches: queries by image from 1, 4, 16 and 64 concurrent clients, batched and one by one.
 
-    python benchmarks/batching.py [FOLDER_OR_BACKBONE,...] [SIDE] [SECONDS] [ROUNDS]
+    python benchmarks/batching.py examples/v1 resnet18 --side 64 --seconds 3 --rounds 3
 
 Two services run side by side on the same images, one with batches and one that encodes each query separately (with the
 same number of threads). They take turns, ROUNDS times, SECONDS each; the best round counts, because other programs can
-only slow a round. The argument is a version folder or the name of a timm backbone, which is exported with random
-weights for SIDE pixels. The clients are one asyncio process on the same cores. `encode` leaves out HTTP, decoding and
-search: as many threads pass ready inputs. The last line is the largest difference between an embedding in a batch and
-the same one alone.
+only slow a round. An encoder is a version folder or the name of a timm backbone, which is exported with random weights
+for SIDE pixels. The clients are one asyncio process on the same cores. `encode` leaves out HTTP, decoding and search:
+as many threads pass ready inputs. The last line is the largest difference between an embedding in a batch and the same
+one alone.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from unittest.mock import patch
 
 import numpy as np
-from command_line import run_main
+import typer
+from command_line import Count, Seconds, run_main
 from PIL import Image
 
 from index.encoder import Encoder
@@ -41,6 +42,7 @@ from service.registry.encoders.modalities import ImageModality
 from service.settings import Settings
 from service.store.database import upgrade
 
+ENCODERS = ["examples/v1", "resnet18"]
 CLIENTS = (1, 4, 16, 64)
 PORTS = {"batched": 18_411, "one by one": 18_412}
 ITEMS, DIM = 256, 128
@@ -55,9 +57,14 @@ class OneByOne(Batcher[Any, Any]):
         return self._encode(prepare())
 
 
-def main(names: str = "examples/v1,resnet18", side: int = 64, seconds: float = 3.0, rounds: int = 3) -> None:
+def main(
+    encoders: Annotated[list[str], typer.Argument()] = ENCODERS,
+    side: Count = 64,
+    seconds: Seconds = 3.0,
+    rounds: Count = 3,
+) -> None:
     multiprocessing.set_start_method("spawn")
-    for name in names.split(","):
+    for name in encoders:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(name) if Path(name).is_dir() else export(name, side, Path(scratch) / "exported")
             version = load_version(folder)

@@ -1,60 +1,47 @@
-"""The command line of a benchmark: the parameters of its `main` by position; `--help` shows the docstring."""
+"""The command line of a benchmark: Typer makes it of the parameters of its `main`, and `--help` of its docstring."""
 
 from __future__ import annotations
 
-import argparse
-import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated
+
+import typer
 
 from index.errors import RegraftError
 
-Sizes = tuple[int, ...]
-"""On the command line with commas between them."""
+Count = Annotated[int, typer.Option(min=1)]
+Counts = Annotated[list[int], typer.Option(min=1, help="May be repeated.")]
+Seconds = Annotated[float, typer.Option(min=0.1)]
+Root = Annotated[Path | None, typer.Option(exists=True, help="Folder of the data set.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="[PART.]FIELD=VALUE", help="Change a field of the recipes; may be repeated."),
+]
+Document = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE", help="Put the table into a document.")
+]
 
 
-def sizes(text: str) -> Sizes:
-    return tuple(map(int, text.split(",")))
+def choice_of(names: Collection[str]) -> Callable[[str], str]:
+    """A parser for Typer, of names that no type lists."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(names)}")
+        return text
+
+    return parse
 
 
 def run_main(main: Callable[..., None]) -> None:
-    """Call `main` with the arguments of the command line, each of the type that it is annotated with.
-
-    Exits with 2 and one line where one is missing, unknown, of another type or refused.
-    """
-    parser = argparse.ArgumentParser(
-        description=main.__globals__["__doc__"], formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    signature = inspect.signature(main, eval_str=True)
-    for name, parameter in signature.parameters.items():
-        kind: dict[str, Any] = {"type": sizes if parameter.annotation == Sizes else parameter.annotation}
-        if get_origin(parameter.annotation) is Literal:
-            kind = {"choices": get_args(parameter.annotation)}
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            kind["nargs"] = "*"
-        elif parameter.default is not parameter.empty:
-            kind |= {"nargs": "?", "default": parameter.default}
-        parser.add_argument(name, **kind)
-    arguments = vars(parser.parse_args())
-    with refusals():
-        main(*inspect.BoundArguments(signature, arguments).args)
-
-
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Exit with 2 and one line where what was asked for is refused."""
+    """Call `main` with the arguments of the command line; exits with 2 where they or their values are refused."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    paragraphs = main.__globals__["__doc__"].split("\n\n")
+    app.command(help="\n\n".join(f"\b\n{paragraph}" for paragraph in paragraphs))(main)  # \b keeps its lines
     try:
-        yield
+        app()
     except RegraftError as error:
-        print(f"{Path(sys.argv[0]).name}: error: {error.message}", file=sys.stderr)
+        print(f"Error: {error.message}", file=sys.stderr)
         sys.exit(2)
-
-
-def existing(text: str) -> Path:
-    """The type of an argument of argparse that is a path to something."""
-    if not Path(text).exists():
-        raise argparse.ArgumentTypeError(f"{text} does not exist")
-    return Path(text)

@@ -26,17 +26,17 @@ together.
 
 from __future__ import annotations
 
-import argparse
 import io
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from command_line import existing, refusals
+import typer
+from command_line import Count, choice_of, run_main
 from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits
@@ -80,32 +80,31 @@ Draw = Callable[[int], Iterator[tuple[Upgrade, LabelRelevance]]]
 """A seed -> upgrades, and the relevant items of each."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sets", nargs="+", choices=(*STAND_INS, "photos"))
-    parser.add_argument("--data", type=existing, help="the folder of the packed sets")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--few", type=int, default=QUERIES, help="choosing queries, at most")
-    arguments = parser.parse_args()
-    if arguments.data is None and set(arguments.sets) != {"digits"}:
-        parser.error("--data is required by every set but digits")
+def main(
+    sets: Annotated[list[str], typer.Argument(parser=choice_of((*STAND_INS, "photos")))],
+    data: Annotated[Path | None, typer.Option(exists=True, help="Folder of the sets.")] = None,
+    seeds: Count = 5,
+    few: Annotated[int, typer.Option(min=2, help="Queries that choose the mode, at most.")] = QUERIES,
+) -> None:
+    if data is None and set(sets) != {"digits"}:
+        raise typer.BadParameter("every set but digits needs it", param_hint="--data")
     print("| set | edge | metric | default | chosen | area | raw | rank | calibrated | held |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    for name in arguments.sets:
-        draw = photos(arguments.data) if name == "photos" else stand_ins(name, arguments.data)
+    for name in sets:
+        draw = photos(data) if name == "photos" and data else stand_ins(name, data)
         found: dict[tuple[str, str], list[Areas]] = defaultdict(list)
         chosen: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-        for seed in range(arguments.seeds):
+        for seed in range(seeds):
             for metric in ("cmc@1", MEAN_AP):
                 for upgrade, relevance in draw(seed):
-                    mode, area = measured(upgrade, relevance, metric, arguments.few, seed)
+                    mode, area = measured(upgrade, relevance, metric, few, seed)
                     found[upgrade.kind, metric].append({"default": area[mode], **area})
                     chosen[upgrade.kind, metric][mode] += 1
         for (kind, metric), areas in found.items():
             print(row(name, kind, metric, areas, chosen[kind, metric]), flush=True)
 
 
-def stand_ins(name: str, root: Path) -> Draw:
+def stand_ins(name: str, root: Path | None) -> Draw:
     """Linear versions of one set."""
     images, labels = read(name, root)
     features = describe(images, SIZE[name])
@@ -282,12 +281,13 @@ def describe(images: list[Image.Image], size: int) -> Floats:
     return np.asarray(x @ vectors[:, best] / np.sqrt(values[best] + values[best[0]] * 0.01))
 
 
-def read(name: str, root: Path) -> tuple[list[Image.Image], NDArray[np.int64]]:
+def read(name: str, root: Path | None) -> tuple[list[Image.Image], NDArray[np.int64]]:
     """Images and labels; PER_CLASS of each class where there are more."""
     if name == "digits":
         held = load_digits()
         pixels = (held.images * 15).astype(np.uint8)
         return [Image.fromarray(one) for one in pixels], held.target.astype(np.int64)
+    assert root is not None
     packed = [np.load(root / name / file) for file in ("test.npz", *(["train-0.npz"] if name != "omniglot" else []))]
     images = [image for part in packed for image in unpacked(part)]
     labels = np.concatenate([part["labels"] for part in packed]).astype(np.int64)
@@ -308,5 +308,4 @@ def unpacked(part: np.lib.npyio.NpzFile) -> Iterator[Image.Image]:
 
 
 if __name__ == "__main__":
-    with refusals():
-        main()
+    run_main(main)

@@ -1,12 +1,12 @@
 """The time of a deployment in memory, alone and beside queries, against moving the vectors.
 
-    python benchmarks/deploy_time.py [ITEMS,...] [SWAPS]
+    python benchmarks/deploy_time.py --items 100000 --items 1000000 --swaps 10
 
-ITEMS (default 100000,1000000; 128 components) have an embedding by v1, and every fifth item also one by v2; an identity
-edge joins the versions. The gallery changes from v1 to v2 and back, SWAPS times each (default 10), so that each time
-another version serves a fifth of the items: first alone, then while one thread queries without a pause. `wait` is how
-much longer the slowest query took than the median; the column beside it is the same while nothing is swapped, which is
-the noise of the machine. Moving vectors is the earlier implementation: vectors leave one shard for the other.
+ITEMS of 128 components have an embedding by v1, and every fifth item also one by v2; an identity edge joins the
+versions. The gallery changes from v1 to v2 and back, SWAPS times each, so that each time another version serves a fifth
+of the items: first alone, then while one thread queries without a pause. `wait` is how much longer the slowest query
+took than the median; the column beside it is the same while nothing is swapped, which is the noise of the machine.
+Moving vectors is the earlier implementation: vectors leave one shard for the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from command_line import Sizes, run_main
+from command_line import Count, Counts, run_main
 from numpy.typing import NDArray
 
 from index.engines.config import IndexConfig, IndexKind
@@ -27,6 +27,7 @@ from index.gallery import Gallery
 from index.space import Cosine
 from index.version import Card, Edge, EdgeKind, Score, Version
 
+ITEMS = [100_000, 1_000_000]
 DIM, K, SHARE = 128, 10, 5
 MOVES = 2
 """Times vectors are moved: it takes seconds."""
@@ -36,15 +37,15 @@ Vectors = NDArray[np.float32]
 Placed = dict[tuple[str, str], tuple[range, Vectors]]
 
 
-def main(sizes: Sizes = (100_000, 1_000_000), swaps: int = 10) -> None:
+def main(items: Counts = ITEMS, swaps: Count = 10) -> None:
     print("| items | moving | how | alone ms | beside queries ms | longest ms | wait ms | wait at rest ms | ratio |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    for size in sizes:
-        items = Cosine().normalise(np.random.default_rng(0).normal(size=(size, DIM)).astype(np.float32))
-        rule = measured(filled(items, beside=True), items, swap, 2 * swaps)
+    for size in items:
+        vectors = Cosine().normalise(np.random.default_rng(0).normal(size=(size, DIM)).astype(np.float32))
+        rule = measured(filled(vectors, beside=True), vectors, swap, 2 * swaps)
         some = range(0, size, SHARE)
-        ways: list[Placed] = [{NEW: (some, items[::SHARE])}, {OLD: (some, items[::SHARE])}]
-        moves = measured(filled(items, beside=False), items, partial(move, ways), 2 * MOVES)
+        ways: list[Placed] = [{NEW: (some, vectors[::SHARE])}, {OLD: (some, vectors[::SHARE])}]
+        moves = measured(filled(vectors, beside=False), vectors, partial(move, ways), 2 * MOVES)
         for how, (alone, beside, longest, wait, rest) in (("a rule", rule), ("moved vectors", moves)):
             numbers = f"{alone:.1f} | {beside:.1f} | {longest:.1f} | {wait:.1f} | {rest:.1f} | {alone / rule[0]:.0f}"
             print(f"| {size} | {size // SHARE} | {how} | {numbers} |", flush=True)

@@ -1,6 +1,6 @@
 """`--kind auto` against every single kind of fitted edge on hidden pairs: does it ever lose by more than chance?
 
-    python benchmarks/edge_kinds.py [SETS...] [--data FOLDER] [--pairs 2500] [--seeds 3]
+    python benchmarks/edge_kinds.py rotation digits cifar100 --data FOLDER --pairs 2500 --seeds 3
 
 A fifth of the pairs is hidden: used neither to fit nor to choose. Every kind is fitted on the rest and must find the
 hidden ones among all old embeddings; `auto` is the kind that `choose_kind` chooses on the rest. `labels`: a match is
@@ -23,19 +23,18 @@ paired over queries.
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
-from command_line import existing, refusals
+import typer
+from command_line import Count, choice_of, run_main
 from default_modes import describe as histograms
 from default_modes import discriminant, read, unit
 from numpy.typing import NDArray
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from index.encoder import Encoder
 from index.evaluation.adapter_choice import METRIC, choose_kind
@@ -59,22 +58,21 @@ class Embedded(NamedTuple):
     labels: NDArray[np.int64]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sets", nargs="*", choices=[*RELATIONS, *IMAGES, "omniglot"], metavar="SET")
-    parser.add_argument("--data", type=existing, help="the folder of the packed sets")
-    parser.add_argument("--pairs", type=int, default=2_500)
-    parser.add_argument("--seeds", type=int, default=3)
-    asked = parser.parse_args()
-    if asked.data is None and {"cifar100", "omniglot"} & set(asked.sets):
-        parser.error("--data is required by cifar100 and omniglot")
+def main(
+    sets: Annotated[list[str] | None, typer.Argument(parser=choice_of(SETS))] = None,
+    data: Annotated[Path | None, typer.Option(exists=True, help="Folder of cifar100 and omniglot.")] = None,
+    pairs: Count = 2_500,
+    seeds: Count = 3,
+) -> None:
+    if data is None and {"cifar100", "omniglot"} & set(sets or ()):
+        raise typer.BadParameter("cifar100 and omniglot need it", param_hint="--data")
     print(f"| set | right | {' | '.join(ADAPTER_OF)} | auto | chosen | auto - best single | loses |")
     print(f"| {' | '.join(['---'] * (len(ADAPTER_OF) + 6))} |")
-    for name in asked.sets or [*RELATIONS, "digits", *(["cifar100", "omniglot"] if asked.data else [])]:
-        draw = drawing(name, asked.data, asked.pairs)
+    for name in sets or [*RELATIONS, "digits", *(["cifar100", "omniglot"] if data else [])]:
+        draw = drawing(name, data, pairs)
         for right in ("labels", "own"):
             print(
-                row(name, right, [hidden(draw(seed), right == "labels", seed) for seed in range(asked.seeds)]),
+                row(name, right, [hidden(draw(seed), right == "labels", seed) for seed in range(seeds)]),
                 flush=True,
             )
 
@@ -150,24 +148,19 @@ def bent(x: Array, generator: np.random.Generator) -> Array:
 
 
 RELATIONS = {"rotation": rotated, "affine": affine, "low rank": low_rank, "bent": bent}
+SETS = (*RELATIONS, *IMAGES, "omniglot")
 
 
 def embedded(name: str, data: Path | None) -> Embedded:
     """Real images by both versions."""
-    if name == "digits":
-        held = load_digits()
-        images, labels = [Image.fromarray((one * 15).astype(np.uint8)) for one in held.images], held.target
-    elif data is None:
-        raise SystemExit(f"{name} needs --data")
-    else:
-        images, labels = read(name, data)
+    images, labels = read(name, data)
     if name == "omniglot":
-        return projected(images, labels.astype(np.int64))
+        return projected(images, labels)
     old, new = (
         np.concatenate([encode(folder, images[at : at + BLOCK]) for at in range(0, len(images), BLOCK)])
         for folder in IMAGES[name]
     )
-    return Embedded(new, old, labels.astype(np.int64))
+    return Embedded(new, old, labels)
 
 
 def encode(folder: str, images: list[Image.Image]) -> Array:
@@ -187,5 +180,4 @@ def projected(images: list[Image.Image], labels: NDArray[np.int64]) -> Embedded:
 
 
 if __name__ == "__main__":
-    with refusals():
-        main()
+    run_main(main)

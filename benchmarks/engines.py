@@ -1,12 +1,12 @@
 """The cost of an external engine against FAISS, through a real service on the same vectors: writes, queries, memory.
 
-    python benchmarks/engines.py [ROWS,...] [KIND,...]
+    python benchmarks/engines.py --items 10000 --items 50000 --index auto --index pgvector
 
 Clustered unit vectors of 128 numbers with two metadata fields, stored by arrays; k = 10, one query at a time, first
-with the default settings of the gallery, then with `exact`. ROWS 10000 and 50000; KINDs auto (FAISS) and pgvector, or
-milvus with 5000 rows at most. `stored`: from the first write until the rows need no more work. `memory`: of the API
-process after a restart, above one without items. Processor time is that of the API process and, after the +, of the
-engine's processes. It is valid on a busy machine, wall time is not.
+with the default settings of the gallery, then with `exact`. INDEX is auto (FAISS), pgvector or milvus, the latter of
+5000 items at most. `stored`: from the first write until the rows need no more work. `memory`: of the API process after
+a restart, above one without items. Processor time is that of the API process and, after the +, of the engine's
+processes. It is valid on a busy machine, wall time is not.
 
 PostgreSQL is pip's, on a Unix socket and without fsync, and only for pgvector. Milvus is milvus-lite, a test double
 that compares all rows in Python: its times say nothing about Milvus, so it gets fewer queries. FAISS scans fewer than
@@ -22,12 +22,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import faiss
 import httpx
 import numpy as np
-from command_line import Sizes, run_main
+import typer
+from command_line import Counts, choice_of, run_main
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "library"))
@@ -43,6 +44,9 @@ from index.version import Card
 from staging.milvus import MilvusTestServer
 from staging.postgres import Server
 
+ITEMS = [10_000, 50_000]
+KINDS = ("auto", "pgvector", "milvus")
+MEASURED = ["auto", "pgvector"]
 MOST_LITE = 5_000
 MOST_SECONDS = 300.0
 ASKED = {"milvus": (40, 10)}
@@ -60,16 +64,16 @@ class Engine(NamedTuple):
         return cpu_seconds(self.pid) if self.pid else 0.0
 
 
-def main(sizes: Sizes = (10_000, 50_000), kinds: str = "auto,pgvector") -> None:
+def main(items: Counts = ITEMS, index: Annotated[list[str], typer.Option(parser=choice_of(KINDS))] = MEASURED) -> None:
     print(f"load {os.getloadavg()[0]:.1f}")
     columns = (
         "rows/s stored | CPU us a row | search | recall@10 | p50 ms | p99 ms | CPU ms a query | memory, bytes a row"
     )
     print(f"| rows | vectors lie in | {columns} |")
     print(f"|{' --- |' * 10}")
-    for size in sizes:
+    for size in items:
         vectors, queries = clustered(size)
-        for kind in kinds.split(","):
+        for kind in index:
             if kind != "milvus" or size <= MOST_LITE:
                 measure(kind, vectors, queries)
     print(f"load {os.getloadavg()[0]:.1f}")

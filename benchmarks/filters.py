@@ -1,6 +1,6 @@
 """The cost of a metadata filter: the same exact query with and without it, side by side in one run.
 
-    python benchmarks/filters.py [--items 100000 1000000] [--repeats 30]
+    python benchmarks/filters.py --items 100000 --items 1000000 --repeats 30
 
 Prints one table per size: for each operator and selectivity the median processor time of a filtered query divided by
 that of an unfiltered one (one query, then a batch of 64 for one operator), wall-clock percentiles of both, and the
@@ -10,7 +10,6 @@ memory of five ordinary fields. Vectors are 128 random numbers of unit length, k
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
@@ -22,12 +21,14 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # read when FAISS is imported
 
 import numpy as np
+from command_line import Count, Counts, run_main
 
 from index.engines.flat import FlatShard
 from index.filter import Filter, parse_filter
 from index.metadata import Item, Metadata
 from index.space import Cosine, Vectors
 
+ITEMS = [100_000, 1_000_000]
 DIM, K, BATCH = 128, 10, 64
 SHARES = {0.0001: "0.01 %", 0.01: "1 %", 0.1: "10 %", 0.5: "50 %", 1.0: "100 %"}
 BRANDS = 1_000
@@ -153,14 +154,10 @@ def measure(items: int, repeats: int) -> None:
                 )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, nargs="+", default=[100_000, 1_000_000])
-    parser.add_argument("--repeats", type=int, default=30)
-    given = parser.parse_args()
-    for items in given.items:
-        measure(items, given.repeats)
+def main(items: Counts = ITEMS, repeats: Count = 30) -> None:
+    for count in items:
+        measure(count, repeats)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -1,10 +1,10 @@
 """What grows with a gallery, and how fast: loading it, a page of its items, planning its backfill, deleting it.
 
-    python benchmarks/gallery_size.py [ITEMS,...]
+    python benchmarks/gallery_size.py --items 10000 --items 100000
 
-ITEMS (default 10000,100000) embeddings of 128 numbers, over HTTP, on a real service. While the gallery is deleted,
-another client writes items to another gallery, one per request. The exponent is the slope in log-log of time over
-items, fitted to all sizes: 0 is constant, 1 is proportional to the gallery. The loaded gallery has just been written.
+ITEMS embeddings of 128 numbers, over HTTP, on a real service. While the gallery is deleted, another client writes items
+to another gallery, one per request. The exponent is the slope in log-log of time over items, fitted to all sizes: 0 is
+constant, 1 is proportional to the gallery. The loaded gallery has just been written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from backfill import Server, fill
-from command_line import Sizes, run_main
+from command_line import Counts, run_main
 from random_versions import small, write_version
 from sqlalchemy import create_engine, func, select
 
@@ -30,15 +30,16 @@ from service.settings import Settings
 from service.store.database import Database
 from service.store.tables import gallery
 
+ITEMS = [10_000, 100_000]
 PAGES = 20
 
 
-def main(counts: Sizes = (10_000, 100_000)) -> None:
-    found = [run(count) for count in counts]
-    print(f"| ms | {' | '.join(f'{count:,} items' for count in counts)} | exponent |\n|{' --- |' * (len(counts) + 2)}")
+def main(items: Counts = ITEMS) -> None:
+    found = [run(count) for count in items]
+    print(f"| ms | {' | '.join(f'{count:,} items' for count in items)} | exponent |\n|{' --- |' * (len(items) + 2)}")
     for what in found[0]:
         took = [one[what] * 1e3 for one in found]
-        print(f"| {what} | {' | '.join(f'{ms:,.1f}' for ms in took)} | {exponent(counts, took)} |")
+        print(f"| {what} | {' | '.join(f'{ms:,.1f}' for ms in took)} | {exponent(items, took)} |")
 
 
 def exponent(counts: Sequence[int], took: list[float]) -> str:

@@ -1,10 +1,10 @@
 """Ingest of embeddings over HTTP in each body format, against a floor: rows inserted into SQLite, committed to disk.
 
-    python benchmarks/http_ingest.py [BATCHES] [ITEMS]
+    python benchmarks/http_ingest.py --batches 6 --batch-size 10000
 
-BATCHES of ITEMS x 128 with two metadata fields each, in turns: the floor, JSON, arrays (.npy), tables (Arrow). Each
-writes to a separate table or gallery, which is loaded and only scanned. Compare the ratios. CPU is that of the storing
-process per batch.
+BATCHES of BATCH_SIZE x 128 with two metadata fields each, in turns: the floor, JSON, arrays (.npy), tables (Arrow).
+Each writes to a separate table or gallery, which is loaded and only scanned. Compare the ratios. CPU is that of the
+storing process per batch.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from typing import Any
 import httpx
 import numpy as np
 import pyarrow as pa
-from command_line import run_main
+from command_line import Count, run_main
 from http_speed import DIM, about, clustered, cpu_seconds, fill, served
 
 from regraft.inputs import arrow_stream
 from regraft.routes.items import ARROW
 
 
-def main(batches: int = 6, count: int = 10_000) -> None:
+def main(batches: Count = 6, batch_size: Count = 10_000) -> None:
     took: dict[str, list[float]] = defaultdict(list)
     spent: dict[str, list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as scratch, served(Path(scratch)) as (url, service):
-        vectors, _ = clustered(count)
+        vectors, _ = clustered(batch_size)
         fill(url, Path(scratch), vectors[:100], "exact")
         database = sqlite3.connect(Path(scratch) / "floor.db")
         database.execute("pragma journal_mode=wal")
@@ -47,7 +47,7 @@ def main(batches: int = 6, count: int = 10_000) -> None:
                 ask = {"version": "plain", "embeddings": vectors[:1].tolist()}
                 http.post(f"/galleries/{name}/query", json=ask).raise_for_status()
             for batch in range(batches):
-                described = [{"id": f"b{batch}-{n}", "metadata": about(n)} for n in range(count)]
+                described = [{"id": f"b{batch}-{n}", "metadata": about(n)} for n in range(batch_size)]
                 embedded = zip(described, vectors.tolist(), strict=True)
                 body = json.dumps({"items": [{**item, "embedding": row} for item, row in embedded]})
                 np.save(array := io.BytesIO(), vectors)
@@ -66,9 +66,9 @@ def main(batches: int = 6, count: int = 10_000) -> None:
                     http.post(f"/galleries/{name}/items", **request).raise_for_status()
                     took[name].append(time.perf_counter() - started)
                     spent[name].append(cpu_seconds(service) - before)
-    print(f"{batches} batches of {count} x {DIM}; load {os.getloadavg()[0]:.1f}")
+    print(f"{batches} batches of {batch_size} x {DIM}; load {os.getloadavg()[0]:.1f}")
     for name, seconds in took.items():
-        rates = f"{count / float(np.median(seconds)):,.0f}/s | {count / min(seconds):,.0f}/s"
+        rates = f"{batch_size / float(np.median(seconds)):,.0f}/s | {batch_size / min(seconds):,.0f}/s"
         print(f"| {name} | {rates} | CPU {1000 * float(np.median(spent[name])):.0f} ms |")
 
 

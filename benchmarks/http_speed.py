@@ -1,8 +1,8 @@
 """Queries of one embedding over HTTP against a floor with the least possible work: p50, p99, requests/s, CPU.
 
-    python benchmarks/http_speed.py [ITEMS] [SECONDS] [INDEX] [FORM] [PROCESSES]
+    python benchmarks/http_speed.py --items 10000 --seconds 4 --index exact --body-format json --processes 1
 
-A gallery of ITEMS embeddings of 128 numbers, k = 10, INDEX `exact` or `auto`, FORM `json` or `npy`. The floor is one
+A gallery of ITEMS embeddings of 128 numbers, k = 10, INDEX `exact` or `auto`, in JSON or .npy. The floor is one
 Starlette route that reads JSON with orjson, searches the index that Regraft would build of all rows and writes ids,
 scores and metadata with orjson. Chroma's server takes part if it is installed (extra `bench`). The same client queries
 all servers in turns, with 1, 8 and 32 connections for SECONDS each, on the machine that runs them: compare ratios. CPU
@@ -29,7 +29,7 @@ from typing import Any, Literal
 import faiss
 import httpx
 import numpy as np
-from command_line import run_main
+from command_line import Count, Seconds, run_main
 from http_peers import CHROMA, chroma_of, floor_of
 from ingest import answers, free_port
 
@@ -49,11 +49,11 @@ CENTRES = 200
 
 
 def main(
-    items: int = 10_000,
-    seconds: float = 4.0,
+    items: Count = 10_000,
+    seconds: Seconds = 4.0,
     index: Literal["exact", "auto"] = "exact",
-    form: Literal["json", "npy"] = "json",
-    processes: int = 1,
+    body_format: Literal["json", "npy"] = "json",
+    processes: Count = 1,
 ) -> None:
     vectors, queries = clustered(items)
     with tempfile.TemporaryDirectory() as scratch, served(Path(scratch), processes) as (url, service):
@@ -61,7 +61,7 @@ def main(
         wait_until_at_rest(service)
         exact, effort = searched(url, vectors[:1])
         print(f"{exact} items are scanned, the others are indexed")
-        asks = [request(url, "/v1/galleries/asked/query", *body(one, form)) for one in queries]
+        asks = [request(url, "/v1/galleries/asked/query", *body(one, body_format)) for one in queries]
         truth = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
         with ExitStack() as running:
             peers = {"floor": running.enter_context(floor_of(vectors, about, K, exact=index == "exact"))}
@@ -72,7 +72,7 @@ def main(
                 for name, peer in peers.items()
             } | {"regraft": (service, url, asks)}
             found = {name: recall(where, requests, truth) for name, (_, where, requests) in asked.items()}
-            print(f"{items} items, index {index} (effort {effort}), {form}; load {os.getloadavg()[0]:.1f}")
+            print(f"{items} items, index {index} (effort {effort}), {body_format}; load {os.getloadavg()[0]:.1f}")
             print(f"| server | connections | recall@10 | p50 ms | p99 ms | requests/s | CPU ms |\n|{' --- |' * 7}")
             for connections in CONNECTIONS:
                 for name, (pid, where, requests) in asked.items():
@@ -164,9 +164,9 @@ def about(number: int) -> dict[str, Any]:
     return {"label": number % 7, "name": f"item number {number}"}
 
 
-def body(vector: Any, form: str) -> tuple[bytes, str]:
+def body(vector: Any, body_format: str) -> tuple[bytes, str]:
     """The body of a query, and where to: a media type and query parameters."""
-    if form == "npy":
+    if body_format == "npy":
         import io
 
         np.save(file := io.BytesIO(), vector[None])

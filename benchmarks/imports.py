@@ -1,6 +1,6 @@
 """`regraft import` of files against only reading the same file: rows per second of each, in one run.
 
-    python benchmarks/imports.py [ITEMS]
+    python benchmarks/imports.py --items 50000
 
 ITEMS x 128 in each format: Parquet with two columns of metadata, .npy with ids in a text file, .fvecs, and a flat FAISS
 index. `alone`: the library of the format reads all vectors (and columns) into memory piece by piece. `source`:
@@ -23,7 +23,7 @@ import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from command_line import run_main
+from command_line import Count, run_main
 from http_speed import DIM, about, clustered, cpu_seconds, fill, served
 
 from regraft import Client
@@ -32,7 +32,7 @@ from regraft.sources.opening import open_source
 from regraft.transfer import PAGE, import_gallery
 
 
-def main(items: int = 50_000) -> None:
+def main(items: Count = 50_000) -> None:
     vectors, _ = clustered(items)
     with tempfile.TemporaryDirectory() as scratch, served(Path(scratch)) as (url, service):
         fill(url, Path(scratch), vectors[:100], "exact")

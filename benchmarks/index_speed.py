@@ -1,14 +1,13 @@
 """Approximate search in process against FAISS's own index over the same vectors: speed and recall, in one run.
 
-    python benchmarks/index_speed.py [ITEMS] [QUERIES] [DIM] [KIND] [DRAW]
+    python benchmarks/index_speed.py --items 100000 --queries 500 --dim 128 --index hnsw --distribution clustered
 
-ITEMS (default 100000) unit vectors of DIM (128) numbers in one gallery, sealed by `build_index` as KIND (hnsw or ivf).
-DRAW `clustered` (default): around 2,000 centres; `flat`: in 24 dimensions with a little noise, where neighbours are
-harder to distinguish. Queries alternate, one at a time on one thread, between the gallery, its shard, FAISS on the
-index of the largest segment with its measured effort, and FAISS's flat index. A ratio is that of the medians of
-processor time, which other programs disturb least. Then filters that 50, 10, 1 and 0.1 % of the items pass: the recall
-against an exact query of the same gallery, and its time. Last a start that finds the index on disk, and the bytes per
-item there.
+ITEMS unit vectors of DIM numbers in one gallery, sealed by `build_index` as INDEX (hnsw or ivf). DISTRIBUTION
+`clustered`: around 2,000 centres; `flat`: in 24 dimensions with a little noise, where neighbours are harder to
+distinguish. Queries alternate, one at a time on one thread, between the gallery, its shard, FAISS on the index of the
+largest segment with its measured effort, and FAISS's flat index. A ratio is that of the medians of processor time,
+which other programs disturb least. Then filters that 50, 10, 1 and 0.1 % of the items pass: the recall against an exact
+query of the same gallery, and its time. Last a start that finds the index on disk, and the bytes per item there.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ import tempfile
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from unittest.mock import patch
 
 import faiss
 import numpy as np
-from command_line import run_main
+import typer
+from command_line import Count, run_main
 from numpy.typing import NDArray
 
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.segment import Segment
 from index.engines.segments import SEAL_ROWS
-from index.errors import InvalidArgument
 from index.filter import parse_filter
 from index.gallery import Gallery
 from index.metadata import Item
@@ -43,22 +42,20 @@ Find = Callable[[Vectors], Collection[int]]
 
 
 def main(
-    items: int = 100_000,
-    queries: int = 500,
-    dim: int = 128,
-    kind: Literal["hnsw", "ivf"] = "hnsw",
-    drawn: Literal["clustered", "flat"] = "clustered",
+    items: Annotated[int, typer.Option(min=SEAL_ROWS)] = 100_000,
+    queries: Count = 500,
+    dim: Count = 128,
+    index: Literal["hnsw", "ivf"] = "hnsw",
+    distribution: Literal["clustered", "flat"] = "clustered",
 ) -> None:
     faiss.omp_set_num_threads(1)
-    x, q = {"clustered": draw, "flat": draw_flat}[drawn](items, queries, dim)
+    x, q = {"clustered": draw, "flat": draw_flat}[distribution](items, queries, dim)
     with tempfile.TemporaryDirectory() as folder:
-        measure(x, q, IndexConfig(kind=IndexKind(kind)), Path(folder))
+        measure(x, q, IndexConfig(kind=IndexKind(index)), Path(folder))
 
 
 def measure(x: Vectors, queries: Vectors, config: IndexConfig, folder: Path) -> None:
     count, dim = len(x), x.shape[1]
-    if count < SEAL_ROWS:
-        raise InvalidArgument(f"of {count} items nothing is sealed; at least {SEAL_ROWS} are")
     gallery = Gallery(config, folder)
     gallery.declare(Version(Card("v", dim, {"kind": "cosine"}), folder))
     metadata = [f'{{"share": {value:.6f}}}' for value in np.random.default_rng(1).random(count)]

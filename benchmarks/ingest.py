@@ -1,10 +1,10 @@
 """How long queries of one gallery wait while another gallery receives large batches of embeddings as JSON.
 
-    python benchmarks/ingest.py [ITEMS] [DIM] [SECONDS]
+    python benchmarks/ingest.py --batch-size 10000 --dim 128 --seconds 30
 
 One service and two client processes on one machine. One client queries a gallery of 1,000 items by an embedding, again
-and again; the other sends batches of ITEMS embeddings of DIM numbers (about 20 bytes each) to another gallery, one by
-one, for SECONDS. The first line is without these batches. Both clients share the service's interpreter.
+and again; the other sends batches of BATCH_SIZE embeddings of DIM numbers (about 20 bytes each) to another gallery, one
+by one, for SECONDS. The first line is without these batches. Both clients share the service's interpreter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from command_line import run_main
+from command_line import Count, Seconds, run_main
 
 from index.archive import pack_version
 from index.folder import load_version, write_card
@@ -30,7 +30,7 @@ from index.version import Card
 BEFORE_SECONDS = 5.0
 
 
-def main(items: int = 10_000, dim: int = 128, seconds: float = 30.0) -> None:
+def main(batch_size: Count = 10_000, dim: Count = 128, seconds: Seconds = 30.0) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         port = free_port()
         command = [sys.executable, "-m", "regraft", "serve", "--port", str(port), "--workers", "0", "--data", scratch]
@@ -42,12 +42,12 @@ def main(items: int = 10_000, dim: int = 128, seconds: float = 30.0) -> None:
             show("nothing", *query(url, dim, BEFORE_SECONDS, None))
             context = multiprocessing.get_context("spawn")
             sent = context.Value("i", 0)
-            sender = context.Process(target=send, args=(url, items, dim, seconds, sent))
+            sender = context.Process(target=send, args=(url, batch_size, dim, seconds, sent))
             sender.start()
             while not sent.value:
                 time.sleep(0.1)
             before = sent.value
-            show(f"batches of {items} x {dim}", *query(url, dim, seconds / 2, (sent, before)))
+            show(f"batches of {batch_size} x {dim}", *query(url, dim, seconds / 2, (sent, before)))
             sender.join()
         finally:
             service.terminate()

@@ -1,10 +1,10 @@
 """The cost of a start with many galleries that no request has used yet.
 
-    python benchmarks/many_galleries.py [GALLERIES,...] [STARTS]
+    python benchmarks/many_galleries.py --galleries 10 --galleries 10000 --starts 5
 
-Each of GALLERIES (default 10,10000) holds three items. A service without HTTP starts STARTS times (default 5) over each
-number, in turns; then one gallery is queried. Processor time, medians: until the service is up, until that gallery has
-answered, and of the following seconds, in which a thread removes the files of deleted galleries.
+Each of GALLERIES holds three items. A service without HTTP starts STARTS times over each number, in turns; then one
+gallery is queried. Processor time, medians: until the service is up, until that gallery has answered, and of the
+following seconds, in which a thread removes the files of deleted galleries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from command_line import Sizes, run_main
+from command_line import Count, Counts, run_main
 from sqlalchemy import update
 
 from index.folder import load_version, write_card
@@ -28,13 +28,14 @@ from service.store.database import Database, upgrade
 from service.store.repository import NewItem, insert_gallery, store_items, take_seq
 from service.store.tables import gallery
 
+GALLERIES = [10, 10_000]
 ITEMS, BEHIND_SECONDS = 3, 3.0
 VECTORS = np.eye(ITEMS, dtype=np.float32)
 
 
-def main(counts: Sizes = (10, 10_000), starts: int = 5) -> None:
+def main(galleries: Counts = GALLERIES, starts: Count = 5) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        made = {count: filled(Path(folder) / str(count), count) for count in counts}
+        made = {count: filled(Path(folder) / str(count), count) for count in galleries}
         taken: dict[int, list[list[float]]] = defaultdict(list)
         for _ in range(starts):
             for count, settings in made.items():

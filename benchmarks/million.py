@@ -1,13 +1,12 @@
 """A gallery of a million on one machine: ingest, sealing, queries, a kill, a restart, a deployment, a rollback.
 
-    python benchmarks/million.py [ITEMS] [INDEX] [DIM]
+    python benchmarks/million.py --items 1000000 --index auto --dim 128
 
-Writes ITEMS (default 1000000) clustered unit vectors of DIM numbers (default 128) with two metadata fields to a real
-service by arrays; INDEX `auto` (default), `hnsw` or `ivf`. The gallery seals and answers queries (recall against brute
-force) as soon as only a head is scanned, and again when nothing is left to merge. Then the service is killed with
-SIGKILL, restarts and answers again. A second version with an identity edge serves a tenth of the items after a
-deployment and none after the rollback, once those are sealed: how long each takes, and the longest wait of one client
-that queries without a pause. `OMP_NUM_THREADS=2` builds indexes on two cores.
+Writes ITEMS clustered unit vectors of DIM numbers with two metadata fields to a real service by arrays. The gallery
+seals and answers queries (recall against brute force) as soon as only a head is scanned, and again when nothing is left
+to merge. Then the service is killed with SIGKILL, restarts and answers again. A second version with an identity edge
+serves a tenth of the items after a deployment and none after the rollback, once those are sealed: how long each takes,
+and the longest wait of one client that queries without a pause. `OMP_NUM_THREADS=2` builds indexes on two cores.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from typing import Any, Literal
 import faiss
 import httpx
 import numpy as np
-from command_line import run_main
+from command_line import Count, run_main
 from http_speed import DIM, SEALING_SECONDS, about, load, request, served, wait_until_at_rest
 from index_speed import CLUSTERS
 from ingest import answers
@@ -42,7 +41,7 @@ BLOCK, K, ASKED = 10_000, 10, 200
 ASKING_SECONDS = 4.0
 
 
-def main(items: int = 1_000_000, index: Literal["auto", "hnsw", "ivf"] = "auto", dim: int = DIM) -> None:
+def main(items: Count = 1_000_000, index: Literal["auto", "hnsw", "ivf"] = "auto", dim: Count = DIM) -> None:
     vectors, queries = draw(items, ASKED, dim)
     truth = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,13 +1,12 @@
 """The cost of a query over several versions against one over a single version, and the cost of each kind of edge.
 
-    python benchmarks/mixed_versions.py [ITEMS,...] [QUERIES] [KIND]
+    python benchmarks/mixed_versions.py --items 100000 --items 1000000 --queries 200 --index exact
 
-The same ITEMS (default 100000,1000000; 128 components, clustered unit vectors) are in galleries of 1, 2, 4 and 8
-versions, joined by identity edges to the version that queries. The galleries take turns, query by query, in random
-order, so that other load affects all alike; a ratio is that of the medians. KIND exact (default): every gallery must
-first find what brute force finds, so recall is 1. KIND hnsw or ivf: every shard gets its index, recall is measured, and
-times are the processor's. The last table times the transform of each edge kind, 128 to 128 components, against a scan
-of the same run.
+The same ITEMS (128 components, clustered unit vectors) are in galleries of 1, 2, 4 and 8 versions, joined by identity
+edges to the version that queries. The galleries take turns, query by query, in random order, so that other load affects
+all alike; a ratio is that of the medians. INDEX exact: every gallery must first find what brute force finds, so recall
+is 1. With another INDEX every shard gets its index, recall is measured, and times are the processor's. The last table
+times the transform of each edge kind, 128 to 128 components, against a scan of the same run.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
-from command_line import Sizes, run_main
+from command_line import Count, Counts, run_main
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -34,6 +34,7 @@ from index.space import Cosine
 from index.transform import load_transform
 from index.version import EDGE_ARRAYS, EDGE_MODEL, Card, Edge, EdgeKind, Score, Version
 
+ITEMS = [100_000, 1_000_000]
 DIM, K, CLUSTERS = 128, 10, 2000
 SHARDS = (1, 2, 4, 8)
 MODES = ("raw", "calibrated", "rank")
@@ -43,9 +44,9 @@ HIDDEN = 256
 Vectors = NDArray[np.float32]
 
 
-def main(sizes: Sizes = (100_000, 1_000_000), queries: int = 200, kind: IndexKind = IndexKind.EXACT) -> None:
-    for size in sizes:
-        mixed(size, queries, IndexConfig(kind=kind))
+def main(items: Counts = ITEMS, queries: Count = 200, index: Literal["exact", "auto", "hnsw", "ivf"] = "exact") -> None:
+    for size in items:
+        mixed(size, queries, IndexConfig(kind=IndexKind(index)))
     edge_kinds(100_000, queries)
 
 

@@ -10,11 +10,13 @@ orders between `<!-- table orders -->` and `<!-- end -->`.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
 
-from command_line import existing, refusals
+import typer
+from command_line import Document, run_main
 
 from index.evaluation.metrics import p_com
 from training.comparison import COMPARED_FAMILIES, METRICS, independent_part
@@ -31,16 +33,12 @@ MAP = ("the same, mAP", re.compile(r"\[([\d.]+)\]"))
 """Where a table has gains, and a score in its cell."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("document", type=existing)
-    parser.add_argument("--write", type=existing, metavar="FILE")
-    arguments = parser.parse_args()
-    rows = [*of_papers(), *of_tables(arguments.document.read_text())]
+def main(document: Annotated[Path, typer.Argument(exists=True, dir_okay=False)], write: Document = None) -> None:
+    rows = [*of_papers(), *of_tables(document.read_text())]
     table = "\n".join([f"| {' | '.join(row)} |" for row in [HEADER, ("---",) * len(HEADER), *rows]])
     print(table)
-    if arguments.write:
-        replace_table(arguments.write, "orders", table)
+    if write:
+        replace_table(write, "orders", table)
 
 
 def of_papers() -> Iterator[Row]:
@@ -80,5 +78,4 @@ def reckoned(rows: Mapping[str, Mapping[str, str]], method: str, gains: str, sco
 
 
 if __name__ == "__main__":
-    with refusals():
-        main()
+    run_main(main)

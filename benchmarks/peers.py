@@ -1,13 +1,13 @@
 """Approximate search in process: Regraft against widely used libraries and embedded databases, in one run.
 
-    python benchmarks/peers.py [ITEMS,...] [QUERIES] [DIM] [ENGINE+...]
+    python benchmarks/peers.py --items 10000 --items 100000 --queries 300 --engine 'FAISS flat' --engine hnswlib
 
-The same ITEMS (default 10000,100000) clustered unit vectors of DIM (128) numbers in each engine that is installed (`pip
-install hnswlib usearch qdrant-edge-py lancedb chromadb milvus-lite pymilvus`; FAISS always) and whose name begins with
-an ENGINE. Each engine uses the least of its efforts that reaches recall@10 0.95 and 0.99 with a thousand other queries.
-The queries of the table then alternate between all engines in random order, one at a time and 64 in one call, so that
-other load affects all alike: compare ratios. The search parameters of FAISS are created once, because creating them
-costs as much as a small search. `MiB` is the growth of the process.
+The same ITEMS clustered unit vectors of DIM numbers in each ENGINE (default: all) that is installed (`pip install
+hnswlib usearch qdrant-edge-py lancedb chromadb milvus-lite pymilvus`; FAISS always). Each engine uses the least of its
+efforts that reaches recall@10 0.95 and 0.99 with a thousand other queries. The queries of the table then alternate
+between all engines in random order, one at a time and 64 in one call, so that other load affects all alike: compare
+ratios. The search parameters of FAISS are created once, because creating them costs as much as a small search. `MiB` is
+the growth of the process.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import faiss
 import numpy as np
-from command_line import Sizes, run_main
+import typer
+from command_line import Count, Counts, choice_of, run_main
 from index_speed import Vectors, draw, fill, recall
 
 from index.engines.config import IndexConfig
@@ -30,6 +31,7 @@ from index.gallery import Gallery
 from index.metadata import Item
 from index.version import Card, Version
 
+ITEMS = [10_000, 100_000]
 K, LINKS, BUILD = 10, 32, 60
 AIMS = (0.95, 0.99)
 EFFORTS = (10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512)
@@ -271,22 +273,27 @@ ENGINES: dict[str, tuple[Callable[[Vectors, Path], Engine], str, bool]] = {
 """Name -> the engine, the package it needs, and whether it builds a million in minutes."""
 
 
-def main(sizes: Sizes = (10_000, 100_000), queries: int = 300, dim: int = 128, engines: str = "") -> None:
+def main(
+    items: Counts = ITEMS,
+    queries: Annotated[int, typer.Option(min=TOGETHER)] = 300,
+    dim: Count = 128,
+    engines: Annotated[list[str] | None, typer.Option("--engine", parser=choice_of(ENGINES))] = None,
+) -> None:
     faiss.omp_set_num_threads(1)
     print("| items | engine | effort | recall@10 | p50 ms | p99 ms | queries/s | 64 in a call: /s | built s | MiB |")
     print(f"|{' --- |' * 10}")
-    for size in sizes:
+    for size in items:
         with tempfile.TemporaryDirectory() as scratch:
-            measure(size, queries, dim, tuple(engines.split("+")), Path(scratch))
+            measure(size, queries, dim, engines or list(ENGINES), Path(scratch))
 
 
-def measure(size: int, count: int, dim: int, chosen: tuple[str, ...], scratch: Path) -> None:
+def measure(size: int, count: int, dim: int, chosen: Sequence[str], scratch: Path) -> None:
     vectors, asked = draw(size, count + CHOOSING, dim)
     nearest = faiss.knn(asked, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
     queries, truth = asked[:count], nearest[:count]
     built: dict[str, tuple[Engine, float, float]] = {}
     for name, (engine, package, fast) in ENGINES.items():
-        if name.startswith(chosen) and importlib.util.find_spec(package) and (fast or size <= SLOW_ABOVE):
+        if name in chosen and importlib.util.find_spec(package) and (fast or size <= SLOW_ABOVE):
             tell(f"{size} x {dim}: building {name}")
             before, started = resident_mib(), time.perf_counter()
             made = engine(vectors, scratch / package)

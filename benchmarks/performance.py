@@ -1,6 +1,6 @@
 """`make bench`: run every speed benchmark in turn, on a quiet machine, and write docs/performance.md with a plot.
 
-    python benchmarks/performance.py [--again] [--only TEXT] [--large] [--peers PYTHON]
+    python benchmarks/performance.py --large --peers PYTHON
 
 The output of each script is kept in runs/performance/ with the commit that it measured. A script whose output is there
 is not run again, so a stopped run continues; `--again` starts over. `--only TEXT` measures the sections with TEXT in
@@ -12,7 +12,6 @@ benchmarks/peers.py.
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import re
@@ -25,9 +24,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import conclusions
+import typer
+from command_line import run_main
 
 HERE = Path(__file__).parent
 KEPT = HERE.parent / "runs" / "performance"
@@ -63,7 +64,7 @@ class Section:
         return self.script == "peers" and "512" not in self.arguments
 
 
-CHOSEN = "Regraft, aim 0.99+FAISS flat+FAISS IVF"
+CHOSEN = ("--engine", "Regraft, aim 0.99", "--engine", "FAISS flat", "--engine", "FAISS IVF")
 """Engines that fit into memory together and are built within minutes; a graph takes half an hour."""
 
 SECTIONS = (
@@ -73,14 +74,14 @@ SECTIONS = (
         " Regraft is measured as a whole gallery: plan, search, exact scores, one list."
         " ![Median time by size](performance.svg)",
         "peers",
-        ("10000,100000", "200"),
+        ("--items", "10000", "--items", "100000", "--queries", "200"),
         conclusions.in_process,
     ),
     Section(
         "In process, a million",
         "The same, without the engines that take minutes for 100,000 items.",
         "peers",
-        ("1000000", "200"),
+        ("--items", "1000000", "--queries", "200"),
         conclusions.in_process,
         only_large=True,
     ),
@@ -88,7 +89,7 @@ SECTIONS = (
         "In process, five million",
         "Without graphs.",
         "peers",
-        ("5000000", "300", "128", CHOSEN),
+        ("--items", "5000000", *CHOSEN),
         conclusions.in_process,
         only_large=True,
     ),
@@ -96,7 +97,7 @@ SECTIONS = (
         "In process, a million of 512 numbers",
         "Without graphs.",
         "peers",
-        ("1000000", "300", "512", CHOSEN),
+        ("--items", "1000000", "--dim", "512", *CHOSEN),
         conclusions.in_process,
         only_large=True,
     ),
@@ -105,36 +106,36 @@ SECTIONS = (
         "A query of one embedding in JSON, compared with Chroma's server and a floor: one Starlette route with orjson"
         " over the same index. CPU is the server's processor time per request.",
         "http_speed",
-        ("10000", "4", "auto"),
+        ("--items", "10000", "--index", "auto"),
         conclusions.over_http,
     ),
     Section(
         "Over HTTP, 100,000 items",
         "The same with more items.",
         "http_speed",
-        ("100000", "4", "auto"),
+        ("--items", "100000", "--index", "auto"),
         conclusions.over_http,
     ),
     Section(
         "Over HTTP, 100,000 items, two processes",
         "The same with `regraft serve --processes 2`. The floor has one process; the client is one more.",
         "http_speed",
-        ("100000", "4", "auto", "json", "2"),
+        ("--items", "100000", "--index", "auto", "--processes", "2"),
         conclusions.over_http,
     ),
     Section(
         "Several versions in one list",
         "The same items in galleries of 1, 2, 4 and 8 versions, scanned; then the time of each kind of edge.",
         "mixed_versions",
-        ("100000", "200"),
+        ("--items", "100000"),
         conclusions.versions,
-        large=("100000,1000000", "100"),
+        large=("--items", "100000", "--items", "1000000", "--queries", "100"),
     ),
     Section(
         "Several versions in one list, indexed",
         "The same with the index that `auto` chooses.",
         "mixed_versions",
-        ("80000", "300", "auto"),
+        ("--items", "80000", "--queries", "300", "--index", "auto"),
         conclusions.versions,
     ),
     Section(
@@ -148,30 +149,30 @@ SECTIONS = (
         "Ingest",
         "Vectors per second, committed to disk; the floor inserts rows into SQLite through its driver.",
         "http_ingest",
-        ("6", "10000"),
+        ("--batches", "6", "--batch-size", "10000"),
         conclusions.stored,
     ),
     Section(
         "Imports of files",
         "Rows per second of `regraft import`, compared with only reading the same file by the library of its format.",
         "imports",
-        ("50000",),
+        ("--items", "50000"),
         conclusions.imported,
     ),
     Section(
         "Queries beside large ingests",
         "Queries of another gallery while JSON bodies of 10,000 embeddings arrive without a pause.",
         "ingest",
-        ("10000", "128", "15"),
+        ("--batch-size", "10000", "--seconds", "15"),
         conclusions.beside,
     ),
     Section(
         "Queries beside building",
         "Queries of the same gallery while it is written, sealed, compacted and saved as a snapshot at full speed.",
         "background",
-        ("100000",),
+        ("--items", "100000"),
         conclusions.beside,
-        large=("1000000",),
+        large=("--items", "1000000"),
     ),
     Section(
         "Queries beside a backfill",
@@ -185,54 +186,55 @@ SECTIONS = (
         "A deployment serves a fifth of the items by another version, compared with moving their vectors, as was done"
         " earlier.",
         "deploy_time",
-        ("100000",),
+        ("--items", "100000"),
         conclusions.deployed,
-        large=("100000,1000000",),
+        large=("--items", "100000", "--items", "1000000"),
     ),
     Section(
         "What grows with a gallery",
         "The exponent is the slope in log-log: 1 means growth in proportion to the gallery.",
         "gallery_size",
-        ("10000,100000",),
+        ("--items", "10000", "--items", "100000"),
         conclusions.growth,
-        large=("10000,100000,1000000",),
+        large=("--items", "10000", "--items", "100000", "--items", "1000000"),
     ),
     Section(
         "A gallery from its first item to a rollback",
         "Over HTTP, with a SIGKILL in between; memory and disk per item.",
         "million",
-        ("1000000",),
+        ("--items", "1000000"),
         conclusions.life,
     ),
     Section(
         "An index on disk",
         "In process, compared with FAISS on the same index; then filters and a start.",
         "index_speed",
-        ("100000", "300"),
+        ("--items", "100000", "--queries", "300"),
         conclusions.on_disk,
     ),
 )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--again", action="store_true", help="measure again")
-    parser.add_argument("--only", default="", metavar="TEXT", help="measure sections with this in their title")
-    parser.add_argument("--large", action="store_true", help="with a million items and more")
-    parser.add_argument("--peers", default=sys.executable, help="the interpreter that has the other engines")
-    options = parser.parse_args()
+def main(
+    again: Annotated[bool, typer.Option("--again", help="Measure again.")] = False,
+    only: Annotated[str, typer.Option(metavar="TEXT", help="Measure sections with this in their title.")] = "",
+    large: Annotated[bool, typer.Option("--large", help="With a million items and more.")] = False,
+    peers: Annotated[
+        str, typer.Option(metavar="PYTHON", help="Interpreter that has the other engines.", show_default=False)
+    ] = sys.executable,
+) -> None:
     KEPT.mkdir(parents=True, exist_ok=True)
-    shown = [section for section in SECTIONS if options.large or not section.only_large]
-    chosen = [section for section in shown if options.only in section.title]
+    shown = [section for section in SECTIONS if large or not section.only_large]
+    chosen = [section for section in shown if only in section.title]
     if not chosen:
-        parser.error(f"--only: no section has {options.only!r} in its title")
-    for section in chosen if options.again else ():
-        place(section, options.large).unlink(missing_ok=True)
+        raise typer.BadParameter(f"no section has {only!r} in its title", param_hint="--only")
+    for section in chosen if again else ():
+        place(section, large).unlink(missing_ok=True)
     for at, section in enumerate(chosen, 1):
         print(f"{at}/{len(chosen)} {section.title}", flush=True)
-        measure(section, options.large, options.peers if section.script == "peers" else sys.executable)
-        PAGE.write_text(page(shown, options.large))
-    if table := "".join(output(section, options.large) or "" for section in shown if section.is_plotted()):
+        measure(section, large, peers if section.script == "peers" else sys.executable)
+        PAGE.write_text(page(shown, large))
+    if table := "".join(output(section, large) or "" for section in shown if section.is_plotted()):
         plot(table)
     print(f"written: {PAGE}")
 
@@ -348,4 +350,4 @@ def rows(table: str) -> Iterator[tuple[int, str, float, float]]:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -1,20 +1,21 @@
 """Accuracy of the encoders for photos, old, new and across versions, against baselines without training.
 
-    python benchmarks/photos.py ROOT [QUERIES] [ITEMS]
+    python benchmarks/photos.py ROOT --queries 10 --items 20
 
 ROOT is the training data of their recipes (training/recipes/photos.py). Of every class in ROOT/test the first QUERIES
-images by name (default 10) are queries, the next ITEMS (default 20) are the items. Everything runs as in serving:
-exported encoders, the edge of the new version. Queries are counted separately by whether the trainings of the two
-versions knew their class.
+images by name are queries, the next ITEMS are the items. Everything runs as in serving: exported encoders, the edge of
+the new version. Queries are counted separately by whether the trainings of the two versions knew their class.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
-from command_line import run_main
+import typer
+from command_line import Count, run_main
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -33,8 +34,8 @@ METRICS = ("cmc@1", "cmc@5", MEAN_AP)
 BLOCK = 256
 
 
-def main(root: str, queries: int = 10, items: int = 20) -> None:
-    data = sides(load_data("folders", root), queries, items)
+def main(root: Annotated[Path, typer.Argument(exists=True)], queries: Count = 10, items: Count = 20) -> None:
+    data = sides(load_data("folders", str(root)), queries, items)
     old, new = Encoder(load_version(OLD)), load_version(NEW)
     cut = load_transform(next(edge for edge in new.edges if edge.old == old.card.name), new.card, old.card)
     encode = Encoder(new)
@@ -80,7 +81,7 @@ def groups(data: Data, old: set[object], new: set[object]) -> dict[str, NDArray[
         "classes known to the new version only": [name in new and name not in old for name in names],
         "classes known to neither": [name not in new and name not in old for name in names],
     }
-    return {title: np.flatnonzero(among) for title, among in known.items()}
+    return {title: np.flatnonzero(among) for title, among in known.items() if any(among)}
 
 
 def both(data: Data, embed: Callable[[Sequence[Image.Image]], Vectors]) -> tuple[Vectors, Vectors]:

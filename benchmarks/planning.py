@@ -1,6 +1,6 @@
 """The cost of planning a backfill of a large gallery, and how long writes to the gallery wait meanwhile.
 
-    python benchmarks/planning.py [ITEMS] [ORDER ...]
+    python benchmarks/planning.py oldest random --items 1000000
 
 On SQLite, without vectors: planning reads none. Each order runs in a separate process, so that none reuses the memory
 of another. The growth is that of the largest resident size. Processor seconds are of the process. `longest` is the
@@ -20,9 +20,10 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, NamedTuple
 
-from command_line import run_main
+import typer
+from command_line import Count, choice_of, run_main
 from sqlalchemy import Connection, delete, insert, select, text
 
 from service.backfills.scores import NO_SCORES
@@ -33,7 +34,7 @@ from service.store.repository import take_seq
 from service.store.rows import BackfillRow, one_of
 from service.store.tables import backfill, backfill_chunk, gallery, version
 
-Order = Literal["oldest", "newest", "random", "traffic", "transformed"]
+ORDERS = ["oldest", "newest", "random", "traffic", "transformed"]
 NUMBERS = "with recursive n(x) as (select 1 union all select x + 1 from n where x < {items})"
 ITEM = "insert into item (id, gallery_id, external_id, metadata, seq, deleted, created, blob)"
 FILL = (
@@ -43,14 +44,16 @@ FILL = (
 )
 
 
-def main(items: int = 1_000_000, *orders: Order) -> None:
+def main(
+    orders: Annotated[list[str], typer.Argument(parser=choice_of(ORDERS))] = ORDERS, items: Count = 1_000_000
+) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         settings = Settings(data=Path(scratch))
         fill(settings, items)
         print(f"{items:,} items; load {os.getloadavg()[0]:.1f}")
         print("| order | seconds | processor | writes | longest ms | wait ms | memory MiB | bytes an item |")
         print(f"|{' --- |' * 8}")
-        for order in orders or get_args(Order):
+        for order in orders:
             with multiprocessing.get_context("spawn").Pool(1) as alone:
                 told = alone.apply(planned, (settings.database_url, order, items))
             times = f"{told.seconds:.1f} | {told.processor:.1f} | {told.writes} | {told.longest:.0f} | {told.wait:.0f}"

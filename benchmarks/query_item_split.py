@@ -8,27 +8,25 @@ by name for the queries and the next ones for the items.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
+from command_line import run_main
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", type=Path, help="a folder with train/<class>/<image> and test/<class>/<image>")
-    parser.add_argument("out", type=Path, help="the folder to make")
-    parser.add_argument("--queries", type=int, required=True, help="of each class")
-    parser.add_argument("--items", type=int, required=True, help="of each class")
-    arguments = parser.parse_args()
-    if missing := [part for part in ("train", "test") if not (arguments.root / part).is_dir()]:
-        parser.error(f"root: {arguments.root} holds no folder {missing[0]}/")
-    if arguments.out.exists():
-        parser.error(f"out: {arguments.out} is there already")
-    lay_out(arguments.root.resolve(), arguments.out, arguments.queries, arguments.items)
-
-
-def lay_out(root: Path, out: Path, queries: int, items: int) -> None:
-    """Link every training image, and each test class's first images as queries and next ones as items."""
+def main(
+    root: Annotated[Path, typer.Argument(help="Folder with train/<class>/<image> and test/<class>/<image>.")],
+    out: Annotated[Path, typer.Argument(help="Folder to make.")],
+    queries: Annotated[int, typer.Option(min=1, help="Of each class.")],
+    items: Annotated[int, typer.Option(min=1, help="Of each class.")],
+) -> None:
+    if missing := [part for part in ("train", "test") if not (root / part).is_dir()]:
+        raise typer.BadParameter(f"{root} holds no folder {missing[0]}/", param_hint="root")
+    if out.exists():
+        raise typer.BadParameter(f"{out} is there already", param_hint="out")
+    root = root.resolve()
     for folder in classes(root / "train"):
         link(images(folder), out / "train" / folder.name)
     for folder in classes(root / "test"):
@@ -55,4 +53,4 @@ def link(paths: Sequence[Path], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

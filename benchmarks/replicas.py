@@ -1,6 +1,6 @@
 """Two API processes on one PostgreSQL behind a proxy: queries that fail while one is killed or stopped.
 
-    python benchmarks/replicas.py [ITEMS] [CLIENTS] [WRITES]
+    python benchmarks/replicas.py --items 10000 --clients 8 --writes 300
 
 A gallery of ITEMS embeddings of 128 numbers, and CLIENTS that query all the time. Then the delay of replication: one
 item is written to A, and B is queried for it as soon as A has answered; for comparison, B's time if nothing was
@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from command_line import run_main
+from command_line import Count, run_main
 from sqlalchemy import create_engine, text
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "library"))
@@ -40,7 +40,7 @@ from staging.proxy import Proxy, proxied
 BEFORE_SECONDS, AFTER_SECONDS = 2.0, 2.0
 
 
-def main(items: int = 10_000, clients: int = 8, writes: int = 300) -> None:
+def main(items: Count = 10_000, clients: Count = 8, writes: Count = 300) -> None:
     vectors, queries = clustered(items)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))

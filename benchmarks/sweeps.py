@@ -1,6 +1,6 @@
 """The results of `regraft sweep` for several methods as a table: the recipe's own weights and the best of its trials.
 
-    python benchmarks/sweeps.py digits runs/sweep-bct runs/sweep-oca [--write docs/results/training.md]
+    python benchmarks/sweeps.py digits runs/sweep-bct runs/sweep-oca --write docs/results/training.md
 
 reads the cards of the finished trials; a diverged trial is not finished. --write puts the table between `<!-- table
 sweeps FAMILY -->` and `<!-- end -->`.
@@ -8,11 +8,13 @@ sweeps FAMILY -->` and `<!-- end -->`.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from typing import Annotated
 
-from command_line import existing, refusals
+import typer
+from command_line import Document, choice_of, run_main
 
+from index.errors import InvalidArgument
 from index.folder import load_version
 from index.version import Card
 from training.comparison import COMPARED_FAMILIES
@@ -23,16 +25,15 @@ OWN = "trial-0"
 """The recipe as it is."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("family", choices=COMPARED_FAMILIES, help="whose recipes were swept")
-    parser.add_argument("sweeps", nargs="+", type=Path, help="folders that `regraft sweep --out` wrote")
-    parser.add_argument("--write", type=existing, metavar="FILE", help="put the table into a document")
-    given = parser.parse_args()
-    lines = [f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}", *map(line, given.sweeps)]
+def main(
+    family: Annotated[str, typer.Argument(parser=choice_of(COMPARED_FAMILIES), help="Whose recipes were swept.")],
+    sweeps: Annotated[list[Path], typer.Argument(exists=True, help="Folders that `regraft sweep --out` wrote.")],
+    write: Document = None,
+) -> None:
+    lines = [f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}", *map(line, sweeps)]
     print("\n".join(lines))
-    if given.write:
-        replace_table(given.write, f"sweeps {given.family}", "\n".join(lines))
+    if write:
+        replace_table(write, f"sweeps {family}", "\n".join(lines))
 
 
 def line(sweep: Path) -> str:
@@ -41,7 +42,7 @@ def line(sweep: Path) -> str:
     notes = sorted(sweep.glob("trial-*.json"), key=lambda note: (len(note.stem), note.stem))
     cards = {note.stem: load_version(note.with_suffix("")).card for note in notes}
     if not cards:
-        raise SystemExit(f"{sweep} holds no trial that `regraft sweep` finished")
+        raise InvalidArgument(f"{sweep} holds no trial that `regraft sweep` finished")
     best = max(cards.values(), key=lambda card: cmc(card, "new/old"))
     as_it_is = cells(cards[OWN]) if OWN in cards else ["diverged", "", ""]
     old_old = f"{100 * cmc(best, 'old/old'):.1f}"
@@ -65,5 +66,4 @@ def weights(card: Card) -> str:
 
 
 if __name__ == "__main__":
-    with refusals():
-        main()
+    run_main(main)

@@ -1,6 +1,6 @@
 """The cost of a training step of each method, relative to an independent step plus one forward of the old model.
 
-    python benchmarks/training_step.py [BACKBONE] [SIDE] [BATCH] [ROUNDS]
+    python benchmarks/training_step.py --backbone resnet18_32 --side 32 --batch-size 64 --rounds 5
 
 All methods take turns in one run, forward, backward and optimiser, on random images of SIDE pixels. The figure is the
 best of ROUNDS, because other programs can only add to it. The last column is relative to an independent step and one
@@ -16,7 +16,7 @@ from collections.abc import Callable
 import lightning
 import torch
 import torch.nn.functional as F
-from command_line import run_main
+from command_line import Count, run_main
 from torch import Tensor
 
 from training.backbones import Frozen, build_backbone
@@ -32,11 +32,11 @@ LOOKS_TWICE = {"bt2"}
 """Methods that look at the independent model beside their own backbone."""
 
 
-def main(backbone: str = "resnet18_32", side: int = 32, batch: int = 64, rounds: int = 5) -> None:
+def main(backbone: str = "resnet18_32", side: Count = 32, batch_size: Count = 64, rounds: Count = 5) -> None:
     lightning.seed_everything(0, verbose=False)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    image_BCHW = torch.randn(batch, 3, side, side, device=device)
-    label_B = torch.randint(CLASSES, (batch,), device=device)
+    image_BCHW = torch.randn(batch_size, 3, side, side, device=device)
+    label_B = torch.randint(CLASSES, (batch_size,), device=device)
     old = Frozen(build_backbone(backbone, 3, OLD_DIM)).to(device)
     steps = {name: step_of(name, backbone, old, image_BCHW, label_B) for name in METHODS}
     steps["one old forward"] = lambda: old(image_BCHW)
@@ -47,7 +47,7 @@ def main(backbone: str = "resnet18_32", side: int = 32, batch: int = 64, rounds:
         for name, step in steps.items():
             best[name] = min(best[name], seconds(step))
     bound = best["independent"] + best["one old forward"]
-    print(f"{backbone}, {side} pixels, batch {batch}, {device}, best of {rounds}\n")
+    print(f"{backbone}, {side} pixels, batch {batch_size}, {device}, best of {rounds}\n")
     print("| step | ms | of independent + one old forward |\n| --- | --- | --- |")
     for name, spent in best.items():
         print(f"| {name} | {1000 * spent:.1f} | {spent / bound:.2f} |")

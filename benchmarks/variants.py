@@ -1,12 +1,12 @@
 """The effect of a choice on quality, on one data set over several seeds.
 
-    python benchmarks/variants.py forms       the forms of a method that papers and codes differ in
-    python benchmarks/variants.py hbct        HBCT's ablations
-    python benchmarks/variants.py cache_old   old embeddings computed once, of images that are not augmented
-    python benchmarks/variants.py scales      the scale of the logits of class means
-    python benchmarks/variants.py epochs      HBCT, trained for longer
-    python benchmarks/variants.py sides       FCT's side-information
-    python benchmarks/variants.py views       the views that train SimCLR's side-information
+    python benchmarks/variants.py forms       # the forms of a method that papers and codes differ in
+    python benchmarks/variants.py hbct        # HBCT's ablations
+    python benchmarks/variants.py cache_old   # old embeddings computed once, of images that are not augmented
+    python benchmarks/variants.py scales      # the scale of the logits of class means
+    python benchmarks/variants.py epochs      # HBCT, trained for longer
+    python benchmarks/variants.py sides       # FCT's side-information
+    python benchmarks/variants.py views       # the views that train SimCLR's side-information
 
 On scikit-learn's digits (minutes on a CPU), or on another family of recipes with --family and --root. Seed N adds 10 N
 to the seed of every recipe, including references. A value is the mean over seeds. Its interval is the 95 % percentile
@@ -17,22 +17,22 @@ use it to choose. --write FILE puts the table between `<!-- table TABLE FAMILY -
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from command_line import existing, refusals
+import typer
+from command_line import Count, Document, Root, Settings, choice_of, run_main
 
 from index.evaluation.metrics import MEAN_AP, mean_interval, p_up, paired_bootstrap
 from index.version import CARD, Score
 from training.comparison import COMPARED_FAMILIES, MetricValues, per_query
 from training.comparison_table import deviation, replace_table
 from training.data import Data
-from training.evaluate import measure
+from training.measurement import measure
 from training.methods.compatible import adacos_scale
 from training.overrides import with_overrides
 from training.recipes import Recipe
@@ -288,29 +288,29 @@ TABLES: dict[str, Callable[[Bench], Iterator[Sequence[str]]]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--family", choices=COMPARED_FAMILIES, default="digits")
-    parser.add_argument("--root", default="", help="the data set's folder")
-    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="change every recipe")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--held-out", action="store_true", help="measure on held-out training images")
-    parser.add_argument("--methods", nargs="+", default=[], help="only these, of forms, cache_old or scales")
-    parser.add_argument("--out", type=Path, help="where versions and measurements go; runs/variants-FAMILY")
-    parser.add_argument("--write", type=existing, metavar="FILE", help="put the table into a document")
-    given = parser.parse_args()
-    settings = [*([f"root={given.root}"] if given.root else []), *given.set]
-    out = given.out or Path("runs") / f"variants-{given.family}"
-    bench = Bench(COMPARED_FAMILIES[given.family], out, given.seeds, settings, given.held_out, given.methods)
+def main(
+    table: Annotated[str, typer.Argument(parser=choice_of(TABLES))],
+    family: Annotated[str, typer.Option(parser=choice_of(COMPARED_FAMILIES))] = "digits",
+    root: Root = None,
+    settings: Settings = None,
+    seeds: Count = 3,
+    held_out: Annotated[bool, typer.Option("--held-out", help="Measure on held-out training images.")] = False,
+    methods: Annotated[
+        list[str] | None, typer.Option("--method", help="Only this, of forms, cache_old or scales; may be repeated.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where versions and measurements go; runs/variants-FAMILY.")] = None,
+    write: Document = None,
+) -> None:
+    given = [*([f"root={root}"] if root else []), *(settings or [])]
+    kept = out or Path("runs") / f"variants-{family}"
+    bench = Bench(COMPARED_FAMILIES[family], kept, seeds, given, held_out, methods or [])
     lines: list[str] = []
-    for row in TABLES[given.table](bench):
+    for row in TABLES[table](bench):
         lines += [f"| {' | '.join(row)} |", *([] if lines else [f"|{' --- |' * len(row)}"])]
         print("\n".join(lines) if len(lines) == 2 else lines[-1], flush=True)
-    if given.write:
-        replace_table(given.write, f"{given.table} {given.family}", "\n".join(lines))
+    if write:
+        replace_table(write, f"{table} {family}", "\n".join(lines))
 
 
 if __name__ == "__main__":
-    with refusals():
-        main()
+    run_main(main)

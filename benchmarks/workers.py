@@ -1,6 +1,6 @@
 """A backfill by 1, 2 and 4 worker processes on one PostgreSQL: items per second, and what limits them.
 
-    python benchmarks/workers.py [IMAGES] [VECTORS] [ROUNDS]
+    python benchmarks/workers.py --images 512 --vectors 40000 --rounds 1
 
 Re-encodes IMAGES with a small encoder, and transforms VECTORS of 128 numbers by an item edge. The workers are real
 processes with one thread each, started before and warmed up by a backfill that is not counted. Rounds of the three
@@ -20,12 +20,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from backfill import Server, back, done_of, fill, served
-from command_line import run_main
+from command_line import Count, run_main
 from random_versions import SMALL_EDGE, small
-
-from index.errors import InvalidArgument
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "library"))
 from staging import postgres
@@ -35,10 +35,11 @@ GALLERY = {"reencode": "g", "transform": "vectors"}
 CHUNKS = {"reencode": 16, "transform": 1024}
 
 
-def main(images: int = 512, vectors: int = 40_000, rounds: int = 1) -> None:
-    for given, chunk in ((images, CHUNKS["reencode"]), (vectors, CHUNKS["transform"])):
-        if given <= 2 * chunk:
-            raise InvalidArgument(f"{given} items are too few to be timed; a chunk holds {chunk}")
+def main(
+    images: Annotated[int, typer.Option(min=2 * CHUNKS["reencode"] + 1)] = 512,
+    vectors: Annotated[int, typer.Option(min=2 * CHUNKS["transform"] + 1)] = 40_000,
+    rounds: Count = 1,
+) -> None:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print("| backfill | workers | items/s | ratio to one | workers busy | PostgreSQL busy | items/s of their time |")
     print(f"|{' --- |' * 7}")
