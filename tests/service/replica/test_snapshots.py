@@ -181,6 +181,7 @@ def test_what_is_damaged_is_read_from_the_database(sealed: World, harm: str) -> 
     sealed.write(1, "i1")
     sealed.start()
     assert (told(sealed.live()), sealed.live().snapshot_seq) == (told(sealed.rebuilt()), 0)
+    assert not folder.exists()
     sealed.snapshot()
     sealed.start()
     assert sealed.live().snapshot_seq == len(NAMES) + 1
@@ -231,10 +232,44 @@ def test_another_process_does_not_write_what_is_there(sealed: World) -> None:
     for replica in (first, sealed.replica):
         replica.refresh(1)
         replica.find("g").snapshot_seq = 0
-        replica.write_snapshot(replica.find("g"), settled=True)
+        with CrashPoints(sealed.settings.indexes).watched(*AND_ROWS) as seen:
+            replica.write_snapshot(replica.find("g"), settled=True)
+        assert bool(seen) == (replica is first)
     assert len(list((sealed.live().folder / snapshots.FOLDER).iterdir())) == 2
     with sealed.database.lookup() as connection:
         assert len(snapshots_of(connection, 1)) == 2
+
+
+def test_galleries_without_segments_have_none(world: World) -> None:
+    world.snapshot()
+    assert not (world.live().folder / snapshots.FOLDER).exists()
+
+
+@pytest.mark.parametrize(("settled", "changes"), [(True, 4), (False, 7)])
+def test_one_is_due_once_more_than_a_share_of_the_items_has_changed(
+    sealed: World, monkeypatch: pytest.MonkeyPatch, settled: bool, changes: int
+) -> None:
+    monkeypatch.setattr(snapshots, "SETTLED", 1 / 4)
+    monkeypatch.setattr(snapshots, "GROWING", 1 / 2)
+    for name in NAMES[:changes]:
+        assert sealed.live().snapshot_seq == len(NAMES)
+        sealed.write(1, name)
+        sealed.replica.refresh(1)
+        sealed.replica.write_snapshot(sealed.live(), settled=settled)
+    assert sealed.live().snapshot_seq == len(NAMES) + changes
+
+
+def test_one_with_embeddings_of_a_removed_version_is_not_used(sealed: World) -> None:
+    sealed.add(2, "i1")
+    sealed.seal()
+    sealed.snapshot()
+    with sealed.database.write() as connection:
+        for table in ("embedding", "edge"):
+            column = "version_id" if table == "embedding" else "new_id"
+            connection.exec_driver_sql(f"delete from {table} where {column} = 2")
+        connection.exec_driver_sql("delete from version where id = 2")
+    sealed.start()
+    assert sealed.live().gallery.items_by_version() == {"v1": len(NAMES)}
 
 
 def test_few_are_known_and_they_go_with_their_gallery(sealed: World) -> None:
