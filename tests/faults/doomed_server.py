@@ -17,7 +17,7 @@ from service.replica import indexer, snapshots
 from service.replica.cache import Cache
 from service.settings import Settings
 from service.store.database import upgrade
-from service.upgrades import gallery_removal, removal
+from service.upgrades import gallery_removal, removal, tombstones
 from service.upgrades.deployments import reaper
 from service.upgrades.deployments.transition import TransitionContext
 from service.upgrades.edges import changes
@@ -38,6 +38,7 @@ POINTS: dict[str, list[tuple[Any, str, bool]]] = {
     "sweeping": [(snapshots, "_age", False)],
     "loading": [(Gallery, "load", True)],
     "unloading": [(Cache, "make_room", True)],
+    "purging": [(tombstones, "_purge_block", True)],
     "removing": [(item_deletion, "_delete", True)],
     "removed": [(passing_items, "_change_block", True)],
     "registering": [(versions, "sync_all", True)],
@@ -63,13 +64,15 @@ def doom(call: Callable[..., Any], at_end: bool, number: int, calls: Any) -> Cal
 
 if __name__ == "__main__":
     port, point, number = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    reaper.BLOCK = gallery_removal.BLOCK = passing_items.BLOCK = 10
+    reaper.BLOCK = gallery_removal.BLOCK = passing_items.BLOCK = tombstones.BLOCK = 10
     memory = {}
     if point in SMALL:
         segments.SEAL_ROWS = segment.MIN_APPROXIMATE = 10
         segment.SCANNED_COST = 1.0
         indexer.PAUSE_SECONDS, snapshots.GROWING, snapshots.SETTLED = 0.02, 0, 0
         memory = {"memory": 1} if point == "unloading" else {}
+    if point == "purging":
+        tombstones.LOOK_SECONDS = 0.05
     counter = itertools.count(1)
     for where, name, at_end in POINTS[point]:
         setattr(where, name, doom(getattr(where, name), at_end, number, counter))
