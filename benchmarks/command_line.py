@@ -29,7 +29,7 @@ def choice_of(names: Collection[str]) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text not in names:
-            raise typer.BadParameter(f"{text!r} is not one of {', '.join(names)}")
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, names))}")
         return text
 
     return parse
