@@ -135,7 +135,7 @@ def show_page(name: Name, number: Number, service: Service) -> Response:
 
 
 def take_sample(
-    service: Runtime, gallery_id: int, old: LoadedVersion, new: LoadedVersion, places: dict[Place, int], request: GateIn
+    service: Runtime, gallery_id: int, old: LoadedVersion, new: LoadedVersion, places: Sequence[Place], request: GateIn
 ) -> Sample:
     """The sample to measure on, embedded by both versions, and by others whose items also need a calibration.
 

@@ -7,10 +7,10 @@ on the same sample which merge mode serves the gallery best during a backfill.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-from sqlalchemy import Connection, false, func, select
+from sqlalchemy import Connection, false, select
 
 from index.calibration import Calibration
 from index.edge_maps import MapKey, default_mode, map_key
@@ -41,21 +41,21 @@ Place = tuple[LoadedVersion, str]
 """The items of a version and an origin."""
 
 
-def live_places(connection: Connection, registry: Registry, gallery: GalleryRow) -> dict[Place, int]:
-    """Live items by the version and origin of the embedding that serves them."""
+def live_places(connection: Connection, registry: Registry, gallery: GalleryRow) -> list[Place]:
+    """The versions and origins of the embeddings that serve live items."""
     order = places_in(registry, gallery).order
     served = of_item() & (embedding.c.version_id == first_held(order))
-    counted = (
-        select(embedding.c.version_id, embedding.c.origin, func.count())
+    used = (
+        select(embedding.c.version_id, embedding.c.origin)
         .select_from(item.join(embedding, served))
         .where(item.c.gallery_id == gallery.id, item.c.deleted == false())
-        .group_by(embedding.c.version_id, embedding.c.origin)
+        .distinct()
     )
-    return {(registry.by_id(v), origin): count for v, origin, count in connection.execute(counted)}
+    return [(registry.by_id(version_id), origin) for version_id, origin in connection.execute(used)]
 
 
 def fit(
-    registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample, places: Mapping[Place, int], seed: int
+    registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample, places: Sequence[Place], seed: int
 ) -> dict[MapKey, Calibration]:
     """Fit a map for queries of `new` over each place that has items, or can have once `new` is current."""
     expected = [(old, Origin.ENCODED.value), (new, Origin.ENCODED.value), (new, Origin.TRANSFORMED.value)]
@@ -123,5 +123,5 @@ def _items_of(
         embedded = sample.embedded.get(version.name)
         return None if embedded is None else embedded.vectors
     sources: Iterable[LoadedVersion] = (old, *(registry.named(name) for name in sample.embedded))
-    moved = (moved_by_edge(registry, source, version, sample) for source in sources if source is not version)
+    moved = (moved_by_edge(registry, source, version, sample) for source in sources)
     return next((vectors for vectors in moved if vectors is not None), None)

@@ -310,6 +310,4 @@ def _stack(
         return Embedded(np.empty((0, version.card.dim), np.float32), None)
     rows = [known[version.name][entry.number] for entry in entries]
     sides = [side for _, side in rows if side is not None]
-    return Embedded(
-        np.stack([vector for vector, _ in rows]), np.stack(sides) if sides and len(sides) == len(rows) else None
-    )
+    return Embedded(np.stack([vector for vector, _ in rows]), np.stack(sides) if len(sides) == len(rows) else None)

@@ -10,8 +10,9 @@ from sqlalchemy import select, update
 
 from service.http.app import create_app
 from service.store.tables import calibration
+from service.upgrades.gates import maps
 from staging.served import Served
-from staging.steps import gate
+from staging.steps import gate, reencode
 from staging.waiting import until
 
 
@@ -44,6 +45,7 @@ def test_they_come_into_force_with_the_deployment_and_go_with_its_rollback(
     before = ask(served, path, pictures[0])
     report = gate(served, path, label=label).json()
     assert report["calibrations"] == 2
+    assert all(area > 0 for area in report["merge"]["areas"].values())
     gated = ask(served, path, pictures[0])
     assert (gated["mode"], gated["results"]) == ("raw", before["results"])
 
@@ -89,6 +91,30 @@ def test_the_mode_that_a_gate_found_best_is_the_default_while_its_deployment_sta
     assert ask(served, path, pictures[0])["mode"] == "rank"
     served.http.post(f"{path}/rollback")
     assert ask(served, path, pictures[0])["mode"] == "raw"
+
+
+def test_there_is_one_for_each_version_that_serves_items(served: Any, path: str, pictures: list[bytes]) -> None:
+    served.add("third", 6, drift=0.05, edges=[("v2", "identity")])
+    served.deploy(path, "v2")
+    served.filled(pictures)
+    assert gate(served, path, "third").json()["calibrations"] == 3
+
+    served.ingest(path, {"late": pictures[5], "later": pictures[0]})
+    served.http.post(f"{path}/items:delete", json={"ids": [f"i{n}" for n in range(10)]})
+    assert gate(served, path, "third").json()["calibrations"] == 3
+
+    reencode(served, path)
+    assert gate(served, path, "third").json()["calibrations"] == 2
+
+
+@pytest.mark.parametrize("label", ["digit", None])
+def test_large_samples_are_cut(served: Any, path: str, monkeypatch: pytest.MonkeyPatch, label: str | None) -> None:
+    monkeypatch.setattr(maps, "MAX_ITEMS", 12)
+
+    report = gate(served, path, label=label).json()
+
+    assert (report["items"], report["calibrations"]) == (20, 2)
+    assert 2 <= report["merge"]["queries"] <= 12
 
 
 def test_a_deployment_without_gate_has_none(served: Any, path: str, pictures: list[bytes]) -> None:

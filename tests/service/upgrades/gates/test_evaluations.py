@@ -74,6 +74,7 @@ class TestSets:
         assert served.http.get(f"{path}/evaluations").json()["evaluations"] == [made.json()]
         on_set, on_items = gate(served, path, evaluation=number).json(), gate(served, path, label="digit").json()
         assert (on_set["evaluation"], on_set["items"], on_set["labelled"]) == (number, 20, True)
+        assert on_set["unreadable"] == 0
         assert on_set["old_old"]["value"] == pytest.approx(on_items["old_old"]["value"])
         assert set(on_set["latency_ms"]) == {"v1", "v2"}
         assert on_set["latency_ms"]["v1"]["p50"] <= on_set["latency_ms"]["v1"]["p99"]

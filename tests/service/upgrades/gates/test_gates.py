@@ -17,11 +17,11 @@ from index.version import Version
 from service.http import gates as routes
 from service.store.embeddings import put_embeddings
 from service.store.repository import gallery_named
-from service.store.tables import item
+from service.store.tables import embedding, gallery, item
 from service.upgrades.gates import sides
 from service.upgrades.gates.measuring import measure
 from staging import steps
-from staging.builders import make_image, make_version
+from staging.builders import add_text, make_image, make_version
 from staging.steps import refusal
 
 
@@ -116,6 +116,23 @@ class TestReport:
         assert report["gap_closed"] == pytest.approx((new_old - old_old) / (new_new - old_old))
         # M(new/new) over the items that the new version embeds says nothing of the gap over all.
         assert (sampled["new_new_items"], sampled["gap_closed"]) == (8, None)
+        assert report["calibrations"] == 3
+
+    def test_what_is_stored_without_side_information_or_damaged_is_computed_again(
+        self, served: Any, labelled: Any
+    ) -> None:
+        path = labelled("poor")
+        before = gate(served, path, "fct").json()
+        keys = select(item.c.id).join(gallery).where(gallery.c.name == path.rpartition("/")[2])
+        with served.runtime.database.write() as connection:
+            first, second = connection.execute(keys.limit(2)).scalars()
+            connection.execute(update(embedding).where(embedding.c.item_id == first).values(side=None))
+            connection.execute(update(embedding).where(embedding.c.item_id == second).values(vector=b"damaged"))
+
+        after = gate(served, path, "fct").json()
+
+        assert (after["items"], after["route"]) == (20, ["forward"])
+        assert [after[side] for side in ("old_old", "new_old")] == [before[side] for side in ("old_old", "new_old")]
 
     def test_what_an_edge_made_counts_only_where_there_is_no_image(self, served: Any, labelled: Any) -> None:
         path = labelled()
@@ -216,9 +233,18 @@ class TestSample:
         spread = whole["old_old"]["high"] - whole["old_old"]["low"]
         assert abs(report["old_old"]["value"] - whole["old_old"]["value"]) < spread
 
-    @pytest.mark.parametrize(("pairs", "current", "items"), [(80, "v1", 10), (10**8, "v2", 8)])
+    @pytest.mark.parametrize(
+        ("pairs", "embedded", "current", "items"), [(80, 8, "v1", 10), (10**8, 8, "v2", 8), (10**8, 12, "v2", 12)]
+    )
     def test_what_is_not_affordable_is_sampled_and_said(
-        self, served: Any, labelled: Any, monkeypatch: pytest.MonkeyPatch, pairs: int, current: str, items: int
+        self,
+        served: Any,
+        labelled: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        pairs: int,
+        embedded: int,
+        current: str,
+        items: int,
     ) -> None:
         """Too many pairs to compare; or a current version that has embedded none of the items itself."""
         path = labelled()
@@ -227,12 +253,49 @@ class TestSample:
         if current == "v1":
             served.http.post(f"{path}/rollback")
         monkeypatch.setattr(sides, "MAX_PAIRS", pairs)
-        monkeypatch.setattr(sides, "MAX_EMBEDDED", 8)
+        monkeypatch.setattr(sides, "MAX_EMBEDDED", embedded)
 
         report = gate(served, path, new, sample=8).json()
 
         assert (report["current"], report["items"], report["whole"]) == (current, items, False)
-        assert report["new_new_items"] == 8
+        assert report["new_new_items"] == embedded
+
+    def test_slices_are_those_of_the_queries(self, served: Any, pictures: list[bytes]) -> None:
+        path = served.filled(pictures, about=lambda n: {"digit": n % 5, "half": n // 10})
+
+        report = gate(served, path, "v2", sample=15, slice="half").json()
+
+        assert (report["items"], sum(part["queries"] for part in report["slices"])) == (20, 15)
+
+    def test_what_one_version_cannot_embed_is_left_out_where_both_rank_the_items(
+        self, served: Any, labelled: Any, pictures: list[bytes]
+    ) -> None:
+        path = labelled()
+        supplied = [{"id": "old", "metadata": {"digit": 1}, "embedding": [1, 0, 0, 0]}]
+        assert served.http.post(f"{path}/items", json={"items": supplied}).json()["failed"] == 0
+        served.deploy(path, "v2")
+        supplied = [{"id": "new", "metadata": {"digit": 1}, "embedding": [1, 0, 0, 0, 0, 0]}]
+        assert served.http.post(f"{path}/items", json={"items": supplied}).json()["failed"] == 0
+        served.http.post(f"{path}/rollback")
+
+        assert gate(served, path, "v2", label=None).json()["items"] == 20
+        assert gate(served, path, "v2").json()["items"] == 21
+
+    def test_images_are_items_but_no_queries_of_a_version_that_embeds_texts(
+        self, served: Any, pictures: list[bytes], tmp_path: Path
+    ) -> None:
+        words = {"north": np.eye(4)[0], "east": np.eye(4)[1]}
+        both = add_text(make_version(tmp_path / "both", "both", 4), words)
+        told = add_text(make_version(tmp_path / "told", "told", 4, encoder=False, edges=[(both, "identity")]), words)
+        for version in (both, told):
+            assert served.register(version).status_code == 201
+        path = served.filled(pictures, "both", about=lambda n: {"digit": n % 5})
+        texts = [{"id": f"t{n}", "text": "north", "metadata": {"digit": 0}} for n in range(3)]
+        assert served.http.post(f"{path}/items", json={"items": texts}).json()["failed"] == 0
+
+        report = gate(served, path, "told").json()
+
+        assert (report["queries"], report["items"], report["new_new_items"]) == (3, 23, 3)
 
     def test_items_without_image_or_label_deleted_and_unreadable_ones_are_left_out(
         self, served: Any, labelled: Any, pictures: list[bytes]
@@ -273,6 +336,7 @@ class TestSample:
 
         assert refusal(gate(served, path, "v2", label="name")) == (422, "invalid_argument", ["/label"])
         assert refusal(gate(served, path, "v2", label="colour")) == (422, "invalid_argument", ["/label"])
+        assert refusal(gate(served, served.gallery("v1"), "v2", label=None)) == (422, "invalid_argument", ["/label"])
 
     def test_when_no_image_can_be_read_the_label_is_refused(self, served: Any, labelled: Any) -> None:
         path = labelled()
@@ -281,6 +345,7 @@ class TestSample:
             connection.execute(update(item).where(item.c.id.in_(mine)).values(blob="gone"))
 
         assert refusal(gate(served, path, "v2")) == (422, "invalid_argument", ["/label"])
+        assert refusal(gate(served, path, "v2", label=None)) == (422, "invalid_argument", ["/label"])
 
 
 class TestRefused:

@@ -129,6 +129,7 @@ def test_vectors_alone_are_enough_for_a_gate_and_a_curve(served: Any, embedded: 
     (old_items, old), (new_items, new) = embedded["v1"], embedded["v2"]
     cut = new[:, :4] / np.linalg.norm(new[:, :4], axis=1, keepdims=True)
     assert (report["old_old"]["value"], report["new_new"]) == (pytest.approx(naive(old, old_items, "mAP@1.0")), None)
+    assert report["new_new_items"] == 0
     deadline = time.monotonic() + 60
     while (shown := served.http.get(f"/backfills/{started}").json()["curve"])["state"] == "measuring":
         assert time.monotonic() < deadline
@@ -137,6 +138,26 @@ def test_vectors_alone_are_enough_for_a_gate_and_a_curve(served: Any, embedded: 
     assert (shown["state"], first["queries"]) == ("complete", 4)
     assert first["value"] == pytest.approx(naive(cut, old_items, "mAP@1.0"), abs=1e-6)
     assert last["value"] == pytest.approx(naive(new, new_items, "mAP@1.0"), abs=1e-6)
+
+
+def test_a_version_without_encoder_is_measured_on_items_with_images(served: Any, path: str, embedded: Any) -> None:
+    served.add("outside", 4, encoder=False, edges=[("v1", "identity")])
+    old_items, old = embedded["v1"]
+    number = add(served, path, entries(), embeddings={"v1": old.tolist(), "outside": old.tolist()}).json()["id"]
+
+    report = gate(served, path, "outside", evaluation=number).json()
+
+    assert report["old_old"]["value"] == report["new_old"]["value"] == pytest.approx(naive(old, old_items, "cmc@1"))
+    assert (report["new_new"], report["new_new_items"]) == (None, 0)
+
+
+def test_one_query_with_something_to_find_chooses_no_merge_mode(served: Any, path: str, embedded: Any) -> None:
+    rows = {v: e[1][:2].tolist() for v, e in embedded.items()}
+    number = add(served, path, [{"relevant": ["i1"]}, {"relevant": ["gone"]}], embeddings=rows).json()["id"]
+
+    report = gate(served, path, evaluation=number).json()
+
+    assert (report["queries"], report["merge"]) == (1, None)
 
 
 def test_texts_ask_as_queries(served: Any, tmp_path: Any) -> None:
@@ -185,6 +206,9 @@ def test_what_such_a_set_cannot_measure_is_refused(served: Any, path: str, embed
     assert refusal(gate(served, path, evaluation=number, label="digit"))[2] == ["/label"]
     assert refusal(gate(served, path, evaluation=number, metric="TAR@FAR"))[2] == ["/metric"]
     assert refusal(gate(served, path, evaluation=nothing))[2] == ["/evaluation"]
+    empty = served.gallery("v1")
+    unmatched = add(served, empty, entries(), embeddings=rows).json()["id"]
+    assert refusal(gate(served, empty, evaluation=unmatched)) == (422, "invalid_argument", ["/evaluation"])
     served.deploy(path, "v2")
     for curve, pointer in (
         ({"evaluation": number, "label": "digit"}, "/curve/label"),
