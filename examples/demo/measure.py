@@ -129,5 +129,5 @@ def _read(data: Path, query: str, value: str | int) -> list[tuple[Any, ...]]:
 
 
 def same_state(a: State, b: State) -> bool:
-    """Whether both have the same items, active versions and embeddings."""
+    """Whether both have the same items with the same embeddings."""
     return a.keys() == b.keys() and all(np.allclose(a[key], b[key], rtol=0, atol=TOLERANCE) for key in a)
