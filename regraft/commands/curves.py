@@ -8,7 +8,7 @@ import typer
 
 from regraft.commands.answers import out
 from regraft.commands.options import print_table, score
-from regraft.models import CurveInfo
+from regraft.models import CurveInfo, CurvePoint
 from regraft.routes.backfills import CurveOptions
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -57,5 +57,10 @@ def print_curve(curve: CurveInfo) -> None:
     out.print(f"{summary_line(curve)}, largest dip {curve.largest_dip:.1%}{area}: {curve.state}")
     if curve.error:
         out.print(f"  {curve.error}")
-    rows = [[f"{point.share:.1%}", point.moved, score(point), point.queries] for point in curve.points]
+    rows = [[f"{point.share:.1%}", _moved(point), score(point), point.queries] for point in curve.points]
     print_table(["share", "moved", curve.metric, "queries"], rows)
+
+
+def _moved(point: CurvePoint) -> str:
+    """Items moved when the measurement began, and when it ended if others were moved meanwhile."""
+    return f"{point.moved} to {point.moved + point.meanwhile}" if point.meanwhile else str(point.moved)

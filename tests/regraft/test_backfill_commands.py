@@ -58,7 +58,11 @@ CURVE: dict[str, Any] = {
     "state": "complete",
     "error": None,
     "metric": "cmc@1",
-    "points": [{**POINT, "share": s, "moved": int(4 * s), "value": v} for s, v in ((0, 0.5), (0.5, 0.48), (1, 0.64))],
+    "points": [
+        {**POINT, "value": 0.5},
+        {**POINT, "share": 0.5, "moved": 1, "meanwhile": 2, "value": 0.48},
+        {**POINT, "share": 1.0, "moved": 4, "value": 0.64},
+    ],
     "area": 0.525,
     "largest_dip": 0.02,
 }
@@ -74,10 +78,10 @@ def test_a_backfill_with_a_curve_shows_it(run, service):
     assert sent == {"label": "kind", "metric": "cmc@1", "marks": 2, "seed": 0}
     assert [line.rstrip() for line in shown.splitlines()[1:]] == [
         "cmc@1 50.0% ▂▁█ 64.0%, largest dip 2.0%, area 52.5%: complete",
-        "share   moved  cmc@1                 queries",
-        "0.0%    0      50.0% [40.0%, 70.0%]  20",
-        "50.0%   2      48.0% [40.0%, 70.0%]  20",
-        "100.0%  4      64.0% [40.0%, 70.0%]  20",
+        "share   moved   cmc@1                 queries",
+        "0.0%    0       50.0% [40.0%, 70.0%]  20",
+        "50.0%   1 to 3  48.0% [40.0%, 70.0%]  20",
+        "100.0%  4       64.0% [40.0%, 70.0%]  20",
     ]
 
 
