@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from service.errors import NoCurrentVersion, UnknownGallery
 from service.replica import replica
 from service.replica.feed import FeedChanges, gather_changes
+from service.replica.load_progress import LoadProgress
 from service.replica.loaded import LoadedGallery
 from service.store.deletion import delete_gallery
-from service.store.repository import gallery_states, take_seq
+from service.store.repository import gallery_named, gallery_states, take_seq
 from service.store.tables import embedding, gallery, item
 from staging.builders import make_version
 from staging.replicated import ReplicatedWorld as World
@@ -145,6 +146,98 @@ def test_it_follows_what_other_processes_write(world: World) -> None:
             world.replica.find("g")
     finally:
         world.replica.stop()
+    assert not world.replica._thread.is_alive()
+
+
+def test_a_start_without_its_edges_fails(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world.replica._registry, "sync_edges", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        world.replica.start()
+
+
+def test_where_clients_write_through_other_processes_a_gallery_is_found_with_what_those_stored(world: World) -> None:
+    shared, alone = world.new_replica(shared=True), world.replica
+    g = world.create()
+    world.store(g, 1, a=[1, 0])
+    assert len(shared.find("g").gallery.keys()) == len(alone.find("g").gallery.keys()) == 1
+
+    world.store(g, 1, b=[0, 1])
+
+    assert (len(shared.find("g").gallery.keys()), len(alone.find("g").gallery.keys())) == (2, 1)
+
+
+def test_a_gallery_is_looked_up_again_only_after_something_was_written(world: World) -> None:
+    g = world.create()
+    live = world.replica.find("g")
+    assert world.replica.find_cached("g") is live
+    world.store(g, 1, a=[1, 0])
+    assert world.replica.find_cached("g") is None
+    assert world.replica.find("g") is world.replica.find_cached("g") is live
+
+
+def test_a_gallery_that_is_replaced_during_its_lookup_is_looked_up_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = world.create()
+    world.replica.find("g")
+
+    def late(connection: Connection, name: str) -> Any:
+        row = gallery_named(connection, name)
+        with world.database.write() as other:
+            delete_gallery(other, g)
+        world.create()
+        return row
+
+    world.create("h")
+    monkeypatch.setattr(replica, "gallery_named", late)
+    assert world.replica.find("g").id == g
+    monkeypatch.undo()
+    assert world.replica.find("g").id > g
+
+
+def test_segments_of_galleries_that_do_not_exist_are_swept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [world.settings.indexes / str(number) for number in (world.create(), 98, 99)]
+    for folder in folders[:2]:
+        folder.mkdir(parents=True)
+
+    def late(connection: Connection) -> Any:
+        states = gallery_states(connection)
+        folders[2].mkdir()  # of a gallery that another process has just created
+        return states
+
+    monkeypatch.setattr(replica, "gallery_states", late)
+    world.replica.sweep_indexes()
+
+    assert [folder.exists() for folder in folders] == [True, False, True]
+
+
+def test_a_gallery_that_is_deleted_while_it_is_loaded_is_not_found(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = world.create()
+
+    def begun(name: str) -> LoadProgress:
+        with world.database.write() as connection:
+            delete_gallery(connection, g)
+        return LoadProgress(name)
+
+    monkeypatch.setattr(replica, "LoadProgress", begun)
+    with pytest.raises(UnknownGallery):
+        world.replica.find("g")
+    assert (world.replica.all(), world.replica.loading()) == ([], [])
+
+
+def test_what_another_version_would_serve_counts_what_was_just_stored(world: World) -> None:
+    g = world.create()
+    world.replica.find("g")
+    world.store(g, 1, a=[1, 0], b=[0, 1])
+    assert world.replica.items_by_version(g, ["v2", "v1"]) == {"v1": 2}
+    with world.database.write() as connection:
+        vector = np.asarray([1, 0, 0], "<f4").tobytes()
+        connection.execute(insert(embedding).values(item_id=1, version_id=2, origin="encoded", vector=vector))
+        connection.execute(update(item).where(item.c.id == 1).values(seq=take_seq(connection, g, 1)))
+    v2 = world.replica._registry.by_id(2)
+    assert world.replica.moving(g, v2) == 1
 
 
 def test_a_gallery_of_a_name_used_before_is_another_one(world: World) -> None:
@@ -239,7 +332,7 @@ def test_a_database_that_is_an_older_one_since_is_read_anew(world: World) -> Non
 
 
 def test_a_gallery_that_cannot_be_followed_does_not_hold_up_the_others(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, good = world.create("bad"), world.create("good")
     world.replica.find("bad")
@@ -259,6 +352,7 @@ def test_a_gallery_that_cannot_be_followed_does_not_hold_up_the_others(
         world.create("late")
         assert world.replica.find("late").gallery.items_by_version() == {}
         assert world.replica.find("good").gallery.items_by_version() == {"v1": 1}
+        assert caplog.text.count("feed_not_followed") == 1
         monkeypatch.undo()
         until(lambda: world.replica.failure is None)
         assert world.replica.find("bad").gallery.items_by_version() == {"v1": 1}

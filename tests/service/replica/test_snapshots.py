@@ -17,6 +17,7 @@ from sqlalchemy import select, update
 
 from index.engines import segments
 from service.replica import snapshots
+from service.replica.load_progress import LoadProgress
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.deletion import delete_gallery, forget_gallery, free_items
@@ -164,6 +165,26 @@ def test_a_snapshot_from_before_the_rows_of_deleted_items_went(sealed: World) ->
     assert told(sealed.live()) == told(sealed.rebuilt())
     assert sealed.live().snapshot_seq == len(NAMES)
     assert len(sealed.live().gallery.keys()) == len(NAMES) - 1
+
+
+@pytest.mark.parametrize("kept", ["nothing", "segments", "snapshot"])
+def test_a_load_counts_all_items_whatever_they_are_read_from(
+    world: World, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    loads: list[LoadProgress] = []
+    monkeypatch.setattr(
+        "service.replica.replica.LoadProgress", lambda name: loads.append(LoadProgress(name)) or loads[-1]
+    )
+    if kept != "nothing":
+        world.seal()
+    if kept == "snapshot":
+        world.snapshot()
+    else:
+        world.write(1, NAMES[0])
+    loads.clear()
+    world.start()
+    world.live()
+    assert [(load.gallery, load.total, load.done) for load in loads] == [("g", len(NAMES), len(NAMES))]
 
 
 @pytest.mark.parametrize("harm", ["cut", "changed", "gone", "format", "emptied"])

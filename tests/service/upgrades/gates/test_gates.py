@@ -278,8 +278,9 @@ class TestSample:
         assert served.http.post(f"{path}/items", json={"items": supplied}).json()["failed"] == 0
         served.http.post(f"{path}/rollback")
 
-        assert gate(served, path, "v2", label=None).json()["items"] == 20
-        assert gate(served, path, "v2").json()["items"] == 21
+        reports = [gate(served, path, "v2", label=label).json() for label in (None, "digit")]
+
+        assert [(report["items"], report["unreadable"]) for report in reports] == [(20, 0), (21, 0)]
 
     def test_images_are_items_but_no_queries_of_a_version_that_embeds_texts(
         self, served: Any, pictures: list[bytes], tmp_path: Path
