@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import insert, select, update
@@ -12,6 +14,7 @@ from sqlalchemy import insert, select, update
 from service.backfills.planner import BackfillState
 from service.settings import Settings
 from service.store.database import Database, upgrade
+from service.store.deletion import delete_gallery
 from service.store.repository import delete_items, take_seq
 from service.store.tables import backfill_curve, backfill_failure, embedding, gallery, item, item_traffic
 from service.upgrades import tombstones
@@ -40,6 +43,11 @@ def rows(database: Database) -> list[tuple[str, bool]]:
     with database.lookup() as connection:
         found = connection.execute(select(item.c.external_id, item.c.deleted).order_by(item.c.external_id))
         return [(row.external_id, row.deleted) for row in found]
+
+
+def row_of(database: Database, gallery_id: int) -> Any:
+    with database.lookup() as connection:
+        return connection.execute(select(gallery).where(gallery.c.id == gallery_id)).one()
 
 
 def wait(database: Database, seconds: float) -> None:
@@ -108,6 +116,77 @@ def test_they_stay_while_a_backfill_may_have_planned_the_items_and_its_curve_is_
         connection.execute(update(backfill_curve).values(state=CurveState.COMPLETE))
     purge_all(database)
     assert [name for name, _ in rows(database)] == ["i1", "i2"]
+
+
+def test_each_gallery_is_purged_by_its_own_position(database: Database) -> None:
+    planning = Planning(database)
+    number, other = planning.start(planning.gallery(3)), planning.gallery(3)
+    planning.set_state(number, BackfillState.DONE)
+    planning.set_state(planning.start(other), BackfillState.DONE)
+    with database.write() as connection:
+        curve = {"asked": {}, "chosen": [], "state": CurveState.MEASURING}
+        connection.execute(insert(backfill_curve).values(backfill_id=number, **curve))
+    delete(database, planning.gallery(3), "i0")
+    purge(database)
+    wait(database, DAY)
+    delete(database, other, "i1")
+
+    purge(database)
+    assert [name for name, deleted in rows(database) if deleted] == ["i1"]
+
+    wait(database, DAY)
+    purge(database)
+    assert not any(deleted for _, deleted in rows(database))
+
+
+def test_of_two_processes_that_find_a_gallery_due_the_second_changes_nothing(database: Database) -> None:
+    planning = Planning(database)
+    delete(database, path := planning.gallery(3), "i0")
+    before = row_of(database, path)
+    for _ in range(2):
+        tombstones.purge(database, path, DAY, threading.Event())
+
+    assert ("i0", True) in rows(database)
+    assert (row_of(database, path).purged_seq, row_of(database, path).next_seq) == (0, before.next_seq)
+
+
+def test_one_that_is_deleted_meanwhile_does_not_hold_up_the_others(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planning = Planning(database)
+    paths = [planning.gallery(2), planning.gallery(2)]
+    for path in paths:
+        delete(database, path, "i0")
+    purge(database)
+    wait(database, DAY)
+    with monkeypatch.context() as patch:
+
+        def late(database: Database, gallery_id: int, *more: Any) -> None:
+            if gallery_id == paths[0]:
+                with database.write() as connection:
+                    delete_gallery(connection, gallery_id)
+            real(database, gallery_id, *more)
+
+        real = tombstones.purge
+        patch.setattr(tombstones, "purge", late)
+        purge(database)
+
+    assert [row_of(database, path).purged_seq > 0 for path in paths] == [False, True]
+    assert sum(deleted for _, deleted in rows(database)) == 1
+
+
+def test_a_process_that_ends_leaves_the_rest_to_the_next_time(database: Database) -> None:
+    planning, stop = Planning(database), threading.Event()
+    delete(database, path := planning.gallery(3), "i0", "i1")
+    purge(database)
+    wait(database, DAY)
+    stop.set()
+    tombstones.purge(database, path, DAY, stop)
+    assert sum(deleted for _, deleted in rows(database)) == 2
+
+    wait(database, DAY)
+    purge(database)
+    assert rows(database) == [("i2", False)]
 
 
 def test_a_clock_that_was_ahead_keeps_them_no_longer_than_a_day(database: Database) -> None:
