@@ -19,6 +19,18 @@ from service.store.tables import backfill_failure, item
 from staging.plans import V2, Clock, Planning, flat, moved_of
 
 
+class Sudden(threading.Event):
+    """Set once it has been asked about so many times."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self._left = after
+
+    def is_set(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
 class TestFinish:
     def work(self, stage: Planning) -> None:
         while chunk := stage.claim():
@@ -59,6 +71,11 @@ class TestFinish:
         completion.remove_ended_chunks(stage.database, threading.Event())
 
         assert [len(stage.planned(one)) for one in (ended, active)] == [0, 5]
+        stage.set_state(active, end)
+        completion.remove_ended_chunks(stage.database, Sudden(after=1))
+        assert len(stage.planned(active)) == 3, "each transaction removes few"
+        completion.remove_ended_chunks(stage.database, threading.Event())
+        assert stage.planned(active) == []
 
     def test_an_item_that_failed_is_not_tried_for_ever(self, stage: Planning) -> None:
         started = stage.start(stage.gallery(4))

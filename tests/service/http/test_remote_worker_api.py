@@ -19,6 +19,7 @@ from regraft.client import Client, Problem
 from regraft.connection import Unreachable
 from regraft.remote import RemoteWorker, WorkerKeyRefused
 from service.backfills import completion as drained
+from service.backfills.planner import BackfillState
 from service.http import remote_worker_api
 from service.settings import Settings
 from service.store.database import Database
@@ -176,6 +177,20 @@ class TestWorking:
         assert [(given[2], given[3].id) for given in asked] == [(keyed.runtime.embedder, number) for number in numbers]
         runtime = keyed.runtime
         assert drained.finish_or_replan(runtime.database, runtime.registry, runtime.embedder, threading.Event()) == {}
+
+    def test_a_process_that_ends_leaves_drained_backfills_to_others(self, keyed: Any, filled: Any) -> None:
+        numbers = [filled(chunk_size=20)[1] for _ in range(2)]
+        worker = SteppedWorker(keyed.runtime.settings)
+        assert worker.step()
+        assert worker.step()
+        worker.close()
+        runtime, stop = keyed.runtime, threading.Event()
+        stop.set()
+        assert drained.finish_or_replan(runtime.database, runtime.registry, runtime.embedder, stop) == {}
+
+        found = drained.finish_or_replan(runtime.database, runtime.registry, runtime.embedder, threading.Event())
+
+        assert found == dict.fromkeys(numbers, BackfillState.DONE)
 
     def test_a_device_that_holds_the_originals_gets_no_images(
         self, keyed: Any, filled: Any, work: Any, pictures: list[bytes]
