@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ from sqlalchemy import select, text
 
 from index.transform import load_transform
 from index.version import Version
+from service.backfills import completion
 from service.store.tables import backfill_chunk, item
 from staging.builders import make_version
+from staging.waiting import until
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -43,6 +46,11 @@ def turn(served: Any, number: int, action: str) -> Any:
 
 def shown(served: Any, number: int) -> dict[str, Any]:
     return served.http.get(f"/backfills/{number}").json()
+
+
+def chunks_of(served: Any, number: int) -> list[Any]:
+    with served.runtime.database.lookup() as connection:
+        return list(connection.execute(select(backfill_chunk).where(backfill_chunk.c.backfill_id == number)))
 
 
 def problem(response: Any) -> tuple[int, str, list[str]]:
@@ -360,7 +368,33 @@ def test_deleting_a_gallery_takes_its_backfills_along(served: Any, filled: str) 
     assert served.remove(filled).status_code == 204
 
     assert served.http.get(f"/backfills/{number}").status_code == 404
-    with served.runtime.database.lookup() as connection:
-        left = select(backfill_chunk).where(backfill_chunk.c.backfill_id == number)
-        assert connection.execute(left).all() == []
+    assert chunks_of(served, number) == []
     served.work()
+
+
+@pytest.mark.parametrize("small", [19, 20])
+def test_large_galleries_are_planned_beside_the_request_and_chunks_go_after_the_end(
+    served: Any, filled: str, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    monkeypatch.setattr(completion, "KEYS_PER_RANGE", small)
+    threads, plan = [], completion.plan
+    monkeypatch.setattr(
+        completion, "plan", lambda *given: threads.append(threading.current_thread().name) or plan(*given)
+    )
+    number = start(served, filled).json()["id"]
+    until(lambda: not shown(served, number)["planning"])
+    assert (threads == ["planning"]) is (small < 20)
+    served.work()
+    assert shown(served, number)["state"] == "done"
+    served.runtime.planner.look()
+    until(lambda: not chunks_of(served, number))
+
+
+def test_a_backfill_whose_planning_fails_is_kept(
+    served: Any, filled: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(completion, "plan", lambda *_: 1 / 0)
+    started = start(served, filled)
+    assert (started.status_code, started.json()["planning"]) == (202, True)
+    assert "planning_failed" in caplog.text
+    assert turn(served, started.json()["id"], "cancel").status_code == 200
