@@ -83,6 +83,12 @@ class TestSets:
         assert refusal(gate(served, path, evaluation=number)) == (404, "unknown_evaluation", [])
         assert served.http.get(f"{path}/gates/{on_set['id']}").json()["evaluation"] == number
 
+    def test_latencies_are_those_of_the_two_versions(self, served: Any, path: str, pictures: list[bytes]) -> None:
+        served.deploy(path, "v2")
+        number = upload(served, path, labelled(20), pictures).json()["id"]
+
+        assert set(gate(served, path, "far", evaluation=number).json()["latency_ms"]) == {"v2", "far"}
+
     def test_embeddings_are_measured_like_the_images_they_came_from(
         self, served: Any, path: str, pictures: list[bytes], vectors: Any
     ) -> None:

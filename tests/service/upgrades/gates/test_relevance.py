@@ -151,6 +151,23 @@ def test_a_version_without_encoder_is_measured_on_items_with_images(served: Any,
     assert (report["new_new"], report["new_new_items"]) == (None, 0)
 
 
+def test_new_new_is_unknown_where_the_new_version_has_embedded_nothing_to_find(served: Any, embedded: Any) -> None:
+    path = served.gallery("v1")
+    old_items, new_items = embedded["v1"][0], embedded["v2"][0]
+    items = [{"id": f"i{n}", "embedding": row.tolist()} for n, row in enumerate(old_items)]
+    assert served.http.post(f"{path}/items", json={"items": items}).status_code == 200
+    number = add(served, path, entries(), embeddings={v: e[1].tolist() for v, e in embedded.items()}).json()["id"]
+    found = []
+    for numbers in ((18, 19), (0, 1)):
+        second = [{"id": f"i{n}", "embedding": new_items[n].tolist()} for n in numbers]
+        put = served.http.put(f"{path}/items:embeddings", json={"version": "v2", "items": second})
+        assert put.status_code == 200, put.text
+        report = gate(served, path, evaluation=number).json()
+        found.append((report["new_new_items"], report["new_new"] is None))
+
+    assert found == [(2, True), (4, False)]
+
+
 def test_one_query_with_something_to_find_chooses_no_merge_mode(served: Any, path: str, embedded: Any) -> None:
     rows = {v: e[1][:2].tolist() for v, e in embedded.items()}
     number = add(served, path, [{"relevant": ["i1"]}, {"relevant": ["gone"]}], embeddings=rows).json()["id"]
