@@ -17,7 +17,8 @@ SERVER_OF_milvus := milvus-lite
 JOBS ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
 PYTEST := $(BIN)/python -m pytest
 # What imports torch or a framework of retrieval, ten seconds a process: in a process of its own beside the others.
-TORCH := tests/training tests/congruence tests/integrations tests/regraft/test_answers.py tests/regraft/test_train_commands.py
+TORCH := tests/training tests/congruence tests/integrations \
+         tests/regraft/test_answers.py tests/regraft/test_create_commands.py tests/regraft/test_train_commands.py
 OTHERS := tests $(TORCH:%=--ignore=%)
 # In the order of tests/conftest.py: files that wait among those that compute, and none that takes long in the end.
 SPREAD := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
