@@ -182,9 +182,7 @@ def test_the_story_of_an_upgrade_on_the_stack(
             waiting = httpx.get(f"{proxy.url}/metrics", headers=dict(http.headers)).text
             assert "\nregraft_backfill_items_waiting " in waiting
             workers[0].kill()
-            apis[0].kill()
-            apis[0].wait()
-            while_dying = len(proxy.lost)  # its listening socket may be the last one that is closed
+            while_dying = proxy.kill(apis[0])
             load.wait()
             apis[0] = stack.start("api", "api0", ports[0])
             stack.ready(apis[0], ports[0])

@@ -14,6 +14,8 @@ from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from staging.forked import Forked
+
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "host", "date", "server"}
 CONNECT_SECONDS, ANSWER_SECONDS = 2.0, 60.0
 
@@ -34,6 +36,15 @@ class Proxy(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def kill(self, service: Forked) -> int:
+        """Kill a service; returns how many requests are lost, once it is dead. Each client may lose one more.
+
+        While it dies, its listening socket may be the last one that is closed, so a client may lose several.
+        """
+        service.kill()
+        service.wait()
+        return len(self.lost)
 
     def connected(self) -> HTTPConnection:
         """A connection to the next service that accepts one. Raises OSError if none does."""
