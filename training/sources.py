@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
@@ -115,7 +115,12 @@ def folders(root: Path) -> Data:
     if not parts or (len(parts) == 1 and _is_class_folder(parts[0])):
         return _class_folders(root)
     same = (root / "test").is_dir()
-    paths = {part: _files(root / part) for part in (("train", "test") if same else PARTS)}
+    required = ("train", "test") if same else PARTS
+    if missing := [f"{part}/" for part in required if not (root / part).is_dir()]:
+        lacking = "test/, or query/ and gallery/" if missing == ["query/", "gallery/"] else " and ".join(missing)
+        held = ", ".join(f"{part.name}/" for part in parts)
+        raise InvalidArgument(f"{root} holds {held}, but no {lacking}", pointer="/root")
+    paths = {part: _files(root / part) for part in required}
     names = list(dict.fromkeys(_class_name(path, root / part) for part, found in paths.items() for path in found))
     ids = {name: label for label, name in enumerate(names)}
     train, query, *gallery = (
@@ -133,6 +138,7 @@ def _class_folders(root: Path) -> Data:
     classes: dict[str, list[Path]] = {}
     for path in _files(root):
         classes.setdefault(_class_name(path, root), []).append(path)
+    _refuse_parts_below(root, classes)
     train: list[tuple[Path, int]] = []
     test: list[tuple[Path, int]] = []
     for label, paths in enumerate(classes.values()):
@@ -141,6 +147,20 @@ def _class_folders(root: Path) -> Data:
             (test if path in test_images else train).append((path, label))
     test_set = _file_set(test)
     return Data(_file_set(train), test_set, test_set, same=True, names=list(classes))
+
+
+def _refuse_parts_below(root: Path, classes: Iterable[str]) -> None:
+    """Refuse the folder above a data set, whose training and test images would become classes of their own."""
+    found: dict[str, set[str]] = {}
+    for name in classes:
+        folder, *below = name.split("/")
+        found.setdefault(folder, set()).update(below[:1])
+    for folder, parts in found.items():
+        if "train" in parts and parts & {"test", "query", "gallery"}:
+            raise InvalidArgument(
+                f"{root} has no train/ of its own, but {root / folder} holds one; give that folder as root",
+                pointer="/root",
+            )
 
 
 def _test_images(paths: Sequence[Path], root: Path) -> set[Path]:

@@ -118,6 +118,39 @@ def test_a_folder_without_a_part_says_what_it_must_hold(root: Path, missing: str
         load_data("folders", str(root))
 
 
+@pytest.mark.parametrize(
+    ("moves", "message"),
+    [
+        ({"test": "val"}, r"holds train/, but no test/, or query/ and gallery/"),
+        ({"test": "query"}, r"holds train/, query/, but no gallery/"),
+        ({"train": "training"}, r"holds test/, but no train/"),
+    ],
+)
+def test_a_folder_whose_parts_have_other_names_says_which_it_lacks(
+    moves: dict[str, str], message: str, root: Path
+) -> None:
+    for old, new in moves.items():
+        (root / old).rename(root / new)
+
+    with pytest.raises(InvalidArgument, match=message):
+        load_data("folders", str(root))
+
+
+@pytest.mark.parametrize("tested", [("test",), ("query", "gallery")])
+def test_the_folder_above_a_data_set_is_refused(
+    tested: tuple[str, ...], root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for part in tested[1:]:
+        put(root / part / "a" / "9.png")
+    (root / "test").rename(root / tested[0])
+    above = tmp_path_factory.mktemp("above")
+    (above / "animals").symlink_to(root)
+    put(above / "other" / "1.png")
+
+    with pytest.raises(InvalidArgument, match=r"has no train/ of its own, but .*/animals holds one"):
+        load_data("folders", str(above))
+
+
 def test_no_query_that_could_find_its_class_is_one_clear_message(root: Path) -> None:
     for path in (root / "test").rglob("2.png"):
         path.unlink()
