@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Literal, Self
 
@@ -22,6 +23,9 @@ CONNECTIONS = 64
 
 LONGEST = 1e9
 """Most seconds of a setting, about thirty years; timers do not take much more."""
+
+SIZE = re.compile(r"\s*\d*\.?\d+\s*[A-Za-z]*\s*")
+"""A size as ByteSize reads it: a number and perhaps a unit."""
 
 MIN_KEY = 16
 """Least characters of a key; shorter ones could be guessed by trying."""
@@ -137,6 +141,14 @@ class Settings(BaseSettings):
     """How often the replica and the worker look for changes."""
     lease_seconds: float = Field(30.0, gt=0, le=LONGEST)
     """How long a worker may hold a chunk without a heartbeat."""
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _whole_size(cls, size: object) -> object:
+        # ByteSize reads the beginning of a text alone: 50% and 8,5GiB would be 50 and 8 bytes.
+        if isinstance(size, str) and not SIZE.fullmatch(size):
+            raise ValueError("a size must be a number with a unit, such as 8GiB, 500MB or 1.5 TiB")
+        return size
 
     @field_validator("api_key", "worker_key")
     @classmethod

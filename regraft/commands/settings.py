@@ -22,6 +22,8 @@ FOLLOW_PARENT = "REGRAFT_WORKER_FOLLOWS_STDIN"
 """Set for processes that `serve` starts: they also stop when their standard input closes, so they never outlive it."""
 ALIKE = 0.85
 """Similarity to the name of a setting from which a variable is reported as misspelt."""
+DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql+psycopg")
+"""The beginnings of a database's URL whose drivers have what the service uses of them."""
 Data = Annotated[Path | None, typer.Option(help="Folder of the database, images and versions.", show_default=False)]
 
 
@@ -34,17 +36,13 @@ class UnusableDatabase(RegraftError):
 @contextmanager
 def usable_database(settings: Settings) -> Iterator[None]:
     """Convert errors of REGRAFT_DATABASE_URL to UnusableDatabase."""
-    from sqlalchemy import make_url
     from sqlalchemy.exc import SQLAlchemyError
 
     from service.errors import DatabaseDamaged
     from service.store.faults import is_damage
 
     try:
-        try:
-            make_url(settings.database_url)
-        except ValueError as error:
-            raise UnusableDatabase("the database cannot be used: the port in its URL is not a number") from error
+        _check_url(settings.database_url)
         yield
     except SQLAlchemyError as error:
         if is_damage(error):
@@ -53,6 +51,26 @@ def usable_database(settings: Settings) -> Iterator[None]:
     except ModuleNotFoundError as error:
         how = ": pip install 'regraft[postgres]'" if error.name == "psycopg" else ""
         raise UnusableDatabase(f"REGRAFT_DATABASE_URL needs the Python package {error.name}{how}") from error
+
+
+def _check_url(given: str) -> None:
+    """Check that a database can serve several processes, before its driver is imported. Raises UnusableDatabase."""
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    legal = "REGRAFT_DATABASE_URL must be postgresql://USER:PASSWORD@HOST/DATABASE or sqlite:////PATH/FILE.db"
+    try:
+        url = make_url(given)
+    except ArgumentError as error:
+        raise UnusableDatabase(f"the database cannot be used: {legal}") from error
+    except ValueError as error:
+        raise UnusableDatabase("the database cannot be used: the port in its URL is not a number") from error
+    if url.drivername not in DRIVERS:
+        raise UnusableDatabase(f"the database cannot be used: {legal}, not {url.drivername}")
+    # Each connection would have its own database in memory.
+    named = url.database or ":memory:"
+    if url.drivername != "postgresql+psycopg" and (":memory:" in named or url.query.get("mode") == "memory"):
+        raise UnusableDatabase(f"the database cannot be used: {legal}, not a database in memory")
 
 
 def checked_settings() -> Settings:

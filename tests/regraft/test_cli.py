@@ -263,7 +263,11 @@ def test_a_store_of_images_that_cannot_be_used_is_one_line(run, monkeypatch, tmp
         ("sqlite:////nowhere/x.db", "the database cannot be used: "),
         ("oracle+nodriver://x", "the database cannot be used: "),
         ("firebird://x", "the database cannot be used: "),
-        ("mssql+pyodbc://x", "REGRAFT_DATABASE_URL needs the Python package pyodbc"),
+        ("mssql+pyodbc://x", "the database cannot be used: REGRAFT_DATABASE_URL must be postgresql://"),
+        ("postgresql+psycopg2://h/db", "the database cannot be used: REGRAFT_DATABASE_URL must be postgresql://"),
+        ("sqlite://", "the database cannot be used: REGRAFT_DATABASE_URL must be postgresql://"),
+        ("sqlite:///:memory:", "the database cannot be used: REGRAFT_DATABASE_URL must be postgresql://"),
+        ("sqlite:///file:x?mode=memory&uri=true", "the database cannot be used: REGRAFT_DATABASE_URL must be "),
     ],
 )
 @pytest.mark.parametrize("command", ["migrate", "serve", "worker"])

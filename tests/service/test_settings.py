@@ -63,6 +63,23 @@ def test_senseless_values_are_refused(field: str) -> None:
         Settings(**{field: -1})
 
 
+@pytest.mark.parametrize(
+    ("size", "count"), [("8GiB", 8 << 30), (" 1.5 tb ", 1_500_000_000_000), ("1000", 1000), ("2g", 2 * 10**9)]
+)
+def test_memory_is_a_number_with_a_unit(monkeypatch: pytest.MonkeyPatch, size: str, count: int) -> None:
+    monkeypatch.setenv("REGRAFT_MEMORY", size)
+
+    assert Settings().memory == count
+
+
+@pytest.mark.parametrize("size", ["50%", "8,5GiB", "8.GiB", "8GiB/2", "8 GiB 1", "1_000", "GiB", ""])
+def test_no_part_of_a_size_is_ignored(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
+    monkeypatch.setenv("REGRAFT_MEMORY", size)
+
+    with pytest.raises(ValidationError, match="memory"):
+        Settings()
+
+
 def test_no_more_pixels_are_promised_than_pillow_opens() -> None:
     assert Image.MAX_IMAGE_PIXELS is not None
     most = 2 * Image.MAX_IMAGE_PIXELS
