@@ -209,14 +209,12 @@ def migrate(data: Data = None) -> None:
     apply_options({"data": data})
     with needs("serve"):
         from service.logs import configure
-        from service.store.database import is_sqlite, schema_revision, upgrade, without_password
-        from service.store.faults import sqlite_file
+        from service.store.database import upgrade, without_password
     settings = checked_settings()
     configure(settings.log_format, settings.log_level)
     with usable_database(settings):
         url = settings.database_url
-        new = (is_sqlite(url) and sqlite_file(url) is None) or schema_revision(url) is None
-        upgrade(settings)
+        new = upgrade(settings)
     shown = without_password(url)
     answer({"database": shown, "up_to_date": True, "created": new})
     out.print(f"{shown} {'was empty or missing: created its tables' if new else 'is up to date'}")

@@ -35,7 +35,7 @@ from service.registry.registry import Registry
 from service.settings import Settings
 from service.store import partitions
 from service.store.blob_references import open_blobs
-from service.store.database import Database, upgrade
+from service.store.database import Database, upgrade, without_password
 from service.store.leases import Leases
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,9 @@ T = TypeVar("T")
 def run(settings: Settings, stop: threading.Event) -> None:
     """Work until `stop` is set; the chunk that is being computed is finished first."""
     configure(settings.log_format, settings.log_level)
-    upgrade(settings)
+    if upgrade(settings):  # probably not the database of the service, and then nothing will ever come
+        place = without_password(settings.database_url)
+        logger.warning(Event("database_was_empty", database=place, hint="a worker needs its service's --data"))
     worker = Worker(settings, stop)
     try:
         worker.work()

@@ -195,8 +195,8 @@ def _lost_references() -> Iterator[None]:
         raise
 
 
-def upgrade(settings: Settings) -> None:
-    """Create the database, or migrate it to this program's newest schema; idempotent.
+def upgrade(settings: Settings) -> bool:
+    """Create the database, or migrate it to this program's newest schema; idempotent. Returns whether it was new.
 
     A database with the schema of a later release stays unchanged: from 0.2.0 on, a release only adds to what the
     previous one reads and writes, so that both can run while one replaces the other (docs/deployment.md).
@@ -204,8 +204,10 @@ def upgrade(settings: Settings) -> None:
     settings.versions.mkdir(parents=True, exist_ok=True)
     if is_sqlite(settings.database_url):
         check_sqlite(settings.database_url)
+    new = schema_revision(settings.database_url) is None
     while not _is_upgraded(settings.database_url):
         logger.warning(Event("waiting_for_database", reason="another process writes to it, or migrates it"))
+    return new
 
 
 def _is_upgraded(url: str) -> bool:

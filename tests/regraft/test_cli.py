@@ -287,8 +287,7 @@ def test_a_database_that_cannot_be_used_is_one_line(run, monkeypatch, tmp_path, 
 )
 def test_migrate_shows_no_password(run, monkeypatch, tmp_path, url, options):
     monkeypatch.setenv("REGRAFT_DATABASE_URL", url)
-    monkeypatch.setattr("service.store.database.upgrade", lambda settings: None)
-    monkeypatch.setattr("service.store.database.schema_revision", lambda url: "0001")
+    monkeypatch.setattr("service.store.database.upgrade", lambda settings: False)
 
     code, *told = run("migrate", "--data", tmp_path, *options)
 

@@ -344,8 +344,8 @@ def test_told_to_stop_it_plans_no_further(served: Any, filled: Any, monkeypatch:
     assert last_backfill(served, path)["done"] == 20
 
 
-def test_a_new_data_folder_is_made_ready(tmp_path: Path) -> None:
-    """A worker may be started before its service."""
+def test_a_new_data_folder_is_made_ready_and_said_to_be_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A worker may be started before its service, or in the wrong folder, where it would wait without a word."""
     stop = threading.Event()
     thread = threading.Thread(target=worker.run, args=(Settings(data=tmp_path / "data"), stop), daemon=True)
 
@@ -354,6 +354,10 @@ def test_a_new_data_folder_is_made_ready(tmp_path: Path) -> None:
     thread.join(20)
 
     assert (tmp_path / "data" / "regraft.db").exists()
+    assert f"action=database_was_empty database=sqlite:///{tmp_path}/data/regraft.db" in caplog.text
+    caplog.clear()
+    worker.run(Settings(data=tmp_path / "data"), stop)
+    assert "database_was_empty" not in caplog.text
 
 
 def test_waiting_for_a_database_that_stays_away_ends_with_the_stop(tmp_path: Path) -> None:
