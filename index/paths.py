@@ -22,12 +22,12 @@ def paths_in(folder: Path, pattern: str) -> list[Path]:
     return [folder / name for name in glob(pattern, root_dir=folder)]  # noqa: PTH207
 
 
-def files_below(folder: Path, suffixes: Collection[str], *, pointer: str = "") -> Iterator[Path]:
+def files_below(folder: Path, suffixes: Collection[str] | None, *, pointer: str = "") -> Iterator[Path]:
     """Files with these suffixes at any depth, following links, without hidden files and files of other programs.
 
     Args:
         folder: the folder to search.
-        suffixes: in lower case, with their dot.
+        suffixes: in lower case, with their dot; None: all files.
         pointer: JSON pointer of the error.
 
     Raises:
@@ -36,7 +36,9 @@ def files_below(folder: Path, suffixes: Collection[str], *, pointer: str = "") -
     return _files_below(folder, suffixes, pointer, frozenset())
 
 
-def _files_below(folder: Path, suffixes: Collection[str], pointer: str, above: frozenset[Path]) -> Iterator[Path]:
+def _files_below(
+    folder: Path, suffixes: Collection[str] | None, pointer: str, above: frozenset[Path]
+) -> Iterator[Path]:
     """`above`: the real paths of the parent folders, to which links are not followed."""
     real = folder.resolve()
     if real in above:
@@ -51,7 +53,7 @@ def _files_below(folder: Path, suffixes: Collection[str], pointer: str, above: f
         if entry.is_dir():
             yield from _files_below(path, suffixes, pointer, above | {real})
         # A broken link is listed, so that reading it is reported; reading a pipe would never end.
-        elif path.suffix.lower() in suffixes and (entry.is_file() or entry.is_symlink()):
+        elif (suffixes is None or path.suffix.lower() in suffixes) and (entry.is_file() or entry.is_symlink()):
             yield path
 
 

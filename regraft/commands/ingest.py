@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from index.errors import InvalidArgument
-from index.paths import IMAGE_SUFFIXES, READABLE
+from index.paths import IMAGE_SUFFIXES, READABLE, files_below
 from regraft.client import Client, ImageItem, InvalidInput, Problem, TextItem
 from regraft.commands.answers import answer, err, out
 from regraft.commands.item_files import below, by_id, label_of
@@ -69,7 +69,7 @@ def ingest(
                 errors.append({"file": chunk[error.index][1], "code": error.code, "detail": error.detail})
             counts.update({kind: getattr(done, kind) for kind in ("stored", "new", "replaced", "failed")})
             bar.advance(task, len(chunk))
-    _report(name, "images", counts, errors, list(warnings.values()))
+    _report(name, "images", counts, errors, list(warnings.values()), left_out(paths))
 
 
 def _ingest_texts(client: Client, name: str, items: Iterable[TextItem], replace: bool | None, batch: int) -> None:
@@ -85,17 +85,25 @@ def _ingest_texts(client: Client, name: str, items: Iterable[TextItem], replace:
                 errors.append({"item": chunk[error.index].id, "code": error.code, "detail": error.detail})
             counts.update({kind: getattr(done, kind) for kind in ("stored", "new", "replaced", "failed")})
             bar.advance(task, len(chunk))
-    _report(name, "texts", counts, errors, [])
+    _report(name, "texts", counts, errors, [], {})
 
 
 def _report(
-    name: str, what: str, counts: Counter[str], errors: Sequence[Mapping[str, object]], warnings: Sequence[ImageWarning]
+    name: str,
+    what: str,
+    counts: Counter[str],
+    errors: Sequence[Mapping[str, object]],
+    warnings: Sequence[ImageWarning],
+    others: Mapping[str, int],
 ) -> None:
-    """Report the result of all batches; exits with 1 if an item failed."""
-    answer({"gallery": name, **counts, "errors": errors, "warnings": warnings})
+    """Report the result of all batches; exits with 1 if an item failed. `others`: see `left_out`."""
+    answer({"gallery": name, **counts, "errors": errors, "warnings": warnings, "left_out": others})
     counted = f"{counts['failed']} failed ({counts['new']} new, {counts['replaced']} replaced)"
     out.print(f"stored {counts['stored']} {what} in {name}, {counted}")
     print_warnings(warnings)
+    if others:
+        kinds = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in sorted(others.items()))
+        err.print(f"left out files without the suffix of an image: {kinds}")
     if counts["failed"]:
         raise typer.Exit(1)
 
@@ -114,6 +122,12 @@ def find_images(paths: Sequence[Path]) -> dict[str, Path]:
     if not found:
         raise InvalidArgument(f"no image files found; suffixes: {', '.join(sorted(READABLE))}")
     return found
+
+
+def left_out(paths: Sequence[Path]) -> Counter[str]:
+    """The number of files in the given folders that are no images by their names, by suffix in lower case."""
+    found = (file.suffix.lower() for path in paths if path.is_dir() for file in files_below(path, None))
+    return Counter(suffix for suffix in found if suffix not in IMAGE_SUFFIXES)
 
 
 def _without_climbing(file: Path) -> Path:

@@ -175,6 +175,21 @@ def test_a_link_to_nothing_is_named_and_a_pipe_is_no_image(run, service, folder)
     assert "cats/gone.png: No such file or directory" in said
 
 
+def test_files_of_other_names_are_left_out_and_counted(run, service, tmp_path):
+    """Images without a suffix, as some data sets have them, are no images by their names."""
+    service.answers["POST /v1/galleries/g/items"] = {"stored": 1, "new": 1}
+    (tmp_path / "cats" / ".hidden").mkdir(parents=True)
+    for name in ("1.png", "0a1b", "2c3d", "Thumbs.DB", "labels.csv", ".hidden/x.csv"):
+        (tmp_path / "cats" / name).write_bytes(b"x")
+
+    code, shown, said = run("ingest", "g", tmp_path)
+
+    assert (code, shown) == (0, "stored 1 images in g, 0 failed (1 new, 0 replaced)\n")
+    assert "left out files without the suffix of an image: 2 without a suffix, 1 .csv, 1 .db\n" in said
+    assert json.loads(run("ingest", "g", tmp_path, "--json")[1])["left_out"] == {"": 2, ".csv": 1, ".db": 1}
+    assert "left out" not in run("ingest", "g", tmp_path / "cats" / "1.png")[2]
+
+
 def test_a_single_file_is_taken_whatever_its_name(tmp_path):
     (tmp_path / "photo").write_bytes(b"x")
 
