@@ -179,8 +179,10 @@ def _parts(
 ) -> list[QueryBatch]:
     if "version" in body and "embeddings" not in body:
         raise InvalidBody("version is only legal with embeddings", pointer="/version")
+    if not files and not any(name in body for name in ("embeddings", "texts", "items")):
+        raise InvalidBody("the query is empty: give at least one of embeddings, texts and items, or images in a form")
     parts = [_images(service, files)] if files else []
-    if "embeddings" in body or not (files or "texts" in body or "items" in body):
+    if "embeddings" in body:
         parts.append(_embeddings(service, body))
     if "texts" in body:
         parts.append(_texts(service, body["texts"]))

@@ -110,6 +110,12 @@ class TestItems:
         problem(ask(served, filled, items=items, k=1), 422, "invalid_body", pointer)
 
 
+def test_a_request_without_a_query_is_told_what_it_lacks(served: Any, filled: str) -> None:
+    told = problem(ask(served, filled, k=1), 422, "invalid_body")
+
+    assert told["detail"].startswith("the query is empty: give at least one of embeddings, texts and items")
+
+
 def test_a_batch_may_mix_images_embeddings_and_items(
     served: Any, filled: str, pictures: list[bytes], versions: dict[str, Version]
 ) -> None:
