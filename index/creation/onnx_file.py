@@ -50,7 +50,13 @@ class OnnxFile:
         source = onnx_graph.with_pixel_input(given, self.preprocess)
         free = onnx_graph.with_free_batch(source, images_NCHW[:TRIED])
         raw = onnx_graph.run_one_by_one(onnx_graph.open_session(source), images_NCHW)
-        expected_ND = space.normalise(_pooled(raw, self.pool))
+        pooled_ND = _pooled(raw, self.pool)
+        if isinstance(space, Cosine) and (zero := int((~pooled_ND.any(axis=1)).sum())):
+            raise InvalidArgument(
+                f"the model returns only zeros for {zero} of {len(pooled_ND)} images: these have no direction",
+                pointer="/onnx",
+            )
+        expected_ND = space.normalise(pooled_ND)
         encoder = onnx_graph.with_pooling(free, raw.shape[1:], self.pool)
         encoder = onnx_graph.with_float_output(encoder, expected_ND.shape[1], unit=isinstance(space, Cosine))
         (folder / ENCODER).write_bytes(encoder.SerializeToString(deterministic=True))

@@ -44,6 +44,9 @@ EXIF_ORIENTATION = 0x0112
 LIMIT = 1e-3
 """Largest legal difference from the source, relative to the largest number of an embedding."""
 
+ALIKE = 1e-6
+"""Difference of all embeddings, relative to the largest number, that is nothing but rounding."""
+
 SENTENCES = (
     "a photo of a cat",
     "A PHOTO OF A CAT!",
@@ -103,8 +106,10 @@ def compare(made_ND: Vectors, source_ND: Vectors, source: str, what: str, limit:
         limit: largest legal difference, relative to the largest number of the source.
 
     Raises:
-        ParityError: the difference is larger.
+        ParityError: the difference is larger, or the source embeds all inputs alike.
     """
+    if float(np.ptp(source_ND, axis=0).max()) <= ALIKE * float(np.abs(source_ND).max()):
+        raise ParityError(f"{source} returns the same embedding for all {len(source_ND)} inputs")
     off_N = np.abs(made_ND - source_ND).max(axis=1)
     off = float(off_N.max())
     scale = float(np.abs(source_ND).max())

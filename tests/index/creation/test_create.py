@@ -43,13 +43,15 @@ def save(
     return path
 
 
-def linear(path: Path, batch: int | str = "N", *, fixed: bool = False, kind: int = TensorProto.FLOAT) -> Path:
+def linear(
+    path: Path, batch: int | str = "N", *, fixed: bool = False, kind: int = TensorProto.FLOAT, scale: float = 1.0
+) -> Path:
     """(batch, 3, 8, 8) -> (batch, 5); `fixed` flattens to a shape that holds the batch as a number."""
     how = helper.make_node("Flatten", ["images"], ["flat"])
     if fixed:
         how = helper.make_node("Reshape", ["images", "shape"], ["flat"])
     dtype = np.float16 if kind == TensorProto.FLOAT16 else np.float32
-    arrays = {"weight": weights(192, 5).astype(dtype), "shape": np.array([1, 192])}
+    arrays = {"weight": (scale * weights(192, 5)).astype(dtype), "shape": np.array([1, 192])}
     nodes = [how, helper.make_node("MatMul", ["flat", "weight"], ["made"])]
     return save(path, nodes, (batch, 3, 8, 8), (batch, 5), kind=kind, **arrays)
 
@@ -153,6 +155,14 @@ WRONG = {
         ),
         "has opset 9 and cannot be converted to 11",
     ),
+    "zeros": (
+        lambda path: OnnxFile(linear(path / "m", scale=0), SPEC, output="made"),
+        "returns only zeros for 100 of 100 images: these have no direction",
+    ),
+    "the same": (
+        lambda path: OnnxFile(linear(path / "m", scale=0), SPEC, {"kind": "l2"}, output="made"),
+        "m returns the same embedding for all 100 inputs",
+    ),
     "pool": (
         lambda path: OnnxFile(conv(path / "m", (1, 6, 2, 2)), SPEC, output="made"),
         r"pool none cannot be used: the model returns \(N, 6, 2, 2\); legal: mean",
@@ -211,11 +221,11 @@ def test_the_probes_are_of_many_sizes_modes_and_turns_and_the_same_each_time():
 
 
 def test_a_difference_from_the_source_is_told_and_a_large_one_refused():
-    ones = np.ones((4, 2), np.float32)
+    some = np.array([[1, 0], [0, 1], [1, 1], [1, 0]], np.float32)
 
-    parity = probes.compare(ones + np.float32(5e-4), ones, "timm", "encoder.onnx")
+    parity = probes.compare(some + np.float32(5e-4), some, "timm", "encoder.onnx")
 
     assert (parity.inputs, parity.largest_difference) == (4, 0.0005)
-    for other in (ones * 1.01, ones * np.nan):
+    for other in (some * 1.01, some * np.nan):
         with pytest.raises(probes.ParityError, match=r"encoder\.onnx differs from timm"):
-            probes.compare(other, ones, "timm", "encoder.onnx")
+            probes.compare(other, some, "timm", "encoder.onnx")
