@@ -193,6 +193,11 @@ def as_json(value: Any) -> Any:
     return str(value)
 
 
+def is_id(value: Any) -> bool:
+    """Whether a value is an id; NaN stands for a missing number, as of pandas."""
+    return value is not None and not (isinstance(value, float) and math.isnan(value))
+
+
 def as_id(value: Any) -> str:
     """An id as text."""
     content = value.tobytes() if isinstance(value, np.void) else value
@@ -242,7 +247,7 @@ def batch_of_columns(
     Raises:
         InvalidArgument: a vector is not of numbers.
     """
-    named = [one is not None for one in ids]
+    named = [is_id(one) for one in ids]
     given = [
         (version, [one if good else None for one, good in zip(vectors, named, strict=True)])
         for version, vectors in columns

@@ -31,7 +31,8 @@ class PgvectorTable:
                 self._columns = [column.name for column in described or ()]
         except psycopg.Error as error:
             raise InvalidArgument(f"the table {table!r} cannot be read: {str(error).splitlines()[0]}") from error
-        needed = (self._id, self._vector, *([wanted.text] if wanted.text is not None else ()))
+        text = () if wanted.text is None else (wanted.text,)
+        needed = (self._id, self._vector, *(wanted.metadata or ()), *text)
         if unknown := [name for name in needed if name not in self._columns]:
             raise InvalidArgument(f"{table} has no column {unknown[0]!r}, only: {', '.join(self._columns)}")
 

@@ -16,8 +16,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from index.errors import InvalidArgument
-from regraft.sources.base import NO_ID, Batch, Column, Wanted, as_id
+from regraft.sources.base import NO_ID, Batch, Column, Wanted, as_id, is_id
 
+EXPORTED = b"regraft"
+"""A key of the metadata of an export's schema; a gallery without an embedding has no column of vectors."""
 VECTOR, ORIGIN = "vector:", "origin:"
 """Prefixes of the names of an export's columns, before the name of the version."""
 
@@ -31,9 +33,10 @@ class TableFile:
             self._parquet = pq.ParquetFile(path) if path.suffix in (".parquet", ".pq") else None
             self._schema = self._parquet.schema_arrow if self._parquet else _arrow(path).schema
         names = self._schema.names
-        self._vectors = wanted.vectors or _own_columns(names, wanted.version)
+        self._vectors = wanted.vectors or _own_columns(self._schema, wanted.version, path.name)
         self._id = wanted.id or "id"
-        self._own = any(name.startswith(VECTOR) for name in names) and _holds_text(self._schema, "metadata")
+        exported = EXPORTED in (self._schema.metadata or {}) or any(name.startswith(VECTOR) for name in names)
+        self._own = exported and _holds_text(self._schema, "metadata")
         self._text = wanted.text or ("text" if self._own and "text" in names else None)
         needed = [self._id, *self._vectors, *(wanted.metadata or ()), *([self._text] if self._text else ())]
         if unknown := [name for name in needed if name not in names]:
@@ -76,7 +79,7 @@ class TableFile:
 
     def _batch(self, table: Any, cursor: int) -> Batch:
         ids = table.column(self._id).to_pylist()
-        named = np.array([one is not None for one in ids], bool)
+        named = np.array([is_id(one) for one in ids], bool)
         place = np.cumsum(named) - 1
         columns, skipped = [], {NO_ID: int((~named).sum())} if not named.all() else {}
         held: set[int] = set()
@@ -132,10 +135,22 @@ def _holds_text(schema: Any, name: str) -> bool:
     return name in schema.names and not pa.types.is_nested(schema.field(name).type)
 
 
-def _own_columns(names: list[str], version: str | None) -> dict[str, str | None]:
-    """Column -> version of the vectors in an export; in other files of the columns `embedding` and `vector`."""
-    own: dict[str, str | None] = {n: n.removeprefix(VECTOR) for n in names if n.startswith(VECTOR)}
-    return own or {n: version for n in ("embedding", "vector") if n in names}
+def _own_columns(schema: Any, version: str | None, file: str) -> dict[str, str | None]:
+    """Column -> version of the vectors in an export; in other files of the column `embedding` or `vector`.
+
+    Raises:
+        InvalidArgument: the file has both.
+    """
+    own: dict[str, str | None] = {n: n.removeprefix(VECTOR) for n in schema.names if n.startswith(VECTOR)}
+    usual = [name for name in ("embedding", "vector") if name in schema.names]
+    lists = [name for name in usual if _is_list(schema.field(name).type)]
+    if not own and len(lists) > 1:
+        raise InvalidArgument(f"{file} has vectors in {' and '.join(lists)}: name one by --vector", pointer="/vector")
+    return own or dict.fromkeys((lists or usual)[:1], version)
+
+
+def _is_list(kind: Any) -> bool:
+    return any(one(kind) for one in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
 
 
 def _arrow(path: Path) -> Any:
@@ -153,9 +168,7 @@ def _arrow(path: Path) -> Any:
 def _matrix(column: Any, named: Any) -> tuple[Any, Any, Any]:
     """Of the rows with an id: those with a vector (M,), their vectors (M, D), and those of another length."""
     array = column.combine_chunks() if not isinstance(column, pa.ChunkedArray) else pa.concat_arrays(column.chunks)
-    if not (
-        pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type)
-    ):
+    if not _is_list(array.type):
         raise InvalidArgument(f"a column of vectors must have lists of numbers, not {array.type}")
     lengths = np.array([n or 0 for n in pc.list_value_length(array).to_pylist()], np.int64)
     there = np.flatnonzero((lengths > 0) & named)

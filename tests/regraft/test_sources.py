@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from index.errors import InvalidArgument
-from regraft.sources.base import ItemSource, Wanted, as_json, display_address
+from regraft.sources.base import ItemSource, Wanted, as_json, batch_of, display_address
 from regraft.sources.opening import open_source
 from staging.fake_databases import FAKES, IDS, ROWS, FakeChroma, FakeQdrant
 
@@ -362,6 +362,38 @@ def test_ids_that_are_bytes_or_numbers_are_read_as_what_they_say(tmp_path: Path,
     np.save(tmp_path / "ids.npy", np.arange(3).reshape(3, 1))
     with pytest.raises(InvalidArgument, match="must have ids"):
         open_source(str(tmp_path / "v.npy"), Wanted(), ids=tmp_path / "ids.npy")
+
+
+def test_numbers_with_gaps_are_ids_where_there_are_any(tmp_path: Path) -> None:
+    """Pandas makes floats of a column of integers with gaps, and NaN of a gap."""
+    pq.write_table(pa.table({"id": [1.5, float("nan"), 2.0], "v": ROWS[:3].tolist()}), tmp_path / "v.parquet")
+
+    (batch,) = open_source(str(tmp_path / "v.parquet"), Wanted(vectors={"v": None})).batches(10)
+
+    assert (batch.ids, batch.skipped) == (["1.5", "2.0"], {"no id": 1})
+    assert batch_of([(float("nan"), [1.0], None), (7, [1.0], None)], None, 2).ids == ["7"]
+
+
+def test_of_two_usual_columns_the_one_with_vectors_is_read_and_two_with_vectors_are_refused(tmp_path: Path) -> None:
+    columns = {"id": IDS, "vector": ROWS.tolist()}
+    pq.write_table(pa.table({**columns, "embedding": IDS}), tmp_path / "one.parquet")
+    pq.write_table(pa.table({**columns, "embedding": ROWS.tolist()}), tmp_path / "two.parquet")
+
+    named = [{"embedding": key} for key in IDS]
+    assert read(open_source(str(tmp_path / "one.parquet"), Wanted()))[:3] == (IDS, ROWS.tolist(), named)
+    with pytest.raises(InvalidArgument, match="vectors in embedding and vector: name one by --vector"):
+        open_source(str(tmp_path / "two.parquet"), Wanted())
+    assert read(open_source(str(tmp_path / "two.parquet"), Wanted(vectors={"vector": "v1"})))[1] == ROWS.tolist()
+
+
+def test_an_export_of_an_empty_gallery_has_no_column_of_vectors_and_no_rows(tmp_path: Path) -> None:
+    empty = pa.table({name: pa.array([], pa.string()) for name in ("id", "active", "text", "metadata")})
+    pq.write_table(empty.replace_schema_metadata({"regraft": "{}"}), tmp_path / "export.parquet")
+    pq.write_table(empty, tmp_path / "other.parquet")
+
+    assert list(open_source(str(tmp_path / "export.parquet"), Wanted()).batches(10)) == []
+    with pytest.raises(InvalidArgument, match="the column of vectors or texts is required"):
+        open_source(str(tmp_path / "other.parquet"), Wanted())
 
 
 def test_a_table_with_columns_as_an_export_has_them_needs_no_metadata_and_maps_are_objects(tmp_path: Path) -> None:

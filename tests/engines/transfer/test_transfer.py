@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import make_url
 
+from index.errors import InvalidArgument
 from regraft import Client
 from regraft.client import TextItem
 from regraft.sources.base import Wanted
@@ -159,6 +160,8 @@ def test_rows_of_a_table_come_once_in_the_order_of_their_ids_and_those_without_o
             rows = [(None if n % 3 == 0 else named.format(n), OLD[n].tolist()) for n in range(COUNT)]
             connection.cursor().executemany("INSERT INTO things VALUES (%s, %s)", rows)
         sources.append(PgvectorTable(url, "things", Wanted()))  # with a driver, as the service's own
+    with pytest.raises(InvalidArgument, match="things has no column 'citty', only: id, embedding"):
+        PgvectorTable(urls[0], "things", Wanted(metadata=("id", "citty")))
 
     batches = list(islice(sources[0].batches(4), 20))
     for url in urls:
