@@ -37,12 +37,12 @@ from command_line import Count, Seconds, run_main
 from random_versions import FCT_EDGE, SMALL_EDGE, Net, picture, resnet50, small, write_version
 from sqlalchemy import create_engine, delete, select, text, update
 
-from index.archive import pack_version
-from index.encoder import BATCH, Encoder
+from index.edges.transform import load_forward
+from index.encoders.encoder import BATCH, Encoder
+from index.encoders.image import decode_image, preprocess
 from index.evaluation.cost import encoder_macs, forward_macs
-from index.image import decode_image, preprocess
-from index.transform import load_forward
 from index.version import Version
+from index.version_folder.archive import pack_version
 from service.backfills.worker import Worker
 from service.settings import Settings
 from service.store.blobs import Blobs

@@ -40,8 +40,8 @@ from index.evaluation.curves import CALIBRATED, LABEL_FREE, RANK, RAW, curve_val
 from index.evaluation.metrics import MEAN_AP, Compared, paired_bootstrap
 from index.evaluation.ordering import PendingItems, backfill_order
 from index.evaluation.relevance import LabelRelevance
-from index.folder import load_version
 from index.version import CARD, Score, Version
+from index.version_folder.folder import load_version
 from training.data import Data, ImageSet
 from training.evaluation.cross_version import CrossVersions
 from training.evaluation.embeddings import embed_version

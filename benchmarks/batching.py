@@ -30,11 +30,11 @@ import typer
 from command_line import Count, Seconds, run_main
 from PIL import Image
 
-from index.encoder import Encoder
+from index.encoders.encoder import Encoder
+from index.encoders.image import preprocess
 from index.errors import InvalidArgument
-from index.folder import load_version, write_card
-from index.image import preprocess
 from index.version import ENCODER, PROBE, Card, Preprocess, Version
+from index.version_folder.folder import load_version, write_card
 from regraft import Client, ImageItem, Problem, Unreachable
 from service.http.app import serve
 from service.registry.encoders.batching import Batcher

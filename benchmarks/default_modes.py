@@ -41,14 +41,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from index.edge_maps import default_mode
-from index.encoder import Encoder
+from index.encoders.encoder import Encoder
 from index.evaluation.curves import CALIBRATED, RANK, RAW, curve_values
 from index.evaluation.metrics import MEAN_AP, Compared, paired_bootstrap
 from index.evaluation.modes import choose_merge_mode
 from index.evaluation.relevance import LabelRelevance
-from index.folder import load_version
+from index.query.edge_maps import default_mode
 from index.space import Cosine
+from index.version_folder.folder import load_version
 
 Floats = NDArray[np.float64]
 Areas = dict[str, NDArray[Any]]

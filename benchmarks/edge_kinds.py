@@ -36,12 +36,12 @@ from default_modes import discriminant, read, unit
 from numpy.typing import NDArray
 from PIL import Image
 
-from index.encoder import Encoder
+from index.encoders.encoder import Encoder
 from index.evaluation.adapter_choice import METRIC, choose_kind
 from index.evaluation.fitting import measure, split_pairs
 from index.evaluation.metrics import Bools, Floats, paired_bootstrap
-from index.folder import load_version
 from index.version import ENCODER, Card
+from index.version_folder.folder import load_version
 from training.fit_edge import ADAPTER_OF, fits_of
 
 CLUSTERS, WIDE, NARROW, RANK = 250, 128, 96, 24

@@ -37,10 +37,10 @@ from http_speed import DIM, K, clustered, cpu_seconds, served
 from ingest import answers
 from million import client, fill, resident_bytes
 
-from index.archive import pack_version
 from index.engines.segments import SETTLED_ROWS
-from index.folder import load_version, write_card
 from index.version import Card
+from index.version_folder.archive import pack_version
+from index.version_folder.folder import load_version, write_card
 from staging.milvus import MilvusTestServer
 from staging.postgres import Server
 

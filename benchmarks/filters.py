@@ -24,8 +24,8 @@ import numpy as np
 from command_line import Count, Counts, run_main
 
 from index.engines.flat import FlatShard
-from index.filter import Filter, parse_filter
-from index.metadata import Item, Metadata
+from index.metadata.filter import Filter, parse_filter
+from index.metadata.metadata import Item, Metadata
 from index.space import Cosine, Vectors
 
 ITEMS = [100_000, 1_000_000]

@@ -33,10 +33,10 @@ from command_line import Count, Seconds, run_main
 from http_peers import CHROMA, chroma_of, floor_of
 from ingest import answers, free_port
 
-from index.archive import pack_version
 from index.engines.segments import SETTLED_ROWS, SETTLED_SECONDS
-from index.folder import load_version, write_card
 from index.version import Card
+from index.version_folder.archive import pack_version
+from index.version_folder.folder import load_version, write_card
 
 DIM, K = 128, 10
 JSON = "application/json"

@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.segment import Segment
 from index.engines.segments import SEAL_ROWS
-from index.filter import parse_filter
 from index.gallery import Gallery
-from index.metadata import Item
+from index.metadata.filter import parse_filter
+from index.metadata.metadata import Item
 from index.version import Card, Version
 
 K, CLUSTERS = 10, 2000

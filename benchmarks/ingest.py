@@ -23,9 +23,9 @@ import httpx
 import numpy as np
 from command_line import Count, Seconds, run_main
 
-from index.archive import pack_version
-from index.folder import load_version, write_card
 from index.version import Card
+from index.version_folder.archive import pack_version
+from index.version_folder.folder import load_version, write_card
 
 BEFORE_SECONDS = 5.0
 

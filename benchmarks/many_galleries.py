@@ -19,8 +19,8 @@ import numpy as np
 from command_line import Count, Counts, run_main
 from sqlalchemy import update
 
-from index.folder import load_version, write_card
 from index.version import Card
+from index.version_folder.folder import load_version, write_card
 from service.registry.version_records import insert_version
 from service.runtime import running
 from service.settings import Settings

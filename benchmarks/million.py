@@ -32,10 +32,10 @@ from http_speed import DIM, SEALING_SECONDS, about, load, request, served, wait_
 from index_speed import CLUSTERS
 from ingest import answers
 
-from index.archive import pack_version
 from index.engines.segments import SEAL_ROWS
-from index.folder import load_version, write_card, write_edge
 from index.version import Card, Edge, EdgeKind, Score
+from index.version_folder.archive import pack_version
+from index.version_folder.folder import load_version, write_card, write_edge
 
 BLOCK, K, ASKED = 10_000, 10, 200
 ASKING_SECONDS = 4.0

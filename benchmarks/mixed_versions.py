@@ -24,14 +24,14 @@ from command_line import Count, Counts, run_main
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from index.calibration import Calibration
-from index.edge_maps import map_key
+from index.edges.calibration import Calibration
+from index.edges.graph import Graph
+from index.edges.transform import load_transform
 from index.engines import segments
 from index.engines.config import IndexConfig, IndexKind
 from index.gallery import Gallery
-from index.graph import Graph
+from index.query.edge_maps import map_key
 from index.space import Cosine
-from index.transform import load_transform
 from index.version import EDGE_ARRAYS, EDGE_MODEL, Card, Edge, EdgeKind, Score, Version
 
 ITEMS = [100_000, 1_000_000]

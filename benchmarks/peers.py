@@ -28,7 +28,7 @@ from index_speed import Vectors, draw, fill, recall
 
 from index.engines.config import IndexConfig
 from index.gallery import Gallery
-from index.metadata import Item
+from index.metadata.metadata import Item
 from index.version import Card, Version
 
 ITEMS = [10_000, 100_000]

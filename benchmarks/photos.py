@@ -19,12 +19,12 @@ from command_line import Count, run_main
 from numpy.typing import NDArray
 from PIL import Image
 
-from index.encoder import Encoder
+from index.edges.transform import load_transform
+from index.encoders.encoder import Encoder
 from index.evaluation.metrics import MEAN_AP, Retrieval, mean_interval, paired_bootstrap, retrieval
-from index.folder import load_version
 from index.space import Cosine, Vectors
-from index.transform import load_transform
 from index.version import Score
+from index.version_folder.folder import load_version
 from training.data import Data, ImageSet
 from training.sources import load_data
 

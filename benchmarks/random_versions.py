@@ -12,8 +12,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from index.folder import load_version, write_card, write_edge
 from index.version import EDGE_MODEL, ENCODER, PROBE, Card, Edge, EdgeKind, Preprocess, Score, Version
+from index.version_folder.folder import load_version, write_card, write_edge
 
 SIDE = 224
 SMALL_EDGE = (512,)

@@ -15,8 +15,8 @@ import typer
 from command_line import Document, choice_of, run_main
 
 from index.errors import InvalidArgument
-from index.folder import load_version
 from index.version import Card
+from index.version_folder.folder import load_version
 from training.comparison import COMPARED_FAMILIES
 from training.comparison_table import replace_table
 

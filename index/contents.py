@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from index.durable import sync_all
-from index.folder import sha256
 from index.incoming import incoming_folder
 from index.item_table import NO_ITEM
 from index.scan import Mask
 from index.version import ShardKey
+from index.version_folder.folder import sha256
 
 Keys = NDArray[np.int64]
 

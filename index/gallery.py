@@ -23,29 +23,29 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from index.answering import build_result, embed_queries, prepare_search
 from index.contents import Contents, from_slots
-from index.edge_maps import Maps
 from index.engines.base import Keys
 from index.engines.config import IndexConfig
 from index.engines.remote import OpenCollection, no_engine
 from index.engines.remote_answers import Answers, Unanswered
-from index.filter import Filter
 from index.lock import ReadWriteLock
-from index.merge import Mode
-from index.metadata import Item, Metadata
-from index.query_plan import Encode, GalleryQuery
+from index.metadata.filter import Filter
+from index.metadata.metadata import Item, Metadata
+from index.query.answering import build_result, embed_queries, prepare_search
+from index.query.edge_maps import Maps
+from index.query.merge import Mode
+from index.query.query_plan import Encode, GalleryQuery
+from index.query.scatter import scatter
+from index.query.search_params import DEFAULTS
+from index.query.search_result import Degraded, Missing, SearchResult
+from index.query.topology import Topology
+from index.query.view import View
 from index.remote_part import RemotePart
 from index.retry import GalleryChanged, attempts
 from index.scan import Mask
-from index.scatter import scatter
-from index.search_params import DEFAULTS
-from index.search_result import Degraded, Missing, SearchResult
 from index.shards import Placed, Shards
 from index.space import Vectors
-from index.topology import Topology
 from index.version import Edge, EdgeKey, ShardKey, Version
-from index.view import View
 
 NO_ITEMS: Mapping[int, Item] = MappingProxyType({})
 NONE_MISSING: Mapping[int, Missing] = MappingProxyType({})
@@ -100,7 +100,7 @@ class Gallery:
             InvalidArgument: the depth is below 1, or an unknown mode.
             NoRoute: no shard can be reached; or, if strict, some shard cannot.
             ModeUnavailable: the shards cannot be merged in this mode.
-            EngineUnavailable: a remote engine gives no answer; see `index.scatter.scatter`.
+            EngineUnavailable: a remote engine gives no answer; see `index.query.scatter.scatter`.
         """
         # Encoding is slow and must not block writers: encode for the current routes, then check that they still hold.
         embedded = []

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from index import errors
-from index.card import parse_card, parse_edge
 from index.errors import InvalidVersionFolder, RegraftError
-from index.folder import load_version
 from index.version import EDGE_ARRAYS, EDGE_MODEL, Card, Edge, Version
+from index.version_folder.card import parse_card, parse_edge
+from index.version_folder.folder import load_version
 
 MAX_MESSAGE = 2000
 """Characters of an error that are passed on: they must fit a pipe that is read only after the process ended."""
@@ -38,14 +38,14 @@ class Limits:
 
 
 def verify_isolated(folder: Path, known: Mapping[str, Card] | None, limits: Limits) -> Version:
-    """`index.encoder.verify_version` with `batches`; models and arrays are opened in a child process.
+    """`index.encoders.encoder.verify_version` with `batches`; models and arrays are opened in a child process.
 
     Raises:
         InvalidVersionFolder: as there, or the limits are exceeded.
     """
     version = load_version(folder)
     if not any(path.endswith((".onnx", ".npz")) for path in version.card.files):
-        from index.encoder import verify_version
+        from index.encoders.encoder import verify_version
 
         return verify_version(folder, known)
     cards = None if known is None else {name: card.as_json() for name, card in known.items()}
@@ -125,7 +125,7 @@ def _main() -> None:
 
 
 def _verify(asked: Mapping[str, Any]) -> None:
-    from index.encoder import verify_version
+    from index.encoders.encoder import verify_version
 
     if "folder" in asked:
         known = asked["known"]
@@ -140,8 +140,8 @@ def _verify(asked: Mapping[str, Any]) -> None:
 
 
 def _check_edge(edge: Edge, new: Card, old: Card) -> None:
-    from index.edge_maps import check_calibration
-    from index.transform import load_transform
+    from index.edges.transform import load_transform
+    from index.query.edge_maps import check_calibration
 
     check_calibration(edge, new, old)
     load_transform(edge, new, old)

@@ -11,7 +11,7 @@ from index.errors import InvalidArgument
 
 READABLE = frozenset({".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 IMAGE_SUFFIXES = READABLE | {".avif", ".heic", ".heif"}
-"""Suffixes of image files: of `index.image.FORMATS`, and of other formats, so that these are refused, not skipped."""
+"""Suffixes of image files: of `index.encoders.image.FORMATS`, and of others, so that these are refused, not skipped."""
 
 
 def paths_in(folder: Path, pattern: str) -> list[Path]:

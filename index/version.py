@@ -9,7 +9,8 @@
     v2/text/probe.json       `text` and the expected `embedding`, a list of dim numbers; for an API, alone in text/
     v2/edges/v1/edge.json    how to compare with v1, and how well it was measured to work
 
-`index.folder` reads, checks and writes such a folder; `index.encoder` and `index.text` run its probes.
+`index.version_folder.folder` reads, checks and writes such a folder; `encoder` and `text` of `index.encoders` run its
+probes.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Edge:
     Attributes:
         scores: metric ("cmc@1", "mAP@1.0", ...) -> M(new/old).
         old_encoder: sha256 of the old version's encoder.onnx that the edge was made for; "" if it has none.
-        calibration: see `index.calibration`.
+        calibration: see `index.edges.calibration`.
         support: number of pairs of embeddings that an adapter was fitted on; 0 for other edges.
         hashes: file name -> sha256, for accepted files; checked whenever a file is opened.
     """

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from index.card import parse_api
 from index.creation.probes import SENTENCES, write_text_probe
 from index.space import space_from_json
 from index.version import TEXT_PROBE, Card, EmbeddingApi, Version
+from index.version_folder.card import parse_api
 from service.registry.encoders.embedding_api import ApiEncoder, ProviderFault, ProviderUnavailable
 
 LARGEST = 0.02

@@ -15,8 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from index.archive import pack_version
 from index.errors import InvalidArgument
+from index.version_folder.archive import pack_version
 
 
 class InvalidInput(InvalidArgument):

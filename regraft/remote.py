@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from index.decoding import Decoder
+from index.edges.transform import Forward
+from index.encoders.decoding import Decoder
 from index.errors import RegraftError
 from index.events import Event
 from index.execution import ONE_THREAD, Execution
 from index.isolated import Limits
-from index.transform import Forward
 from regraft.client import Client
 from regraft.models import WorkClaim, WorkItem
 from regraft.remote_folders import FetchedFolders, TaskVersions

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from index.archive import unpack_version
-from index.encoder import Encoder
+from index.encoders.encoder import Encoder
 from index.errors import InvalidVersionFolder, NoRoute
 from index.execution import Execution
-from index.folder import load_version
 from index.incoming import exclusive_access, incoming_folder, sweep
 from index.isolated import Limits, verify_isolated
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
+from index.version_folder.archive import unpack_version
+from index.version_folder.folder import load_version
 from regraft.client import Client
 from regraft.models import WorkEdge
 from service.registry import edge_archive

@@ -7,7 +7,7 @@ from typing import Self
 
 import index.version
 from index.creation.create import Source, create_version
-from index.folder import load_version
+from index.version_folder.folder import load_version
 
 
 class Version(index.version.Version):
@@ -26,5 +26,5 @@ class Version(index.version.Version):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read a version folder and check every file. See `index.folder.load_version`."""
+        """Read a version folder and check every file. See `index.version_folder.folder.load_version`."""
         return cls(**vars(load_version(folder)))

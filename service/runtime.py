@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
-from index.decoding import Decoder
+from index.encoders.decoding import Decoder
 from index.engines import gpu
 from service.backfills.completion import Planner
 from service.backfills.embedder import Embedder

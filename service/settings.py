@@ -10,9 +10,9 @@ from typing import Literal, Self
 from pydantic import ByteSize, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from index.decoding import MAX_DECODED_BYTES
+from index.encoders.decoding import MAX_DECODED_BYTES
+from index.encoders.image import MAX_PIXELS, PILLOWS_PIXELS
 from index.execution import Device, Execution
-from index.image import MAX_PIXELS, PILLOWS_PIXELS
 from index.isolated import Limits
 from service.logs import LogFormat, LogLevel
 

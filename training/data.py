@@ -21,8 +21,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from index.encoders.image import decode_image
 from index.errors import InvalidArgument, InvalidImage
-from index.image import decode_image
 from index.space import Vectors
 from index.version import Preprocess
 from training.transforms import find_augmentation, pixels, sizing

@@ -1,6 +1,6 @@
 """Export: a trained version becomes a version folder that serving can read without torch.
 
-`index.new_folder` sees to it that no half-written version is ever left under its name.
+`index.version_folder.new_folder` sees to it that no half-written version is ever left under its name.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from index.creation.probes import ParityError
 from index.errors import InvalidArgument
-from index.folder import write_card, write_edge
-from index.new_folder import check_target, new_folder
 from index.version import EDGE_MODEL, ENCODER, PROBE, SIDE, Card, Edge, Version
+from index.version_folder.folder import write_card, write_edge
+from index.version_folder.new_folder import check_target, new_folder
 from training.data import Data, ImageDataset
 from training.measurement import Report, scores
 from training.method import ItemEdge

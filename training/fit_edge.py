@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from index.edges.transform import load_transform
 from index.errors import InvalidArgument
 from index.evaluation.adapter_choice import (
     AUTO,
@@ -29,11 +30,10 @@ from index.evaluation.adapter_choice import (
 from index.evaluation.adapters import Affine, SlerpAdapter, few_pairs_warning
 from index.evaluation.fitting import FITS, Pairs, fit_adapter, fit_calibration_maps, legal_options, measure
 from index.evaluation.metrics import Retrieval
-from index.folder import load_version, write_card, write_edge
-from index.new_folder import new_folder
 from index.space import Cosine, space_from_json
-from index.transform import load_transform
 from index.version import EDGE_MODEL, Card, Edge, EdgeKind, Version
+from index.version_folder.folder import load_version, write_card, write_edge
+from index.version_folder.new_folder import new_folder
 from training.adapters import FewPairsWarning, ResidualMlp, residual_mlp
 from training.evaluation.cross_version import oldest_first
 from training.evaluation.embeddings import has_onnxruntime

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from index.durable import sync_all
 from index.errors import InvalidArgument, raise_if_out_of_memory
-from index.folder import sha256
-from index.new_folder import Unwritable
+from index.version_folder.folder import sha256
+from index.version_folder.new_folder import Unwritable
 from training import processes
 from training.batching import TrainingBatch, training_batches
 from training.data import Data, ImageSet

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from index.errors import InvalidArgument
-from index.new_folder import Unwritable, clear_leftovers
+from index.version_folder.new_folder import Unwritable, clear_leftovers
 from training import processes
 
 _held_locks: dict[Path, int] = {}

@@ -96,7 +96,7 @@ def measure(new: Trained, old: Trained | StoredVersion | None, data: Data) -> Re
 def calibrate(
     new: Trained, new_ND: Vectors, old_ND: Vectors, side_NS: Vectors | None, space: str, data: Data
 ) -> dict[str, Any] | None:
-    """Score maps of a trained edge and of the new version's own items; the form is `index.calibration`'s.
+    """Score maps of a trained edge and of the new version's own items; the form is `index.edges.calibration`'s.
 
     They are fitted on the gallery images alone, each as a query that leaves itself out: no encoder has seen these, and
     no query that is reported. (Training images would not do: the new encoder tells them apart as it does no others.)
@@ -112,8 +112,8 @@ def calibrate(
         data: the data set; its gallery is used.
 
     Returns:
-        {"edge": ..., "own": ..., "mode": ...}, see `index.edge_maps`; None where fewer than two gallery images have
-        another one of their class.
+        {"edge": ..., "own": ..., "mode": ...}, see `index.query.edge_maps`; None where fewer than two gallery images
+        have another one of their class.
     """
     codes = data.gallery.labels
     relevance = LabelRelevance(codes, codes, np.arange(len(codes)))
@@ -143,7 +143,7 @@ def apply_edge(
     old_ND: Vectors,
     side_NS: Vectors | None = None,
 ) -> tuple[Vectors, Vectors]:
-    """Queries and items after an edge, in one space; the counterpart of `index.transform` in torch."""
+    """Queries and items after an edge, in one space; the counterpart of `index.edges.transform` in torch."""
     if kind is EdgeKind.TRUNCATE:
         first_QD = new_QD[:, : old_ND.shape[1]]
         return (F.normalize(torch.from_numpy(first_QD)).numpy() if space == "cosine" else first_QD), old_ND

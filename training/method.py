@@ -170,7 +170,7 @@ class ItemEdge(nn.Module):
 
     @abstractmethod
     def transform_items(self, embedding: Tensor, side: Tensor | None = None) -> dict[str, Tensor]:
-        """The outputs of edge.onnx by name, `moved` first: see `index.transform.Forward` for the others."""
+        """The outputs of edge.onnx by name, `moved` first: see `index.edges.transform.Forward` for the others."""
 
     @abstractmethod
     def is_stable(self, embedding: Tensor, side: Tensor | None = None) -> Tensor:

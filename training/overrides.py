@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from index.card import parse_preprocess
 from index.errors import InvalidArgument, InvalidVersionFolder
+from index.version_folder.card import parse_preprocess
 from training.methods import method_options
 from training.recipes import Recipe
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from index.errors import InvalidArgument
-from index.folder import load_version
-from index.new_folder import check_target
 from index.version import CARD
+from index.version_folder.folder import load_version
+from index.version_folder.new_folder import check_target
 from training.first_batch import try_batch
 from training.folder_lock import lock_file
 from training.method import OldSummary

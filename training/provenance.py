@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from index.durable import sync_all
-from index.folder import card_sha256
 from index.version import CARD
+from index.version_folder.folder import card_sha256
 from training.recipes import Recipe
 
 

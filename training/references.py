@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from index.errors import InvalidArgument
-from index.folder import load_version
 from index.version import CARD
+from index.version_folder.folder import load_version
 from training.methods import method_options
 from training.overrides import with_overrides
 from training.recipes import RECIPES, Recipe, find_recipe, recipe_from_json

@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.errors import InvalidArgument
-from index.folder import load_version
 from index.space import Vectors, check_vectors, space_from_json
 from index.version import CARD, Version
+from index.version_folder.folder import load_version
 from training.data import Data, ImageSet
 from training.trained import WEIGHTS
 
@@ -140,7 +140,7 @@ def with_encoder_embeddings(data: Data, version: Version) -> Data:
     Raises:
         NoEncoder: the encoder cannot run here.
     """
-    from index.encoder import Encoder
+    from index.encoders.encoder import Encoder
 
     card = version.card
     settings = json.dumps([card.preprocess.as_json() if card.preprocess else {}, card.space], sort_keys=True)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from index.errors import InvalidArgument
-from index.folder import load_version
 from index.version import CARD
+from index.version_folder.folder import load_version
 from training.data import Data
 from training.divergence import Diverged
 from training.methods import method_options

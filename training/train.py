@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from index.errors import InvalidArgument, did_you_mean
-from index.new_folder import check_target
 from index.version import CARD, EdgeKind
+from index.version_folder.new_folder import check_target
 from training import processes
 from training.backbones import Frozen, build_backbone
 from training.data import Data

@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from index.errors import InvalidArgument, InvalidVersionFolder
-from index.folder import load_version
 from index.version import CARD, EdgeKind, Version
+from index.version_folder.folder import load_version
 from training.backbones import build_backbone
 from training.data import ClassName
 from training.heads import HEADS

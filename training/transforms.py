@@ -21,8 +21,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
+from index.encoders.image import preprocess
 from index.errors import InvalidArgument
-from index.image import preprocess
 from index.version import Preprocess
 from training.colours import jitter
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from index.folder import load_version, write_card
-from index.new_folder import check_new, check_target, new_folder
 from index.version import Card, Version
+from index.version_folder.folder import load_version, write_card
+from index.version_folder.new_folder import check_new, check_target, new_folder
 
 
 class Source(Protocol):
@@ -53,6 +53,8 @@ def _check(folder: Path, card: Card) -> None:
     if not card.encoder and not card.text:
         load_version(folder)
         return
-    from index.encoder import verify_version  # opens models: a version of supplied vectors needs no onnxruntime
+    from index.encoders.encoder import (
+        verify_version,  # opens models: a version of supplied vectors needs no onnxruntime
+    )
 
     verify_version(folder, batches=True)

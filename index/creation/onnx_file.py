@@ -15,11 +15,11 @@ import onnx
 
 from index.creation import onnx_graph
 from index.creation.probes import compare, probe_files, write_image_probe
+from index.encoders.image import decode_image, preprocess_batch
 from index.errors import InvalidArgument
-from index.folder import sha256
-from index.image import decode_image, preprocess_batch
 from index.space import Cosine, Vectors, space_from_json
 from index.version import ENCODER, Card, Preprocess
+from index.version_folder.folder import sha256
 
 TRIED = 3
 """Images per run while a model is rewritten and compared."""

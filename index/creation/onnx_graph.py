@@ -16,9 +16,9 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from index.artifacts import legal_opsets
 from index.errors import InvalidArgument, raise_if_out_of_memory
 from index.version import Preprocess
+from index.version_folder.artifacts import legal_opsets
 
 ModelProto = Any
 """onnx.ModelProto; the package onnx is untyped."""

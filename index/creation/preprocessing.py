@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from index.card import parse_preprocess
-from index.checked_json import parse_checked, read_bounded
 from index.errors import InvalidArgument
 from index.version import Preprocess
+from index.version_folder.card import parse_preprocess
+from index.version_folder.checked_json import parse_checked, read_bounded
 
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of filters, as in Hugging Face's files, -> names."""

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from index.encoders.image import Pixels
 from index.errors import RegraftError
-from index.image import Pixels
 from index.space import Vectors
 from index.version import PROBE, TEXT_PROBE
 

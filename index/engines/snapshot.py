@@ -27,10 +27,10 @@ from index.engines.config import IndexConfig
 from index.engines.segment import Segment
 from index.engines.tuning import SHARES, TunedIndex
 from index.events import Event
-from index.folder import sha256
 from index.incoming import INCOMING, incoming_folder, sweep
 from index.paths import paths_in
 from index.space import Space
+from index.version_folder.folder import sha256
 
 logger = logging.getLogger(__name__)
 

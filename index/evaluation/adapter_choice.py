@@ -14,12 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from index.edges.transform import normalise_or_zero
 from index.errors import InvalidArgument
 from index.evaluation.adapters import Affine, SlerpAdapter
 from index.evaluation.fitting import MAX_COMPARED_PAIRS, Pairs, measure, split_pairs
 from index.evaluation.metrics import MEAN_AP, Retrieval, paired_bootstrap
 from index.space import Vectors, space_from_json
-from index.transform import normalise_or_zero
 from index.version import Card, Score
 
 AUTO = "auto"

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from index.edges.transform import slerp
 from index.errors import InvalidArgument
 from index.evaluation.metrics import MEAN_AP, retrieval
 from index.space import Cosine, Vectors
-from index.transform import slerp
 from index.version import EDGE_ARRAYS, EdgeKind
 
 FEW_PAIRS = 4_000

@@ -1,9 +1,9 @@
 """Backfill curves: a metric while the items of a gallery move from an old version to a new one (`measure_curves`).
 
 At each point, queries reach the unmoved items along their route and the moved items in the new version. Both are ranked
-as one list, in the modes of `index.merge`: raw, rank, calibrated (`index.calibration`), and label-free, by the log-odds
-of `evalue_calibration`, which needs no labels. Each half of the queries is ranked with maps fitted on the other half,
-so no query is measured with a map that was fitted on it.
+as one list, in the modes of `index.query.merge`: raw, rank, calibrated (`index.edges.calibration`), and label-free, by
+the log-odds of `evalue_calibration`, which needs no labels. Each half of the queries is ranked with maps fitted on the
+other half, so no query is measured with a map that was fitted on it.
 Shape suffixes: Q queries, N items, P points of the curve, B one block of queries.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from index.calibration import Calibration
+from index.edges.calibration import Calibration
 from index.evaluation.metrics import Compared, blocks, comparable, costs, leave_out, mean_interval, ranked, scores_of
 from index.evaluation.ordering import POINTS, BackfillCurve
 from index.evaluation.relevance import Relevance
@@ -120,7 +120,7 @@ def backfill_values(
 def fused_values(
     old_BN: Floats, new_BN: Floats, relevant_BN: Bools, order_N: Ints, metric: str = "cmc@1", points: int = POINTS
 ) -> Floats:
-    """`backfill_values` by the ranking of `index.merge.merge_rank`.
+    """`backfill_values` by the ranking of `index.query.merge.merge_rank`.
 
     Items rank by their weighted ranks among the unmoved and the moved ones; of equal ones the unmoved comes first.
     """

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from index.artifacts import read_arrays
 from index.evaluation.fitting import Pairs
 from index.evaluation.metrics import Compared, blocks, comparable, costs, scores_of
 from index.space import Space, Vectors
 from index.version import EDGE_DOMAIN
+from index.version_folder.artifacts import read_arrays
 
 OUTSIDE = 0.01
 """The share of held-out pairs that is out of the domain by definition."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from index.calibration import Calibration, Floats
+from index.edges.calibration import Calibration, Floats
 from index.errors import InvalidArgument
 
 Ints = NDArray[np.int64]

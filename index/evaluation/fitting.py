@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from index.edge_maps import EDGE, MODE, OWN, default_mode
 from index.errors import InvalidArgument
 from index.evaluation.adapters import Affine, SlerpAdapter, fit_slerp, low_rank, procrustes, ridge
 from index.evaluation.metrics import MEAN_AP, Compared, Retrieval, mixed_retrieval
 from index.evaluation.modes import choose_merge_mode
 from index.evaluation.relevance import LabelRelevance
 from index.evaluation.score_maps import fit_maps
+from index.query.edge_maps import EDGE, MODE, OWN, default_mode
 from index.space import Cosine, Vectors, check_vectors, space_from_json
 from index.version import Card, EdgeKind, Score
 
@@ -166,7 +166,7 @@ def intervals(measured: Retrieval) -> dict[str, Score]:
 
 
 def fit_calibration_maps(kind: EdgeKind, queries_QN: Vectors, pairs: Pairs, new: Card, old: Card) -> dict[str, Any]:
-    """The edge's `calibration` field, see `index.edge_maps`. The pairs must have labels."""
+    """The edge's `calibration` field, see `index.query.edge_maps`. The pairs must have labels."""
     rows = np.flatnonzero(pairs.relevance.valid)
     edge = Compared(queries_QN, pairs.old_items_IN, space_from_json(old.space))
     own = Compared(pairs.new_QM, pairs.new_items_IM, space_from_json(new.space))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from index.evaluation.curves import CALIBRATED, LABEL_FREE, RANK, RAW, curve_values
 from index.evaluation.metrics import MEAN_AP, Compared, paired_bootstrap
 from index.evaluation.relevance import LabelRelevance, ListedRelevance, RankingRelevance, Relevance
-from index.merge import Mode
+from index.query.merge import Mode
 from index.version import Score
 
 Floats = NDArray[np.float64]

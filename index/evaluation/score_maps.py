@@ -1,4 +1,4 @@
-"""Fit the score maps (`index.calibration`) of several shards that rank together (`fit_maps`).
+"""Fit the score maps (`index.edges.calibration`) of several shards that rank together (`fit_maps`).
 
 If all scores are of one kind of space, raw scores are comparable too, and the labels of few queries are weak evidence
 against that. So each map is shrunk towards one common map of all pairs, which ranks as raw scores do, with the weight
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from index.calibration import Calibration, blend, fit_calibration
+from index.edges.calibration import Calibration, blend, fit_calibration
 from index.errors import InvalidArgument
 from index.evaluation.evalue_calibration import fit_evalue
 from index.evaluation.metrics import Compared, blocks, comparable, costs, leave_out, scores_of

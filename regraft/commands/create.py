@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from index.card import parse_preprocess
 from index.errors import InvalidArgument
+from index.version_folder.card import parse_preprocess
 from regraft.commands.answers import answer, out
 from regraft.commands.options import needs
 

@@ -127,7 +127,7 @@ def _reencode(new: Version, rate: float | None) -> ItemCost | None:
     if not new.card.encoder:
         return None
     with needs("worker"):
-        from index.encoder import Encoder
+        from index.encoders.encoder import Encoder
         from index.evaluation.cost import ItemCost, encoder_macs
     macs = _macs(lambda: encoder_macs(new))
     if rate is None:
@@ -154,8 +154,8 @@ def _transform(old: Version, new: Version, rate: float | None) -> ItemCost | Non
     if edge is None:
         return None
     with needs("worker"):
+        from index.edges.transform import load_forward
         from index.evaluation.cost import ItemCost, forward_macs
-        from index.transform import load_forward
     macs = _macs(lambda: forward_macs(edge, old.card))
     if rate is None:
         import numpy as np

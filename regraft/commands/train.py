@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from index.errors import InvalidArgument
-from index.new_folder import check_new
+from index.version_folder.new_folder import check_new
 from regraft.commands.answers import answer, err, out
 from regraft.commands.options import needs
 from regraft.commands.version_folders import open_version

@@ -17,7 +17,7 @@ def open_version(folder: Path) -> Version:
     Raises:
         InvalidVersionFolder: there is none, or it does not match its card; names the folder.
     """
-    from index.folder import load_version
+    from index.version_folder.folder import load_version
 
     try:
         return load_version(folder)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from index.archive import pack_version
-from index.folder import load_version
+from index.version_folder.archive import pack_version
+from index.version_folder.folder import load_version
 from regraft.client import Client
 from regraft.commands.answers import answer, out
 from regraft.commands.command import Commands
@@ -26,7 +26,7 @@ version.command("create")(create)
 def verify(folder: Folder) -> None:
     """Verify a version folder as at registration: hashes, shapes, probe, edges."""
     with needs("worker"):
-        from index.encoder import verify_version
+        from index.encoders.encoder import verify_version
     checked = verify_version(folder)
     card = checked.card
     held = [{"kind": edge.kind.value, "old": edge.old} for edge in checked.edges]

@@ -16,7 +16,7 @@ DEFAULT_K = 10
 
 
 class QueryOptions(TypedDict, total=False):
-    """Options of a query besides `k`, see `index.search_params`.
+    """Options of a query besides `k`, see `index.query.search_params`.
 
     strict: refuse an answer that leaves out items. mode: calibrated, raw or rank; by default the measured one, else one
     by the edges. threshold: the worst score of a match, on the scale of the mode. filter: only items whose metadata

@@ -12,11 +12,11 @@ from functools import partial
 from itertools import groupby, islice
 from typing import Protocol, TypeVar
 
-from index.decoding import Decoder
-from index.encoder import BATCH
+from index.edges.transform import Forward, TransformedItems, load_forward
+from index.encoders.decoding import Decoder
+from index.encoders.encoder import BATCH
 from index.errors import InvalidImage, InvalidText, InvalidVersionFolder, RegraftError
 from index.space import check_vectors, space_from_json
-from index.transform import Forward, TransformedItems, load_forward
 from index.version import Edge, EdgeKey, EdgeKind
 from service.backfills.outcome import Compute, EmbeddedItems, Failed, Outcome
 from service.registry.encoders.embedding_api import ProviderUnavailable

@@ -19,7 +19,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from index.decoding import Decoder
+from index.encoders.decoding import Decoder
 from index.events import Event
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost

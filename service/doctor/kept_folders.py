@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from index.errors import InvalidVersionFolder
-from index.folder import files_of, load_version
 from index.version import CARD, EDGE
+from index.version_folder.folder import files_of, load_version
 from service.doctor.findings import Context, Finding, remove_orphans
 from service.doctor.on_disk import KeysOnDisk
 from service.registry.edge_records import EdgeRecord

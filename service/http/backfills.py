@@ -11,7 +11,7 @@ from pydantic import Field
 from sqlalchemy import Connection, insert, select
 
 from index.errors import InvalidArgument, NoEncoder, NoRoute, RegraftError
-from index.filter import parse_filter
+from index.metadata.filter import parse_filter
 from regraft.models import BackfillEstimate, BackfillInfo, BackfillList
 from service.backfills.embedder import Embedder
 from service.backfills.estimates import estimate, estimate_supplied

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from index.filter import MAX_CONDITIONS, MAX_KEYS, MAX_VALUES
+from index.metadata.filter import MAX_CONDITIONS, MAX_KEYS, MAX_VALUES
 from service.http.arrow import ARROW
 from service.http.forms import FORM, JSON
 from service.http.npy import NPY

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from sqlalchemy import Connection
 
-from index.encoder import verify_version
+from index.encoders.encoder import verify_version
 from regraft.models import (
     DeploymentDetail,
     DeploymentInfo,

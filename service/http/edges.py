@@ -10,14 +10,14 @@ from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from index.archive import unpack_version
-from index.edge_maps import check_calibration
+from index.edges.transform import load_transform
 from index.errors import InvalidArgument
-from index.folder import load_edge
 from index.incoming import incoming_folder
 from index.isolated import check_edge_isolated
-from index.transform import load_transform
+from index.query.edge_maps import check_calibration
 from index.version import EDGE, Edge, EdgeKind
+from index.version_folder.archive import unpack_version
+from index.version_folder.folder import load_edge
 from regraft.models import DependentGallery, EdgeInfo, EdgeList, EdgeRemoval, ReroutedItems
 from service.errors import InvalidBody
 from service.http.body_schemas import FILE, SWITCH, fields, reads

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, false, select
 
-from index.decoding import Decoder
+from index.encoders.decoding import Decoder
 from index.errors import InvalidImage
 from service.store.blob_keys import is_text
 from service.store.blobs import Blobs, StoreUnreachable

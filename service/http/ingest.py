@@ -16,9 +16,9 @@ from typing import Any, cast
 from numpy.typing import NDArray
 from starlette.datastructures import UploadFile
 
-from index.encoder import BATCH
+from index.encoders.encoder import BATCH
+from index.encoders.image import Pixels
 from index.errors import RegraftError
-from index.image import Pixels
 from index.space import Vectors
 from index.version import Origin
 from service.errors import InvalidBody, InvalidItem

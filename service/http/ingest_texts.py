@@ -10,8 +10,8 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
+from index.encoders.text import check_text
 from index.errors import InvalidText, NoTextEntrance, RegraftError
-from index.text import check_text
 from service.errors import InvalidBody
 from service.http.ingest_batch import IngestBatch, ItemDraft, read_batch
 from service.http.ingest_store import Destination, Ingested, refuse_existing, store_batch, store_contents

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, and_, false
 from starlette.responses import JSONResponse
 
 from index.errors import InvalidArgument, InvalidFilter
-from index.filter import parse_filter
+from index.metadata.filter import parse_filter
 from index.version import Origin
 from regraft.models import DeleteResult, EmbeddingInfo, IngestResult, ItemDetail, ItemInfo, ItemPage, MetadataResult
 from service.errors import InvalidBody, NoImage, UnknownParameter

@@ -87,7 +87,7 @@ def describe(app: FastAPI, settings: Settings) -> Document:
     return document
 
 
-WRITERS = ("index.creation.", "index.new_folder")
+WRITERS = ("index.creation.", "index.version_folder.new_folder")
 """Modules that write version folders: no request meets their errors, though tests may have imported them."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, false, func, select
 
-from index.filter import parse_filter
+from index.metadata.filter import parse_filter
 from service.http.auth import ShuttingDown
 from service.runtime import Runtime
 from service.store.filtering import passing

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from index.filter import parse_filter
+from index.metadata.filter import parse_filter
 from service.http.arrow import ARROW, accepts_arrow, pyarrow
 from service.http.auth import Count, Exchange, Guard
 from service.http.forms import JSON, type_of

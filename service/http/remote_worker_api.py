@@ -23,8 +23,8 @@ from sqlalchemy import Connection, select
 from starlette.responses import FileResponse
 from starlette.types import Receive, Scope, Send
 
-from index.archive import pack_version
 from index.errors import RegraftError
+from index.version_folder.archive import pack_version
 from regraft.models import WorkClaim, WorkCounts, WorkEdge, WorkInputs, WorkItem
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost

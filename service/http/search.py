@@ -9,10 +9,10 @@ from typing import Annotated, Any, TypeVar
 import orjson
 from fastapi import APIRouter, Header, Request, Response
 
-from index.query_plan import GalleryQuery
+from index.encoders.text import MAX_CHARACTERS
+from index.query.query_plan import GalleryQuery
+from index.query.search_params import SearchParams
 from index.retry import attempts
-from index.search_params import SearchParams
-from index.text import MAX_CHARACTERS
 from regraft.models import SearchResponse
 from service.http.arrow import ARROW, write_matches
 from service.http.body_schemas import EMBEDDING, FILE, fields, many, reads

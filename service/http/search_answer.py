@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from index.merge import Mode
-from index.projection import Projection
-from index.search_result import SearchResult, ShardTrace
+from index.metadata.projection import Projection
+from index.query.merge import Mode
+from index.query.search_result import SearchResult, ShardTrace
 from regraft.models import (
     EdgeUsed,
     Explanation,

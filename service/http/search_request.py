@@ -3,7 +3,7 @@
 A request may mix image files, embeddings, texts and ids of items. Results are in this order, each with the JSON pointer
 of its query: /images/0, /embeddings/0, /texts/0, /items/0.
 
-The options are those of `index.search_params.SearchParams`: a new one needs no change here.
+The options are those of `index.query.search_params.SearchParams`: a new one needs no change here.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy as np
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 
+from index.encoders.text import check_text
 from index.errors import InvalidArgument
-from index.query_plan import Encode
-from index.search_params import SearchParams, foreign_cursor
-from index.text import check_text
+from index.query.query_plan import Encode
+from index.query.search_params import SearchParams, foreign_cursor
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.arrow import read_queries
 from service.http.cursors import MAX_CURSOR

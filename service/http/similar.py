@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from index.encoder import BATCH
+from index.encoders.encoder import BATCH
 from index.errors import shortened
-from index.query_plan import Encode
+from index.query.query_plan import Encode
 from index.space import Vectors
 from service.errors import NoImage, UnknownItem
 from service.registry.embedding import errors_at

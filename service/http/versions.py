@@ -11,12 +11,12 @@ from typing import BinaryIO
 from fastapi import APIRouter, Request, Response
 from sqlalchemy.exc import IntegrityError
 
-from index.archive import unpack_version
 from index.durable import sync_all
-from index.folder import card_sha256, load_version
 from index.incoming import incoming_folder
 from index.isolated import verify_isolated
 from index.version import Edge, Version
+from index.version_folder.archive import unpack_version
+from index.version_folder.folder import card_sha256, load_version
 from regraft.models import EdgeSummary, VersionInfo, VersionList
 from service.errors import InvalidBody, VersionExists
 from service.http.body_schemas import FILE, fields, reads

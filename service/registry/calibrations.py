@@ -11,9 +11,9 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
 
-from index.calibration import Calibration, calibration_from_json
-from index.edge_maps import MODE, MapKey
-from index.merge import Mode
+from index.edges.calibration import Calibration, calibration_from_json
+from index.query.edge_maps import MODE, MapKey
+from index.query.merge import Mode
 from index.version import EdgeKey
 from service.registry.registry import Registry
 from service.store.tables import calibration

@@ -8,11 +8,11 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-from index.archive import unpack_version
-from index.artifacts import read_expected
 from index.errors import InvalidVersionFolder
-from index.folder import files_of, load_edge
 from index.version import EDGE, Edge
+from index.version_folder.archive import unpack_version
+from index.version_folder.artifacts import read_expected
+from index.version_folder.folder import files_of, load_edge
 
 
 def fingerprint(edge: Edge) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
 
-from index.card import parse_edge
-from index.folder import edge_files, sha256
 from index.version import Edge, Version
+from index.version_folder.card import parse_edge
+from index.version_folder.folder import edge_files, sha256
 from service.errors import EdgeBroken
 from service.settings import Settings
 from service.store.rows import EdgeRow, all_of

@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from index.decoding import Decoder
-from index.encoder import BATCH
+from index.encoders.decoding import Decoder
+from index.encoders.encoder import BATCH
+from index.encoders.image import Pixels, preprocess
 from index.errors import NoTextEntrance, RegraftError
-from index.image import Pixels, preprocess
-from index.query_plan import Encode
+from index.query.query_plan import Encode
 from index.space import Vectors
 from index.version import Preprocess
 from service.registry.encoders.batching import X

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from index.image import LEAST_SEEN, MOST_REDUCED, Loss, losses
+from index.encoders.image import LEAST_SEEN, MOST_REDUCED, Loss, losses
 from index.version import Preprocess
 
 Size = tuple[int, int]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, Select, and_, false, select
 
-from index.filter import value_at, value_text
+from index.metadata.filter import value_at, value_text
 from index.space import Vectors
 from index.version import Origin
 from service.registry.registry import LoadedVersion

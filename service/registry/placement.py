@@ -15,8 +15,8 @@ from typing import Protocol
 
 from sqlalchemy import Connection
 
+from index.edges.graph import Graph, Route
 from index.errors import NoRoute, RegraftError
-from index.graph import Graph, Route
 from service.registry.registry import LoadedVersion, Registry
 from service.store.repository import versions_emptied, versions_with_embeddings
 from service.store.rows import GalleryRow

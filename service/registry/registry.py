@@ -14,14 +14,14 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
-from index.card import parse_card
-from index.encoder import Encoder
+from index.edges.graph import Graph, Route
+from index.encoders.encoder import Encoder
 from index.errors import ChangedOnDisk, InvalidVersionFolder, RegraftError, shortened
 from index.events import Event
-from index.folder import load_version
-from index.graph import Graph, Route
 from index.space import Space, space_from_json
 from index.version import EDGE, Card, Edge, EdgeKey, EdgeKind, Version
+from index.version_folder.card import parse_card
+from index.version_folder.folder import load_version
 from service.errors import EdgeBroken, NoCurrentVersion, UnknownVersion, VersionBroken
 from service.registry.edge_records import EdgeOrigin, EdgeRecord, edge_ids, edge_rows, open_edge
 from service.registry.encoders.modalities import ImageModality, Lazy, TextModality

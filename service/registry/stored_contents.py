@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from index.decoding import Decoder
-from index.encoder import Embedded, Encoder
+from index.encoders.decoding import Decoder
+from index.encoders.encoder import Embedded, Encoder
+from index.encoders.image import preprocess
 from index.errors import InvalidImage, InvalidText
-from index.image import preprocess
 from index.space import Vectors
 from index.version import Card
 from service.store.blob_keys import is_text
@@ -37,7 +37,7 @@ class ContentSource(Protocol):
 
 
 class TextEntrance(Protocol):
-    """Embeds the texts of a version, as `index.text.TextEncoder` does. Thread-safe."""
+    """Embeds the texts of a version, as `index.encoders.text.TextEncoder` does. Thread-safe."""
 
     batch: int
     """The best number of texts per call."""

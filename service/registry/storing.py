@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, case, delete, select
 
 from index.errors import NoRoute, RegraftError
-from index.metadata import Item
+from index.metadata.metadata import Item
 from index.space import Vectors
 from index.version import Origin
 from service.errors import ItemExists, UnknownItem

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import Connection, insert, select
 
 from index.errors import InvalidVersionFolder
-from index.folder import card_sha256
 from index.version import Version
+from index.version_folder.folder import card_sha256
 from service.registry.edge_records import EdgeOrigin, EdgeRecord, insert_edge
 from service.store.rows import VersionRow, all_of
 from service.store.tables import version

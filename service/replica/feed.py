@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from index.metadata import Item
-from index.search_result import Missing
+from index.metadata.metadata import Item
+from index.query.search_result import Missing
 from index.space import Vectors
 from service.registry.registry import LoadedVersion, Registry
 from service.store.repository import FeedRow

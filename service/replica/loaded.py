@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from index.edge_maps import Maps
 from index.engines.digest import digests
 from index.engines.remote import OpenCollection, no_engine
 from index.errors import RegraftError
 from index.events import Event
 from index.gallery import Gallery
-from index.merge import Mode
+from index.query.edge_maps import Maps
+from index.query.merge import Mode
 from index.version import EdgeKey
 from service.errors import NoCurrentVersion
 from service.registry.edge_records import EdgeRecord

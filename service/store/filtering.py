@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Text, and_, cast, literal, select
 
-from index.filter import parse_filter
-from index.metadata import Item, Metadata
+from index.metadata.filter import parse_filter
+from index.metadata.metadata import Item, Metadata
 from service.store.repository import STREAMED
 from service.store.sql_arrays import key_range
 from service.store.tables import item

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from index.archive import pack_version, unpack_version
 from index.events import Event
 from index.version import CARD
+from index.version_folder.archive import pack_version, unpack_version
 from service.store.blobs import StoreUnreachable
 from service.store.object_store import FOLDERS, as_os_errors, is_remote, open_store
 

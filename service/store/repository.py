@@ -26,7 +26,7 @@ from sqlalchemy import (
 from index.engines.config import IndexConfig
 from index.errors import shortened
 from index.item_id import is_writable
-from index.metadata import Item
+from index.metadata.metadata import Item
 from index.space import Vectors
 from index.version import NAME
 from service.errors import UnknownGallery, UnknownItem

@@ -17,11 +17,11 @@ import pytest
 from PIL import Image
 
 from examples.demo.processes import Processes
-from index.encoder import Encoder
-from index.folder import load_version
-from index.image import decode_image
-from index.transform import load_forward
+from index.edges.transform import load_forward
+from index.encoders.encoder import Encoder
+from index.encoders.image import decode_image
 from index.version import Version
+from index.version_folder.folder import load_version
 from regraft import Client
 from regraft.client import ImageItem
 from regraft.models import BackfillInfo, EdgeUsed, SearchResponse

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from examples.demo.processes import Processes
-from index.folder import load_version
+from index.version_folder.folder import load_version
 from regraft import Client
 from regraft.client import ImageItem
 from regraft.models import QueryMatches

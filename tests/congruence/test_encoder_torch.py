@@ -1,4 +1,4 @@
-"""What serving makes of an image (index.image, onnxruntime) equals what training made of it (torchvision, torch)."""
+"""What serving makes of an image (index.encoders, onnxruntime) equals what training made of it (torchvision, torch)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from index.encoder import Encoder
-from index.folder import load_version
-from index.image import decode_image, preprocess_batch
+from index.encoders.encoder import Encoder
+from index.encoders.image import decode_image, preprocess_batch
 from index.version import Preprocess
+from index.version_folder.folder import load_version
 from training.backbones import build_backbone
 from training.digits import load_digits_split
 from training.tracing import to_onnx

@@ -14,13 +14,13 @@ import pytest
 from PIL import Image
 
 import naive
-from index.calibration import Calibration
-from index.edge_maps import map_key
-from index.encoder import Encoder
+from index.edges.calibration import Calibration
+from index.encoders.encoder import Encoder
 from index.engines.base import MISSING
 from index.evaluation.metrics import MEAN_AP, retrieval_from_rankings
 from index.gallery import Gallery
-from index.search_result import SearchResult
+from index.query.edge_maps import map_key
+from index.query.search_result import SearchResult
 from index.space import space_from_json
 from index.version import Version
 from naive import reach, unit, weight_in

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import index.image
-from index.image import preprocess
+import index.encoders.image
+from index.encoders.image import preprocess
 from index.version import Preprocess
 
 transforms = pytest.importorskip("torchvision.transforms")
@@ -52,7 +52,7 @@ def test_preprocess_equals_torchvision(
 @pytest.mark.parametrize("size", [(900, 4), (4, 900), (613, 5), (3000, 7), (64, 1200), (40, 60)])
 def test_a_very_long_image_too(interpolation: str, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which only the part that is kept is resized: the same pixels, but for one bit of rounding each way."""
-    monkeypatch.setattr(index.image, "MAX_RESIZED", 0)
+    monkeypatch.setattr(index.encoders.image, "MAX_RESIZED", 0)
     noise = np.random.default_rng(size).integers(0, 256, size=(size[1], size[0], 3), dtype=np.uint8)
     image = Image.fromarray(noise)
     for resize, crop in itertools.product((8, 17, 224), [(16, 16), (15, 18), (6, 300)]):

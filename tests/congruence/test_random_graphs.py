@@ -18,13 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from index.calibration import Calibration
-from index.edge_maps import map_key
+from index.edges.calibration import Calibration
+from index.edges.graph import Route
 from index.engines.base import MISSING
 from index.errors import ModeUnavailable, NoRoute
 from index.gallery import Gallery
-from index.graph import Route
-from index.search_result import SearchResult, ShardTrace
+from index.query.edge_maps import map_key
+from index.query.search_result import SearchResult, ShardTrace
 from index.version import Edge, EdgeKind, Score, Version
 from naive import paths, reach
 

@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
-from index.archive import pack_version
+from index.version_folder.archive import pack_version
 from service.http.app import create_app
 from service.settings import Settings
 from service.store.tables import backfill_failure

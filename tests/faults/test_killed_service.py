@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import numpy as np
 
-from index.encoder import Encoder
-from index.folder import load_version
+from index.encoders.encoder import Encoder
+from index.version_folder.folder import load_version
 from regraft.connection import certificates
 from service.store.vector_codec import from_bytes
 from staging.builders import image_bytes, make_image

@@ -17,13 +17,13 @@ from index.engines.base import MISSING
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.segments import Job, SegmentedShard
 from index.errors import InvalidArgument, NoRoute
-from index.filter import Filter, parse_filter
 from index.gallery import Gallery
-from index.merge import Mode
-from index.metadata import Item, Metadata
-from index.query_plan import GalleryQuery
+from index.metadata.filter import Filter, parse_filter
+from index.metadata.metadata import Item, Metadata
+from index.query.merge import Mode
+from index.query.query_plan import GalleryQuery
+from index.query.search_result import Missing
 from index.retry import GalleryChanged
-from index.search_result import Missing
 from index.space import Vectors
 from index.version import Version
 from naive import units

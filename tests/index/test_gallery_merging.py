@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index.calibration import Calibration
+from index.edges.calibration import Calibration
+from index.edges.transform import slerp
 from index.engines.base import MISSING
 from index.errors import InvalidArgument, InvalidVersionFolder, ModeUnavailable, NoRoute
 from index.gallery import Gallery
-from index.merge import Mode
+from index.query.merge import Mode
 from index.space import Vectors
-from index.transform import slerp
 from index.version import Edge, EdgeKind, Version
 from naive import units
 from staging.builders import always

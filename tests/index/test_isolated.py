@@ -19,9 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from index import isolated
 from index.errors import InvalidVersionFolder
-from index.folder import load_version, write_card
 from index.isolated import Limits, check_edge_isolated, verify_isolated
 from index.version import EDGE_MODEL, ENCODER, EdgeKind, Version
+from index.version_folder.folder import load_version, write_card
 
 MakeVersion = Callable[..., Version]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from index.image import FORMATS
+from index.encoders.image import FORMATS
 from index.paths import IMAGE_SUFFIXES, READABLE, files_below, paths_in
 
 

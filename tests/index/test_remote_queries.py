@@ -16,9 +16,9 @@ from index.engines import remote_answers, remote_search
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import digests
 from index.engines.remote import Capabilities, EngineUnavailable, Entries
-from index.filter import parse_filter
 from index.gallery import Gallery
-from index.metadata import Item
+from index.metadata.filter import parse_filter
+from index.metadata.metadata import Item
 from index.space import Cosine
 from index.version import Card, Edge, EdgeKind, Score, Version
 from naive import units

@@ -19,10 +19,10 @@ from index.engines.config import IndexConfig, IndexKind, Storage
 from index.engines.digest import digests
 from index.engines.remote import Entries
 from index.errors import NoRoute
-from index.filter import parse_filter
 from index.gallery import Gallery
-from index.metadata import Item
-from index.search_result import SearchResult
+from index.metadata.filter import parse_filter
+from index.metadata.metadata import Item
+from index.query.search_result import SearchResult
 from index.version import Edge, EdgeKind, Score
 from staging.engine import FakeEngine
 

@@ -15,7 +15,7 @@ import typer
 
 import regraft
 from index.errors import InvalidArgument
-from index.search_params import SearchParams
+from index.query.search_params import SearchParams
 from regraft.cli import app
 from regraft.client import DEFAULT_K, AsyncClient, Client, ImageItem, Problem, QueryOptions
 from staging.answers import GALLERY, answering, awaiting, connected, named

@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from index.folder import load_version
 from index.version import Preprocess
+from index.version_folder.folder import load_version
 from staging.provider import DIM, providing
 
 

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from index.folder import load_version
+from index.version_folder.folder import load_version
 from staging.builders import make_image, make_version
 from training.recipes import GROUPS, RECIPES
 
@@ -77,7 +77,7 @@ def test_of_several_folders_the_one_that_is_no_version_is_named(run, versions, t
 
 
 def test_evaluate_takes_the_newest_versions_own_data(run, versions, images, tmp_path):
-    from index.folder import write_card
+    from index.version_folder.folder import write_card
 
     old, new = versions
     for version, root in ((old, "nowhere"), (new, str(images[3]))):
@@ -263,7 +263,7 @@ def test_a_papers_table_is_shown_a_line_a_row(run, tmp_path, monkeypatch):
 
 
 def test_evaluate_and_fit_edge_leave_out_what_training_left_out_unless_told_otherwise(run, versions, tmp_path):
-    from index.folder import write_card
+    from index.version_folder.folder import write_card
 
     for number in range(24):
         place = tmp_path / "photos" / ("train" if number % 4 > 1 else "test") / ("ant" if number % 2 else "bee")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from index.decoding import Decoder
+from index.encoders.decoding import Decoder
 from index.version import Version
 from service.settings import Settings
 from staging.served import serving

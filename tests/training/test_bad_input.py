@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from index.errors import InvalidImage
-from index.folder import load_version
+from index.version_folder.folder import load_version
 from staging.recipes import quick
 from training import train as path
 from training.recipes import Recipe

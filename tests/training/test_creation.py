@@ -14,9 +14,9 @@ from PIL import Image, ImageOps
 from torch import nn
 
 from index.creation.probes import PROBES, probe_files
-from index.encoder import Encoder, verify_version
+from index.encoders.encoder import Encoder, verify_version
+from index.encoders.image import decode_image
 from index.errors import InvalidArgument
-from index.image import decode_image
 from index.version import Preprocess
 from regraft import Version
 from training.creation.vision import Timm, TorchModule, Torchvision

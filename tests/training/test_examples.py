@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from index.calibration import calibration_from_json
-from index.encoder import Encoder, verify_version
+from index.edges.calibration import calibration_from_json
+from index.edges.transform import load_transform
+from index.encoders.encoder import Encoder, verify_version
 from index.evaluation.curves import backfill_values
 from index.evaluation.metrics import Retrieval, paired_bootstrap, retrieval
-from index.folder import load_version
 from index.space import space_from_json
-from index.transform import load_transform
 from index.version import EdgeKind, Score, Version
+from index.version_folder.folder import load_version
 from training.digits import Digits, load_digits_split
 from training.recipes import find_recipe, recipe_from_json
 from training.train import train

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from index.creation.probes import ParityError
-from index.encoder import verify_version
+from index.encoders.encoder import verify_version
 from index.errors import InvalidArgument
 from index.evaluation.adapters import Affine
-from index.folder import load_version, write_card, write_edge
 from index.version import EDGE_MODEL, ENCODER, PROBE, Edge, EdgeKind
+from index.version_folder.folder import load_version, write_card, write_edge
 from staging.recipes import quick, train_weights
 from training import export
 from training.evaluation.edges import with_unexported_edges

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.calibration import calibration_from_json
-from index.encoder import verify_version
+from index.edges.calibration import calibration_from_json
+from index.encoders.encoder import verify_version
 from index.errors import InvalidArgument, InvalidVector, InvalidVersionFolder
 from index.evaluation.fitting import Pairs
 from index.evaluation.metrics import retrieval_from_rankings
-from index.folder import load_version
 from index.gallery import Gallery
-from index.new_folder import Unwritable
 from index.version import Version
+from index.version_folder.folder import load_version
+from index.version_folder.new_folder import Unwritable
 from training import fit_edge as module
 from training.adapters import FewPairsWarning
 from training.data import Data

@@ -17,8 +17,8 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from index.errors import InvalidArgument
-from index.folder import load_version
-from index.new_folder import Unwritable
+from index.version_folder.folder import load_version
+from index.version_folder.new_folder import Unwritable
 from regraft.cli import app
 from staging.children import child
 from staging.recipes import quick, without_exporter

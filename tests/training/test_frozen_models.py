@@ -13,7 +13,7 @@ import pytest
 from torch import Tensor
 
 from index.errors import InvalidVersionFolder
-from index.folder import load_version, write_card
+from index.version_folder.folder import load_version, write_card
 from staging.recipes import without_exporter
 from training import train as path
 from training.backbones import Frozen

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from index.creation.probes import PROBES, SENTENCES
-from index.encoder import Encoder, verify_version
+from index.encoders.encoder import Encoder, verify_version
+from index.encoders.text import TextEncoder
 from index.errors import InvalidArgument
-from index.text import TextEncoder
 from regraft import Version
 
 pytest.importorskip("transformers", reason="regraft[models] is not installed")

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from index.calibration import calibration_from_json, fit_calibration
+from index.edges.calibration import calibration_from_json, fit_calibration
+from index.edges.transform import Truncate
 from index.evaluation.metrics import Retrieval
-from index.transform import Truncate
 from index.version import Card, Edge, EdgeKind
 from training.data import Arrays, Data, ImageSet
 from training.measurement import Report, apply_trained_edge, compare, embed, gain, measure, scores

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from index.creation.probes import PROBES, SENTENCES
-from index.encoder import Encoder, verify_version
+from index.encoders.encoder import Encoder, verify_version
+from index.encoders.text import TextEncoder
 from index.errors import InvalidArgument
-from index.text import TextEncoder
 from regraft import Version
 from staging.builders import make_image
 

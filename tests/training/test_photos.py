@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from index.encoder import Encoder, verify_version
-from index.folder import load_version
-from index.image import losses
-from index.transform import load_transform
+from index.edges.transform import load_transform
+from index.encoders.encoder import Encoder, verify_version
+from index.encoders.image import losses
+from index.version_folder.folder import load_version
 from training.recipes import find_recipe, recipe_from_json
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from index.encoder import verify_version
+from index.encoders.encoder import verify_version
 from index.errors import InvalidArgument
 from training import train as path
 from training.comparison import COMPARED_FAMILIES, compare_methods, runs_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from index.errors import InvalidArgument
-from index.folder import load_version
+from index.version_folder.folder import load_version
 from staging.recipes import quick
 from training import train as path
 from training.recipe_file import base_of, read_recipe

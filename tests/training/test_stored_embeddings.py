@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from index.encoder import Encoder, verify_version
+from index.edges.transform import load_transform
+from index.encoders.encoder import Encoder, verify_version
 from index.errors import InvalidArgument, InvalidVector, NoEncoder, RegraftError
-from index.folder import load_version, write_card
-from index.transform import load_transform
 from index.version import Card, EdgeKind, Version
+from index.version_folder.folder import load_version, write_card
 from staging.recipes import quick, train_weights
 from training import fitting, stored_embeddings
 from training import train as path

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from index.errors import InvalidArgument
-from index.folder import load_version, write_card
+from index.version_folder.folder import load_version, write_card
 from staging.recipes import quick, without_exporter
 from training import sweep as search
 from training.recipes import find_recipe

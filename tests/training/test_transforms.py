@@ -7,8 +7,8 @@ from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
+from index.encoders.image import preprocess
 from index.errors import InvalidArgument
-from index.image import preprocess
 from index.version import Preprocess
 from training.transforms import (
     AUGMENTATIONS,

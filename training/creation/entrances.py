@@ -26,12 +26,12 @@ from index.creation.probes import (
     write_image_probe,
     write_text_probe,
 )
+from index.encoders.image import Pixels, decode_image, preprocess_batch
+from index.encoders.text import INPUTS, TextEncoder
 from index.errors import InvalidArgument, raise_if_out_of_memory
-from index.folder import write_card
-from index.image import Pixels, decode_image, preprocess_batch
 from index.space import Cosine, Space, Vectors, space_from_json
-from index.text import INPUTS, TextEncoder
 from index.version import ENCODER, TEXT_ENCODER, TOKENIZER, Card, Preprocess, Version
+from index.version_folder.folder import write_card
 from training.tracing import to_onnx
 
 MAX_BYTES = 1 << 31

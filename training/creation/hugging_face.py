@@ -21,9 +21,9 @@ import transformers
 from torch import Tensor, nn
 
 from index.creation.preprocessing import from_hugging_face
+from index.encoders.text import MAX_TOKENS
 from index.errors import InvalidArgument, RegraftError
 from index.space import Space, space_from_json
-from index.text import MAX_TOKENS
 from index.version import Card
 from training.creation.entrances import write_images, write_texts
 

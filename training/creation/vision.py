@@ -17,12 +17,12 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from index.card import parse_preprocess
 from index.creation.preprocessing import from_timm
 from index.errors import InvalidArgument
-from index.folder import sha256
 from index.space import space_from_json
 from index.version import Card, Preprocess
+from index.version_folder.card import parse_preprocess
+from index.version_folder.folder import sha256
 from training.backbones import DOWNLOAD, timm_trunk
 from training.creation.entrances import PrepareImage, write_images
 

@@ -11,12 +11,12 @@ from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 
+from index.edges.graph import Graph, Route, follow
+from index.edges.transform import TransformedItems
 from index.errors import InvalidArgument
 from index.evaluation.metrics import Compared
 from index.evaluation.ordering import hyperbolic_uncertainty
-from index.graph import Graph, Route, follow
 from index.space import Lorentz, Vectors
-from index.transform import TransformedItems
 from index.version import EdgeKind, Version
 from training.evaluation.edges import open_forward, open_query_edge
 from training.evaluation.embeddings import VersionEmbeddings

@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from index.edges.transform import Transform, TransformedItems, load_forward, load_transform, normalise_or_zero
 from index.errors import NoEncoder
 from index.space import Vectors
-from index.transform import Transform, TransformedItems, load_forward, load_transform, normalise_or_zero
 from index.version import EDGE_MODEL, Edge, EdgeKind, Version
 from training.evaluation.embeddings import VersionEmbeddings, has_onnxruntime
 from training.export import UNEXPORTED_EDGES
@@ -85,7 +85,7 @@ class _TorchForward:
         self.module, self.space = _trained_edge(edge, new.version), new.space
 
     def transform_items(self, x_ND: Vectors, side_NS: Vectors | None = None) -> TransformedItems:
-        """As `index.transform.Forward.transform_items`."""
+        """As `index.edges.transform.Forward.transform_items`."""
         assert isinstance(self.module, ItemEdge)
         inputs = [torch.from_numpy(x) for x in (x_ND, side_NS) if x is not None]
         with torch.inference_mode():

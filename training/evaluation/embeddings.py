@@ -74,7 +74,7 @@ def has_onnxruntime() -> bool:
 
 
 def _onnx_encoder(version: Version) -> EncodeImages:
-    from index.encoder import BATCH, Encoder
+    from index.encoders.encoder import BATCH, Encoder
 
     encoder = Encoder(version, Execution(threads=os.cpu_count() or 1))
 

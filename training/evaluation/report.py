@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from index.evaluation.curves import CALIBRATED, RAW
-from index.folder import load_version
-from index.new_folder import Unwritable
 from index.version import Card, Version
+from index.version_folder.folder import load_version
+from index.version_folder.new_folder import Unwritable
 from training.data import Data
 from training.evaluation.loss_curves import LossCurves, read_loss_curves
 from training.evaluation.matches import match_table

@@ -22,10 +22,10 @@ from typing import Any
 import httpx
 import numpy as np
 
+from index.encoders.text import check_text, read_text_probe
 from index.errors import InvalidText, InvalidVector, RegraftError
 from index.retry import attempts
 from index.space import Vectors, check_vectors, space_from_json
-from index.text import check_text, read_text_probe
 from index.version import TEXT_PROBE, EmbeddingApi, Version
 
 QUERY_SECONDS = 10.0

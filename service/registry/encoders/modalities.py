@@ -12,10 +12,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from index.encoder import BATCH, Encoder
-from index.image import Pixels
+from index.encoders.encoder import BATCH, Encoder
+from index.encoders.image import Pixels
+from index.encoders.text import TextEncoder
 from index.space import Vectors
-from index.text import TextEncoder
 from index.version import Version
 from service.registry.encoders.batching import Batcher, R, X, free_runs
 from service.registry.encoders.embedding_api import ApiEncoder

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from index.encoders.text import TextEncoder
 from index.execution import Execution
-from index.text import TextEncoder
 from index.version import Version
 from service.registry.encoders.embedding_api import ApiEncoder
 

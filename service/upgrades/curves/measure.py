@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
-from index.decoding import Decoder
+from index.encoders.decoding import Decoder
 from index.errors import InvalidArgument, RegraftError
 from index.events import Event
 from service.background import Background

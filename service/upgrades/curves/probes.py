@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 from sqlalchemy import Connection, false, func, select
 
-from index.decoding import Decoder
+from index.encoders.decoding import Decoder
 from index.errors import InvalidArgument, RegraftError
 from index.evaluation.metrics import MEAN_AP
-from index.filter import value_at, value_text
+from index.metadata.filter import value_at, value_text
 from index.space import Vectors
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.stored_contents import embeds

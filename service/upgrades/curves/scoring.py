@@ -19,7 +19,7 @@ from index.engines.base import MISSING, Keys
 from index.errors import InvalidArgument
 from index.evaluation.measures import first_items, recall
 from index.evaluation.metrics import Compared, mean_interval, retrieval_from_rankings
-from index.filter import value_at, value_text
+from index.metadata.filter import value_at, value_text
 from index.space import Vectors
 from index.version import Score
 from service.registry.registry import LoadedVersion

@@ -18,11 +18,11 @@ from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError
 
 from index.durable import sync_all
+from index.edges.graph import Graph
 from index.errors import InvalidArgument, RegraftError, shortened
 from index.events import Event
-from index.folder import files_of
-from index.graph import Graph
 from index.version import EdgeKey, EdgeKind
+from index.version_folder.folder import files_of
 from service.backfills.planner import ACTIVE, Kind
 from service.registry.calibrations import forget_edge
 from service.registry.edge_records import EdgeRecord, delete_edge, insert_edge

@@ -13,14 +13,14 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from index.artifacts import read_arrays
-from index.decoding import Decoder
-from index.encoder import BATCH
+from index.encoders.decoding import Decoder
+from index.encoders.encoder import BATCH
 from index.errors import RegraftError
 from index.evaluation.fitting import intervals
 from index.evaluation.metrics import retrieval
 from index.space import Space, Vectors
 from index.version import PROBE, Score
+from index.version_folder.artifacts import read_arrays
 from service.registry.paired_embeddings import BlobRow, draw_pairs, draw_with_blobs
 from service.registry.registry import LoadedVersion
 from service.registry.stored_contents import InputRequest, Inputs, embed, embeds, read_inputs

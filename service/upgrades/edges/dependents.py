@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from index.graph import Graph
+from index.edges.graph import Graph
 from index.version import EdgeKey
 from service.errors import UnknownGallery
 from service.registry.edge_records import EdgeRecord

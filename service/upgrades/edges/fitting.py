@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from index.decoding import Decoder
+from index.edges.transform import load_transform
+from index.encoders.decoding import Decoder
 from index.errors import InvalidArgument, RegraftError, shortened
 from index.evaluation.adapter_choice import (
     AUTO,
@@ -39,7 +40,6 @@ from index.evaluation.fitting import (
 )
 from index.evaluation.metrics import Retrieval
 from index.incoming import incoming_folder
-from index.transform import load_transform
 from index.version import EDGE, Card, Edge, EdgeKind
 from service.registry.edge_records import EdgeOrigin, EdgeRecord
 from service.registry.paired_embeddings import PairedEmbeddings, draw_pairs

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from sqlalchemy import Connection, and_, false, or_, select
 
-from index.decoding import Decoder
-from index.encoder import BATCH
-from index.filter import value_at
+from index.encoders.decoding import Decoder
+from index.encoders.encoder import BATCH
+from index.metadata.filter import value_at
 from index.space import Vectors
 from service.backfills.planner import embeddable
 from service.registry.paired_embeddings import OWN, PairedEmbeddings, label_text

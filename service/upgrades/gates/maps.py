@@ -12,14 +12,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from sqlalchemy import Connection, false, select
 
-from index.calibration import Calibration
-from index.edge_maps import MapKey, default_mode, map_key
+from index.edges.calibration import Calibration
+from index.edges.graph import Route
 from index.evaluation.measures import first_items
 from index.evaluation.metrics import MEAN_AP, Compared
 from index.evaluation.modes import ChosenMode, choose_merge_mode
 from index.evaluation.relevance import RankingRelevance, Relevance
 from index.evaluation.score_maps import fit_evalue_maps, fit_maps
-from index.graph import Route
+from index.query.edge_maps import MapKey, default_mode, map_key
 from index.space import Vectors
 from index.version import Origin
 from service.registry.placement import places_in

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from index.edges.graph import Route, follow
+from index.edges.transform import Transform, load_transform
 from index.errors import InvalidArgument
 from index.evaluation.flips import Flip, worst_flips
 from index.evaluation.gate import Measured, gate
 from index.evaluation.measures import first_items, recall, recall_of, tar
 from index.evaluation.metrics import Compared, retrieval
 from index.evaluation.relevance import ListedRelevance, RankingRelevance, Relevance, retrieval_by
-from index.graph import Route, follow
 from index.space import Vectors
-from index.transform import Transform, load_transform
 from index.version import Edge, EdgeKind
 from service.registry.registry import LoadedVersion, Registry
 from service.upgrades.gates.samples import Sample

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, and_, false, select
 
-from index.decoding import Decoder
-from index.encoder import BATCH, Embedded
+from index.encoders.decoding import Decoder
+from index.encoders.encoder import BATCH, Embedded
 from index.errors import InvalidArgument, RegraftError
 from index.evaluation.relevance import LabelRelevance, ListedRelevance, Relevance
-from index.filter import value_at, value_text
+from index.metadata.filter import value_at, value_text
 from index.space import Vectors
 from service.backfills.planner import embeddable
 from service.registry.registry import LoadedVersion, Registry

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, and_, false, select
 
-from index.decoding import Decoder
-from index.encoder import BATCH, Embedded
+from index.encoders.decoding import Decoder
+from index.encoders.encoder import BATCH, Embedded
 from index.errors import InvalidArgument
 from index.space import Vectors
 from index.version import Origin

@@ -7,8 +7,8 @@ import io
 from collections.abc import Sequence
 from typing import BinaryIO
 
-from index.decoding import Decoder
-from index.query_plan import Encode
+from index.encoders.decoding import Decoder
+from index.query.query_plan import Encode
 from service.registry.embedding import embed_images, embed_texts
 from service.registry.image_losses import ImageLosses
 from service.registry.registry import Registry

@@ -22,9 +22,9 @@ import numpy as np
 
 from index.evaluation.ranking_overlap import first_match_flips, overlap, rank_correlation
 from index.events import Event
-from index.query_plan import Encode, GalleryQuery
+from index.query.query_plan import Encode, GalleryQuery
+from index.query.search_result import SearchResult
 from index.retry import GalleryChanged, attempts
-from index.search_result import SearchResult
 from service.background import Background
 from service.logs import RecurringErrors
 from service.registry.registry import Registry

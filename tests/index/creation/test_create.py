@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 from index.creation import probes
 from index.creation.onnx_file import OnnxFile
 from index.creation.supplied import Supplied
-from index.encoder import Encoder, verify_version
+from index.encoders.encoder import Encoder, verify_version
+from index.encoders.image import decode_image
 from index.errors import InvalidArgument, InvalidVersionFolder, RegraftError
-from index.image import decode_image
 from index.isolated import Limits, verify_isolated
 from index.version import Card, Preprocess
 from regraft import Version

@@ -1,4 +1,4 @@
-"""Adapters on pairs whose right answer is known, their optimality, and that `index.transform` serves what they save."""
+"""Adapters on pairs whose right answer is known, their optimality, and that edges serve what they save."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from index.edges.transform import Matrix, slerp
 from index.errors import InvalidArgument
 from index.evaluation import adapters
 from index.evaluation.adapters import few_pairs_warning, fit_slerp, low_rank, procrustes, ridge
 from index.space import Vectors
-from index.transform import Matrix, slerp
 from index.version import Card, Edge, EdgeKind
 from naive import draw, mean_square, retrieval, rotation, unit
 

@@ -24,7 +24,7 @@ from index.evaluation.metrics import Compared, retrieval
 from index.evaluation.ordering import PendingItems, backfill_order
 from index.evaluation.relevance import LabelRelevance
 from index.evaluation.score_maps import fit_maps
-from index.merge import merge_rank
+from index.query.merge import merge_rank
 from index.space import Cosine, Euclidean, Lorentz, Space
 
 

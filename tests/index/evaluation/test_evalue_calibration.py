@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from index.calibration import calibration_from_json
+from index.edges.calibration import calibration_from_json
 from index.errors import InvalidArgument
 from index.evaluation.evalue_calibration import fit_evalue
 

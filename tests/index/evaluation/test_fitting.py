@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from index.calibration import calibration_from_json
+from index.edges.calibration import calibration_from_json
 from index.errors import InvalidArgument
 from index.evaluation.adapters import procrustes, ridge
 from index.evaluation.fitting import (
@@ -20,7 +20,7 @@ from index.evaluation.fitting import (
     measure,
     split_pairs,
 )
-from index.merge import Mode
+from index.query.merge import Mode
 from index.space import Cosine, Vectors
 from index.version import Card, EdgeKind
 

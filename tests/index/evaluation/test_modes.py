@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from index.calibration import Calibration, blend, calibration_from_json
+from index.edges.calibration import Calibration, blend, calibration_from_json
 from index.evaluation.measures import first_items
 from index.evaluation.metrics import MEAN_AP, Compared
 from index.evaluation.modes import choose_merge_mode, decide_mode
 from index.evaluation.relevance import LabelRelevance, RankingRelevance
 from index.evaluation.score_maps import fit_maps
-from index.merge import Mode
+from index.query.merge import Mode
 from index.space import Cosine, Euclidean
 
 COSINE = Cosine()

@@ -38,12 +38,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from index.archive import pack_version
-from index.folder import load_version, write_card, write_edge
-from index.image import preprocess
-from index.query_plan import Encode
+from index.edges.transform import normalise_or_zero
+from index.encoders.image import preprocess
+from index.query.query_plan import Encode
 from index.space import Vectors, space_from_json
-from index.transform import normalise_or_zero
 from index.version import (
     EDGE_ARRAYS,
     EDGE_MODEL,
@@ -60,6 +58,8 @@ from index.version import (
     Score,
     Version,
 )
+from index.version_folder.archive import pack_version
+from index.version_folder.folder import load_version, write_card, write_edge
 
 SPEC = Preprocess(height=8, width=8, mode="L", mean=(0.5,), std=(0.5,))
 

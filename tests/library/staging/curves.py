@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import exists, select
 
-from index.image import decode_image
+from index.encoders.image import decode_image
 from service.store.tables import embedding, item
 from staging.served import Served
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from index.merge import Mode
+from index.query.merge import Mode
 from service.registry.registry import Registry
 from service.replica.engines import Engines
 from service.replica.replica import Replica

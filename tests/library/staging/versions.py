@@ -9,9 +9,9 @@ from typing import Any
 
 import onnx
 
-from index.card import parse_card
-from index.folder import load_version, write_card
 from index.version import CARD, Version
+from index.version_folder.card import parse_card
+from index.version_folder.folder import load_version, write_card
 
 
 def rehash(folder: Path) -> Version:

@@ -8,9 +8,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from index.encoder import Encoder
-from index.graph import Graph, Route
-from index.transform import load_transform
+from index.edges.graph import Graph, Route
+from index.edges.transform import load_transform
+from index.encoders.encoder import Encoder
 from index.version import Version
 from staging.builders import zip_version
 

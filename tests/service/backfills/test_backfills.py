@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sqlalchemy import select, text
 
-from index.transform import load_transform
+from index.edges.transform import load_transform
 from index.version import Version
 from service.backfills import completion
 from service.store.tables import backfill_chunk, item

@@ -14,9 +14,9 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.exc import OperationalError
 
-from index.encoder import Encoder
+from index.edges.transform import TransformedItems, load_forward, load_transform
+from index.encoders.encoder import Encoder
 from index.errors import InvalidVector, InvalidVersionFolder
-from index.transform import TransformedItems, load_forward, load_transform
 from index.version import Version
 from service.backfills import chunks, sweeps, worker
 from service.backfills.completion import Planner

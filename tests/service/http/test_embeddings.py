@@ -122,8 +122,8 @@ def test_embeddings_may_be_of_another_version_that_can_be_reached(served: Any) -
 def test_the_vector_that_is_stored_is_the_one_the_encoder_gives(
     served: Any, pictures: list[bytes], versions: dict[str, Version]
 ) -> None:
-    from index.encoder import Encoder
-    from index.image import decode_image
+    from index.encoders.encoder import Encoder
+    from index.encoders.image import decode_image
     from service.store.vector_codec import from_bytes
 
     path = served.gallery("v2")

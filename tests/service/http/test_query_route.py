@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from index import filter as filters
 from index.gallery import Gallery
-from index.search_result import Degraded
+from index.metadata import filter as filters
+from index.query.search_result import Degraded
 from regraft.models import SearchResponse
 from service.http import query_route
 from service.replica.replica import Replica

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from index.errors import InvalidVersionFolder
-from index.folder import card_sha256
 from index.incoming import incoming_folder
 from index.isolated import Limits
 from index.version import Version
+from index.version_folder.folder import card_sha256
 from regraft.client import Client
 from regraft.models import WorkEdge
 from regraft.remote import RemoteWorker

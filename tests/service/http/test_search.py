@@ -9,10 +9,10 @@ import pytest
 
 import service.http.search
 import service.http.search_request
-from index.calibration import Calibration
-from index.encoder import Encoder
+from index.edges.calibration import Calibration
+from index.encoders.encoder import Encoder
+from index.encoders.image import decode_image
 from index.engines.flat import FlatShard
-from index.image import decode_image
 from index.version import Version
 from staging.builders import make_version
 from staging.served import problem

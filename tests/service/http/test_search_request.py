@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.encoder import Encoder
-from index.image import decode_image
+from index.encoders.encoder import Encoder
+from index.encoders.image import decode_image
 from index.version import Version
 from staging.builders import make_version
 from staging.served import problem

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.encoder import Encoder
-from index.folder import load_version, write_card
-from index.image import decode_image
-from index.text import TextEncoder
+from index.encoders.encoder import Encoder
+from index.encoders.image import decode_image
+from index.encoders.text import TextEncoder
 from index.version import Version
+from index.version_folder.folder import load_version, write_card
 from regraft.client import Client, ImageItem, TextItem
 from regraft.remote import RemoteWorker
 from service.store.blobs import StoreUnreachable

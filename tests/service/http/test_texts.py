@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.encoder import Encoder
-from index.image import decode_image
-from index.text import MAX_CHARACTERS, TextEncoder
+from index.encoders.encoder import Encoder
+from index.encoders.image import decode_image
+from index.encoders.text import MAX_CHARACTERS, TextEncoder
 from index.version import Version
 from staging.builders import add_text, make_version
 from staging.served import problem

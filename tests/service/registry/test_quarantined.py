@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from index.decoding import Decoder
+from index.encoders.decoding import Decoder
 from index.errors import RegraftError
 from index.version import Version
 from service.backfills.embedder import Embedder

@@ -11,11 +11,11 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import service.registry.encoders.modalities
-from index.encoder import Encoder
+from index.encoders.encoder import Encoder
 from index.errors import NoEncoder
 from index.execution import Execution
-from index.folder import card_sha256, edge_files
 from index.version import Version
+from index.version_folder.folder import card_sha256, edge_files
 from service.errors import UnknownVersion, VersionBroken
 from service.registry.edge_records import EdgeOrigin, EdgeRecord, insert_edge
 from service.registry.fetched_folders import edge_key, version_key

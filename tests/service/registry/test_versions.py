@@ -15,8 +15,8 @@ from sqlalchemy import func, select
 import service.http.versions
 from index import isolated
 from index.errors import InvalidVersionFolder
-from index.folder import write_card
 from index.version import Version
+from index.version_folder.folder import write_card
 from regraft.models import VersionInfo
 from service.store.tables import edge, version
 from staging.builders import make_version, zip_version
@@ -120,7 +120,7 @@ def unfit_edge(folder: Path) -> None:
 
 
 def rewrite(folder: Path) -> None:
-    from index.card import parse_card
+    from index.version_folder.card import parse_card
 
     write_card(folder, parse_card(json.loads((folder / "card.json").read_text())))
 

@@ -14,8 +14,8 @@ from index.engines import segment, segments
 from index.engines.approximate import Approximate
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.snapshot import SegmentFiles
-from index.filter import parse_filter
 from index.gallery import Gallery
+from index.metadata.filter import parse_filter
 from service.replica import indexer
 from service.replica.indexer import Indexer
 from service.replica.replica import Replica

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Connection, insert, select
 
-from index.metadata import Item
+from index.metadata.metadata import Item
 from service.errors import UnknownGallery, UnknownItem
 from service.settings import Settings
 from service.store import repository

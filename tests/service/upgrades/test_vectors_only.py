@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from index.encoder import Encoder
+from index.encoders.encoder import Encoder
 from regraft import cli
 from staging.builders import make_image
 from staging.served import Served

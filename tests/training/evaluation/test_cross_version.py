@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from index.edges.transform import TransformedItems, load_forward, load_transform
 from index.errors import InvalidArgument, NoEncoder
 from index.evaluation.adapters import SlerpAdapter
-from index.folder import load_version, write_card, write_edge
 from index.space import Cosine, Vectors
-from index.transform import TransformedItems, load_forward, load_transform
 from index.version import Edge, EdgeKind, Version
+from index.version_folder.folder import load_version, write_card, write_edge
 from training.data import Data
 from training.evaluation import embeddings
 from training.evaluation.cross_version import CrossVersions, oldest_first
@@ -46,7 +46,7 @@ def chain(make_version: Callable, tmp_path: Path) -> tuple[Version, Version, Ver
 
 
 def test_both_sides_are_embedded_as_serving_does(data: Data, chain: tuple[Version, ...]) -> None:
-    from index.encoder import Encoder
+    from index.encoders.encoder import Encoder
 
     made = embed_version(chain[0], data)
     expected = Encoder(chain[0]).encode([data.query.images[row] for row in range(70)]).vectors

@@ -17,9 +17,9 @@ from index.errors import InvalidArgument
 from index.evaluation.curves import CALIBRATED, RAW
 from index.evaluation.metrics import Compared, mean_interval, p_com, p_up, update_gain
 from index.evaluation.relevance import LabelRelevance
-from index.folder import load_version
 from index.space import space_from_json
 from index.version import Score, Version
+from index.version_folder.folder import load_version
 from training.data import Data
 from training.evaluation.criterion import Strict, strict_criterion
 from training.evaluation.embeddings import embed_version
@@ -274,7 +274,7 @@ for name in ("faiss", "onnx", "onnxruntime", "onnxscript", "matplotlib", "fastap
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-from index.folder import load_version
+from index.version_folder.folder import load_version
 from index.space import space_from_json
 from training.evaluation.matrix import evaluate
 from training.sources import load_data

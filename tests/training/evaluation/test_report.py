@@ -15,10 +15,10 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from index.evaluation.metrics import Compared
-from index.folder import load_version, write_card
-from index.new_folder import Unwritable
 from index.space import Cosine
 from index.version import Version
+from index.version_folder.folder import load_version, write_card
+from index.version_folder.new_folder import Unwritable
 from training.data import Data
 from training.evaluation import report as module
 from training.evaluation.loss_curves import read_loss_curves

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from index.encoder import Encoder, verify_version
-from index.folder import load_version
-from index.transform import load_forward
+from index.edges.transform import load_forward
+from index.encoders.encoder import Encoder, verify_version
 from index.version import SIDE, Version
+from index.version_folder.folder import load_version
 from staging.recipes import quick, train_weights
 from training import train as path
 from training.data import ImageDataset

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 import naive
-from index.calibration import calibration_from_json
-from index.edge_maps import EDGE, MODE, OWN
-from index.encoder import Encoder, verify_version
-from index.folder import load_version
-from index.merge import Mode
+from index.edges.calibration import calibration_from_json
+from index.edges.transform import load_transform
+from index.encoders.encoder import Encoder, verify_version
+from index.query.edge_maps import EDGE, MODE, OWN
+from index.query.merge import Mode
 from index.space import space_from_json
-from index.transform import load_transform
 from index.version import EdgeKind, Version
+from index.version_folder.folder import load_version
 from staging.recipes import quick
 from training import train as path
 from training.data import Data, ImageDataset

@@ -14,9 +14,9 @@ import pytest
 
 import service.registry.encoders.batching
 import service.registry.encoders.modalities
-from index.encoder import Encoder
+from index.encoders.encoder import Encoder
+from index.encoders.image import preprocess
 from index.errors import InvalidVersionFolder
-from index.image import preprocess
 from index.version import Version
 from service.registry.encoders.batching import Batcher
 from service.registry.encoders.modalities import ImageModality

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.card import parse_card
 from index.errors import InvalidArgument, InvalidText, InvalidVersionFolder, RegraftError
-from index.folder import load_version
 from index.version import EmbeddingApi, Version
+from index.version_folder.card import parse_card
+from index.version_folder.folder import load_version
 from regraft import Version as Face
 from regraft.embedding_api import ProviderApi
 from service.registry.encoders import embedding_api

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sqlalchemy import event
 
-from index.filter import value_at
+from index.metadata.filter import value_at
 from service.store.repository import rows_of
 from service.upgrades.curves import scoring
 from staging.builders import add_text, make_version

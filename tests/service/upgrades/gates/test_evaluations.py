@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from index.encoder import Encoder
+from index.encoders.encoder import Encoder
 from index.version import Version
 from service.registry import stored_contents
 from service.store.tables import calibration, evaluation_entry, gate_report

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from sqlalchemy import select, update
 
-from index.encoder import Encoder
+from index.encoders.encoder import Encoder
 from index.version import Version
 from service.http.gate_plots import differences, ticks
 from service.store.tables import item

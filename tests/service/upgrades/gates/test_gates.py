@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from sqlalchemy import select, update
 
-from index.encoder import Encoder
+from index.edges.transform import load_transform
+from index.encoders.encoder import Encoder
 from index.evaluation.metrics import retrieval
 from index.space import space_from_json
-from index.transform import load_transform
 from index.version import Version
 from service.http import gates as routes
 from service.store.embeddings import put_embeddings

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.encoder import Encoder
+from index.encoders.encoder import Encoder
 from index.version import Version
 from staging.builders import add_text, image_bytes, make_image, make_version
 from staging.steps import gate, refusal

@@ -1,0 +1,1 @@
+"""Encoders of images and texts on onnxruntime, with preprocessing. Start with `index.encoders.encoder`."""

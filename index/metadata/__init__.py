@@ -1,0 +1,1 @@
+"""Metadata of items, and filters on them. Start with `index.metadata.filter` (what a filter means)."""

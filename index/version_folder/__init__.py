@@ -1,0 +1,1 @@
+"""Version folders and their archives: read, verify and write. Start with `index.version_folder.folder`."""

@@ -1,0 +1,77 @@
+"""index.version_folder.new_folder: a version folder is whole or not there, and nothing else is overwritten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from index.errors import InvalidArgument
+from index.version_folder.new_folder import check_target, clear_leftovers, new_folder
+
+
+def break_off(out: Path) -> None:
+    with new_folder(out) as made:
+        (made / "card.json").write_text("second")
+        raise KeyError
+
+
+def test_a_new_folder_replaces_the_old_one_only_when_it_is_complete(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "v1"
+    with new_folder(out) as made:
+        (made / "card.json").write_text("first")
+        assert not out.exists()
+    with pytest.raises(KeyError):
+        break_off(out)
+    assert (out / "card.json").read_text() == "first"
+    with new_folder(out) as made:
+        (made / "card.json").write_text("third")
+
+    assert (out / "card.json").read_text() == "third"
+    assert [p.name for p in out.parent.iterdir()] == ["v1"]
+
+
+def test_what_a_killed_process_left_goes_but_for_what_nothing_took_the_place_of(tmp_path: Path) -> None:
+    def holding(name: str, *parts: str) -> str:
+        for part in parts:
+            (tmp_path / name / part).mkdir(parents=True)
+        return name
+
+    holding(".v1.abcd_123", "new")
+    between = holding(".v1.bcde2345", "new", "replaced")
+    others = {
+        holding(".v1.personal", "new", "letters"),
+        holding(".v1.5.abcd_123", "new"),
+        holding(".v2.abcd_123", "new"),
+    }
+
+    clear_leftovers(tmp_path / "v1")
+    assert {path.name for path in tmp_path.iterdir()} == {between, *others}
+
+    holding("v1", "edges")
+    clear_leftovers(tmp_path / "v1")
+    assert {path.name for path in tmp_path.iterdir()} == {"v1", *others}
+
+
+@pytest.mark.parametrize("name", ["-v1", "a b", "v" * 65, "..."])
+def test_a_target_that_is_no_version_name_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="1 to 64 letters"):
+        check_target(tmp_path / name)
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    check_target(tmp_path / "photos")
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
+
+    with pytest.raises(InvalidArgument, match="is not a version folder"):
+        check_target(tmp_path / "photos")
+    with pytest.raises(InvalidArgument, match="is not a version folder"):
+        check_target(tmp_path / "photos" / "cat.jpg")
+
+
+def test_no_version_is_written_into_another_ones_folder(tmp_path: Path) -> None:
+    (tmp_path / "card.json").touch()
+
+    with pytest.raises(InvalidArgument, match=r"v2 is inside a version folder"):
+        check_target(tmp_path / "v2")
