@@ -1,4 +1,4 @@
-"""Notes on the risks of a deployment, which never stop it: items behind old encoders, verdicts, short canaries.
+"""Notes on the risks of a deployment, which never stop it: items behind old encoders, lost entrances, verdicts ...
 
 Every function runs in its caller's transaction.
 """
@@ -24,6 +24,7 @@ def notes(connection: Connection, registry: Registry, item_counts: ItemCounts, r
     found = list(_by_old_encoders(connection, registry, item_counts, row.gallery_id, version))
     if row.previous_id is not None:
         current = registry.by_id(row.previous_id)
+        found += _lost_entrances(version, current)
         report = deciding_report(connection, row.gallery_id, version, current.name)
         found += _verdict(report, version.name, current.name)
         if report is not None:
@@ -49,6 +50,17 @@ def _by_old_encoders(
             f"no edge leads from {version.name!r} to {old!r}: {counted[old]} items are searched with queries that "
             f"{old!r} embeds, until a backfill moves them"
         )
+
+
+def _lost_entrances(version: LoadedVersion, current: LoadedVersion) -> Iterator[str]:
+    """Images or texts that the current version embeds and the new one does not."""
+    new, old = version.card, current.card
+    for kind, lost in (("images", old.encoder and not new.encoder), ("texts", old.text and not new.text)):
+        if lost:
+            yield (
+                f"{version.name!r} does not embed {kind}, as {current.name!r} does: {kind} can no longer be stored, "
+                f"and queries by {kind} are refused as soon as {version.name!r} serves items"
+            )
 
 
 def _verdict(report: GateRow | None, version: str, current: str) -> Iterator[str]:

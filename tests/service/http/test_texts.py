@@ -119,6 +119,24 @@ def test_a_version_that_reads_no_texts_says_which_do(served: Any, filled: str, v
     assert "spoken" in told
 
 
+def test_a_deployment_says_that_no_more_texts_are_read(
+    served: Any, filled: str, tmp_path: Path, pictures: list[bytes]
+) -> None:
+    """Queries by texts go on while the older version serves all items, and end with the first one that moves."""
+    path = served.gallery("spoken")
+    served.ingest(path, {"a": pictures[1], "b": pictures[2]})
+
+    told = served.http.post(f"{path}/deployments", json={"version": "v1"}).json()["notes"]
+
+    lost = [note for note in told if note.startswith("'v1' does not embed texts, as 'spoken' does")]
+    assert len(lost) == 1
+    assert ask(served, path, "class1", k=1).status_code == 200
+    served.ingest(path, {"b": pictures[2]})
+    problem(ask(served, path, "class1", k=1), 422, "no_text_entrance", "/texts")
+    back = served.http.post(f"{path}/deployments", json={"version": "spoken"}).json()["notes"]
+    assert not [note for note in back if "does not embed" in note]
+
+
 def test_old_items_are_reached_by_the_old_text_entrance_or_reported(
     served: Any, speaking: Version, tmp_path: Path, pictures: list[bytes]
 ) -> None:
