@@ -78,10 +78,10 @@ def print_estimate(shown: BackfillEstimate) -> None:
     """Print an estimate of the service."""
     answer(shown)
     macs = shown.macs_per_item
-    no_image = f" ({shown.without_image:,} more have no image)" if shown.without_image else ""
+    others = f" ({shown.without_image:,} more that the version cannot embed)" if shown.without_image else ""
     ways = f"{_count(macs.reencode)} to reencode, {_count(macs.transform)} to transform"
     lines = {
-        "items": f"{shown.items:,}{no_image}",
+        "items": f"{shown.items:,}{others}",
         "time": f"{_seconds(shown.seconds)} with one worker (measured on {shown.sampled} items)",
         "stored": f"{_bytes(shown.bytes_now)} now, {_bytes(shown.bytes_after)} after, {_retired(shown)}",
         "MACs per item": ways,

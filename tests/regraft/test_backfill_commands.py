@@ -165,6 +165,13 @@ def test_estimate_asks_what_start_asks_without_starting(run, service):
     assert estimated[0]["dry_run"] == "true"
 
 
+def test_an_estimate_counts_the_items_that_no_image_or_text_reencodes(run, service):
+    """Not only those without an image: a version of texts cannot embed images."""
+    service.answers["POST /v1/galleries/g/backfills"] = filled(BackfillEstimate, {"items": 4, "without_image": 30})
+
+    assert "4 (30 more that the version cannot embed)" in run("backfill", "estimate", "g")[1]
+
+
 def test_a_backfill_that_is_still_planned_says_so(run, service):
     service.answers["POST /v1/galleries/g/backfills"] = {**BACKFILL, "state": "running", "planning": True}
 
