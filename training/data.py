@@ -29,6 +29,7 @@ from training.transforms import find_augmentation, pixels, sizing
 
 MAX_PRELOADED_BYTES = 1 << 30
 """Images that take at most this much memory at the encoder's size are decoded once and kept."""
+DIGEST_BYTES = 16
 ClassName = str | int
 """A folder's name, or a number where the source has no names."""
 
@@ -60,7 +61,7 @@ class ImageSequence(Sequence[Image.Image]):
 
     @abstractmethod
     def content(self, row: int) -> bytes:
-        """Bytes that identify this image, for a fingerprint."""
+        """Bytes that identify this image, for a fingerprint. Raises InvalidImage where it cannot be read."""
 
     def preloaded(self, spec: Preprocess) -> Tensor | None:
         """All images at the encoder's size, uint8 (N, C, H, W); None where they exceed `MAX_PRELOADED_BYTES`."""
@@ -83,16 +84,20 @@ class Files(ImageSequence):
         return len(self.paths)
 
     def open(self, row: int) -> Image.Image:
+        content = self.content(row)
         try:
-            return decode_image(self.paths[row].read_bytes())
-        except (InvalidImage, OSError) as error:
+            return decode_image(content)
+        except InvalidImage as error:
             raise InvalidImage(f"{self.paths[row]}: {error}") from error
 
     def take(self, rows: NDArray[np.int64]) -> Self:
         return type(self)([self.paths[row] for row in rows])
 
     def content(self, row: int) -> bytes:
-        return self.paths[row].read_bytes()
+        try:
+            return self.paths[row].read_bytes()
+        except OSError as error:
+            raise InvalidImage(f"{self.paths[row]}: {error}") from error
 
 
 class Arrays(ImageSequence):
@@ -134,15 +139,27 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.labels)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """sha256 over labels, images and old embeddings, in order; cached, as it reads every image."""
-        sha256 = hashlib.sha256(np.ascontiguousarray(self.labels).tobytes())
+        """sha256 over labels, images and old embeddings, in order."""
+        return self._hashes[0]
+
+    @property
+    def digests(self) -> list[bytes]:
+        """Of each image; equal where two images are the same file or have the same pixels in memory."""
+        return self._hashes[1]
+
+    @cached_property
+    def _hashes(self) -> tuple[str, list[bytes]]:
+        """`fingerprint` and `digests`, from one pass over the images, as it reads every one of them."""
+        sha256, digests = hashlib.sha256(np.ascontiguousarray(self.labels).tobytes()), []
         for row in range(len(self)):
-            sha256.update(self.images.content(row))
+            content = self.images.content(row)
+            sha256.update(content)
+            digests.append(hashlib.sha256(content).digest()[:DIGEST_BYTES])
         if self.stored is not None:
             sha256.update(np.ascontiguousarray(self.stored).tobytes())
-        return sha256.hexdigest()
+        return sha256.hexdigest(), digests
 
     def take(self, rows: NDArray[np.int64]) -> ImageSet:
         """The images at these rows."""

@@ -20,11 +20,14 @@ from index.errors import InvalidArgument, InvalidImage
 from index.paths import IMAGE_SUFFIXES, files_below
 from index.version import Version
 from training.data import Arrays, Data, Files, ImageSet
+from training.data_checks import check_measurable, warn_of_similar_names
 from training.digits import Digits, load_digits_split
 from training.stored_embeddings import with_file_embeddings
 
 UNREADABLE = ("refuse", "skip")
 PARTS = ("train", "query", "gallery")
+PART_NAMES = {*PARTS, "test", "training", "testing", "val", "valid", "validation", "dev", "eval", "evaluation"}
+"""What others call the parts of a data set, in lower case."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +43,8 @@ def load_data(source: str, root: str, unreadable: str = "refuse", stored: tuple[
         stored: a file of embeddings that go with the images, and the version that made them.
 
     Raises:
-        InvalidArgument: an unknown name (lists the legal ones), `root` does not hold what the source needs, no query
-            has an item of its class, or the embeddings are not of these images.
+        InvalidArgument: an unknown name (lists the legal ones), `root` does not hold what the source needs, see
+            `check_measurable`, or the embeddings are not of these images.
         InvalidVector: an embedding is not valid in its version's space.
     """
     if source not in SOURCES:
@@ -60,12 +63,8 @@ def load_data(source: str, root: str, unreadable: str = "refuse", stored: tuple[
         data = with_file_embeddings(data, *stored)
     if unreadable == "skip":
         data = without_unreadable(data)
-    if data.queries_without_match() == len(data.query):
-        raise InvalidArgument(
-            "nothing can be measured: no query image has another image of its class to find; "
-            "each class needs two images in test/, or one in query/ and one in gallery/, or four where a fifth is kept",
-            pointer="/root",
-        )
+    check_measurable(data)
+    warn_of_similar_names(data.names or ())
     return data
 
 
@@ -138,7 +137,7 @@ def _class_folders(root: Path) -> Data:
     classes: dict[str, list[Path]] = {}
     for path in _files(root):
         classes.setdefault(_class_name(path, root), []).append(path)
-    _refuse_parts_below(root, classes)
+    _refuse_parts_as_classes(root, classes)
     train: list[tuple[Path, int]] = []
     test: list[tuple[Path, int]] = []
     for label, paths in enumerate(classes.values()):
@@ -149,16 +148,28 @@ def _class_folders(root: Path) -> Data:
     return Data(_file_set(train), test_set, test_set, same=True, names=list(classes))
 
 
-def _refuse_parts_below(root: Path, classes: Iterable[str]) -> None:
-    """Refuse the folder above a data set, whose training and test images would become classes of their own."""
+def _refuse_parts_as_classes(root: Path, classes: Iterable[str]) -> None:
+    """Refuse parts of a data set that would be read as classes: deeper below `root`, or with names not in `PARTS`.
+
+    Their training and test images would become classes of their own, and be trained on alike.
+    """
     found: dict[str, set[str]] = {}
     for name in classes:
-        folder, *below = name.split("/")
-        found.setdefault(folder, set()).update(below[:1])
-    for folder, parts in found.items():
-        if "train" in parts and parts & {"test", "query", "gallery"}:
+        above = name.split("/")[:-1]
+        for depth, folder in enumerate(above):
+            if folder.casefold() in PART_NAMES:
+                found.setdefault("/".join(above[:depth]), set()).add(folder)
+    for place, parts in found.items():
+        if place and "train" in parts and parts & {"test", *PARTS[1:]}:
             raise InvalidArgument(
-                f"{root} has no train/ of its own, but {root / folder} holds one; give that folder as root",
+                f"{root} has no train/ of its own, but {root / place} holds one; give that folder as root",
+                pointer="/root",
+            )
+        if len(parts) > 1:
+            held = " and ".join(f"{part}/" for part in sorted(parts))
+            raise InvalidArgument(
+                f"{root / place} holds {held}, which would be read as classes; give a folder as root in which they are "
+                "called train/ and test/, or query/ and gallery/",
                 pointer="/root",
             )
 

@@ -16,6 +16,7 @@ from index.version_folder.new_folder import check_target
 from training import processes
 from training.backbones import Frozen, build_backbone
 from training.data import Data
+from training.data_checks import warn_of_repeats
 from training.evaluation.report import report_version
 from training.export import write_version
 from training.fitting import checkpoint_of, cpu_threads, fit
@@ -71,6 +72,8 @@ def train(
         if old is not None:
             check_target(out, old.version)
             check_sizes(recipe, blank_old(classes, old.dim, old.side_dim, old.space), classes, references)
+        if progress:
+            warn_of_repeats(data, log=processes.is_rank_zero())
         train_data, validation = hold_out_validation(recipe, data, old)
         independent = load_reference(recipe, "independent", progress, references)
 
@@ -84,9 +87,11 @@ def train(
             module = build_module(recipe, backbone, method, old, independent, psi)
             fit(module, train_data, validation, out=out, progress=progress)
 
-            head = method.head_weights() if method.trains_encoder or independent is None else independent.head
+            # An encoder that is taken over knows the classes that it was trained on, one for each row of its head.
+            taken = None if method.trains_encoder else independent
+            head, known = (method.head_weights(), data.classes) if taken is None else (taken.head, taken.classes)
             old_dim, old_side_dim = (0, 0) if old is None else (old.dim, old.side_dim)
-            trained = Trained(recipe, backbone, method, data.classes, old_dim, head, psi, old_side_dim)
+            trained = Trained(recipe, backbone, method, known, old_dim, head, psi, old_side_dim)
         with processes.barrier_after():
             if processes.is_rank_zero():
                 finish(trained, old, data, out, progress)

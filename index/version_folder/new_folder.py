@@ -36,10 +36,19 @@ def check_target(out: Path, old: Version | None = None) -> None:
         )
     if old is not None and old.name == out.name:
         raise InvalidArgument(f"{out} has the name of its old version {old.name!r}; choose another", pointer="/out")
-    if (out.parent / CARD).is_file():
-        raise InvalidArgument(f"{out} is inside a version folder, which may only have its own files", pointer="/out")
+    check_outside(out)
     if out.exists() and not (out / CARD).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise InvalidArgument(f"{out} exists and is not a version folder", pointer="/out")
+
+
+def check_outside(path: Path) -> None:
+    """Check that a path is not inside a version folder.
+
+    Raises:
+        InvalidArgument: it is.
+    """
+    if any((folder / CARD).is_file() for folder in path.parents):
+        raise InvalidArgument(f"{path} is inside a version folder, which may only have its own files", pointer="/out")
 
 
 def check_new(folder: Path) -> None:

@@ -139,19 +139,24 @@ def evaluate(
     """
     versions = [open_version(folder) for folder in folders]
     with needs(EXTRA):
+        from training.data_checks import warn_of_repeats
         from training.evaluation.matrix import ORDERS
         from training.evaluation.matrix import evaluate as evaluate_versions
-        from training.evaluation.report import write_evaluation
+        from training.evaluation.report import check_evaluation_folder, write_evaluation
         from training.evaluation.tables import as_json, lines
 
+        if target is not None:
+            check_evaluation_folder(target)
+        data = _load(source, root, unreadable, _newest(versions), _stored(old_embeddings, versions))
         measured = evaluate_versions(
             versions,
-            _load(source, root, unreadable, _newest(versions), _stored(old_embeddings, versions)),
+            data,
             independents=_independents(independent or [], versions),
             orders=order or ORDERS,
             metric=metric,
             verification=verification,
         )
+        warn_of_repeats(data, trained_on=False)
         files = [] if target is None else write_evaluation(measured, target)
         answer({**as_json(measured), "files": files})
         for line in lines(measured):
@@ -193,16 +198,18 @@ def fit_edge(
         raise InvalidArgument("exactly one of --pairs and --data is required")
     with needs(EXTRA):
         from training.adapters import FewPairsWarning
+        from training.data_checks import warn_of_repeats
         from training.fit_edge import fit_edge as fit
         from training.fit_edge import read_options
         from training.pairs import embed_pairs, read_pairs
 
         options = read_options(kind, settings or [])
-        given = (
-            read_pairs(pairs, older, newer)
-            if pairs
-            else embed_pairs(_load(source, root, unreadable, newer), older, newer)
-        )
+        if pairs is not None:
+            given = read_pairs(pairs, older, newer)
+        else:
+            data = _load(source, root, unreadable, newer)
+            warn_of_repeats(data)
+            given = embed_pairs(data, older, newer)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", FewPairsWarning)
             fitted = fit(older, newer, given, kind, options, overwrite=overwrite)
@@ -234,11 +241,13 @@ def _load(
     stored: tuple[Path, Version] | None = None,
 ) -> Data:
     """Load the named data set, by default that of the newest version; likewise the treatment of unreadable images."""
-    from training.sources import load_data
+    from training.sources import SOURCES, load_data
 
     recipe = newest.card.recipe
     if source is None and "data" not in recipe:
         raise InvalidArgument("--data is required: the newest version's card names no data set", pointer="/data")
+    if source is not None and source in SOURCES and SOURCES[source][1] and not root:
+        raise InvalidArgument(f"--data {source} requires --root, {SOURCES[source][1]}", pointer="/root")
     name, place = (source, root) if source else (recipe["data"], root or recipe["root"])
     return load_data(name, place, unreadable or recipe.get("unreadable", "refuse"), stored)
 
@@ -271,4 +280,9 @@ def _independents(given: list[str], versions: list[Version]) -> dict[str, Versio
     own = {name: folder for name, is_own, folder in (text.partition("=") for text in given) if is_own and name in names}
     shared = [text for text in given if text.partition("=")[0] not in own]
     everyone = dict.fromkeys((v.name for v in versions if v.edges), shared[-1]) if shared else {}
+    if shared and not everyone:
+        raise InvalidArgument(
+            f"--independent {shared[-1]} has no effect: none of {', '.join(sorted(names))} has an edge",
+            pointer="/independent",
+        )
     return {name: open_version(Path(folder)) for name, folder in (everyone | own).items()}

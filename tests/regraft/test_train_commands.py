@@ -67,6 +67,53 @@ def test_evaluate_asks_for_data_where_no_card_names_any(run, versions):
     assert said == "regraft: --data is required: the newest version's card names no data set\n"
 
 
+@pytest.mark.parametrize("inside", ["", "results"])
+def test_an_evaluation_is_not_written_into_a_version(run, versions, images, inside):
+    folder = versions[0].folder
+    before = sorted(folder.rglob("*"))
+
+    code, _, said = run("evaluate", folder, *images, "--out", folder / inside)
+
+    assert code == 1
+    assert "is inside a version folder, which may only have its own files" in said
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_an_evaluation_is_not_written_over_a_file(run, versions, images, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, said = run("evaluate", versions[0].folder, *images, "--out", tmp_path / "file")
+
+    assert (code, said) == (1, f"regraft: {tmp_path / 'file'} exists and is not a folder\n")
+
+
+def test_options_of_evaluate_that_would_have_no_effect_are_refused(run, versions, images):
+    old, new = (version.folder for version in versions)
+
+    alone = run("evaluate", old, *images, "--independent", new)
+    order = run("evaluate", old, *images, "--order", "alphabetical")
+    rootless = run("evaluate", old, "--data", "folders")
+    fit = run("fit-edge", old, new, "--kind", "ridge", "--data", "folders", "--overwrite")
+
+    assert [said[0] for said in (alone, order, rootless, fit)] == [1, 1, 1, 1]
+    assert alone[2] == f"regraft: --independent {new} has no effect: none of v1 has an edge\n"
+    assert order[2].startswith("regraft: order must be one of ")
+    assert rootless[2] == fit[2]
+    assert rootless[2].startswith("regraft: --data folders requires --root, a folder with <class>/<image>")
+
+
+def test_evaluate_warns_of_queries_that_find_themselves(run, versions, tmp_path, caplog):
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 255, (6, 8, 8, 3), np.uint8)
+    parts = dict.fromkeys(("train", "query", "gallery"), pixels)
+    labels = {f"{part}_labels": np.arange(6) % 2 for part in parts}
+    np.savez(tmp_path / "a.npz", **{f"{part}_images": x for part, x in parts.items()}, **labels)
+
+    code, _, _ = run("evaluate", versions[0].folder, "--data", "arrays", "--root", tmp_path / "a.npz")
+
+    assert code == 0
+    assert caplog.messages == ["6 of 6 query images find a copy of themselves: results look better than they are"]
+
+
 def test_of_several_folders_the_one_that_is_no_version_is_named(run, versions, tmp_path):
     (tmp_path / "empty").mkdir()
     for command in ("evaluate", "fit-edge", "plan"):

@@ -151,6 +151,32 @@ def test_the_folder_above_a_data_set_is_refused(
         load_data("folders", str(above))
 
 
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (("Train", "Test"), r"holds Test/ and Train/, which would be read as classes; .* called train/ and test/"),
+        (("training", "validation"), r"holds training/ and validation/, which would"),
+        (("data/train", "data/val"), r"/data holds train/ and val/, which would"),
+        (("v1/data/train", "v1/data/test"), r"has no train/ of its own, but .*/v1/data holds one"),
+    ],
+)
+def test_parts_that_would_be_read_as_classes_are_refused(parts: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    for part in parts:
+        for number in range(4):
+            put(tmp_path / part / "a" / f"{number}.png")
+
+    with pytest.raises(InvalidArgument, match=message):
+        load_data("folders", str(tmp_path))
+
+
+def test_a_class_may_be_called_as_a_part_and_hold_others(tmp_path: Path) -> None:
+    for name in ("toys/train", "toys/test/of/tubes", "dev/a"):
+        for number in range(4):
+            put(tmp_path / name / f"{number}.png")
+
+    assert load_data("folders", str(tmp_path)).classes == ["dev/a", "toys/test/of/tubes", "toys/train"]
+
+
 def test_no_query_that_could_find_its_class_is_one_clear_message(root: Path) -> None:
     for path in (root / "test").rglob("2.png"):
         path.unlink()

@@ -65,6 +65,22 @@ def test_fct_ships_the_independent_encoder_as_it_was(v1: Path, independent: Path
 
 
 @pytest.mark.usefixtures("weights_only")
+@pytest.mark.usefixtures("weights_only")
+def test_fct_knows_the_classes_of_the_encoder_that_it_takes_over(v1: Path, tmp_path: Path) -> None:
+    fewer = quick("digits_independent", data="digits_old")
+    taken = path.train(fewer, tmp_path / "taken", progress=False)
+    fct = quick("digits_fct", old=str(v1), independent=str(taken), options={"branch": 8, "trunk": 8})
+    made = path.train(fct, tmp_path / "v2", progress=False)
+    bct = quick("digits_bct", old=str(made), options={"influence": "old", "logits": "head"})
+    path.train(bct, tmp_path / "v3", progress=False)
+
+    trained = Trained.load(made)
+    assert trained.head is not None
+    assert len(trained.classes) == len(trained.head[0]) == 5
+    assert trained.classes == path.recipe_data(fewer).classes
+    assert load_version(made).card.data["classes"] == path.recipe_data(fct).classes
+
+
 def test_fct_ranks_by_l2_where_its_versions_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.references.RUNS", tmp_path)
     for name in ("digits_v1", "digits_independent"):

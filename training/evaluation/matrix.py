@@ -26,7 +26,7 @@ from index.evaluation.metrics import (
     mixed_retrieval,
     negative_flips,
 )
-from index.evaluation.ordering import POINTS, PendingItems, backfill_order
+from index.evaluation.ordering import POINTS, PendingItems, backfill_order, check_order
 from index.evaluation.relevance import LabelRelevance
 from index.version import Card, Score, Version
 from training.data import Data
@@ -151,6 +151,8 @@ def evaluate(
     relevance = relevance_of(data)
     if metric not in METRICS:
         raise InvalidArgument(f"metric must be one of {', '.join(METRICS)}, not {metric!r}", pointer="/metric")
+    for order in orders:
+        check_order(order)
     cross_versions = CrossVersions({name: embed_version(named[name], data) for name in oldest_first(named)})
     declared = {
         pair: cross_version

@@ -10,10 +10,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from index.errors import InvalidArgument
 from index.evaluation.curves import CALIBRATED, RAW
 from index.version import Card, Version
 from index.version_folder.folder import load_version
-from index.version_folder.new_folder import Unwritable
+from index.version_folder.new_folder import Unwritable, check_outside
 from training.data import Data
 from training.evaluation.loss_curves import LossCurves, read_loss_curves
 from training.evaluation.matches import match_table
@@ -22,6 +23,7 @@ from training.evaluation.plots import as_svg, bars_figure, curves_figure, learni
 from training.evaluation.tables import as_json, interval, route
 from training.measurement import METRICS
 
+EVALUATION = "evaluation.json"
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1a1a1a; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.6rem; margin-bottom: 0.2rem } h2 { font-size: 1.1rem; margin: 1.6rem 0 0.4rem }
@@ -68,14 +70,33 @@ def can_draw() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
+def check_evaluation_folder(folder: Path) -> None:
+    """Check that `write_evaluation` may write to a folder, before hours go into what it is to hold.
+
+    Raises:
+        InvalidArgument: it is no folder, or a version's, which would not match its card any more.
+    """
+    check_outside(folder / EVALUATION)
+    if folder.exists() and not folder.is_dir():
+        raise InvalidArgument(f"{folder} exists and is not a folder", pointer="/out")
+
+
 def write_evaluation(measured: Evaluation, folder: Path) -> list[Path]:
     """Write evaluation.json, and where matplotlib is installed matrix.svg and curves.svg (if there are curves).
 
     Returns:
         The files.
+
+    Raises:
+        InvalidArgument: see `check_evaluation_folder`.
+        Unwritable: the disk is full, or the like.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {"evaluation.json": json.dumps(as_json(measured), indent=2, allow_nan=False).encode() + b"\n"}
+    check_evaluation_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unwritable(f"{folder} could not be written: {error.strerror or error}") from error
+    files = {EVALUATION: json.dumps(as_json(measured), indent=2, allow_nan=False).encode() + b"\n"}
     if can_draw():
         files["matrix.svg"] = as_svg(matrix_figure(measured))
     if can_draw() and measured.curves:

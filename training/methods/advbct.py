@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from training.gather import gather_batch
 from training.losses import boundary_loss, discriminator_loss, reverse_gradient
 from training.method import EmbeddedBatch, MethodContext, Step
-from training.methods.compatible import Compatible, check_choice
+from training.methods.compatible import Compatible
 
 
 class AdvBct(Compatible):
@@ -45,7 +45,7 @@ class AdvBct(Compatible):
         hidden: int = 100,
     ) -> None:
         super().__init__(context, "advbct", weight)
-        check_choice("over", over, ("all", "old"))
+        self.check_over(over)
         self.over = over
         old = context.require_old("advbct")
         self.discriminator = nn.Sequential(

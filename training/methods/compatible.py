@@ -133,6 +133,19 @@ class Compatible(nn.Module):
         base, influence = self.classifier(batch.new_BD, batch.label_B), self.influence_loss(batch)
         return Step(base + self.weight * influence, {"base": base, "influence": influence})
 
+    def check_over(self, over: str) -> None:
+        """Refuse an option `over` that is unknown, or `old` where it would leave nothing to learn from.
+
+        Raises:
+            InvalidArgument: names the legal values.
+        """
+        check_choice("over", over, ("all", "old"))
+        if over == "old" and not bool(self.get_buffer("known_C").any()):
+            raise InvalidArgument(
+                "over=old has no effect, because the old version knows none of the new classes; use over=all",
+                pointer="/over",
+            )
+
     def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
         """The loss that makes new embeddings compatible with old ones."""
         raise NotImplementedError

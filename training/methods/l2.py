@@ -14,7 +14,7 @@ from torch import Tensor
 from training.gather import gather_batch
 from training.losses import half_squared_distance
 from training.method import EmbeddedBatch, MethodContext
-from training.methods.compatible import Compatible, check_choice
+from training.methods.compatible import Compatible
 
 
 class L2(Compatible):
@@ -29,7 +29,7 @@ class L2(Compatible):
 
     def __init__(self, context: MethodContext, *, weight: float = 10.0, over: str = "all", unit: bool = True) -> None:
         super().__init__(context, "l2", weight, raw=not unit)
-        check_choice("over", over, ("all", "old"))
+        self.check_over(over)
         self.over, self.unit = over, unit
 
     def influence_loss(self, batch: EmbeddedBatch) -> Tensor:

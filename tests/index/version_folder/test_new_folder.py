@@ -73,5 +73,6 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
 def test_no_version_is_written_into_another_ones_folder(tmp_path: Path) -> None:
     (tmp_path / "card.json").touch()
 
-    with pytest.raises(InvalidArgument, match=r"v2 is inside a version folder"):
-        check_target(tmp_path / "v2")
+    for place in (tmp_path / "v2", tmp_path / "seed0" / "deeper" / "v2"):
+        with pytest.raises(InvalidArgument, match=r"v2 is inside a version folder"):
+            check_target(place)

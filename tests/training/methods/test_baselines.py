@@ -107,6 +107,15 @@ def test_a_baseline_needs_an_old_version(name: str) -> None:
         BASELINES[name](replace(method_context(), old=None))
 
 
+@pytest.mark.parametrize("method", ["l2", "advbct"])
+def test_old_classes_alone_are_refused_where_the_old_version_knows_none(method: str) -> None:
+    stranger = replace(old_version(), label_C=torch.full((CLASSES,), losses.UNKNOWN))
+
+    with pytest.raises(InvalidArgument, match="knows none of the new classes; use over=all"):
+        BASELINES[method](method_context(old=stranger), over="old")
+    BASELINES[method](method_context(old=stranger), over="all")
+
+
 @pytest.mark.parametrize("over", ["all", "old"])
 @pytest.mark.parametrize("unit", [True, False])
 def test_l2_is_half_the_square_of_all_or_of_old_classes_on_unit_or_raw_embeddings(over: str, unit: bool) -> None:
