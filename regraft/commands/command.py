@@ -105,5 +105,7 @@ def _in_options(problem: Problem) -> Problem:
     detail = problem.detail.replace("replace=true", "--replace").replace("`override`", "--override")
     if problem.status == UNAUTHORIZED:
         detail = "the service requires an API key: --api-key or REGRAFT_API_KEY is missing or wrong"
+    elif re.search(r"/\d", problem.pointer) and problem.pointer not in detail:
+        detail += f" (at {problem.pointer})"  # which of many entries or embeddings
     said = {"code": problem.code, "errors": problem.errors, "request_id": problem.request_id}
     return Problem(problem.status, {**said, "detail": detail})

@@ -130,6 +130,22 @@ def test_a_refusal_names_the_options_of_the_command(run, service, status, detail
     assert (told["detail"], told["code"], told["status"], told["request_id"]) == (said, "c", status, "r")
 
 
+@pytest.mark.parametrize(
+    ("detail", "pointer", "said"),
+    [
+        ("all zero", "/embeddings/v1/3", "all zero (at /embeddings/v1/3)"),
+        ("all refused; /items/0/id: too long", "/items/0/id", "all refused; /items/0/id: too long"),
+        ("k must be 1", "/k", "k must be 1"),
+        ("no", "", "no"),
+    ],
+)
+def test_a_refusal_says_which_of_many_it_is_about(run, service, detail, pointer, said):
+    errors = [{"pointer": pointer, "detail": detail}] if pointer else []
+    service.answers["GET /v1/galleries"] = problem(422, detail=detail, code="c", errors=errors)
+
+    assert run("gallery", "list") == (1, "", f"regraft: {said}\n")
+
+
 def test_deleting_a_gallery_asks_first(run, service):
     code, _, _ = run("gallery", "delete", "g")
 

@@ -113,8 +113,10 @@ def test_evaluation_delete_asks_unless_it_is_told_yes(run, service):
 
 def test_evaluation_add_sends_entries_that_name_what_is_relevant(run, service, tmp_path):
     service.answers["POST /v1/galleries/g/evaluations"] = {"id": 2, "size": 2, "kind": "texts"}
-    lines = [{"text": "a", "relevant": ["x", "y"]}, {"text": "b", "relevant": ["z"]}]
-    (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    # U+2028 ends a line of text for Python, but is part of a string in JSON.
+    lines = [{"text": "a\u2028c\x85", "relevant": ["x", "y"]}, {"text": "b", "relevant": ["z"]}]
+    written = "".join(f"{json.dumps(line, ensure_ascii=False)}\r\n" for line in lines)
+    (tmp_path / "q.jsonl").write_text(written, encoding="utf-8")
     (tmp_path / "right.json").write_text('[["x"], ["y", "z"]]')
     np.savez(tmp_path / "q.npz", v1=np.eye(2))
     pq.write_table(pa.table({"v1": [[1.0], [2.0]], "relevant": [["x"], ["y"]]}), tmp_path / "q.parquet")
