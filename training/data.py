@@ -223,11 +223,17 @@ class Data:
         The evaluation stays as it is.
 
         Raises:
-            InvalidArgument: shares outside 0 to 1, or what is left holds fewer than two classes.
+            InvalidArgument: shares outside 0 to 1, more classes than there are, or what is left holds fewer than two.
         """
         for name, share in (("class_share", class_share), ("fraction", fraction)):
             if not 0 < share <= 1:
                 raise InvalidArgument(f"{name} must be above 0 and at most 1, not {share}", pointer=f"/{name}")
+        there = len(np.unique(self.train.labels))
+        if classes is not None and classes > there:
+            raise InvalidArgument(
+                f"classes must be at most {there}, the number of classes of the training images, not {classes}",
+                pointer="/classes",
+            )
         train = self.train if classes is None else self.train.keep_classes(classes)
         train = train if class_share == 1 else train.keep_class_share(class_share, seed)
         train = train if fraction == 1 else train.keep_fraction(fraction, seed)

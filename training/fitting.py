@@ -222,8 +222,8 @@ def identity(module: BaseTraining, data: Data) -> dict[str, Any]:
 
 
 def changes(training: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """The names under which two identities differ, as text."""
-    names = dict.fromkeys((*training, *other))
+    """The names under which two identities differ, as text; not `root`, as the images themselves are compared."""
+    names = dict.fromkeys(name for name in (*training, *other) if name != "root")
     return ", ".join(name for name in names if training.get(name) != other.get(name))
 
 

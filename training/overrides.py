@@ -39,13 +39,16 @@ def with_overrides(recipe: Recipe, settings: Sequence[str]) -> Recipe:
 def with_preprocess(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """Change parts of how images become the encoder's input, all at once: some must fit each other.
 
+    A number for `mean` or `std` is that of the only channel.
+
     Raises:
         InvalidArgument: an unknown part, or a value out of range; names it.
     """
     if not changes:
         return recipe
+    listed = {part: [x] if part in {"mean", "std"} and type(x) in {int, float} else x for part, x in changes.items()}
     try:
-        return replace(recipe, preprocess=parse_preprocess({**recipe.preprocess.as_json(), **changes}))
+        return replace(recipe, preprocess=parse_preprocess({**recipe.preprocess.as_json(), **listed}))
     except InvalidVersionFolder as error:
         text = str(error).partition("preprocess/")[2] or str(error)
         raise InvalidArgument(f"preprocess.{text}", pointer="/preprocess") from error

@@ -5,18 +5,17 @@ Shape suffixes: S pairs, M new dimension, N old dimension, Q queries, I items.
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, InvalidVector
 from index.evaluation.fitting import HELD_OUT, PairArrays, Pairs, check_pair_arrays, split_pairs
 from index.version import Version
 from training.data import Data
 from training.evaluation.embeddings import open_encoder
 from training.evaluation.matrix import relevance_of
+from training.npz import open_npz
 
 MOST_FITTED = 10_000
 """So many training images of a data set are embedded at most: choosing slerp's weight compares each with each."""
@@ -31,17 +30,15 @@ def read_pairs(path: Path, old: Version, new: Version, seed: int = 0) -> Pairs:
         InvalidArgument: not such a file, embeddings of other dimensions than the versions', or no label twice.
         InvalidVector: embeddings that are not valid in a version's space.
     """
+    with open_npz(path, "pairs", "/pairs") as held:
+        given = PairArrays(held["new"], held["old"], held.get("labels"))
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as held:
-            new_SM, old_SN = held["new"], held["old"]
-            labels_S = held.get("labels")
-    # TypeError: of an .npy
-    except (OSError, KeyError, ValueError, EOFError, TypeError, BadZipFile, zlib.error) as error:
-        raise InvalidArgument(f"pairs {path} cannot be used: {error}", pointer="/pairs") from error
-    pairs = check_pair_arrays(PairArrays(new_SM, old_SN, labels_S), new.card, old.card, 2 * HELD_OUT, f"pairs {path}")
+        pairs = check_pair_arrays(given, new.card, old.card, 2 * HELD_OUT, f"pairs {path}")
+    except InvalidVector as error:
+        raise InvalidVector(f"pairs {path}, {error.pointer}: {error}", pointer=error.pointer) from error
     parted = split_pairs(*pairs, seed)
     if not parted.relevance.valid.any():
-        raise InvalidArgument(f"no two of the {len(new_SM)} pairs {path} share a label", pointer="/pairs/labels")
+        raise InvalidArgument(f"no two of the {len(pairs.new)} pairs {path} share a label", pointer="/pairs/labels")
     return parted
 
 

@@ -84,7 +84,7 @@ def check_choices(recipe: Recipe) -> None:
         find_augmentation(augment)
     if recipe.patience and not recipe.held_out:
         raise InvalidArgument("patience requires held_out", pointer="/patience")
-    if list(recipe.milestones) != sorted(recipe.milestones) or not all(
+    if list(recipe.milestones) != sorted(set(recipe.milestones)) or not all(
         0 < epoch < recipe.epochs for epoch in recipe.milestones
     ):
         raise InvalidArgument(

@@ -30,7 +30,7 @@ from typing import Any
 from index.errors import InvalidArgument
 from training.overrides import with_overrides, with_preprocess
 from training.recipes import Recipe, field_descriptions, find_recipe
-from training.references import reference_settings
+from training.references import FIELDS, reference_settings
 
 SUFFIX = ".toml"
 TABLES = ("options", "preprocess")
@@ -53,6 +53,9 @@ def read_recipe(path: Path) -> Recipe:
         if not isinstance(value, dict):
             raise InvalidArgument(f"{path}: {table} must be a table, [{table}]", pointer=f"/{table}")
     plain = {field: value for field, value in given.items() if field not in {"from", "name", "summary", REFERENCES}}
+    for field, value in (*plain.items(), *tables["options"].items()):
+        if isinstance(value, dict):
+            raise InvalidArgument(f"{path}: {_no_table(field)}", pointer=f"/{field}")
     # The method first: another one drops the options of the one before.
     ordered = {**{field: plain[field] for field in ("method",) if field in plain}, **plain, **tables["options"]}
     try:
@@ -170,6 +173,12 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidArgument(f"{path} cannot be read as a recipe: {error}", pointer="/recipe") from error
+
+
+def _no_table(field: str) -> str:
+    if field in FIELDS:
+        return f"fields of {field} belong below [{REFERENCES}], as {field}.epochs = 5"
+    return f"{field} cannot be a table; the tables are {', '.join(f'[{name}]' for name in (*TABLES, REFERENCES))}"
 
 
 def _text(given: Mapping[str, Any], field: str) -> str:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import pickle
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +20,7 @@ from index.version import Version
 from training.data import Arrays, Data, Files, ImageSet
 from training.data_checks import check_measurable, warn_of_similar_names
 from training.digits import Digits, load_digits_split
+from training.npz import open_npz
 from training.stored_embeddings import with_file_embeddings
 
 UNREADABLE = ("refuse", "skip")
@@ -185,11 +184,8 @@ def _test_images(paths: Sequence[Path], root: Path) -> set[Path]:
 
 def arrays(path: Path) -> Data:
     """An .npz: train_images (N, H, W) or (N, H, W, 3) uint8, train_labels (N,), and the same for query and gallery."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as npz:
-            train, query, gallery = (_array_set(npz[f"{part}_images"], npz[f"{part}_labels"]) for part in PARTS)
-    except (OSError, KeyError, ValueError, TypeError, EOFError, BadZipFile, zlib.error) as error:
-        raise InvalidArgument(f"data file {path} cannot be used: {error}", pointer="/root") from error
+    with open_npz(path, "data file", "/root") as npz:
+        train, query, gallery = (_array_set(npz[f"{part}_images"], npz[f"{part}_labels"]) for part in PARTS)
     return Data(train, query, gallery)
 
 

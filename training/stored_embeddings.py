@@ -18,20 +18,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-import zlib
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from zipfile import BadZipFile
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, InvalidVector
 from index.space import Vectors, check_vectors, space_from_json
 from index.version import CARD, Version
 from index.version_folder.folder import load_version
 from training.data import Data, ImageSet
+from training.npz import open_npz
 from training.trained import WEIGHTS
 
 EMBEDDING_CACHE = Path("runs/embeddings")
@@ -40,6 +42,8 @@ PER_CLASS, PER_IMAGE = ("classes", "embeddings"), ("train", "query")
 POINTER = "/old_embeddings"
 BLOCK = 256
 """Images that an encoder reads at a time."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -108,20 +112,23 @@ def with_file_embeddings(data: Data, path: Path, version: Version) -> Data:
         InvalidArgument: not such a file, or embeddings of other classes, images or dimensions; says what is missing.
         InvalidVector: embeddings that are not valid in the version's space.
     """
-    arrays = _read(path)
+    with open_npz(path, "old_embeddings", POINTER) as held:
+        arrays = {name: held[name] for name in held}
     sets = {"train": data.train, "query": data.query, "gallery": data.gallery}
-    if set(PER_CLASS) <= set(arrays):
-        stored = {part: _of_classes(arrays, images, data, path) for part, images in sets.items()}
-    elif set(PER_IMAGE) <= set(arrays):
-        arrays = {"gallery": arrays["query"], **arrays} if data.same else arrays
-        stored = {part: _of_images(arrays, part, images, path) for part, images in sets.items()}
-    else:
+    per_class, per_image = (set(names) <= set(arrays) for names in (PER_CLASS, PER_IMAGE))
+    if per_class == per_image:
         forms = " or ".join(" and ".join(names) for names in (PER_CLASS, (*PER_IMAGE, "gallery")))
         raise InvalidArgument(f"{path} holds {', '.join(arrays) or 'nothing'}, not {forms}", pointer=POINTER)
-    space = space_from_json(version.card.space)
-    for part, images in sets.items():
-        vectors = check_vectors(stored[part], version.card.dim, space, pointer=f"{POINTER}/{part}")
-        sets[part] = replace(images, stored=vectors)
+    vectors = {
+        name: _checked(array, version, path, name) for name, array in arrays.items() if name in {"embeddings", *sets}
+    }
+    if per_class:
+        names = [_class_name(name) for name in arrays["classes"].reshape(-1).tolist()]
+        stored = {part: _of_classes(names, vectors["embeddings"], images, data, path) for part, images in sets.items()}
+    else:
+        vectors = {"gallery": vectors["query"], **vectors} if data.same else vectors
+        stored = {part: _of_images(vectors, part, images, path) for part, images in sets.items()}
+    sets = {part: replace(images, stored=stored[part]) for part, images in sets.items()}
     gallery = sets["query" if data.same else "gallery"]
     return replace(data, train=sets["train"], query=sets["query"], gallery=gallery, stored=version.name)
 
@@ -149,18 +156,14 @@ def with_encoder_embeddings(data: Data, version: Version) -> Data:
 
     def embedded(images: ImageSet) -> ImageSet:
         path = EMBEDDING_CACHE / f"{encoder_key}-{images.fingerprint[:16]}.npy"
-        if path.is_file():
-            return replace(images, stored=np.load(path))
-        if not encoder:
-            encoder.append(Encoder(version))
-        rows = [range(first, min(first + BLOCK, len(images))) for first in range(0, len(images), BLOCK)]
-        made = [encoder[0].encode([images.images[row] for row in block]).vectors for block in rows]
-        stored = np.concatenate(made)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        with part.open("wb") as file:
-            np.save(file, stored)
-        part.replace(path)
+        stored = _cached(path, (len(images), card.dim))
+        if stored is None:
+            if not encoder:
+                encoder.append(Encoder(version))
+            rows = [range(first, min(first + BLOCK, len(images))) for first in range(0, len(images), BLOCK)]
+            made = [encoder[0].encode([images.images[row] for row in block]).vectors for block in rows]
+            stored = np.concatenate(made)
+            _keep(path, stored)
         return replace(images, stored=stored)
 
     train, query = embedded(data.train), embedded(data.query)
@@ -168,19 +171,45 @@ def with_encoder_embeddings(data: Data, version: Version) -> Data:
     return replace(data, train=train, query=query, gallery=gallery, stored=version.name)
 
 
-def _read(path: Path) -> dict[str, NDArray[np.generic]]:
+def _cached(path: Path, shape: tuple[int, int]) -> Vectors | None:
+    """The embeddings in a file of the cache; None where there is none, or a damaged one."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, AttributeError, TypeError, EOFError, BadZipFile, zlib.error) as error:
-        raise InvalidArgument(f"old_embeddings {path} cannot be used: {error}", pointer=POINTER) from error
+        kept = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return kept if isinstance(kept, np.ndarray) and kept.shape == shape else None
 
 
-def _of_classes(
-    arrays: dict[str, NDArray[np.generic]], images: ImageSet, data: Data, path: Path
-) -> NDArray[np.generic]:
+def _keep(path: Path, stored_SN: Vectors) -> None:
+    """Write embeddings into the cache, whole or not at all; where that fails, they will be made again."""
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            np.save(file, stored_SN)
+        part.replace(path)
+    except OSError as error:
+        _log.warning("%s could not be written, so the old embeddings are not kept: %s", path, error.strerror or error)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _checked(array: NDArray[Any], version: Version, path: Path, name: str) -> Vectors:
+    """Embeddings of a file as valid vectors of the version's space; InvalidVector names the file, array and row."""
+    pointer = f"{POINTER}/{name}"
+    try:
+        return check_vectors(array, version.card.dim, space_from_json(version.card.space), pointer=pointer)
+    except InvalidVector as error:
+        place = error.pointer.removeprefix(f"{POINTER}/")
+        raise InvalidVector(f"{path}, {place}: {error}", pointer=error.pointer) from error
+
+
+def _class_name(given: object) -> str:
+    return given.decode(errors="replace") if isinstance(given, bytes) else str(given)
+
+
+def _of_classes(given: list[str], embeddings_KN: Vectors, images: ImageSet, data: Data, path: Path) -> Vectors:
     """(S, N) the embedding of each image's class. Classes are told apart by name, numbers as they are written."""
-    given, embeddings_KN = [str(name) for name in arrays["classes"].tolist()], arrays["embeddings"]
     if len(set(given)) != len(given) or len(given) != len(embeddings_KN):
         raise InvalidArgument(
             f"{path} must have one embedding for each class, not {len(embeddings_KN)} for {len(set(given))} names",
@@ -188,17 +217,22 @@ def _of_classes(
         )
     row = {name: number for number, name in enumerate(given)}
     wanted = {int(label): str(data.name(int(label))) for label in np.unique(images.labels)}
-    missing = [name for name in wanted.values() if name not in row]
-    if missing:
-        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-        raise InvalidArgument(f"{path} has no embedding of {len(missing)} classes: {shown}", pointer=POINTER)
+    if missing := [name for name in wanted.values() if name not in row]:
+        raise InvalidArgument(
+            f"{path} has no embedding of {len(missing)} classes: {_some(missing)}; it names {_some(given)}",
+            pointer=POINTER,
+        )
     return np.asarray(embeddings_KN[[row[wanted[int(label)]] for label in images.labels]])
 
 
-def _of_images(arrays: dict[str, NDArray[np.generic]], part: str, images: ImageSet, path: Path) -> NDArray[np.generic]:
-    if part not in arrays or len(arrays[part]) != len(images):
-        count = len(arrays[part]) if part in arrays else "no"
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _of_images(vectors: dict[str, Vectors], part: str, images: ImageSet, path: Path) -> Vectors:
+    if part not in vectors or len(vectors[part]) != len(images):
+        count = len(vectors[part]) if part in vectors else "no"
         raise InvalidArgument(
             f"{path} has {count} embeddings for the {len(images)} {part} images", pointer=f"{POINTER}/{part}"
         )
-    return arrays[part]
+    return vectors[part]

@@ -19,6 +19,7 @@ from index.errors import InvalidArgument
 from index.version import CARD
 from index.version_folder.folder import load_version
 from training.data import Data
+from training.data_checks import warn_of_repeats
 from training.divergence import Diverged
 from training.methods import method_options
 from training.plan_checks import check_plan
@@ -96,6 +97,7 @@ def sweep(
     data = recipe_data(recipe)
     kept, held = hold_out(data.train, HELD_OUT, recipe.split_seed)
     measured_on = Data(kept, held, held, same=True, names=data.names, stored=data.stored)
+    warn_of_repeats(measured_on)
     images = [kept.fingerprint, held.fingerprint]
     made = []
     for place, setting in enumerate(settings(recipe, trials)):

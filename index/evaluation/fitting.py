@@ -76,7 +76,7 @@ def check_pair_arrays(given: PairArrays, new: Card, old: Card, least: int, what:
         what: name of the pairs in errors.
 
     Raises:
-        InvalidArgument: other shapes, or too few pairs.
+        InvalidArgument: other shapes, too few pairs, or labels that tell nothing apart.
         InvalidVector: a vector is not valid in its version's space; names the row.
     """
     count = len(given.new) if given.new.ndim else 0
@@ -88,9 +88,24 @@ def check_pair_arrays(given: PairArrays, new: Card, old: Card, least: int, what:
         )
     if given.labels is not None and given.labels.shape != (count,):
         raise InvalidArgument(f"{what} hold labels {given.labels.shape}, not ({count},)", pointer="/pairs/labels")
+    if given.labels is not None:
+        _check_labels(given.labels, what)
     new_SM = check_vectors(given.new, new.dim, space_from_json(new.space), pointer="/pairs/new")
     old_SN = check_vectors(given.old, old.dim, space_from_json(old.space), pointer="/pairs/old")
     return PairArrays(new_SM, old_SN, given.labels)
+
+
+def _check_labels(labels_S: NDArray[Any], what: str) -> None:
+    """Refuse labels by which wrong answers would count as right."""
+    if labels_S.dtype.kind == "f" and np.isnan(labels_S).any():
+        raise InvalidArgument(
+            f"{what} hold labels that are NaN, which would be one class; leave those pairs out", pointer="/pairs/labels"
+        )
+    if len(np.unique(labels_S)) == 1:
+        raise InvalidArgument(
+            f"{what} hold labels of only one class, {labels_S[0]}, so that every answer is right",
+            pointer="/pairs/labels",
+        )
 
 
 def split_pairs(new_SM: Vectors, old_SN: Vectors, labels_S: ArrayLike | None, seed: int = 0) -> Pairs:

@@ -100,6 +100,11 @@ def test_a_share_outside_its_range_is_refused_by_name(field: str, share: float) 
         data([0, 1]).split(**{field: share})
 
 
+def test_more_classes_than_there_are_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="classes must be at most 2, the number of classes"):
+        data([0, 1]).split(classes=3)
+
+
 def test_a_single_class_is_nothing_to_train_on() -> None:
     with pytest.raises(InvalidArgument, match="at least two classes; 3 images of 1 are left"):
         data([0, 0, 0, 1]).split(classes=1)

@@ -162,7 +162,9 @@ def test_a_file_that_is_no_npz_is_told_as_one(old: Version, new: Version, tmp_pa
     else:
         np.save(tmp_path / "p.npy", np.ones(3))
         path.write_bytes((tmp_path / "p.npy").read_bytes())
-    with pytest.raises(InvalidArgument, match=r"p\.npz cannot be used"):
+    with pytest.raises(
+        InvalidArgument, match=r"p\.npz cannot be used: " + ("" if cut else r"it is an \.npy of one array")
+    ):
         read_pairs(path, old, new)
 
 
@@ -178,6 +180,8 @@ def test_a_file_that_is_no_npz_is_told_as_one(old: Version, new: Version, tmp_pa
         ({"new": np.float64(3)}, r"hold new \(\)"),
         ({"labels": np.arange(4)}, r"hold labels \(4,\), not \(120,\)"),
         ({"labels": np.arange(120)}, r"no two of the 120 pairs .*p\.npz share a label"),
+        ({"labels": np.zeros(120)}, r"p\.npz hold labels of only one class, 0\.0, so that every answer is right"),
+        ({"labels": np.where(np.arange(120) < 2, np.nan, 1.0)}, r"p\.npz hold labels that are NaN"),
         ({"old": np.array([object()])}, "cannot be used"),
     ],
 )
@@ -189,7 +193,7 @@ def test_pairs_that_do_not_fit_the_versions_are_refused_in_one_message(
 
 
 def test_pairs_that_are_no_embeddings_are_refused(data: Data, old: Version, new: Version, tmp_path: Path) -> None:
-    with pytest.raises(InvalidVector, match="finite"):
+    with pytest.raises(InvalidVector, match=r"p\.npz, /pairs/new/0: .* finite"):
         read_pairs(write_pairs(tmp_path / "p.npz", old, new, data, {"new": np.full((120, 6), np.nan)}), old, new)
     (tmp_path / "text.npz").write_text("no arrays")
     with pytest.raises(InvalidArgument, match=r"text\.npz cannot be used"):

@@ -257,6 +257,20 @@ def test_a_checkpoint_of_another_training_does_not_count_and_what_differs_is_sai
     assert "is of another training with a different seed" in caplog.text
 
 
+def test_a_training_goes_on_where_its_images_were_moved(
+    undisturbed: Path, tmp_path: Path, at_step: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "v"
+    at_step(8, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        path.train(replace(RECIPE, root="before"), out, progress=False)
+    assert checkpoint_of(out).exists()
+
+    path.train(RECIPE, out, progress=False)
+    assert weights(out) == weights(undisturbed)
+    assert "another training" not in caplog.text
+
+
 def other_images(data: Data) -> Data:
     return replace(data, train=data.train.take(np.arange(len(data.train))[::-1]))
 

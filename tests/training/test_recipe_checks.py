@@ -96,7 +96,10 @@ def test_every_option_that_is_a_number_has_limits_and_its_default_is_within() ->
         ({"augment": "mirror"}, "augment 'mirror' is unknown; legal: none, "),
         ({"side_augment": "mirror"}, "augment 'mirror' is unknown; legal: none, "),
         ({"patience": 1}, "patience requires held_out"),
-        *(({"milestones": m}, "milestones must rise from 1 to below epochs=2") for m in ((2,), (0,), (-1,), (5, 1))),
+        *(
+            ({"milestones": m}, "milestones must rise from 1 to below epochs=2")
+            for m in ((2,), (0,), (-1,), (5, 1), (1, 1))
+        ),
     ],
 )
 def test_what_the_loop_does_not_have_is_refused_before_anything_is_read(

@@ -56,6 +56,10 @@ def test_a_file_that_names_the_method_of_its_recipe_keeps_the_options(tmp_path: 
         ("epoch = 3", "no field 'epoch'; legal: .*epochs"),
         ('epochs = "many"', "epochs must be a whole number, not 'many'"),
         ("options = 3", r"options must be a table, \[options\]"),
+        ("[old]\nepochs = 3", r"fields of old belong below \[references\], as old.epochs = 5"),
+        ("independent.seed = 3", r"fields of independent belong below \[references\]"),
+        ('[data]\nroot = "x"', r"data cannot be a table; the tables are \[options\], \[preprocess\], \[references\]"),
+        ("[options]\nrate.high = 3", r"rate cannot be a table"),
         ("[options]\nweight = 3", "no field 'weight'"),
         ("[preprocess]\nheight = 0", "preprocess.height must be 1 to 4096 pixels"),
         ("[preprocess]\ndepth = 3", "preprocess.*depth"),
@@ -109,6 +113,16 @@ def test_a_file_sets_nothing_but_the_two_references(text: str, tmp_path: Path) -
     path.write_text(text)
     with pytest.raises(InvalidArgument, match=r"\[references\] accepts only old.FIELD and independent.FIELD"):
         references_in(str(path))
+
+
+def test_the_only_channel_takes_a_number(tmp_path: Path) -> None:
+    grey = with_overrides(find_recipe("folders_v1"), ["preprocess.mode=L", "preprocess.mean=0.25", "preprocess.std=2"])
+    (tmp_path / "mine.toml").write_text('from = "folders_v1"\n[preprocess]\nmode = "L"\nmean = 0.25\nstd = 2\n')
+
+    assert (grey.preprocess.mean, grey.preprocess.std) == ((0.25,), (2,))
+    assert read_recipe(tmp_path / "mine.toml").preprocess == grey.preprocess
+    with pytest.raises(InvalidArgument, match=r"preprocess\.mean must be of type list"):
+        with_overrides(grey, ["preprocess.mean=true"])
 
 
 def test_parts_of_preprocess_are_set_together(tmp_path: Path) -> None:

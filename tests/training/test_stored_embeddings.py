@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -177,9 +178,15 @@ def test_where_both_sides_are_one_list_one_set_of_embeddings_does(place: Path) -
         ({"classes": np.arange(8), "embeddings": np.ones((8, DIM))}, "has no embedding of 2 classes: 8, 9"),
         ({"classes": np.arange(10), "embeddings": np.ones((9, DIM))}, "one embedding for each class, not 9 for 10"),
         ({"classes": np.zeros(10), "embeddings": np.ones((10, DIM))}, "one embedding for each class, not 10 for 1"),
-        ({"classes": np.arange(10), "embeddings": np.ones((10, 3))}, "an embedding must have 12 numbers"),
-        ({"classes": np.arange(10), "embeddings": np.zeros((10, DIM))}, "all-zero"),
-        ({"classes": np.arange(10), "embeddings": np.full((10, DIM), np.nan)}, "finite"),
+        ({"classes": np.arange(10), "embeddings": np.ones((10, 3))}, "e.npz, embeddings: an embedding must have 12"),
+        ({"classes": np.arange(10), "embeddings": np.zeros((10, DIM))}, "e.npz, embeddings/0: an all-zero"),
+        ({"classes": np.arange(10), "embeddings": np.full((10, DIM), np.nan)}, "e.npz, embeddings/0: .* finite"),
+        ({"classes": np.array([b"a", b"b"]), "embeddings": np.ones((2, DIM))}, "0, 1, 2, 3, 4, ...; it names a, b"),
+        ({"train": np.full((3, DIM), np.nan), "query": np.ones((3, DIM))}, "e.npz, train/0: .* finite"),
+        (
+            {name: np.ones((3, DIM)) for name in ("train", "query", "classes", "embeddings")},
+            "holds train, query, classes, embeddings, not classes and embeddings or train",
+        ),
         ({"train": np.ones((3, DIM)), "query": np.ones((3, DIM))}, "has 3 embeddings for the 900 train images"),
         ({"old": np.ones((3, DIM))}, "holds old, not classes and embeddings or train and query and gallery"),
         (None, "cannot be used"),
@@ -195,6 +202,13 @@ def test_a_file_that_does_not_fit_is_refused_with_what_is_missing(
     with pytest.raises((InvalidArgument, InvalidVector), match=message):
         path.train(against_text(place, "digits_bct", old_embeddings=str(tmp_path / "e.npz")), tmp_path / "v2", False)
     assert [p.name for p in tmp_path.iterdir()] == ["e.npz"]
+
+
+def test_one_array_is_told_from_a_file_of_arrays(place: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "e.npy", np.ones((10, DIM)))
+
+    with pytest.raises(InvalidArgument, match=r"e\.npy cannot be used: it is an \.npy of one array, not an \.npz"):
+        with_file_embeddings(load_data("digits_new", ""), tmp_path / "e.npy", load_version(place / "text"))
 
 
 def folder(place: Path, name: str, **fields: object) -> str:
@@ -323,3 +337,36 @@ def test_what_an_encoder_said_is_not_kept_for_another_way_to_see_images(
 
     assert not np.array_equal(first, other)
     assert np.array_equal(first, again)
+
+
+@pytest.fixture
+def few(v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Data, Version]:
+    """Five images and a version whose embeddings of them are kept below `tmp_path`."""
+    monkeypatch.setattr(stored_embeddings, "EMBEDDING_CACHE", tmp_path / "kept")
+    images = load_data("digits_new", "").query.take(np.arange(5))
+    return Data(images, images, images, same=True), load_version(v1)
+
+
+@pytest.mark.parametrize("left", [0, 100, 200])
+def test_damaged_embeddings_in_the_cache_are_made_again(few: tuple[Data, Version], tmp_path: Path, left: int) -> None:
+    first = stored_embeddings.with_encoder_embeddings(*few).train.stored
+    (kept,) = (tmp_path / "kept").iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:left])
+
+    again = stored_embeddings.with_encoder_embeddings(*few).train.stored
+    assert np.array_equal(first, again)
+    assert kept.read_bytes() == whole
+
+
+def test_a_cache_that_cannot_be_written_stops_no_training(
+    few: tuple[Data, Version], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(file: object, array: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("numpy.save", full)
+
+    assert len(stored_embeddings.with_encoder_embeddings(*few).train.stored) == 5
+    assert "so the old embeddings are not kept: No space left on device" in caplog.text
+    assert list((tmp_path / "kept").iterdir()) == []

@@ -38,13 +38,18 @@ def _epochs(path: Path) -> dict[str, dict[int, list[float]]]:
     values: dict[str, dict[int, list[float]]] = {}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
+            if (epoch := _number(row.get("epoch"))) is None:
+                continue
             for name in row.keys() - TIMES:
-                value = _number(row[name])
-                if value is not None:
-                    values.setdefault(name, {}).setdefault(int(row["epoch"]) + 1, []).append(value)
+                if (value := _number(row[name])) is not None:
+                    values.setdefault(name, {}).setdefault(int(epoch) + 1, []).append(value)
     return values
 
 
-def _number(text: str | None) -> float | None:
-    value = float(text) if text else math.nan
+def _number(text: object) -> float | None:
+    """None also for what a full disk or a kill left of a row: fields that are missing, cut off or too many."""
+    try:
+        value = float(text) if isinstance(text, str) else math.nan
+    except ValueError:
+        return None
     return value if math.isfinite(value) else None

@@ -222,3 +222,12 @@ def test_the_learning_curve_begins_with_the_last_training_into_the_folder(tmp_pa
         (tmp_path / start / "metrics.csv").write_text("epoch,step,loss\n" + rows)
 
     assert read_loss_curves(tmp_path) == {"loss": {1: 7.0, 2: 5.0}}
+
+
+def test_rows_that_a_kill_or_a_full_disk_cut_off_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "version_0").mkdir()
+    rows = "base,epoch,loss,step\n1,0,2,1\n1,0,4,2\n3,1,6,3,9\n3,1,1e"
+    for cut in ("", "\n0.", "\n0.1,x,3,4"):
+        (tmp_path / "version_0" / "metrics.csv").write_text(rows + cut)
+
+        assert read_loss_curves(tmp_path) == {"loss": {1: 3.0, 2: 6.0}, "base": {1: 1.0, 2: 3.0}}
