@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -21,6 +21,8 @@ from regraft.commands.texts import are_texts, batches_of_texts, find_texts
 from regraft.models import ImageWarning, IngestResult, ItemError
 
 MAX_BATCH_BYTES = 32 << 20
+TOO_LARGE = 413
+T = TypeVar("T")
 
 
 def ingest(
@@ -79,7 +81,7 @@ def _ingest_texts(client: Client, name: str, items: Iterable[TextItem], replace:
     with progress() as bar:
         task = bar.add_task(f"ingest into {name}", total=None)
         for chunk in batches_of_texts(items, batch):
-            done = _refused_as_result(partial(client.ingest_texts, name, chunk, replace=replace))
+            done = _sent(partial(client.ingest_texts, name, replace=replace), chunk)
             for error in done.errors:
                 err.print(f"{chunk[error.index].id}: {error.detail}")
                 errors.append({"item": chunk[error.index].id, "code": error.code, "detail": error.detail})
@@ -172,7 +174,7 @@ def _store(client: Client, name: str, chunk: Sequence[tuple[str, Path]], replace
     errors = [ItemError(index=n, id=None, code=code, detail=why, pointer="") for n, (code, why) in unsent.items()]
     if not items:
         return _nothing_stored(errors)
-    done = _refused_as_result(lambda: client.ingest(name, list(items.values()), replace=replace))
+    done = _sent(partial(client.ingest, name, replace=replace), list(items.values()))
     sent = list(items)
     errors += [error.model_copy(update={"index": sent[error.index]}) for error in done.errors]
     return done.model_copy(update={"failed": len(errors), "errors": sorted(errors, key=lambda error: error.index)})
@@ -189,14 +191,31 @@ def _item(key: str, path: Path) -> ImageItem:
     return ImageItem(key, content, {"label": label_of(path)})
 
 
-def _refused_as_result(send: Callable[[], IngestResult]) -> IngestResult:
-    """The result of a batch; one in which all items are invalid is refused as a whole, with the same list of errors."""
+def _sent(send: Callable[[Sequence[T]], IngestResult], items: Sequence[T]) -> IngestResult:
+    """The result of a batch: sent in halves if it is too large for the service or a proxy before it.
+
+    A batch in which all items are invalid is refused as a whole, with the same list of errors.
+    """
     try:
-        return send()
+        return send(items)
     except Problem as problem:
+        if problem.status == TOO_LARGE and len(items) > 1:
+            cut = len(items) // 2
+            return _together(_sent(send, items[:cut]), _sent(send, items[cut:]), cut)
+        if problem.status == TOO_LARGE:
+            return _nothing_stored([ItemError(index=0, id=None, code=problem.code, detail=problem.detail, pointer="")])
         if problem.errors and all("index" in error for error in problem.errors):
             return _nothing_stored([ItemError(**error) for error in problem.errors])
         raise
+
+
+def _together(first: IngestResult, second: IngestResult, cut: int) -> IngestResult:
+    """The result of a batch whose first `cut` items were sent before the others."""
+    counts = ("stored", "new", "updated", "replaced", "failed")
+    summed = {name: getattr(first, name) + getattr(second, name) for name in counts}
+    behind = [error.model_copy(update={"index": error.index + cut}) for error in second.errors]
+    lists = {"errors": [*first.errors, *behind], "warnings": [*first.warnings, *second.warnings]}
+    return second.model_copy(update={**summed, **lists})
 
 
 def _nothing_stored(errors: list[ItemError]) -> IngestResult:

@@ -128,6 +128,30 @@ def test_a_batch_of_nothing_but_bad_images_does_not_stop_the_others(run, service
     assert run("ingest", "g", folder, "--batch", 2)[:2] == (1, "stored 2 images in g, 2 failed (2 new, 0 replaced)\n")
 
 
+def test_a_batch_that_is_too_large_for_the_service_or_a_proxy_is_sent_in_halves(run, service, folder):
+    """Four images of which the second is too large even alone, and the fourth is broken."""
+    large = httpx.Response(413, html="<html>Request Entity Too Large</html>")
+    broken = filled(list[ItemError], [{"index": 1, "id": "dogs/old/4.webp", "detail": "not an image"}])
+    service.answers["POST /v1/galleries/g/items"] = [
+        large,
+        large,
+        {"stored": 1, "new": 1},
+        large,
+        {"stored": 1, "replaced": 1, "failed": 1, "errors": broken},
+    ]
+
+    code, shown, said = run("ingest", "g", folder)
+
+    assert (code, shown) == (1, "stored 2 images in g, 2 failed (1 new, 1 replaced)\n")
+    assert "cats/2.PNG: 413" in said
+    assert "dogs/old/4.webp: not an image" in said
+    assert [[i["id"] for i in described(request)] for request in service.requests[2:]] == [
+        ["cats/1.png"],
+        ["cats/2.PNG"],
+        ["dogs/3.jpg", "dogs/old/4.webp"],
+    ]
+
+
 def test_a_refused_request_stops_the_ingest(run, service, folder):
     service.answers["POST /v1/galleries/g/items"] = problem(409, code="no_version", detail="g has no current version")
 
