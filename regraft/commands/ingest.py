@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -13,7 +13,7 @@ import typer
 
 from index.errors import InvalidArgument
 from index.paths import IMAGE_SUFFIXES, READABLE, files_below
-from regraft.client import Client, ImageItem, InvalidInput, Problem, TextItem
+from regraft.client import Client, ImageItem, InvalidInput, Problem
 from regraft.commands.answers import answer, err, out
 from regraft.commands.item_files import below, by_id, label_of
 from regraft.commands.options import Gallery, print_warnings, progress
@@ -55,7 +55,7 @@ def ingest(
     Example: regraft ingest notes notes.jsonl
     """
     if texts or are_texts(paths):
-        _ingest_texts(client, name, find_texts(paths, prefix), replace, batch)
+        _ingest_texts(client, name, paths, prefix, replace, batch)
         return
     files = [(prefix + key, path) for key, path in find_images(paths).items()]
     counts: Counter[str] = Counter()
@@ -74,10 +74,19 @@ def ingest(
     _report(name, "images", counts, errors, list(warnings.values()), left_out(paths))
 
 
-def _ingest_texts(client: Client, name: str, items: Iterable[TextItem], replace: bool | None, batch: int) -> None:
+def _ingest_texts(
+    client: Client, name: str, paths: Sequence[Path], prefix: str, replace: bool | None, batch: int
+) -> None:
     """Store texts in a gallery, batch by batch, and report; exits with 1 if one failed."""
     counts: Counter[str] = Counter()
-    errors: list[dict[str, str]] = []
+    errors: list[dict[str, str | None]] = []
+
+    def refuse(error: InvalidArgument) -> None:
+        err.print(str(error))
+        errors.append({"item": None, "code": error.code, "detail": str(error)})
+        counts["failed"] += 1
+
+    items = find_texts(paths, prefix, refuse)
     with progress() as bar:
         task = bar.add_task(f"ingest into {name}", total=None)
         for chunk in batches_of_texts(items, batch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,17 @@ def are_texts(paths: Sequence[Path]) -> bool:
     return kinds == {True}
 
 
-def find_texts(paths: Sequence[Path], prefix: str) -> Iterator[TextItem]:
+def find_texts(paths: Sequence[Path], prefix: str, refuse: Callable[[InvalidArgument], object]) -> Iterator[TextItem]:
     """The texts of .jsonl files (their lines) and .txt files, whose ids are their paths below a given folder.
 
+    `refuse` is called for each line that is not a text, and each .txt file that cannot be read; the others follow.
+
     Raises:
-        InvalidArgument: at once if a path does not exist or has no texts, or two files have the same id; later if a
-            file or a line is not a text, which it names.
+        InvalidArgument: at once if a path does not exist or has no texts, or two files have the same id; later if the
+            first line of a .jsonl file is not a text, and so probably none is.
     """
     files = by_id((key, file) for path in paths for key, file in _files(path))
-    return chain.from_iterable(_texts_of(key, file, prefix) for key, file in files.items())
+    return chain.from_iterable(_texts_of(key, file, prefix, refuse) for key, file in files.items())
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:
@@ -49,11 +51,14 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
             yield (file.relative_to(path).as_posix() if path.is_dir() else file.name), file
 
 
-def _texts_of(key: str, file: Path, prefix: str) -> Iterator[TextItem]:
+def _texts_of(key: str, file: Path, prefix: str, refuse: Callable[[InvalidArgument], object]) -> Iterator[TextItem]:
     if file.suffix.lower() == LINES:
-        yield from _lines(file, prefix)
-    else:
+        yield from _lines(file, prefix, refuse)
+        return
+    try:
         yield TextItem(prefix + key, _text(file), {"label": label_of(file)})
+    except InvalidArgument as error:
+        refuse(error)
 
 
 def _text(file: Path) -> str:
@@ -63,13 +68,21 @@ def _text(file: Path) -> str:
         raise InvalidArgument(f"{file} cannot be read as UTF-8: {error}") from error
 
 
-def _lines(path: Path, prefix: str) -> Iterator[TextItem]:
+def _lines(path: Path, prefix: str, refuse: Callable[[InvalidArgument], object]) -> Iterator[TextItem]:
+    first = True
     with path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
             if not line.strip():
                 continue
-            value = _parsed(line, f"{path}, line {number}")
-            yield TextItem(prefix + value["id"], value["text"], value.get("metadata"))
+            try:
+                value = _parsed(line, f"{path}, line {number}")
+            except InvalidArgument as error:
+                if first:
+                    raise
+                refuse(error)
+            else:
+                yield TextItem(prefix + value["id"], value["text"], value.get("metadata"))
+            first = False
 
 
 def _parsed(line: bytes, where: str) -> dict[str, Any]:

@@ -55,5 +55,27 @@ def test_what_is_no_text_is_named(run, service, tmp_path, name, content, told):
     assert told in " ".join(said.split())
 
 
+def test_a_line_that_is_no_text_costs_no_other_its_place(run, service, tmp_path):
+    lines = [
+        '{"id": "a", "text": "x"}',
+        "broken",
+        '{"id": "b", "text": "y"}',
+        '{"id": "c"}',
+        '{"id": "d", "text": "z"}',
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    (tmp_path / "bad.txt").write_bytes(b"\xff")
+    service.answers["POST /v1/galleries/g/items"] = [{"stored": 2, "new": 2}, {"stored": 1, "new": 1}] * 2
+
+    code, shown, said = run("ingest", "g", tmp_path / "a.jsonl", tmp_path / "bad.txt", "--batch", 2)
+
+    assert (code, shown) == (1, "stored 3 texts in g, 3 failed (3 new, 0 replaced)\n")
+    assert [told in said for told in ("a.jsonl, line 2: not valid", "line 4: the line must be", "bad.txt cannot")] == [
+        True
+    ] * 3
+    told = json.loads(run("ingest", "g", tmp_path / "a.jsonl", "--batch", 2, "--json")[1])
+    assert (told["failed"], [error["item"] for error in told["errors"]]) == (2, [None, None])
+
+
 def test_images_and_texts_are_not_mixed_in_one_command(run, service, texts):
     assert "cannot be ingested together" in run("ingest", "g", texts / "notes.jsonl", texts / "a.png")[2]
