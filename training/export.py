@@ -19,15 +19,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from index.creation.probes import ParityError
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, InvalidVersionFolder
 from index.version import EDGE_MODEL, ENCODER, PROBE, SIDE, Card, Edge, Version
 from index.version_folder.folder import write_card, write_edge
 from index.version_folder.new_folder import check_target, new_folder
 from training.data import Data, ImageDataset
 from training.measurement import Report, scores
 from training.method import ItemEdge
+from training.references import load_folder
 from training.tracing import to_onnx
-from training.trained import Trained
+from training.trained import WEIGHTS, Trained
 
 PARITY = 1e-5
 """Largest difference between torch and onnxruntime on real images; a share of the largest number if that is above 1."""
@@ -86,6 +87,10 @@ def export(checkpoint: Path, out: Path) -> Path:
     if not can_export():
         raise InvalidArgument("the export requires the packages onnx and onnxscript")
     check_target(out)
+    if WEIGHTS not in load_folder(checkpoint).card.files:
+        raise InvalidVersionFolder(
+            f"{checkpoint} has no {WEIGHTS}, so it was not trained here: nothing can be exported"
+        )
     trained = Trained.load(checkpoint)
     assert trained.version is not None
     with new_folder(out) as folder:

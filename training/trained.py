@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from index.errors import InvalidArgument, InvalidVersionFolder
 from index.version import CARD, EdgeKind, Version
-from index.version_folder.folder import load_version
 from training.backbones import build_backbone
 from training.data import ClassName
 from training.heads import HEADS
 from training.method import Classifier, Method, MethodContext, OldSummary
 from training.methods import METHODS, method_options
 from training.recipes import Recipe, recipe_from_json
+from training.references import load_folder
 from training.side_information import Psi, build_psi, check_side, dim_of
 
 WEIGHTS = "weights.safetensors"
@@ -115,7 +115,7 @@ class Trained(nn.Module):
         Raises:
             InvalidVersionFolder: the folder does not match its card, or holds no weights to train against.
         """
-        version = load_version(folder)
+        version = load_folder(folder)
         if WEIGHTS not in version.card.files:
             raise InvalidVersionFolder(
                 f"{folder} has no {WEIGHTS}, so only its embeddings can be trained against: set old_embeddings=FILE"

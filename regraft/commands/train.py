@@ -222,12 +222,15 @@ def fit_edge(
 
 def export(
     folder: Folder,
-    target: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Version folder to write.")],
+    target: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Version folder to write; may be FOLDER.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another version folder.")] = False,
 ) -> None:
     """Export the ONNX models of a trained version that has none."""
     with needs(EXTRA):
         from training.export import export as export_version
 
+        if not overwrite and target.resolve() != folder.resolve():
+            check_new(target)
         written = export_version(folder, target)
     answer({"folder": written})
     out.print(f"wrote {written}")

@@ -67,6 +67,21 @@ def test_evaluate_asks_for_data_where_no_card_names_any(run, versions):
     assert said == "regraft: --data is required: the newest version's card names no data set\n"
 
 
+def test_an_export_replaces_no_other_version_unasked(run, versions, monkeypatch):
+    import training.export
+
+    written = []
+    monkeypatch.setattr(training.export, "export", lambda _, out: written.append(out) or out)
+    old, new = (version.folder for version in versions)
+
+    refused = run("export", old, "--out", new)
+    itself, asked = run("export", old, "--out", old), run("export", old, "--out", new, "--overwrite")
+
+    assert [said[0] for said in (refused, itself, asked)] == [1, 0, 0]
+    assert refused[2] == f"regraft: {new} already exists; --overwrite (overwrite=True) replaces it\n"
+    assert written == [old, new]
+
+
 @pytest.mark.parametrize("inside", ["", "results"])
 def test_an_evaluation_is_not_written_into_a_version(run, versions, images, inside):
     folder = versions[0].folder

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from index.creation.probes import ParityError
 from index.encoders.encoder import verify_version
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, InvalidVersionFolder
 from index.evaluation.adapters import Affine
 from index.version import EDGE_MODEL, ENCODER, PROBE, Edge, EdgeKind
 from index.version_folder.folder import load_version, write_card, write_edge
+from staging.builders import make_version
 from staging.recipes import quick, train_weights
 from training import export
 from training.evaluation.edges import with_unexported_edges
@@ -186,3 +187,14 @@ def test_the_probe_is_a_real_image_and_what_the_version_makes_of_it(weights_only
 
     assert image.std() > 0.5
     np.testing.assert_allclose(trained(image).numpy(), embedding, atol=1e-6)
+
+
+def test_what_was_not_trained_here_cannot_be_exported(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    make_version(tmp_path / "bought", "bought", 3)
+
+    with pytest.raises(InvalidVersionFolder, match=r"bought has no weights\.safetensors, so it was not trained here"):
+        export.export(tmp_path / "bought", tmp_path / "out")
+    with pytest.raises(InvalidVersionFolder, match=r"/empty: card\.json is missing"):
+        export.export(tmp_path / "empty", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
