@@ -104,6 +104,7 @@ def import_(
 
     Example: regraft import photos photos.parquet --vector clip=clip-v1 --metadata name,city
     """
+    from regraft.sources.live import LiveSource
     from regraft.sources.opening import extra_of, open_source
 
     named = None if metadata is None else [one for one in metadata.split(",") if one]
@@ -113,6 +114,8 @@ def import_(
         wanted = Wanted(key, _vectors(vector, made_by), named, made_by, text)
         space_of = None if ignore_metric else partial(_space, client)
         opened = open_source(source, wanted, ids=ids, key=source_key, space_of=space_of)
+        if isinstance(opened, LiveSource) and opened.note:
+            err.print(f"warning: {opened.note}")
         kept = state or _beside(source, name)
         before = resume(client, name, opened, kept, update_only=update_only)
         if before.read:

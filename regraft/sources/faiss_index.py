@@ -43,6 +43,23 @@ class FaissIndex:
         return len(self._keys)
 
     @property
+    def note(self) -> str:
+        """That the vectors are approximations, if the index stores fewer bytes of each than its numbers take."""
+        stored = self._index
+        while hasattr(stored, "storage"):  # of a graph
+            stored = faiss.downcast_index(stored.storage)
+        try:
+            size, whole = stored.sa_code_size(), 4 * stored.d
+        except RuntimeError:  # some kinds do not tell
+            return ""
+        if size >= whole:
+            return ""
+        return (
+            f"{self._path.name} stores {size} bytes of each vector of {whole}: approximations are imported; "
+            "the original vectors give better answers"
+        )
+
+    @property
     def metrics(self) -> Mapping[str | None, str]:
         metric = self._whole.metric_type
         return {self._version: METRICS.get(metric, f"metric {metric}")}

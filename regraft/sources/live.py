@@ -34,12 +34,18 @@ class LiveSource:
     """The rows of a database; refuses vectors whose metric there does not fit their version's space.
 
     `name`: of the database, for messages. `wanted`: the columns. `space_of`: version -> kind of its space; None: no
-    check.
+    check. `note`: a warning about all vectors; empty: none.
     """
 
     def __init__(
-        self, name: str, database: Database, wanted: Wanted, space_of: Callable[[str | None], str] | None
+        self,
+        name: str,
+        database: Database,
+        wanted: Wanted,
+        space_of: Callable[[str | None], str] | None,
+        note: str = "",
     ) -> None:
+        self.note = note
         self._name, self._database, self._wanted, self._space_of = name, database, wanted, space_of
 
     @property

@@ -93,7 +93,8 @@ def open_source(
     if kind in INDEXES:
         from regraft.sources.faiss_index import FaissIndex
 
-        return LiveSource(path.name, FaissIndex(path, wanted), wanted, space_of)
+        index = FaissIndex(path, wanted)
+        return LiveSource(path.name, index, wanted, space_of, index.note)
     from regraft.sources.table import TableFile
 
     return TableFile(path, wanted)

@@ -18,6 +18,7 @@ import pytest
 
 from index.errors import InvalidArgument
 from regraft.sources.base import ItemSource, Wanted, as_json, batch_of, display_address
+from regraft.sources.live import LiveSource
 from regraft.sources.opening import open_source
 from staging.fake_databases import FAKES, IDS, ROWS, FakeChroma, FakeQdrant
 
@@ -86,6 +87,33 @@ def test_vectors_of_inverted_lists_keep_the_ids_that_they_were_added_with(tmp_pa
     assert found == [str(one) for one in ids]
     assert np.allclose(vectors, ROWS, atol=0.02)
     assert read(source, cursors[1])[0] == found[6:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "bytes_stored"),
+    [
+        ("Flat", None),
+        ("HNSW4,Flat", None),
+        ("IDMap,IVF2,Flat", None),
+        ("SQ8", 4),
+        ("IDMap,SQfp16", 8),
+        ("HNSW4_SQ8", 4),
+        ("PCA2,Flat", 8),
+    ],
+)
+def test_of_an_index_that_compresses_it_is_said_that_its_vectors_are_approximations(
+    tmp_path: Path, kind: str, bytes_stored: int | None
+) -> None:
+    index = faiss.index_factory(4, kind)
+    index.train(ROWS)
+    index.add_with_ids(ROWS, np.arange(10)) if kind.startswith("IDMap") else index.add(ROWS)
+    faiss.write_index(index, str(tmp_path / "a.faiss"))
+
+    source = open_source(str(tmp_path / "a.faiss"), Wanted())
+
+    said = f"a.faiss stores {bytes_stored} bytes of each vector of 16: approximations are imported"
+    assert isinstance(source, LiveSource)
+    assert source.note.partition(";")[0] == ("" if bytes_stored is None else said)
 
 
 def test_vectors_of_inverted_lists_are_given_back_where_some_were_removed(tmp_path: Path) -> None:
