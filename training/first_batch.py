@@ -20,7 +20,7 @@ from training.side_information import dim_of
 
 @torch.no_grad()
 def try_batch(recipe: Recipe, method: Method, old: OldSummary | None, independent_dim: int) -> None:
-    """Refuse images or batches of a size that the backbone or the method cannot be trained on.
+    """Refuse sizes that the backbone or the method cannot be trained on, and weights to start from that are not there.
 
     Args:
         recipe: names the backbone and the sizes. Two images stand for any number above one.
@@ -29,13 +29,22 @@ def try_batch(recipe: Recipe, method: Method, old: OldSummary | None, independen
         independent_dim: M, 0 without an independent version.
 
     Raises:
-        InvalidArgument: with what torch or timm said.
+        InvalidArgument: with what torch or timm said, or see `build_backbone`.
     """
     spec, count = recipe.preprocess, 1 if recipe.batch_size <= processes.world() else 2
     image_BCHW = torch.zeros(count, spec.channels, spec.height, spec.width)
-    backbone = build_backbone(recipe.backbone, spec.channels, recipe.dim, last_relu=recipe.last_relu)
+    trained = method.trains_encoder
+    backbone = build_backbone(
+        recipe.backbone,
+        spec.channels,
+        recipe.dim,
+        # There may be no such weights, which should be known before the recipe's references are trained.
+        pretrained=trained and recipe.pretrained,
+        weights=recipe.weights if trained else "",
+        last_relu=recipe.last_relu,
+    )
     with _refused(f"backbone {recipe.backbone}", count, f"of {spec.height} x {spec.width} pixels", "/backbone"):
-        new_BD = backbone.train(method.trains_encoder)(image_BCHW)
+        new_BD = backbone.train(trained)(image_BCHW)
     with _refused(f"method {recipe.method}", count, "", "/method"):
         method(
             EmbeddedBatch(

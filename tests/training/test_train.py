@@ -161,6 +161,7 @@ def test_a_method_that_trains_no_encoder_needs_a_matching_independent_version(
         ("digits_bt2", {"dim": 40}, "dim must be the independent dimension 16 plus the old one 16, so 32, not 40"),
         ("digits_bt2", {"options": {"extra": 17}}, "extra must be 1 to 16, not 17"),
         ("digits_bt2", {"independent": ""}, "bt2 requires an independently trained new version"),
+        ("digits_bt2", {"weights": "nowhere"}, "weights nowhere cannot be read"),
         (
             "digits_bct",
             {"independent": "digits_independent", "options": {"influence": "new"}},
