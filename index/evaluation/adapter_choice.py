@@ -27,6 +27,8 @@ AUTO = "auto"
 METRIC = "cmc@1"
 SHARES = (4, 2)
 """Points of the learning curve before the last: a quarter and a half of the fitting pairs."""
+CHANCE = 3
+"""Queries that may find their own item although an edge maps at random: among Q items one of Q does on average."""
 MIN_GAIN = 0.01
 """If the last doubling gained significantly less, more pairs are reported as not worth it."""
 
@@ -177,6 +179,13 @@ def recommendation(kind: str, new_old: Retrieval, old_old: Retrieval | None) -> 
     """
     cost = " Each query is encoded by both versions." if kind == "slerp" else ""
     if old_old is None:
+        queries = int(new_old.valid.sum())
+        found_own = round(new_old.mean(METRIC) * queries) if queries else 0
+        if found_own <= min(CHANCE, queries // 10):
+            return (
+                f"Only {found_own} of {queries} held-out queries find their own item first, which may be chance: are "
+                f"the new and old embeddings of the same inputs, row by row? Queries along this edge find nothing.{cost}"
+            )
         found = f"{new_old.mean(METRIC):.1%} of held-out queries find their own item first"
         return f"{found}; labels, or a gate, would tell whether what is alike is found.{cost}"
     gain = cmc_gain(new_old, old_old)
