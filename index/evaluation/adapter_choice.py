@@ -184,7 +184,7 @@ def recommendation(kind: str, new_old: Retrieval, old_old: Retrieval | None) -> 
         if found_own <= min(CHANCE, queries // 10):
             return (
                 f"Only {found_own} of {queries} held-out queries find their own item first, which may be chance: are "
-                f"the new and old embeddings of the same inputs, row by row? Queries along this edge find nothing.{cost}"
+                f"the new and old embeddings of the same inputs, row by row? Queries along it find nothing.{cost}"
             )
         found = f"{new_old.mean(METRIC):.1%} of held-out queries find their own item first"
         return f"{found}; labels, or a gate, would tell whether what is alike is found.{cost}"
