@@ -38,11 +38,18 @@ class Form:
 
 
 def media_type(request: Request, *legal: str) -> str:
-    """The body's media type, one of `legal`. Raises UnsupportedMediaType."""
+    """The body's media type, one of `legal`. Raises UnsupportedMediaType, also if it is compressed."""
+    check_encoding(request.headers.get("content-encoding", ""))
     found = type_of(request.headers.get("content-type", ""))
     if found not in legal:
         raise UnsupportedMediaType(f"the content type must be {' or '.join(legal)}, not {found or 'missing'}")
     return found
+
+
+def check_encoding(header: str) -> None:
+    """Raise UnsupportedMediaType if a body is compressed, which no part of it would say plainly."""
+    if (found := header.strip().lower()) not in {"", "identity"}:
+        raise UnsupportedMediaType(f"the body must not be compressed; its Content-Encoding is {found[:50]!r}")
 
 
 @lru_cache(maxsize=64)

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from index.metadata.filter import parse_filter
 from service.http.arrow import ARROW, accepts_arrow, pyarrow
 from service.http.auth import Count, Exchange, Guard
-from service.http.forms import JSON, type_of
+from service.http.forms import JSON, check_encoding, type_of
 from service.http.npy import NPY
 from service.http.query_batcher import QueryBatcher
 from service.http.requests import check_parameters
@@ -101,6 +101,7 @@ async def _answered(service: Runtime, batcher: QueryBatcher, scope: Scope, recei
     exchange: Exchange = scope["state"]["exchange"]
     headers = exchange.headers
     kind = type_of(headers[b"content-type"].decode("latin-1"))
+    check_encoding(headers.get(b"content-encoding", b"").decode("latin-1"))
     read: ReadFields = fields_of
     if scope["query_string"] or kind != JSON:
         read = _reading(service, Request(scope, receive), kind)

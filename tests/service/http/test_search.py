@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import threading
 import traceback
 from typing import Any
@@ -187,6 +188,19 @@ def test_nan_is_no_json(served: Any, filled: str) -> None:
     headers = {"content-type": "application/json"}
 
     problem(served.http.post(f"{filled}/query", content=body, headers=headers), 422, "invalid_body")
+
+
+@pytest.mark.parametrize("route", ["query", "items", "deployments"])
+def test_a_compressed_body_is_refused_as_one(served: Any, filled: str, route: str) -> None:
+    """The first two read their bodies themselves, the third is read by the framework."""
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    body = gzip.compress(b'{"version": "v1", "items": ["i3"]}')
+
+    told = problem(served.http.post(f"{filled}/{route}", content=body, headers=headers), 415, "unsupported_media_type")
+
+    assert told["detail"] == "the body must not be compressed; its Content-Encoding is 'gzip'"
+    plain = served.http.post(f"{filled}/query", json={"items": ["i3"]}, headers={"content-encoding": "identity"})
+    assert plain.status_code == 200
 
 
 def test_a_bad_query_image_is_named_by_its_number(served: Any, filled: str, pictures: list[bytes]) -> None:
