@@ -285,8 +285,9 @@ class Documents:
     def _deploy(self) -> None:
         try:
             self.client.deploy(self.gallery, self.version, reason="the first version of its documents")
-        except Problem:
-            if self.client.gallery(self.gallery).current is None:  # else another process has deployed
+        except Problem as problem:
+            # Another process has deployed, which this one's view of the gallery may not show yet.
+            if problem.code != "already_current" and self.client.gallery(self.gallery).current is None:
                 raise
 
     def _register(self, dim: int) -> None:

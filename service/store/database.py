@@ -196,7 +196,7 @@ def _lost_references() -> Iterator[None]:
 
 
 def upgrade(settings: Settings) -> bool:
-    """Create the database, or migrate it to this program's newest schema; idempotent. Returns whether it was new.
+    """Create the database, or migrate it to this program's newest schema; idempotent. Returns whether it had no tables.
 
     A database with the schema of a later release stays unchanged: from 0.2.0 on, a release only adds to what the
     previous one reads and writes, so that both can run while one replaces the other (docs/deployment.md).
@@ -204,26 +204,30 @@ def upgrade(settings: Settings) -> bool:
     settings.versions.mkdir(parents=True, exist_ok=True)
     if is_sqlite(settings.database_url):
         check_sqlite(settings.database_url)
-    new = schema_revision(settings.database_url) is None
-    while not _is_upgraded(settings.database_url):
+    while (new := _run_migrations(settings.database_url)) is None:
         logger.warning(Event("waiting_for_database", reason="another process writes to it, or migrates it"))
     return new
 
 
-def _is_upgraded(url: str) -> bool:
-    """Run the pending migrations; False: another process is writing to the SQLite file, perhaps migrating it."""
+def _run_migrations(url: str) -> bool | None:
+    """Run the pending migrations. Returns whether the database had no tables.
+
+    None: another process is writing to the SQLite file, perhaps migrating it.
+    """
     program_revisions, revision = revisions(), schema_revision(url)
     if revision is not None and revision > program_revisions[-1]:
         logger.warning(Event("schema_is_newer", database=revision, program=program_revisions[-1]))
     elif revision != program_revisions[-1]:
         try:
             with migrating(url) as config:
+                # Read again: another process may have migrated it while this one waited.
+                revision = _revision(config.attributes["connection"])
                 to_newest(config)
         except OperationalError as error:
             if not is_busy(error):
                 raise
-            return False
-    return True
+            return None
+    return revision is None
 
 
 def revisions() -> list[str]:
@@ -240,11 +244,15 @@ def schema_revision(url: str) -> str | None:
     engine = _sqlite_engine(url) if is_sqlite(url) else _postgresql_engine(url)
     try:
         with engine.connect() as connection:
-            if not inspect(connection).has_table("alembic_version"):
-                return None
-            return connection.execute(text("select version_num from alembic_version")).scalar_one_or_none()
+            return _revision(connection)
     finally:
         engine.dispose()
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("select version_num from alembic_version")).scalar_one_or_none()
 
 
 def to_newest(config: Config) -> None:

@@ -204,6 +204,16 @@ def test_stores_that_begin_at_once_all_store(client, name, models):
     assert client.gallery(name).items == 8
 
 
+def test_a_store_stores_before_it_sees_that_another_one_has_deployed(client, name, models, monkeypatch):
+    RegraftVectorStore(Fake(models[0]), gallery=name, version="old", client=client).add_texts(["a"], ids=["1"])
+    with monkeypatch.context() as late:
+        seen = client.gallery
+        late.setattr(client, "gallery", lambda name: seen(name).model_copy(update={"current": None}))
+        RegraftVectorStore(Fake(models[0]), gallery=name, version="old", client=client).add_texts(["a"], ids=["2"])
+
+    assert client.gallery(name).items == 2
+
+
 def test_a_newer_model_finds_what_the_older_one_stored(store, client, models, name):
     newer = RegraftVectorStore(Fake(models[1]), gallery=name, version="new", client=client)
     assert newer.reembed(48) == 48

@@ -161,8 +161,10 @@ def test_a_database_that_has_the_newest_schema_is_not_migrated(
 
 
 def test_many_processes_may_upgrade_at_once(settings: Settings) -> None:
-    together(4, lambda _: upgrade(settings))
+    created: list[bool] = []
+    together(4, lambda _: created.append(upgrade(settings)))
 
+    assert sorted(created) == [False, False, False, True]
     assert "gallery" in described(settings.database_url)
 
 
@@ -175,7 +177,7 @@ def test_a_process_waits_for_one_that_migrates_however_long(
         until(lambda: caplog.text.count("waiting_for_database") > 1, seconds=10)
         command.upgrade(config, "head")
 
-    assert other.result() is None
+    assert other.result() is False
 
 
 REVISION = """
