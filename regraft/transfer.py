@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from index.errors import InvalidArgument
-from regraft.client import Client, Problem, TextItem
+from regraft.client import Client, TextItem
+from regraft.ingest_batch import ingest_in_halves
 from regraft.models import IngestResult, ItemError
 from regraft.sources.base import Batch, Column, ItemSource, display_address
 
@@ -302,19 +303,8 @@ def _store(
 def _send_rows(
     rows: Sequence[int], items: Sequence[T], send: Callable[[Sequence[T]], IngestResult], progress: Progress
 ) -> dict[int, ItemError]:
-    """Send the items of these rows, in halves if they are too many for a request; returns the refused rows."""
-    try:
-        done = send(items)
-    except Problem as problem:
-        if problem.status == 413 and len(rows) > 1:
-            cut = len(rows) // 2
-            return _send_rows(rows[:cut], items[:cut], send, progress) | _send_rows(
-                rows[cut:], items[cut:], send, progress
-            )
-        # A batch in which all items are invalid is refused as a whole, with the same list.
-        if not problem.errors or not all("index" in error for error in problem.errors):
-            raise
-        return {rows[error["index"]]: ItemError(**error) for error in problem.errors}
+    """Send the items of these rows; returns the refused rows with the reason."""
+    done = ingest_in_halves(send, items)
     progress.new += done.new
     return {rows[error.index]: error for error in done.errors}
 

@@ -53,8 +53,7 @@ def _check(folder: Path, card: Card) -> None:
     if not card.encoder and not card.text:
         load_version(folder)
         return
-    from index.encoders.encoder import (
-        verify_version,  # opens models: a version of supplied vectors needs no onnxruntime
-    )
+    # It opens models: a version of supplied vectors needs no onnxruntime.
+    from index.encoders.encoder import verify_version
 
     verify_version(folder, batches=True)

@@ -18,10 +18,10 @@ from regraft.commands.answers import answer, err, out
 from regraft.commands.item_files import below, by_id, label_of
 from regraft.commands.options import Gallery, print_warnings, progress
 from regraft.commands.texts import are_texts, batches_of_texts, find_texts
+from regraft.ingest_batch import TOO_LARGE, ingest_in_halves, nothing_stored
 from regraft.models import ImageWarning, IngestResult, ItemError
 
 MAX_BATCH_BYTES = 32 << 20
-TOO_LARGE = 413
 T = TypeVar("T")
 
 
@@ -182,7 +182,7 @@ def _store(client: Client, name: str, chunk: Sequence[tuple[str, Path]], replace
             unsent[index] = "os_error", error.strerror or str(error)
     errors = [ItemError(index=n, id=None, code=code, detail=why, pointer="") for n, (code, why) in unsent.items()]
     if not items:
-        return _nothing_stored(errors)
+        return nothing_stored(errors)
     done = _sent(partial(client.ingest, name, replace=replace), list(items.values()))
     sent = list(items)
     errors += [error.model_copy(update={"index": sent[error.index]}) for error in done.errors]
@@ -201,36 +201,17 @@ def _item(key: str, path: Path) -> ImageItem:
 
 
 def _sent(send: Callable[[Sequence[T]], IngestResult], items: Sequence[T]) -> IngestResult:
-    """The result of a batch: sent in halves if it is too large for the service or a proxy before it.
+    """The result of a batch, see `ingest_in_halves`; an item that is too large alone is an error of its own."""
 
-    A batch in which all items are invalid is refused as a whole, with the same list of errors.
-    """
-    try:
-        return send(items)
-    except Problem as problem:
-        if problem.status == TOO_LARGE and len(items) > 1:
-            cut = len(items) // 2
-            return _together(_sent(send, items[:cut]), _sent(send, items[cut:]), cut)
-        if problem.status == TOO_LARGE:
-            return _nothing_stored([ItemError(index=0, id=None, code=problem.code, detail=problem.detail, pointer="")])
-        if problem.errors and all("index" in error for error in problem.errors):
-            return _nothing_stored([ItemError(**error) for error in problem.errors])
-        raise
+    def send_some(some: Sequence[T]) -> IngestResult:
+        try:
+            return send(some)
+        except Problem as problem:
+            if problem.status != TOO_LARGE or len(some) > 1:
+                raise
+            return nothing_stored([ItemError(index=0, id=None, code=problem.code, detail=problem.detail, pointer="")])
 
-
-def _together(first: IngestResult, second: IngestResult, cut: int) -> IngestResult:
-    """The result of a batch whose first `cut` items were sent before the others."""
-    counts = ("stored", "new", "updated", "replaced", "failed")
-    summed = {name: getattr(first, name) + getattr(second, name) for name in counts}
-    behind = [error.model_copy(update={"index": error.index + cut}) for error in second.errors]
-    lists = {"errors": [*first.errors, *behind], "warnings": [*first.warnings, *second.warnings]}
-    return second.model_copy(update={**summed, **lists})
-
-
-def _nothing_stored(errors: list[ItemError]) -> IngestResult:
-    """The result of a batch of which no item was stored."""
-    counts = dict.fromkeys(("stored", "new", "updated", "replaced", "seq"), 0)
-    return IngestResult(**counts, failed=len(errors), errors=errors, warnings=[])
+    return ingest_in_halves(send_some, items)
 
 
 def _merge_warnings(warnings: dict[tuple[str, str], ImageWarning], added: Sequence[ImageWarning]) -> None:

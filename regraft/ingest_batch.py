@@ -1,0 +1,46 @@
+"""Send a batch of items, in halves where it is too large, with one result whichever way the service refuses items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from regraft.connection import Problem
+from regraft.models import IngestResult, ItemError
+
+TOO_LARGE = 413
+T = TypeVar("T")
+
+
+def ingest_in_halves(send: Callable[[Sequence[T]], IngestResult], items: Sequence[T]) -> IngestResult:
+    """The result of a batch: sent in halves if it is too large for the service or a proxy before it.
+
+    A batch in which all items are invalid is refused as a whole, with the same list of errors.
+
+    Raises:
+        Problem: another refusal, or a single item is too large.
+    """
+    try:
+        return send(items)
+    except Problem as problem:
+        if problem.status == TOO_LARGE and len(items) > 1:
+            cut = len(items) // 2
+            return _together(ingest_in_halves(send, items[:cut]), ingest_in_halves(send, items[cut:]), cut)
+        if problem.errors and all("index" in error for error in problem.errors):
+            return nothing_stored([ItemError(**error) for error in problem.errors])
+        raise
+
+
+def nothing_stored(errors: list[ItemError]) -> IngestResult:
+    """The result of a batch of which no item was stored."""
+    counts = dict.fromkeys(("stored", "new", "updated", "replaced", "seq"), 0)
+    return IngestResult(**counts, failed=len(errors), errors=errors, warnings=[])
+
+
+def _together(first: IngestResult, second: IngestResult, cut: int) -> IngestResult:
+    """The result of a batch whose first `cut` items were sent before the others."""
+    counts = ("stored", "new", "updated", "replaced", "failed")
+    summed = {name: getattr(first, name) + getattr(second, name) for name in counts}
+    behind = [error.model_copy(update={"index": error.index + cut}) for error in second.errors]
+    lists = {"errors": [*first.errors, *behind], "warnings": [*first.warnings, *second.warnings]}
+    return second.model_copy(update={**summed, **lists})
