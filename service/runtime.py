@@ -57,6 +57,7 @@ class Runtime:
     embedder: Embedder
     replica: Replica
     engines: Engines
+    engine_writer: EngineWriter
     preload: Preload
     traffic: Traffic
     rollouts: RolloutMonitor
@@ -162,6 +163,7 @@ def _assemble(
         embedder=embedder,
         replica=replica,
         engines=engines,
+        engine_writer=EngineWriter(database, registry, replica, engines),
         preload=Preload(database, replica, settings.preloaded),
         traffic=Traffic(database),
         rollouts=RolloutMonitor(database, registry, replica),
@@ -193,7 +195,7 @@ def _background_parts(runtime: Runtime) -> Sequence[Background | Replica]:
         runtime.preload,
         EncoderEvictor(registry, replica, settings.encoder_idle_seconds),
         Indexer(replica),
-        EngineWriter(database, registry, replica, runtime.engines),
+        runtime.engine_writer,
         runtime.rollouts,
         runtime.traffic,
         runtime.curves,

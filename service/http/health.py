@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from fastapi import APIRouter
 from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
 
 from index.errors import RegraftError
 from regraft.models import Health, LoadingGallery, Readiness
@@ -96,6 +98,8 @@ def problems(service: Runtime) -> Iterator[str]:
             yield f"gallery {live.name}: {missing} items are left out because their embeddings are missing or damaged"
         if live.current is not None:
             yield from _out_of_reach(service.registry, live.name, live.current, live.gallery.items_by_version())
+    with suppress(SQLAlchemyError):  # readiness and metrics report a database that is away by themselves
+        yield from service.engine_writer.problems()
     yield from _disk_problems(service)
 
 

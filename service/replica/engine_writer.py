@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -20,6 +20,7 @@ from index.engines.config import IndexKind
 from index.engines.digest import digests
 from index.engines.remote import Collection, Entries, keep_only
 from index.engines.remote_shard import RemoteShard
+from index.errors import RegraftError
 from index.events import Event
 from index.space import Space
 from index.version import ShardKey
@@ -32,7 +33,7 @@ from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.database import Database
 from service.store.engine_leases import EngineLeaseRow, acquire_engine_lease, delete_engine_lease, engine_leases
-from service.store.repository import FeedRow, changes, gallery_row, index_of, live_keys
+from service.store.repository import FeedRow, changes, galleries_of_kinds, gallery_row, index_of, live_keys
 
 logger = logging.getLogger(__name__)
 
@@ -53,18 +54,43 @@ class EngineWriter(Background):
         # Gallery -> the feed number at which all its shards were settled, and when that was seen.
         self._settled_at: dict[int, tuple[int, float]] = {}
         self._swept_at = 0.0
+        # Gallery -> why it could not be followed at the last attempt.
+        self._failures: dict[int, str] = {}
         self._errors = RecurringErrors(logger)
 
+    def problems(self) -> Iterator[str]:
+        """A sentence for each gallery whose engine this process lacks, or could not use at its last attempt."""
+        with self._database.lookup() as connection:
+            rows = galleries_of_kinds(connection, ALL)
+        for row in rows:
+            if why := self._engines.unusable(index_of(row).kind) or self._failures.get(row.id):
+                yield f"gallery {row.name}: its vectors in {index_of(row).kind.value} cannot be searched: {why}"
+
     def _run(self) -> None:
+        self._errors.attempt(Event("engines_not_checked"), self._log_problems)
         while not self._stop.wait(PAUSE_SECONDS):
             self._round()
 
+    def _log_problems(self) -> None:
+        for problem in self.problems():
+            logger.error(Event("engine_missing", reason=problem))
+
     def _round(self) -> None:
-        for live in self._replica.all():
-            self._errors.attempt(Event("engine_not_followed", gallery=live.name), partial(self._follow_gallery, live))
+        lives = self._replica.all()
+        self._failures = {live.id: self._failures[live.id] for live in lives if live.id in self._failures}
+        for live in lives:
+            self._errors.attempt(Event("engine_not_followed", gallery=live.name), partial(self._try_to_follow, live))
         if self._engines.any() and time.monotonic() - self._swept_at > IDLE_SECONDS:
             self._swept_at = time.monotonic()
             self._errors.attempt(Event("engine_not_swept"), self._sweep)
+
+    def _try_to_follow(self, live: LoadedGallery) -> None:
+        try:
+            self._follow_gallery(live)
+        except RegraftError as error:
+            self._failures[live.id] = error.message
+            raise
+        self._failures.pop(live.id, None)
 
     def _follow_gallery(self, live: LoadedGallery) -> None:
         remote, seq = live.gallery.remote, live.seq

@@ -44,6 +44,14 @@ class Engines:
                 self._open[kind] = self._connect(kind)
             return self._open[kind]
 
+    def unusable(self, kind: IndexKind) -> str | None:
+        """Why this process cannot use a kind: its setting or its client is missing; None: it has both."""
+        try:
+            self.get(kind)
+        except InvalidArgument as error:
+            return error.message
+        return None
+
     def check(self, kind: IndexKind) -> None:
         """Check an index kind's engine, if it needs one. Raises InvalidArgument, EngineUnavailable."""
         if kind.is_remote:

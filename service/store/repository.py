@@ -23,7 +23,7 @@ from sqlalchemy import (
     update,
 )
 
-from index.engines.config import IndexConfig
+from index.engines.config import IndexConfig, IndexKind
 from index.errors import shortened
 from index.item_id import is_writable
 from index.metadata.metadata import Item
@@ -91,6 +91,12 @@ def _index(index: IndexConfig | None) -> dict[str, Any] | None:
 def all_galleries(connection: Connection) -> list[GalleryRow]:
     """Every gallery's row, in order of creation."""
     return all_of(GalleryRow, connection.execute(select(gallery).where(NOT_DELETED).order_by(gallery.c.id)))
+
+
+def galleries_of_kinds(connection: Connection, kinds: Sequence[IndexKind]) -> list[GalleryRow]:
+    """The rows of the galleries whose index is of one of these kinds, in order of creation."""
+    chosen = gallery.c.index_config["kind"].as_string().in_(kinds)
+    return all_of(GalleryRow, connection.execute(select(gallery).where(NOT_DELETED, chosen).order_by(gallery.c.id)))
 
 
 def gallery_states(connection: Connection, among: Sequence[int] | None = None) -> dict[int, tuple[int, int | None]]:

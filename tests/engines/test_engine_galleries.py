@@ -206,6 +206,11 @@ def test_an_engine_that_was_not_written_to_until_rows_of_deleted_items_went_lose
     until(lambda: collection(served, "g").count() == COUNT - 6)
 
 
+def problems(served: Served) -> list[str]:
+    """What readiness lists."""
+    return list(served.http.get("/health/ready").json()["problems"])
+
+
 def test_a_start_without_the_engine_takes_writes_and_answers_when_it_is_back(
     running_engine: Any, elsewhere: Settings, served: Served, kind: str
 ) -> None:
@@ -218,8 +223,10 @@ def test_a_start_without_the_engine_takes_writes_and_answers_when_it_is_back(
             put(again, path, range(40, COUNT))
             problem(again.http.post(f"{path}/query", json=body), 503, "engine_unavailable")
             assert sum(head for head, _ in lies(again, path).values()) == COUNT - 40
+            until(lambda: ["gallery g: " in problem for problem in problems(again)] == [True])
             running_engine.start()
             until(lambda: lies(again, path) == {("v1", "supplied"): (0, COUNT)})
+            until(lambda: problems(again) == [])
             assert ask(again, path) == ask(served, path)
     finally:
         running_engine.stop(signal.SIGKILL)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from index.engines import approximate, segment, segments
+from index.engines.config import IndexConfig, IndexKind
 from index.version import Version
 from service.settings import Settings
+from service.store.repository import gallery_named, set_index
 from staging.served import problem, serving
 from staging.small_shards import index_few
 from staging.waiting import until
@@ -102,6 +104,28 @@ def test_an_index_that_there_is_not_is_refused_by_field(served: Any) -> None:
     ):
         problem(served.http.patch(path, json={"index": index}), 422, "invalid_request", pointer)
     assert served.http.get(path).json()["index"]["kind"] == "auto"
+
+
+def test_readiness_and_a_start_name_a_gallery_whose_engine_the_process_lacks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(Settings(data=tmp_path)) as running:
+        path = running.gallery(None)
+        name = path.rpartition("/")[2]
+        assert running.http.get("/health/ready").json()["problems"] == []
+        with running.runtime.database.write() as connection:  # as a process that has the engine does
+            set_index(connection, gallery_named(connection, name).id, IndexConfig(kind=IndexKind.PGVECTOR))
+
+        ready = running.http.get("/health/ready")
+
+        assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
+        (why,) = ready.json()["problems"]
+        assert name in why
+        assert "REGRAFT_PGVECTOR_URL" in why
+    with serving(Settings(data=tmp_path)) as running:
+        until(lambda: why in caplog.text)
+        assert running.http.patch(path, json={"index": {"kind": "auto"}}).status_code == 200
+        assert running.http.get("/health/ready").json()["problems"] == []
 
 
 def test_a_dry_run_changes_no_index(served: Any) -> None:
