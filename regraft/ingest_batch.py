@@ -15,15 +15,19 @@ T = TypeVar("T")
 def ingest_in_halves(send: Callable[[Sequence[T]], IngestResult], items: Sequence[T]) -> IngestResult:
     """The result of a batch: sent in halves if it is too large for the service or a proxy before it.
 
-    A batch in which all items are invalid is refused as a whole, with the same list of errors.
+    An item that is too large alone is an error of its own. A batch in which all items are invalid is refused as a
+    whole, with the same list of errors.
 
     Raises:
-        Problem: another refusal, or a single item is too large.
+        Problem: another refusal.
     """
     try:
         return send(items)
     except Problem as problem:
-        if problem.status == TOO_LARGE and len(items) > 1:
+        if problem.status == TOO_LARGE:
+            if len(items) == 1:
+                error = ItemError(index=0, id=None, code=problem.code, detail=problem.detail, pointer="")
+                return nothing_stored([error])
             cut = len(items) // 2
             return _together(ingest_in_halves(send, items[:cut]), ingest_in_halves(send, items[cut:]), cut)
         if problem.errors and all("index" in error for error in problem.errors):

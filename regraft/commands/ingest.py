@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -13,12 +13,12 @@ import typer
 
 from index.errors import InvalidArgument
 from index.paths import IMAGE_SUFFIXES, READABLE, files_below
-from regraft.client import Client, ImageItem, InvalidInput, Problem
+from regraft.client import Client, ImageItem, InvalidInput
 from regraft.commands.answers import answer, err, out
 from regraft.commands.item_files import below, by_id, label_of
 from regraft.commands.options import Gallery, print_warnings, progress
 from regraft.commands.texts import are_texts, batches_of_texts, find_texts
-from regraft.ingest_batch import TOO_LARGE, ingest_in_halves, nothing_stored
+from regraft.ingest_batch import ingest_in_halves, nothing_stored
 from regraft.models import ImageWarning, IngestResult, ItemError
 
 MAX_BATCH_BYTES = 32 << 20
@@ -90,7 +90,7 @@ def _ingest_texts(
     with progress() as bar:
         task = bar.add_task(f"ingest into {name}", total=None)
         for chunk in batches_of_texts(items, batch):
-            done = _sent(partial(client.ingest_texts, name, replace=replace), chunk)
+            done = ingest_in_halves(partial(client.ingest_texts, name, replace=replace), chunk)
             for error in done.errors:
                 err.print(f"{chunk[error.index].id}: {error.detail}")
                 errors.append({"item": chunk[error.index].id, "code": error.code, "detail": error.detail})
@@ -183,7 +183,7 @@ def _store(client: Client, name: str, chunk: Sequence[tuple[str, Path]], replace
     errors = [ItemError(index=n, id=None, code=code, detail=why, pointer="") for n, (code, why) in unsent.items()]
     if not items:
         return nothing_stored(errors)
-    done = _sent(partial(client.ingest, name, replace=replace), list(items.values()))
+    done = ingest_in_halves(partial(client.ingest, name, replace=replace), list(items.values()))
     sent = list(items)
     errors += [error.model_copy(update={"index": sent[error.index]}) for error in done.errors]
     return done.model_copy(update={"failed": len(errors), "errors": sorted(errors, key=lambda error: error.index)})
@@ -198,20 +198,6 @@ def _item(key: str, path: Path) -> ImageItem:
     if not (content := path.read_bytes()):
         raise InvalidInput("the file is empty")
     return ImageItem(key, content, {"label": label_of(path)})
-
-
-def _sent(send: Callable[[Sequence[T]], IngestResult], items: Sequence[T]) -> IngestResult:
-    """The result of a batch, see `ingest_in_halves`; an item that is too large alone is an error of its own."""
-
-    def send_some(some: Sequence[T]) -> IngestResult:
-        try:
-            return send(some)
-        except Problem as problem:
-            if problem.status != TOO_LARGE or len(some) > 1:
-                raise
-            return nothing_stored([ItemError(index=0, id=None, code=problem.code, detail=problem.detail, pointer="")])
-
-    return ingest_in_halves(send_some, items)
 
 
 def _merge_warnings(warnings: dict[tuple[str, str], ImageWarning], added: Sequence[ImageWarning]) -> None:

@@ -106,3 +106,18 @@ def test_a_database_that_compares_otherwise_is_imported_only_when_told_to(
 
     assert (code, "by Euclid, but v1 has space cosine" in said) == (1, True)
     assert (done, counted["stored"]) == (0, 3)
+
+
+def test_a_row_that_is_too_large_for_the_service_is_skipped_and_the_import_goes_on(
+    served: Served, run: Any, tmp_path: Path
+) -> None:
+    vectors, notes = np.eye(4).tolist(), ["short"] * 4
+    notes[2] *= served.runtime.settings.max_body_bytes // len(notes[2])
+    pq.write_table(pa.table({"id": list("abcd"), "embedding": vectors, "note": notes}), file := tmp_path / "r.parquet")
+    path = served.gallery("v1")
+
+    code, counted, said = run("import", path.rpartition("/")[2], file)
+
+    assert (code, counted["stored"], counted["skipped"]) == (3, 3, {"body_too_large": 1})
+    assert "c: the body is larger than" in said
+    assert {one["id"] for one in served.http.get(f"{path}/items").json()["items"]} == set("abd")
