@@ -3,7 +3,8 @@
     python benchmarks/compatibility.py omniglot --root FOLDER --seeds 3 --out runs/omniglot
 
 trains the versions that OUT/seed<N>/ lacks, one after the other, measures them, and writes the current table to
-OUT/table.md. It can be stopped at any time; the same command continues.
+OUT/table.md. It can be stopped at any time; the same command continues. Versions that were trained with other settings
+are refused, or replaced with `--overwrite`.
 
 `--set` changes a recipe setting of all versions, as in `regraft train`, or of one, as fct.epochs=80. `--write FILE`
 puts the table between `<!-- table FAMILY LABEL -->` and `<!-- end -->`; rows of methods that OUT lacks stay.
@@ -33,6 +34,7 @@ def main(
         list[str] | None, typer.Option("--method", parser=choice_of(METHOD_PARTS), help="Only this; may be repeated.")
     ] = None,
     settings: Settings = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace versions that were trained with other settings.")] = False,
     only_print: Annotated[
         bool, typer.Option("--table", help="Train nothing, print the table of what is there.")
     ] = False,
@@ -48,7 +50,7 @@ def main(
         (out / "table.md").write_text(table(runs, parts) + "\n")
 
     if not only_print:
-        compare_methods(runs, parts, keep, lambda text: print(text, flush=True))
+        compare_methods(runs, parts, keep, lambda text: print(text, flush=True), overwrite=overwrite)
     found = table(runs, parts)
     print(found)
     if write:

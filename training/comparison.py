@@ -1,9 +1,9 @@
 """Trains and measures every method of a family over several seeds.
 
-`compare_methods` trains and measures what OUT/seed<N>/ lacks, so it goes on where it was stopped. All methods are done
-with one seed before the next. Seed N adds 10 N to the seed of every recipe of the family, so that all methods of a seed
-have the same old version. HBCT is compared with hyperbolic references. `training.comparison_table` makes a table of the
-results.
+`compare_methods` trains and measures what OUT/seed<N>/ lacks, so it goes on where it was stopped; what was trained with
+other settings is refused, or replaced where that is asked for. All methods are done with one seed before the next. Seed
+N adds 10 N to the seed of every recipe of the family, so that all methods of a seed have the same old version. HBCT is
+compared with hyperbolic references. `training.comparison_table` makes a table of the results.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.evaluation.metrics import MEAN_AP, Retrieval
-from index.version import CARD
 from training.data import Data
+from training.data_checks import warn_of_repeats
 from training.divergence import Diverged
 from training.fitting import checkpoint_of
 from training.folder_lock import wait_until_unlocked
 from training.measurement import compare, embed_both, measure
 from training.overrides import with_overrides
 from training.processes import require_one
-from training.provenance import card_sha, made_of, read_note, write_note, write_whole
+from training.provenance import card_sha, is_made, made_of, read_note, write_note, write_whole
 from training.recipes import FAMILIES, Recipe, digits
 from training.recipes.family import METHOD_PARTS, STANDALONE_PARTS, Family
 from training.train import recipe_data, train
@@ -49,7 +49,7 @@ SeedPart = tuple[int, str]
 
 
 class DataCache:
-    """Images that are read and decoded once for all versions that train on the same ones."""
+    """Images that are read, checked for repeats and decoded once for all versions that train on the same ones."""
 
     def __init__(self) -> None:
         self._data: dict[tuple[object, ...], Data] = {}
@@ -60,6 +60,7 @@ class DataCache:
         key = tuple(getattr(recipe, field) for field in fields)
         if key not in self._data:
             self._data[key] = recipe_data(recipe)
+            warn_of_repeats(self._data[key])
         return self._data[key]
 
 
@@ -100,13 +101,29 @@ class Run:
         """The file beside it that holds its measurements."""
         return self.version_folder(part).with_suffix(".npz")
 
-    def train(self, part: str, cache: DataCache, log: Callable[[str], None] = print) -> None:
-        """Train a version, unless it was trained already from this recipe and these references."""
+    def origin(self, part: str) -> dict[str, Any]:
+        """What a version is made of now."""
+        recipe = self.recipe(part)
+        return made_of(recipe, [Path(folder) for folder in (recipe.old, recipe.independent) if folder])
+
+    def is_trained(self, part: str, overwrite: bool = False) -> bool:
+        """Whether a version was trained already from this recipe and these references.
+
+        Raises:
+            InvalidArgument: its folder was trained from others, and is not to be replaced; names what differs.
+        """
+        note = read_note(self.note_file(part)).get("made_of", {})
+        return is_made(self.version_folder(part), note, self.origin(part), overwrite)
+
+    def train(
+        self, part: str, cache: DataCache, log: Callable[[str], None] = print, *, overwrite: bool = False
+    ) -> None:
+        """Train a version, unless it was trained already. Raises as `is_trained`."""
         recipe, out = self.recipe(part), self.version_folder(part)
         wait_until_unlocked(out, log)
-        origin = made_of(recipe, [Path(folder) for folder in (recipe.old, recipe.independent) if folder])
-        if (out / CARD).is_file() and read_note(self.note_file(part)).get("made_of") == origin:
+        if self.is_trained(part, overwrite):
             return
+        origin = self.origin(part)
         self.results_file(part).unlink(missing_ok=True)
         resumed = checkpoint_of(out).is_file()
         log(f"seed {self.seed}: {'resuming' if resumed else 'training'} {out.name}")
@@ -175,6 +192,8 @@ def compare_methods(
     parts: Sequence[str],
     after_each: Callable[[], None],
     log: Callable[[str], None] = print,
+    *,
+    overwrite: bool = False,
 ) -> None:
     """Train and measure what is missing, all parts with one seed before the next.
 
@@ -183,16 +202,20 @@ def compare_methods(
         parts: of the family, references first.
         after_each: called after each part that is measured.
         log: called with a line about each training and its results.
+        overwrite: replace versions that were trained with other settings.
 
     Raises:
-        InvalidArgument: there are several processes.
+        InvalidArgument: there are several processes, or see `Run.is_trained`; then nothing was trained.
     """
     require_one("a comparison of methods")
+    for run in runs:
+        for part in parts:
+            run.is_trained(part, overwrite)
     cache = DataCache()
     failed: set[SeedPart] = set()
     for run in runs:
         for part in parts:
-            if why := _train_part(run, part, failed, cache, log):
+            if why := _train_part(run, part, failed, cache, log, overwrite):
                 failed.add((run.seed, part))
                 # They would be those of versions with other settings.
                 run.results_file(part).unlink(missing_ok=True)
@@ -202,12 +225,19 @@ def compare_methods(
             after_each()
 
 
-def _train_part(run: Run, part: str, failed: Collection[SeedPart], cache: DataCache, log: Callable[[str], None]) -> str:
+def _train_part(
+    run: Run,
+    part: str,
+    failed: Collection[SeedPart],
+    cache: DataCache,
+    log: Callable[[str], None],
+    overwrite: bool,
+) -> str:
     """Train a part; returns why it could not be trained, "" if it was."""
     if lost := [name for name in run.needs(part) if (run.seed, name) in failed]:
         return f"{', '.join(lost)}, which it requires, could not be trained"
     try:
-        run.train(part, cache, log)
+        run.train(part, cache, log, overwrite=overwrite)
     except Diverged as error:
         return str(error)
     return ""

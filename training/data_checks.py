@@ -9,6 +9,7 @@ import logging
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 
 import numpy as np
 
@@ -52,6 +53,8 @@ def warn_of_similar_names(names: Iterable[str]) -> None:
 def warn_of_repeats(data: Data, *, trained_on: bool = True, log: bool = True) -> None:
     """Log a warning if test images are in the training images too, or if queries find copies of themselves.
 
+    The same one only once in a process, which may train several versions on the same images.
+
     Args:
         data: its images are all read once, also for their fingerprints.
         trained_on: its training images are of concern.
@@ -68,4 +71,10 @@ def warn_of_repeats(data: Data, *, trained_on: bool = True, log: bool = True) ->
 
 def _warn(log: bool, count: int, total: int, what: str) -> None:
     if log and count:
-        _log.warning("%d of %d %s: results look better than they are", count, total, what)
+        warn_once(f"{count} of {total} {what}: results look better than they are")
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Log a warning, unless this process has logged it already."""
+    _log.warning(text)

@@ -8,7 +8,8 @@ are the same for all; so the best trial is that of the highest CMC-1 new/old.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from index.errors import InvalidArgument
-from index.version import CARD
 from index.version_folder.folder import load_version
 from training.data import Data
 from training.data_checks import warn_of_repeats
@@ -24,7 +24,7 @@ from training.divergence import Diverged
 from training.methods import method_options
 from training.plan_checks import check_plan
 from training.processes import require_one
-from training.provenance import made_of, read_note, write_note
+from training.provenance import is_made, made_of, read_note, write_note
 from training.recipes import Recipe
 from training.references import FIELDS, References, reference_recipes
 from training.train import recipe_data, reference_folder, train
@@ -65,6 +65,8 @@ def sweep(
     out: Path,
     say: Callable[[Trial], None] = lambda _: None,
     references: References | None = None,
+    *,
+    overwrite: bool = False,
 ) -> list[Trial]:
     """Train so many settings; what an earlier call trained into `out` on the same images and versions is read.
 
@@ -74,12 +76,14 @@ def sweep(
         out: a folder for the versions.
         say: told of each trial when it is measured.
         references: as for `training.train.train`.
+        overwrite: replace trials of other settings, images or versions.
 
     Returns:
         The trials, the best one first.
 
     Raises:
-        InvalidArgument: the recipe has nothing to choose, or cannot be trained, or there are several processes.
+        InvalidArgument: the recipe has nothing to choose, or cannot be trained, there are several processes, or `out`
+            holds trials of something else, which are not to be replaced.
     """
     require_one("a sweep")
     if trials < 1:
@@ -99,10 +103,15 @@ def sweep(
     measured_on = Data(kept, held, held, same=True, names=data.names, stored=data.stored)
     warn_of_repeats(measured_on)
     images = [kept.fingerprint, held.fingerprint]
+    planned = [
+        (setting, out / f"trial-{place}", {**made_of(setting, folders), "images": images})
+        for place, setting in enumerate(settings(recipe, trials))
+    ]
+    for _, folder, origin in planned:
+        is_made(folder, read_note(_note(folder)), origin, overwrite)
     made = []
-    for place, setting in enumerate(settings(recipe, trials)):
-        origin = {**made_of(setting, folders), "images": images}
-        made.append(_trial(setting, out / f"trial-{place}", measured_on, references, origin))
+    for setting, folder, origin in planned:
+        made.append(_trial(setting, folder, origin, overwrite, measured_on, references))
         say(made[-1])
     return sorted(made, key=lambda trial: -trial.new_old)
 
@@ -125,14 +134,27 @@ def settings(recipe: Recipe, trials: int) -> Iterator[Recipe]:
         yield replace(recipe, options={**recipe.options, **drawn})
 
 
-def _trial(recipe: Recipe, out: Path, data: Data, references: References | None, origin: Mapping[str, Any]) -> Trial:
-    note = out.with_name(f"{out.name}.json")
-    if not ((out / CARD).is_file() and read_note(note) == origin):
-        note.unlink(missing_ok=True)  # what diverges leaves the version of an earlier trial there
+def _trial(
+    recipe: Recipe,
+    out: Path,
+    origin: dict[str, Any],
+    overwrite: bool,
+    data: Data,
+    references: References | None,
+) -> Trial:
+    """Train and measure one setting, unless that was done already."""
+    if not is_made(out, read_note(_note(out)), origin, overwrite):
         try:
             train(recipe, out, progress=False, data=data, references=references)
         except Diverged:
+            # What this trial was to replace must not stand for it.
+            _note(out).unlink(missing_ok=True)
+            shutil.rmtree(out, ignore_errors=True)
             return Trial(recipe, 0.0, 0.0, 0.0)
-        write_note(note, dict(origin))
+        write_note(_note(out), origin)
     metrics = load_version(out).card.metrics
     return Trial(recipe, *(float(metrics[pair]["cmc@1"]["value"]) for pair in ("old/old", "new/old", "new/new")))
+
+
+def _note(out: Path) -> Path:
+    return out.with_name(f"{out.name}.json")

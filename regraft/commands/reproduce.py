@@ -34,6 +34,9 @@ def reproduce(
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of every recipe, or fct.FIELD of one."),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace versions that were trained with other settings.")
+    ] = False,
 ) -> None:
     """Train a paper's protocol; print its table beside our results.
 
@@ -54,7 +57,13 @@ def reproduce(
         ended = True
         try:
             with time_limit(minutes):
-                compare_methods(runs, parts, lambda: _keep(folder / "table.md", table(runs, parts)), out.print)
+                compare_methods(
+                    runs,
+                    parts,
+                    lambda: _keep(folder / "table.md", table(runs, parts)),
+                    out.print,
+                    overwrite=overwrite,
+                )
         except KeyboardInterrupt:
             ended = False
         ordered = [

@@ -26,6 +26,9 @@ def sweep(
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE", help="Write the best recipe to this file.")
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace trials of other settings, images or old versions.")
+    ] = False,
 ) -> None:
     """Search for a method's best weights on held-out training images.
 
@@ -46,7 +49,8 @@ def sweep(
         def say(trial: Trial) -> None:
             out.print(f"{trial.weights}: new/old {trial.new_old:.3f}, new/new {trial.new_new:.3f}")
 
-        ranked = search(chosen, trials, target or Path("runs") / f"sweep-{chosen.name}", say, references)
+        folder = target or Path("runs") / f"sweep-{chosen.name}"
+        ranked = search(chosen, trials, folder, say, references, overwrite=overwrite)
         best = None if save is None else write_recipe(ranked[0].recipe, save, reference_settings(wanted), base)
         answer({"trials": [trial.as_json() for trial in ranked], "recipe": best})
         rows = [[t.weights, f"{t.new_old:.3f}", f"{t.new_new:.3f}", f"{t.old_old:.3f}"] for t in ranked]

@@ -10,6 +10,7 @@ import pytest
 
 from index.version_folder.folder import load_version
 from staging.builders import make_image, make_version
+from training.data_checks import warn_once
 from training.recipes import GROUPS, RECIPES
 
 
@@ -122,6 +123,7 @@ def test_evaluate_warns_of_queries_that_find_themselves(run, versions, tmp_path,
     parts = dict.fromkeys(("train", "query", "gallery"), pixels)
     labels = {f"{part}_labels": np.arange(6) % 2 for part in parts}
     np.savez(tmp_path / "a.npz", **{f"{part}_images": x for part, x in parts.items()}, **labels)
+    warn_once.cache_clear()
 
     code, _, _ = run("evaluate", versions[0].folder, "--data", "arrays", "--root", tmp_path / "a.npz")
 
@@ -316,7 +318,7 @@ def test_a_protocol_is_reproduced_from_an_empty_folder_within_a_limit_and_gone_o
 
 
 def test_a_papers_table_is_shown_a_line_a_row(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.comparison.compare_methods", lambda *_: None)
+    monkeypatch.setattr("training.comparison.compare_methods", lambda *_, **__: None)
 
     code, shown, _ = run("reproduce", "cifar100-b", "--root", tmp_path, "--method", "hbct")
 

@@ -13,6 +13,7 @@ import torch
 from staging.recipes import quick, torchlib_read_once, train_weights, without_exporter
 from training import train as path
 from training.data import Arrays, Data, ImageSet
+from training.data_checks import warn_once
 from training.sources import load_data
 
 torch.set_num_threads(1)
@@ -40,6 +41,12 @@ def _digits_are_read_once() -> Iterator[None]:
 def _torchlib_is_read_once() -> Iterator[None]:
     with torchlib_read_once():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_new() -> None:
+    """Another test of this process may have caused the same one."""
+    warn_once.cache_clear()
 
 
 @pytest.fixture

@@ -46,6 +46,13 @@ def test_repeated_images_are_counted(data: Data, warnings: list[str], caplog: py
     assert caplog.messages == [f"{warning}: results look better than they are" for warning in warnings]
 
 
+def test_the_same_warning_is_given_once_in_a_process(caplog: pytest.LogCaptureFixture) -> None:
+    for leaked in (9, 9, 2, 9):
+        warn_of_repeats(Data(shades(1, leaked), TESTED, TESTED, same=True))
+
+    assert [text[:6] for text in caplog.messages] == ["1 of 4", "2 of 4"]
+
+
 def test_training_images_do_not_count_where_nothing_is_trained(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_repeats(Data(TESTED, TESTED, TESTED, same=True), trained_on=False)
     warn_of_repeats(Data(TESTED, TESTED, TESTED, same=True), log=False)

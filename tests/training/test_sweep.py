@@ -51,8 +51,8 @@ def test_a_trial_that_diverges_comes_last(v1: Path, tmp_path: Path) -> None:
     with without_exporter():
         sweep(replace(recipe, options={}), 1, tmp_path)
         assert (tmp_path / "trial-0.json").is_file()
-        assert [trial.new_old for trial in sweep(recipe, 2, tmp_path)] == [0.0, 0.0]
-        assert not list(tmp_path.glob("trial-*.json"))
+        assert [trial.new_old for trial in sweep(recipe, 2, tmp_path, overwrite=True)] == [0.0, 0.0]
+        assert not list(tmp_path.glob("trial-*"))
         last_step = replace(recipe, options={}, rate=1e30, batch_size=900)
         assert [trial.new_old for trial in sweep(last_step, 1, tmp_path / "last")] == [0.0]
 
@@ -70,22 +70,29 @@ def test_nothing_to_choose_is_refused(name: str, trials: int, said: str, tmp_pat
         sweep(find_recipe(name), trials, tmp_path)
 
 
-def test_a_trial_is_trained_again_when_its_old_version_or_its_images_are_others(
+def test_trials_of_another_old_version_or_other_images_are_not_replaced_unasked(
     v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, trained = tmp_path / "old", []
+    old, trials, trained = tmp_path / "old", tmp_path / "trials", []
     monkeypatch.setattr(
         search, "train", lambda recipe, out, **named: (trained.append(out), train(recipe, out, **named))
     )
     recipe = quick("digits_l2", old=str(old), epochs=1)
     shutil.copytree(v1, old)
     with without_exporter():
-        sweep(recipe, 1, tmp_path / "trials")
+        sweep(recipe, 1, trials)
+        with pytest.raises(InvalidArgument, match=r"trial-0 exists but was trained without weight=3\.0; choose"):
+            sweep(replace(recipe, options={"weight": 3.0}), 2, trials)
         write_card(old, replace(load_version(old).card, metrics={}))
-        sweep(recipe, 1, tmp_path / "trials")
+        with pytest.raises(InvalidArgument, match="trial-0 exists but was trained without these references; choose"):
+            sweep(recipe, 2, trials)
+        assert [path.name for path in trained] == ["trial-0"]
+        sweep(recipe, 1, trials, overwrite=True)
         data = recipe_data(recipe)
         fewer = replace(data, train=data.train.take(np.arange(800)))
         monkeypatch.setattr(search, "recipe_data", lambda _: fewer)
-        sweep(recipe, 1, tmp_path / "trials")
+        with pytest.raises(InvalidArgument, match="trial-0 exists but was trained without these images; choose"):
+            sweep(recipe, 1, trials)
+        sweep(recipe, 1, trials, overwrite=True)
 
     assert len(trained) == 3
