@@ -6,11 +6,10 @@ Feed numbers could not ensure this, as a restored database assigns later ones ag
 
 from __future__ import annotations
 
-import time
-
 from sqlalchemy import Connection, delete, insert, literal, select
 
 from service.store.repository import NOT_DELETED
+from service.store.sql_time import now
 from service.store.tables import gallery, gallery_snapshot
 
 MAX_RECORDED = 16
@@ -33,5 +32,5 @@ def record_snapshot(connection: Connection, gallery_id: int, name: str, seq: int
     of_gallery = gallery_snapshot.c.gallery_id == gallery_id
     connection.execute(delete(gallery_snapshot).where(of_gallery, gallery_snapshot.c.sha256.in_(removed)))
     is_reached = (gallery.c.id == gallery_id, NOT_DELETED, gallery.c.next_seq > seq)
-    row = select(gallery.c.id, literal(name), literal(time.time())).where(*is_reached)
+    row = select(gallery.c.id, literal(name), now()).where(*is_reached)
     connection.execute(insert(gallery_snapshot).from_select(["gallery_id", "sha256", "created"], row))

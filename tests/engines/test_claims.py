@@ -22,6 +22,7 @@ from service.store.database import Database, upgrade
 from service.store.job_leases import acquire_job
 from service.store.repository import NewItem, changes, delete_items, lock_galleries, store_items, take_seq
 from service.store.rows import BackfillRow
+from service.store.snapshots import record_snapshot, snapshots_of
 from service.store.tables import backfill, backfill_chunk, embedding, gallery, item, version
 from staging.together import together
 
@@ -174,6 +175,20 @@ def test_a_lease_ends_by_the_clock_of_the_database(
 
     assert claim(database, "other") is None
     assert commit(database, held)["done"] == 3
+
+
+def test_a_snapshot_is_new_by_the_clock_of_the_database(
+    database: Database, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if engine == "sqlite":
+        pytest.skip("there is one clock")
+    store(database, ["a"])
+    clock = time.time
+    with database.write() as connection:
+        record_snapshot(connection, 1, "older", 1)
+        monkeypatch.setattr(time, "time", lambda: clock() - 300.0)
+        record_snapshot(connection, 1, "newer", 1)
+        assert snapshots_of(connection, 1) == ["newer", "older"]
 
 
 def test_the_feed_is_in_commit_order_whoever_writes(database: Database) -> None:
