@@ -37,7 +37,8 @@ class Progress:
 
     `cursor` is the position in the source; `examples` names one skipped item per reason. `source` to `update_only`
     identify the import; `created` is the gallery's time of creation, which tells it from a later one of its name.
-    `versions` are the version numbers in the file of `StoredIds`, and `ids_bytes` is its valid length.
+    `versions` are the version numbers in the file of `StoredIds`, and `ids_bytes` is its valid length. `fields` are the
+    wanted metadata fields, with the number of rows that have a value of each.
     """
 
     source: str
@@ -53,12 +54,18 @@ class Progress:
     examples: dict[str, str] = field(default_factory=dict)
     versions: list[str | None] = field(default_factory=list)
     ids_bytes: int = 0
+    fields: dict[str, int] = field(default_factory=dict)
 
     def skip(self, why: str, count: int = 1, example: str | None = None) -> None:
         """Count skipped rows."""
         self.skipped[why] = self.skipped.get(why, 0) + count
         if example is not None:
             self.examples.setdefault(why, example)
+
+    def count_fields(self, metadata: Sequence[Mapping[str, Any] | None]) -> None:
+        """Count the rows that have a value of each wanted field."""
+        for name in self.fields:
+            self.fields[name] += sum(one is not None and name in one for one in metadata)
 
 
 IDENTITY_FIELDS = ("source", "service", "gallery", "created", "update_only")
@@ -105,21 +112,25 @@ def import_gallery(
     *,
     size: int = PAGE,
     update_only: bool = False,
+    metadata: Sequence[str] = (),
     on_batch: Callable[[Progress], object] | None = None,
 ) -> Progress:
     """Store the rows of a source, batch by batch; resumes from the file `state` if it exists. Returns the progress.
 
-    `update_only`: store only embeddings of existing items and keep their metadata. `on_batch`: called after each batch.
+    `update_only`: store only embeddings of existing items and keep their metadata. `metadata`: the fields that
+    `Progress.fields` counts. `on_batch`: called after each batch.
 
     Raises:
         Problem, Unreachable: the service refuses a batch or is unreachable; the import can be resumed.
     """
     progress = resume(client, gallery, source, state, update_only=update_only)
+    progress.fields = dict.fromkeys(metadata, 0) | progress.fields
     # It was killed after the last batch of a source whose last cursor is null: nothing is left to read.
     ended = progress.read > 0 and progress.cursor is None
     ids = StoredIds(ids_file(state), progress)
     for batch in () if ended else source.batches(size, progress.cursor):
         progress.read += batch.read
+        progress.count_fields(batch.metadata)
         for reason, count in batch.skipped.items():
             progress.skip(reason, count)
         for part in _split_duplicates(batch):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import Progress as Bar
 
 from index.errors import InvalidArgument
 from regraft.client import Client
@@ -108,6 +109,8 @@ def import_(
     from regraft.sources.opening import extra_of, open_source
 
     named = None if metadata is None else [one for one in metadata.split(",") if one]
+    if update_only and (unused := "--metadata" if named else "--text" if text else None):
+        raise InvalidArgument(f"{unused} cannot be used with --update-only, which adds embeddings alone")
     with needs(extra_of(source)):
         # The version that is current now, even if another one is deployed during the import.
         made_by = version or client.gallery(name).current
@@ -121,7 +124,7 @@ def import_(
         if before.read:
             err.print(f"continuing after {before.read} rows, according to {kept}")
         with progress() as bar:
-            task = bar.add_task(f"importing into {name}", total=opened.count, completed=before.read)
+            bar.add_task(f"importing into {name}", total=opened.count, completed=before.read)
             done = import_gallery(
                 client,
                 name,
@@ -129,9 +132,23 @@ def import_(
                 kept,
                 size=batch,
                 update_only=update_only,
-                on_batch=lambda now: bar.update(task, completed=now.read),
+                metadata=named or (),
+                on_batch=partial(_advance, bar),
             )
     _print(done)
+
+
+def _advance(bar: Bar, now: Progress) -> None:
+    """Show the progress; after the first of several batches, also the fields that no row has, as the end may be far."""
+    (task,) = bar.tasks
+    if not task.completed and now.read != task.total:
+        _warn_of_fields(now, "of the first ")
+    bar.update(task.id, completed=now.read)
+
+
+def _warn_of_fields(done: Progress, which: str = "of ") -> None:
+    for name in (name for name, count in done.fields.items() if not count and done.read):
+        err.print(f"warning: none {which}{done.read} rows has a value of the metadata field {name!r}")
 
 
 def _space(client: Client, version: str | None) -> str:
@@ -161,5 +178,6 @@ def _print(done: Progress) -> None:
     out.print(f"stored {counted} of {done.read} rows in {done.gallery}, {skipped} skipped")
     for why, count in sorted(done.skipped.items(), key=lambda one: -one[1]):
         err.print(f"skipped {count}: {why}" + (f", for example {done.examples[why]}" if why in done.examples else ""))
+    _warn_of_fields(done)
     if skipped:
         raise typer.Exit(SKIPPED)

@@ -93,6 +93,10 @@ class Database(ItemSource, Protocol):
     def metrics(self) -> Mapping[str | None, str]:
         """Version -> the metric of its vectors, as named by the database, if it has one."""
 
+    @property
+    def fields(self) -> Collection[str] | None:
+        """The names of all fields that rows can have; None: the database does not know them."""
+
 
 @dataclass(frozen=True)
 class Wanted:

@@ -38,6 +38,10 @@ class ChromaCollection:
         word = (self._collection.metadata or {}).get("hnsw:space", word)
         return {} if word is None else {self._wanted.vector("embedding")[1]: str(word)}
 
+    @property
+    def fields(self) -> None:
+        return None  # each record has its own metadata
+
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         _, version = self._wanted.vector("embedding")
         at = int(after or 0)

@@ -64,6 +64,10 @@ class FaissIndex:
         metric = self._whole.metric_type
         return {self._version: METRICS.get(metric, f"metric {metric}")}
 
+    @property
+    def fields(self) -> None:
+        return None  # it holds vectors alone
+
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         for at in range(int(after or 0), self.count, size):
             part = slice(at, at + size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,10 @@ class LanceTable:
     @property
     def metrics(self) -> Mapping[str | None, str]:
         return {}  # the metric belongs to queries, not to the table
+
+    @property
+    def fields(self) -> Sequence[str]:
+        return list(self._table.schema.names)
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         name, version = self._wanted.vector("vector")

@@ -5,7 +5,7 @@ Unit vectors rank the same by cosine, inner product and Euclidean distance, so e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,9 @@ class LiveSource:
 
     `name`: of the database, for messages. `wanted`: the columns. `space_of`: version -> kind of its space; None: no
     check. `note`: a warning about all vectors; empty: none.
+
+    Raises:
+        InvalidArgument: a wanted field of metadata does not exist, in a database that knows its fields.
     """
 
     def __init__(
@@ -46,6 +49,8 @@ class LiveSource:
         note: str = "",
     ) -> None:
         self.note = note
+        if (there := database.fields) is not None:
+            _check_fields(name, wanted.metadata or (), there)
         self._name, self._database, self._wanted, self._space_of = name, database, wanted, space_of
 
     @property
@@ -89,6 +94,12 @@ class LiveSource:
             "--ignore-metric imports them anyway",
             pointer="/version",
         )
+
+
+def _check_fields(name: str, metadata: Sequence[str], there: Collection[str]) -> None:
+    if unknown := [field for field in metadata if field not in there]:
+        legal = ", ".join(there) or "none"
+        raise InvalidArgument(f"{name} has no field {unknown[0]!r}, only: {legal}", pointer="/metadata")
 
 
 @contextmanager

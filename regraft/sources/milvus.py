@@ -21,8 +21,9 @@ class MilvusCollection:
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         self._client = MilvusClient(uri=address, token=key or "")
         self._collection = collection
-        fields = self._client.describe_collection(collection)["fields"]
-        self._key = next(field["name"] for field in fields if field.get("is_primary"))
+        about = self._client.describe_collection(collection)
+        self._key = next(field["name"] for field in about["fields"] if field.get("is_primary"))
+        self._fields = None if about.get("enable_dynamic_field") else [field["name"] for field in about["fields"]]
         self._vector, self._version = wanted.vector("vector")
         if "://" not in address:
             # A collection in a file must be loaded before it is read; on a server loading is up to its owner.
@@ -42,6 +43,10 @@ class MilvusCollection:
             if word := self._client.describe_index(self._collection, name).get("metric_type"):
                 return {self._version: str(word)}
         return {}
+
+    @property
+    def fields(self) -> Sequence[str] | None:
+        return self._fields
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         while rows := self._page(size, after):

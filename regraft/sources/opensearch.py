@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -11,6 +11,8 @@ from regraft.sources.base import NO_ID, Batch, Wanted, batch_of, display_address
 from regraft.sources.rest import Rest
 
 OWN_ID = "_id"
+COMPLETE = ("true", "strict")
+"""The values of `dynamic` with which a mapping names every field of its documents."""
 
 
 class OpenSearchIndex:
@@ -27,7 +29,12 @@ class OpenSearchIndex:
         self._order = wanted.id or OWN_ID
         # Only documents with the field: one without it sorts as null, after which the search could not continue.
         self._named = {"exists": {"field": wanted.id}} if wanted.id else {"match_all": {}}
-        self._fields = self._mapped()
+        # Of an alias, the mappings of all its indices. With `dynamic: false` or `runtime`, documents have other fields.
+        mappings = [one["mappings"] for one in self._rest.ask("GET", f"{self._path}/_mapping").values()]
+        self._fields: dict[str, Any] = {}
+        for mapping in reversed(mappings):
+            self._fields |= mapping.get("properties", {})
+        self._complete = all(str(mapping.get("dynamic", True)).lower() in COMPLETE for mapping in mappings)
         self._vector, self._version = self._column()
 
     @property
@@ -43,6 +50,10 @@ class OpenSearchIndex:
         about = self._fields[self._vector]
         word = about.get("space_type") or about.get("method", {}).get("space_type")
         return {self._version: str(word)} if word else {}
+
+    @property
+    def fields(self) -> Collection[str] | None:
+        return self._fields if self._complete else None
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         body = {"size": size, "query": self._named, "sort": [{self._order: "asc"}], "track_total_hits": False}
@@ -62,11 +73,6 @@ class OpenSearchIndex:
         source = hit["_source"]
         key = source.get(self._wanted.id) if self._wanted.id else hit[OWN_ID]
         return key, source.get(self._vector), self._wanted.metadata_of(source, self._vector, self._wanted.id or "")
-
-    def _mapped(self) -> Mapping[str, Any]:
-        mappings = self._rest.ask("GET", f"{self._path}/_mapping")
-        fields: Mapping[str, Any] = next(iter(mappings.values()))["mappings"].get("properties", {})
-        return fields
 
     def _column(self) -> tuple[str, str | None]:
         """The field of vectors and its version."""

@@ -31,8 +31,7 @@ class PgvectorTable:
                 self._columns = [column.name for column in described or ()]
         except psycopg.Error as error:
             raise InvalidArgument(f"the table {table!r} cannot be read: {str(error).splitlines()[0]}") from error
-        text = () if wanted.text is None else (wanted.text,)
-        needed = (self._id, self._vector, *(wanted.metadata or ()), *text)
+        needed = (self._id, self._vector, *(() if wanted.text is None else (wanted.text,)))
         if unknown := [name for name in needed if name not in self._columns]:
             raise InvalidArgument(f"{table} has no column {unknown[0]!r}, only: {', '.join(self._columns)}")
 
@@ -49,6 +48,10 @@ class PgvectorTable:
     @property
     def metrics(self) -> Mapping[str | None, str]:
         return {}  # the metric belongs to queries, not to the table
+
+    @property
+    def fields(self) -> Sequence[str]:
+        return self._columns
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         others = [name for name in self._columns if name not in (self._id, self._vector)]

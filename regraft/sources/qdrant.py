@@ -35,6 +35,10 @@ class QdrantCollection:
         words = {version: getattr(there.get(name), "distance", None) for name, version in self._asked.items()}
         return {version: str(getattr(word, "value", word)) for version, word in words.items() if word is not None}
 
+    @property
+    def fields(self) -> None:
+        return None  # each point has its own payload
+
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         while True:
             first = after is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from index.errors import InvalidArgument
@@ -45,6 +45,10 @@ class WeaviateCollection:
             for name, version in self._asked.items()
         }
         return {version: str(word) for version, word in words.items() if word is not None}
+
+    @property
+    def fields(self) -> Sequence[str]:
+        return [str(one["name"]) for one in self._schema.get("properties") or ()]
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         while True:

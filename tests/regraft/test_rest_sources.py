@@ -18,7 +18,12 @@ from regraft.sources.base import ItemSource, Wanted
 from regraft.sources.opening import open_source
 
 COUNT = 10
-FIELDS = {"v": {"type": "knn_vector", "method": {"space_type": "l2"}}, "n": {"type": "integer"}}
+FIELDS = {
+    "v": {"type": "knn_vector", "method": {"space_type": "l2"}},
+    "n": {"type": "integer"},
+    "said": {"type": "text"},
+    "key": {"type": "keyword"},
+}
 UUIDS = [f"00000000-0000-0000-0000-{n:012}" for n in range(COUNT)]
 
 
@@ -32,6 +37,7 @@ class Fake(BaseHTTPRequestHandler):
     named: ClassVar[bool] = False
     keyed: ClassVar[int] = COUNT
     """Documents that have the field `key`, the first ones: the others come last in its order."""
+    mapping: ClassVar[dict[str, Any]] = {}
     credentials = ("Bearer secret", "Basic " + base64.b64encode(b"admin:secret").decode())
 
     def log_message(self, *_: Any) -> None: ...
@@ -55,7 +61,9 @@ class Fake(BaseHTTPRequestHandler):
     def _told(self, path: str, asked: dict[str, str], body: Any) -> Any:
         if path == "/v1/schema/Things":
             about = {"vectorIndexConfig": {"distance": "l2-squared"}}
-            return {"class": "Things", **({"vectorConfig": {"a": about, "b": about}} if self.named else about)}
+            named = {"properties": [{"name": "n"}, {"name": "said"}]}
+            vectors = {"vectorConfig": {"a": about, "b": about}} if self.named else about
+            return {"class": "Things", **named, **vectors}
         if path == "/v1/graphql":
             return {"data": {"Aggregate": {"Things": [{"meta": {"count": COUNT}}]}}}
         if path == "/v1/objects":
@@ -63,7 +71,7 @@ class Fake(BaseHTTPRequestHandler):
             start = UUIDS.index(asked["after"]) + 1 if asked["after"] else 0
             return {"objects": [self._object(n) for n in range(start, min(COUNT, start + int(asked["limit"])))]}
         if path == "/things/_mapping":
-            return {"things": {"mappings": {"properties": FIELDS}}}
+            return {"things": {"mappings": {"properties": FIELDS, **self.mapping}}}
         if path == "/things/_count":
             return {"count": COUNT if body is None else COUNT - self.keyed}
         if path == "/things/_search":
@@ -214,3 +222,14 @@ def test_what_is_no_key_is_refused_and_not_shown(address: str, key: str) -> None
 def test_a_field_of_vectors_that_is_not_there_is_told(address: str) -> None:
     with pytest.raises(InvalidArgument, match="field of vectors: v"):
         open_source(f"opensearch:{address}#things", Wanted(vectors={"w": None}), key="admin:secret")
+
+
+def test_a_field_of_metadata_that_no_row_can_have_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for source, key, fields in (
+        ("weaviate:{0}#Things", "secret", "n, said"),
+        ("opensearch:{0}#things", "admin:secret", "v, n, said, key"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"has no field 'citty', only: {fields}$"):
+            open_source(source.format(address), Wanted(metadata=["n", "citty"]), key=key)
+    monkeypatch.setattr(Fake, "mapping", {"dynamic": "false"})  # documents may have fields that the mapping lacks
+    assert open_source(f"opensearch:{address}#things", Wanted(metadata=["citty"]), key="admin:secret").count == COUNT

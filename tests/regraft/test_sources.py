@@ -20,7 +20,7 @@ from index.errors import InvalidArgument
 from regraft.sources.base import ItemSource, Wanted, as_json, batch_of, display_address
 from regraft.sources.live import LiveSource
 from regraft.sources.opening import open_source
-from staging.fake_databases import FAKES, IDS, ROWS, FakeChroma, FakeQdrant
+from staging.fake_databases import FAKES, IDS, ROWS, FakeChroma, FakeMilvus, FakeQdrant
 
 
 def table() -> pa.Table:
@@ -245,6 +245,20 @@ def test_named_vectors_of_qdrant_are_columns_and_what_a_point_lacks_is_counted(m
 def test_a_field_of_ids_that_no_row_has_is_refused(kind: str) -> None:
     with pytest.raises(InvalidArgument, match=r"none of the first 3 rows has a field 'nofield'; fields: .*n"):
         next(open_source(f"{kind}:somewhere#things", Wanted(id="nofield")).batches(3))
+
+
+@pytest.mark.usefixtures("faked")
+def test_a_field_of_metadata_that_a_database_does_not_have_is_refused_before_a_row_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for kind in ("lancedb", "milvus"):
+        with pytest.raises(InvalidArgument, match="things has no field 'citty', only: id, vector, n"):
+            open_source(f"{kind}:somewhere#things", Wanted(metadata=["n", "citty"]))
+    monkeypatch.setattr(FakeMilvus, "about", {"enable_dynamic_field": True})
+    for kind in ("qdrant", "chroma", "milvus"):  # whose rows may have other fields than all rows before
+        assert next(open_source(f"{kind}:somewhere#things", Wanted(metadata=["n", "m"])).batches(3)).metadata[1] == {
+            "n": 1
+        }
 
 
 @pytest.mark.usefixtures("faked")

@@ -17,6 +17,7 @@ from index.errors import InvalidArgument
 from regraft import Client
 from regraft.client import TextItem
 from regraft.sources.base import Wanted
+from regraft.sources.opening import open_source
 from regraft.sources.pgvector import PgvectorTable
 from regraft.sources.table import TableFile
 from regraft.transfer import ExportResult, export_gallery, import_gallery
@@ -161,7 +162,9 @@ def test_rows_of_a_table_come_once_in_the_order_of_their_ids_and_those_without_o
             connection.cursor().executemany("INSERT INTO things VALUES (%s, %s)", rows)
         sources.append(PgvectorTable(url, "things", Wanted()))  # with a driver, as the service's own
     with pytest.raises(InvalidArgument, match="things has no column 'citty', only: id, embedding"):
-        PgvectorTable(urls[0], "things", Wanted(metadata=("id", "citty")))
+        PgvectorTable(urls[0], "things", Wanted(text="citty"))
+    with pytest.raises(InvalidArgument, match="things has no field 'citty', only: id, embedding"):
+        open_source(f"pgvector:{urls[0]}#things", Wanted(metadata=("id", "citty")))
 
     batches = list(islice(sources[0].batches(4), 20))
     for url in urls:

@@ -51,6 +51,8 @@ class FakeChroma:
 
 
 class FakeLance:
+    schema = SimpleNamespace(names=["id", "vector", "n"])
+
     def open_table(self, _: str) -> FakeLance:
         return self
 
@@ -75,11 +77,13 @@ class FakeLance:
 
 
 class FakeMilvus:
+    about: ClassVar[dict[str, Any]] = {"enable_dynamic_field": False}
+
     def __init__(self, uri: str, token: str) -> None:
         pass
 
     def describe_collection(self, _: str) -> Any:
-        return {"fields": [{"name": "id", "is_primary": True}, {"name": "vector"}]}
+        return {"fields": [{"name": "id", "is_primary": True}, {"name": "vector"}, {"name": "n"}], **self.about}
 
     def load_collection(self, _: str) -> None: ...
 

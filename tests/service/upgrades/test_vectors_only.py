@@ -121,3 +121,28 @@ def test_a_row_that_is_too_large_for_the_service_is_skipped_and_the_import_goes_
     assert (code, counted["stored"], counted["skipped"]) == (3, 3, {"body_too_large": 1})
     assert "c: the body is larger than" in said
     assert {one["id"] for one in served.http.get(f"{path}/items").json()["items"]} == set("abd")
+
+
+def test_a_field_of_metadata_that_no_row_has_is_warned_of(
+    served: Served, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = pytest.importorskip("qdrant_client.models", reason="regraft[from-qdrant] is not installed")
+    from qdrant_client import QdrantClient
+
+    monkeypatch.chdir(tmp_path)
+    kept = QdrantClient(path="kept")
+    kept.create_collection("things", models.VectorParams(size=4, distance=models.Distance.COSINE))
+    points = [models.PointStruct(id=n, vector=[n, 1.0, 0.0, 0.0], payload={"n": n}) for n in range(1, 5)]
+    kept.upsert("things", [*points, models.PointStruct(id=5, vector=[5.0, 1.0, 0.0, 0.0])])
+    kept.close()
+    gallery = served.gallery("v1").rpartition("/")[2]
+    asked = ("import", gallery, "qdrant:kept#things", "--metadata", "n,citty")
+
+    code, counted, said = run(*asked, "--batch", "2")
+
+    assert (code, counted["stored"], counted["fields"]) == (0, 5, {"n": 4, "citty": 0})
+    assert [line for line in said.splitlines() if "warning" in line] == [
+        f"warning: none of {which} rows has a value of the metadata field 'citty'" for which in ("the first 2", "5")
+    ]
+    code, _, said = run(*asked, "--update-only")
+    assert (code, "--metadata cannot be used with --update-only" in said) == (1, True)
