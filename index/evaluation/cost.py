@@ -3,12 +3,13 @@
 Conv, ConvTranspose, Gemm and MatMul are counted, as in the papers; normalisation, pooling and activations are not. A
 multiply-accumulate (MAC) is one multiplication and one addition. The body of a loop counts once per iteration.
 
-onnx is imported where it is used, so the service starts without it.
+onnx and onnxruntime are imported where they are used, so the service starts without them.
 """
 
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from index.version import EDGE_MODEL, ENCODER, SIDE, Card, Edge, EmbeddingApi, V
 
 FLOAT_BYTES = 4
 PRODUCTS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
+LARGEST_SHAPE = 1024
+"""Constants with more numbers are weights: no shape is computed from them."""
 
 
 def count_macs(model: Path, inputs: dict[str, tuple[int, ...]]) -> int:
@@ -32,12 +35,17 @@ def count_macs(model: Path, inputs: dict[str, tuple[int, ...]]) -> int:
         InvalidVersionFolder: a shape, the iterations of a loop, or the branch taken are only known at run time.
     """
     import onnx
-    from onnx import shape_inference
 
     loaded = onnx.load(model, load_external_data=False)
     _fix_inputs(loaded, inputs)
-    inferred = shape_inference.infer_shapes(loaded, strict_mode=False, data_prop=True).graph
-    return _GraphReader(model.name, _shapes(inferred), _constants(inferred)).macs(inferred)
+    try:
+        return _count(model.name, loaded)
+    except InvalidVersionFolder:
+        # onnx infers no shape that follows from Range and the like, as torch exports as_strided.
+        folded = _fold(loaded)
+        if folded is None:
+            raise
+        return _count(model.name, folded)
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,41 @@ def provider_seconds(api: EmbeddingApi, items: int, tokens: float) -> float:
 def provider_price(api: EmbeddingApi, items: int, tokens: float) -> float | None:
     """The provider's price of embedding items of `tokens` tokens each; None: unknown."""
     return None if api.price is None else items * tokens * api.price / 1e6
+
+
+def _count(file: str, model: Any) -> int:
+    """Multiply-accumulates of a loaded model with fixed inputs. Raises as `count_macs`."""
+    from onnx import shape_inference
+
+    inferred = shape_inference.infer_shapes(model, strict_mode=False, data_prop=True).graph
+    return _GraphReader(file, _shapes(inferred), _constants(inferred)).macs(inferred)
+
+
+def _fold(model: Any) -> Any | None:
+    """The model after onnxruntime has computed what follows from its input shapes; None where it cannot be opened.
+
+    Its weights become inputs, because only their shapes matter here.
+    """
+    import onnx
+    import onnxruntime as ort
+
+    graph, declared = model.graph, {given.name for given in model.graph.input}
+    weights = [constant for constant in graph.initializer if math.prod(constant.dims) > LARGEST_SHAPE]
+    shapes = [constant for constant in graph.initializer if math.prod(constant.dims) <= LARGEST_SHAPE]
+    given = [onnx.helper.make_tensor_value_info(one.name, one.data_type, one.dims) for one in weights]
+    graph.input.extend(one for one in given if one.name not in declared)
+    del graph.initializer[:]
+    graph.initializer.extend(shapes)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    with tempfile.TemporaryDirectory() as folder:
+        options.optimized_model_filepath = str(Path(folder) / "folded.onnx")
+        try:
+            ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        except Exception:  # onnxruntime's have no base of their own
+            return None
+        return onnx.load(options.optimized_model_filepath)
 
 
 def _fix_inputs(model: Any, inputs: dict[str, tuple[int, ...]]) -> None:

@@ -6,11 +6,13 @@ import json
 import sys
 from importlib.abc import MetaPathFinder
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
 
 import regraft
+from index.errors import InvalidVersionFolder
 from regraft.__main__ import main
 from staging import forked
 from staging.answers import GALLERY, problem
@@ -179,12 +181,17 @@ def test_a_plan_from_a_version_to_itself_is_refused(run):
     assert (code, "same version 'v1'" in shown) == (1, True)
 
 
-def test_a_plan_of_models_that_cannot_be_counted_still_tells_time_and_bytes(run):
+def test_a_plan_of_models_that_cannot_be_counted_still_tells_time_and_bytes(run, monkeypatch):
     examples = Path(__file__).parents[2] / "examples"
+    command = ["plan", examples / "photos-v1", examples / "photos-v2", "--reencode-rate", 100]
 
-    code, shown, _ = run("plan", examples / "photos-v1", examples / "photos-v2", "--reencode-rate", 100)
+    code, counted, _ = run(*command)
+    monkeypatch.setattr("index.evaluation.cost.encoder_macs", Mock(side_effect=InvalidVersionFolder("unknown")))
+    _, shown, _ = run(*command)
 
-    assert (code, shown.splitlines()[1].split()[:6]) == (0, ["reencode", "2.8", "h", "93.1", "GiB", "unknown"])
+    assert code == 0
+    assert counted.splitlines()[1].split()[:7] == ["reencode", "2.8", "h", "93.1", "GiB", "1.19e+07", "1.19e+13"]
+    assert shown.splitlines()[1].split()[:6] == ["reencode", "2.8", "h", "93.1", "GiB", "unknown"]
 
 
 def test_a_plan_prices_a_provider(run, tmp_path):

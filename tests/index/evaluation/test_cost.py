@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from index.errors import InvalidArgument, InvalidVersionFolder
-from index.evaluation.cost import BackfillCost, ItemCost, count_macs, estimate_backfill
+from index.evaluation.cost import BackfillCost, ItemCost, count_macs, encoder_macs, estimate_backfill
+from index.version_folder.folder import load_version
 
 
 def save(path: Path, nodes: list[Any], input_shape: tuple[Any, ...], **arrays: np.ndarray) -> Path:
@@ -19,7 +20,8 @@ def save(path: Path, nodes: list[Any], input_shape: tuple[Any, ...], **arrays: n
     out = helper.make_tensor_value_info("out", TensorProto.FLOAT, None)
     constants = [numpy_helper.from_array(a.astype(np.float32), name) for name, a in arrays.items()]
     graph = helper.make_graph(nodes, "g", [given], [out], constants)
-    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    path.write_bytes(model.SerializeToString())
     return path
 
 
@@ -100,6 +102,43 @@ def test_a_shape_that_only_running_tells_is_an_error_that_names_it(tmp_path: Pat
         count_macs(model, {"x": (1, 5)})
 
 
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_a_shape_that_follows_from_a_range_is_computed(tmp_path: Path, is_declared: bool) -> None:
+    """A 1 x 1 convolution of 3 channels to 16 over 8 x 8 places, then 1,024 numbers to 5."""
+    nodes = [
+        helper.make_node("Conv", ["x", "k"], ["c"]),
+        helper.make_node("Shape", ["c"], ["s"]),
+        helper.make_node("ReduceProd", ["s"], ["count"], keepdims=0),
+        helper.make_node("Range", ["zero", "count", "one"], ["places"]),
+        helper.make_node("Reshape", ["c", "flat"], ["f"]),
+        helper.make_node("Gather", ["f", "places"], ["g"]),
+        helper.make_node("Reshape", ["g", "rows"], ["r"]),
+        helper.make_node("Gemm", ["r", "w"], ["out"], name="last"),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, ("N", 3, 8, 8), k=np.zeros((16, 3, 1, 1)), w=np.zeros((1024, 5)))
+    model = onnx.load(path)
+    for name, value in {"zero": 0, "one": 1, "flat": [-1], "rows": [-1, 1024]}.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    if is_declared:  # as models of the first ONNX versions declare their weights
+        model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (1024, 5)))
+    onnx.save(model, path)
+
+    expected = 64 * 16 * 3 + 1024 * 5
+    assert count_macs(path, {"x": (1, 3, 8, 8)}) == expected
+    assert count_macs(path, {"x": (4, 3, 8, 8)}) == 4 * expected
+
+
+def test_an_encoder_that_torch_exported_with_as_strided_is_counted() -> None:
+    """photos-v2, a slim ResNet on 64 x 64 pixels: a stem of stride 4, and three blocks, two of them with shortcuts."""
+    version = load_version(Path(__file__).parents[3] / "examples" / "photos-v2")
+    stem = 16 * 16 * 32 * 3 * 7 * 7
+    first = 16 * 16 * 32 * (32 + 32) * 9
+    second = 8 * 8 * 64 * (32 * 9 + 64 * 9 + 32)
+    third = 4 * 4 * 96 * (64 * 9 + 96 * 9 + 64)
+
+    assert encoder_macs(version) == stem + first + second + third + 96 * 96
+
+
 def inside(op: str, bodies: dict[str, list[Any]], taken: list[str], given: list[Any], **about: Any) -> Any:
     made = [helper.make_tensor_value_info(name, *kind) for name, kind in (("on", (9, [])), ("y", (1, None)))]
     made = made if op == "Loop" else made[1:]
@@ -131,7 +170,8 @@ STOP = helper.make_node("Not", ["c"], ["on"])
             3 * 4 * 6,
         ),
         (inside("If", {"then_branch": ONCE, "else_branch": ONCE}, ["t"], []), 3 * 4 * 6),
-        (inside("If", {"then_branch": ONCE, "else_branch": NEVER}, ["t"], []), "which branch If 'inner' takes"),
+        (inside("If", {"then_branch": ONCE, "else_branch": NEVER}, ["t"], []), 3 * 4 * 6),
+        (inside("If", {"then_branch": ONCE, "else_branch": NEVER}, ["asked"], []), "which branch If 'inner' takes"),
         (inside("Loop", {"body": [GO_ON, *ONCE]}, ["n", "t"], LOOP), 5 * 3 * 4 * 6),
         (inside("Loop", {"body": [GO_ON, *ONCE]}, ["n", ""], LOOP), 5 * 3 * 4 * 6),
         (inside("Loop", {"body": [GO_ON, *ONCE]}, ["", "t"], LOOP), "how often Loop 'inner' runs"),
@@ -143,6 +183,7 @@ def test_what_a_node_runs_counts_as_often_as_it_does(tmp_path: Path, node: Any, 
     model = onnx.load(save(tmp_path / "m.onnx", [node], ("N", 3, 4), w=np.zeros((4, 6))))
     for name, value in (("n", np.array(5)), ("t", np.array(True))):
         model.graph.initializer.append(numpy_helper.from_array(value, name))
+    model.graph.input.append(helper.make_tensor_value_info("asked", TensorProto.BOOL, []))
     onnx.save(model, tmp_path / "m.onnx")
 
     if isinstance(expected, int):
