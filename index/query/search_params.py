@@ -44,7 +44,8 @@ def _read_fields(value: object) -> Projection | None:
 
 def foreign_cursor() -> InvalidArgument:
     """The error about a cursor of another request."""
-    return InvalidArgument("cursor must be the `next` of an earlier answer to this request", pointer="/cursor")
+    why = "cursor must be the `next` of an earlier answer to this request: the same gallery, queries and options"
+    return InvalidArgument(f"{why} (except {', '.join(sorted(ANY_PAGE - {'cursor'}))})", pointer="/cursor")
 
 
 class SearchParams(BaseModel):

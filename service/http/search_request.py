@@ -12,7 +12,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from index.encoders.text import check_text
 from index.errors import InvalidArgument
 from index.query.query_plan import Encode
 from index.query.search_params import SearchParams, foreign_cursor
+from index.space import Vectors
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.arrow import read_queries
 from service.http.cursors import MAX_CURSOR
@@ -45,14 +46,14 @@ PLAIN = {"mode", "cursor"}
 PLAIN_OPTIONS = {"k", "mode", "strict", "exact", "explain"}
 PLAIN_TYPES = {int, str, bool}
 """Options of these types are validated once and cached, together with their types, by which 1 and true differ."""
-REMEMBERED_CURSORS = 16
-"""Cursors that are cached; few, because the queries that they depend on may be long."""
+FINGERPRINT_BYTES = 8
+HASHED_BLOCK = 1 << 20
 OUT_OF_RANGE = {"greater_than_equal", "less_than_equal"}
 LISTS = ("texts", "items")
-QUERIES = {*LISTS, "version", "embeddings"}
+NAMED = ("version", *LISTS)
+"""The fields whose values identify queries; embeddings and images are compared by their content."""
+QUERIES = {*NAMED, "embeddings"}
 LEGAL = {*OPTIONS, *QUERIES}
-Queries = tuple[tuple[str | None, tuple[str, ...]], ...]
-"""The version and the pointers of each part of a request."""
 NO_ENCODERS: frozenset[str] = frozenset()
 KINDS = ("images", "embeddings", *LISTS)
 """The kinds of queries, in the order of their results."""
@@ -70,6 +71,7 @@ class QueryBatch(NamedTuple):
         stored: for queries that are items: key -> feed number of the write that was read.
         content: the queries' images or texts, if a trial may embed them by another version; None: it cannot.
         image_losses: collects losses of images in preprocessing; None: there are no images.
+        vectors: embeddings that were sent (N, D); None: the queries are of another kind.
     """
 
     pointers: Sequence[str]
@@ -80,6 +82,7 @@ class QueryBatch(NamedTuple):
     stored: Mapping[int, int] = MappingProxyType({})
     content: Content | None = None
     image_losses: ImageLosses | None = None
+    vectors: Vectors | None = None
 
 
 class SearchRequest(NamedTuple):
@@ -89,13 +92,13 @@ class SearchRequest(NamedTuple):
         parts: its queries.
         params: its options.
         offset: how many of the best matches earlier pages have shown.
-        ranking: the options that must not change from page to page, as text.
+        fingerprint: a hash of what must not change from page to page.
     """
 
     parts: Sequence[QueryBatch]
     params: SearchParams
     offset: int
-    ranking: str
+    fingerprint: str
 
     @property
     def end(self) -> int:
@@ -104,7 +107,8 @@ class SearchRequest(NamedTuple):
 
     def cursor(self) -> str:
         """The cursor of the page after this one."""
-        return _cursor(self.end, self.ranking, _queries(self.parts))
+        text = json.dumps([self.end, self.fingerprint])
+        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def fields_of(raw: bytes) -> Mapping[str, Any]:
@@ -145,9 +149,10 @@ def _request_of(
 ) -> SearchRequest:
     params, ranking = _params({name: value for name, value in body.items() if name not in QUERIES})
     parts = _parts(service, live, body, files)
-    offset = 0 if params.cursor is None else _read_cursor(params.cursor, _fingerprint(ranking, _queries(parts)))
+    fingerprint = _fingerprint(live.id, ranking, body, parts, files)
+    offset = 0 if params.cursor is None else _read_cursor(params.cursor, fingerprint)
     _check_size(sum([len(part.pointers) for part in parts]), offset, params.k, service.settings.max_results)
-    return SearchRequest(parts, params, offset, ranking)
+    return SearchRequest(parts, params, offset, fingerprint)
 
 
 @lru_cache(maxsize=256)
@@ -212,7 +217,7 @@ def _embeddings(service: Runtime, body: Mapping[str, Any]) -> QueryBatch:
     _check_count(service, values, "/embeddings")
     vectors = check_embeddings(values, registered.card.dim, registered.space, "/embeddings", registered.name)
     pointers = _pointers("embeddings", len(vectors))
-    return QueryBatch(pointers, registered.name, lambda _: vectors, NO_ENCODERS, [-1] * len(vectors))
+    return QueryBatch(pointers, registered.name, lambda _: vectors, NO_ENCODERS, [-1] * len(vectors), vectors=vectors)
 
 
 def _texts(service: Runtime, values: object) -> QueryBatch:
@@ -263,19 +268,26 @@ def _read_cursor(cursor: str, made_for: str) -> int:
     raise foreign_cursor()
 
 
-def _queries(parts: Sequence[QueryBatch]) -> Queries:
-    return tuple([(part.version, tuple(part.pointers)) for part in parts])
+def _fingerprint(
+    gallery_id: int, ranking: str, body: Mapping[str, Any], parts: Sequence[QueryBatch], files: Sequence[UploadFile]
+) -> str:
+    """A hash of the gallery, the options that decide the ranking, and the queries as they were sent.
 
-
-def _fingerprint(ranking: str, queries: Queries) -> str:
-    """A hash of what must not change from page to page, as far as it is cheap to compare."""
-    return hashlib.sha256(json.dumps([queries, ranking]).encode()).hexdigest()[:16]
-
-
-@lru_cache(maxsize=REMEMBERED_CURSORS)
-def _cursor(end: int, ranking: str, queries: Queries) -> str:
-    text = json.dumps([end, _fingerprint(ranking, queries)])
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    Stored items by their ids: their embeddings may change from page to page, as those of the items that they find.
+    """
+    named = {name: body[name] for name in NAMED if name in body}
+    digest = hashlib.blake2b(json.dumps([gallery_id, ranking, named]).encode(), digest_size=FINGERPRINT_BYTES)
+    for part in parts:
+        if part.vectors is not None:
+            digest.update(part.vectors.tobytes())
+    for file in files:
+        content = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
+        file.file.seek(0)
+        for block in iter(partial(file.file.read, HASHED_BLOCK), b""):
+            content.update(block)
+        file.file.seek(0)
+        digest.update(content.digest())
+    return digest.hexdigest()
 
 
 def _check_count(service: Runtime, queries: object, pointer: str) -> None:

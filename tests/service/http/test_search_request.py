@@ -194,6 +194,22 @@ class TestPages:
         same = {**asked, "k": 4, "strict": True, "explain": True}
         assert ask(served, filled, **same, cursor=cursor).status_code == 200
 
+    def test_a_cursor_of_other_queries_or_another_gallery_is_refused(
+        self, served: Any, filled: str, pictures: list[bytes]
+    ) -> None:
+        other = served.filled(pictures[:4])
+        one, two = ({"version": "v1", "embeddings": [row]} for row in np.eye(4)[:2].tolist())
+        for asked, changed in ((one, two), ({"items": ["i3"]}, {"items": ["i2"]})):
+            cursor = ask(served, filled, **asked, k=1).json()["next"]
+            for path, queries in ((filled, changed), (other, asked)):
+                refused = ask(served, path, **queries, k=1, cursor=cursor)
+                problem(refused, 422, "invalid_argument", "/cursor")
+            assert ask(served, filled, **asked, k=1, cursor=cursor).status_code == 200
+
+        cursor = served.query(filled, pictures[3], k=1).json()["next"]
+        problem(served.query(filled, pictures[4], k=1, cursor=cursor), 422, "invalid_argument", "/cursor")
+        assert served.query(filled, pictures[3], k=1, cursor=cursor).status_code == 200
+
 
 @pytest.mark.parametrize("shown", [{"metadata": {"told": "x" * 60_000, "n": 1}}, {"text": "x" * 60_000}])
 def test_what_matches_show_is_no_longer_than_a_body(served: Any, shown: dict[str, Any]) -> None:
