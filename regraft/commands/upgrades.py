@@ -53,7 +53,8 @@ def gate(
         str | None, typer.Option("--slice", help="Metadata field: also measure each of its values.", show_default=False)
     ] = None,
     sample: Annotated[
-        int, typer.Option(min=2, help="Maximum number of queries; they search all items if possible.")
+        int,
+        typer.Option(min=2, help="Maximum number of queries, without --evaluation; they search all items if possible."),
     ] = 1000,
     metric: Annotated[
         str | None,

@@ -28,7 +28,7 @@ from service.store.repository import gallery_named, take_seq
 from service.store.rows import GateRow, first_of, newest_of, one_of
 from service.store.tables import gate_report
 from service.upgrades.gates.maps import Place, choose_mode, fit, live_places
-from service.upgrades.gates.measuring import RECALL, measure
+from service.upgrades.gates.measuring import RECALL, TAR, default_metric, measure
 from service.upgrades.gates.relevance import live_keys, with_queries
 from service.upgrades.gates.samples import (
     Entry,
@@ -57,8 +57,10 @@ class GateIn(Body):
     Up to `sample` items, drawn by `seed`, are queries over the whole gallery, or over a sample if it is too large.
     Items with the same value of the metadata field `label` are relevant to each other. Entries of an evaluation set
     have their own labels, unless `label` is given, or name the relevant items of the gallery, over which they are then
-    queries. Without labels and relevant items, only `recall@k` can be measured. `slice` is a metadata field; the metric
-    is also measured for each of its values. A field is a key, or a path of keys such as `outer.inner`.
+    queries; all of them are, so that `sample` is refused. `far` and `k` are refused with metrics that do not use them;
+    the default of these three is legal everywhere. Without labels and relevant items, only `recall@k` can be measured.
+    `slice` is a metadata field; the metric is also measured for each of its values. A field is a key, or a path of keys
+    such as `outer.inner`.
     """
 
     version: Name
@@ -141,7 +143,8 @@ def take_sample(
 
     Raises:
         UnknownEvaluation: the gallery has no such evaluation set, or it was deleted meanwhile.
-        InvalidArgument: fewer than two entries can be used, none has the slice's field, or embeddings are missing.
+        InvalidArgument: fewer than two entries can be used, none has the slice's field, embeddings are missing, or an
+            option has no effect.
         NoEncoder: one of the two versions has no encoder.
     """
     other_encoders = {
@@ -151,6 +154,7 @@ def take_sample(
     }
     with service.database.read() as connection:
         if request.evaluation is None:
+            _check_effects(request, labelled=request.label is not None)
             options = DrawOptions(
                 request.label, request.slice, request.sample, request.seed, _uses_own_ranking(request)
             )
@@ -161,6 +165,7 @@ def take_sample(
             entries = read_entries(connection, evaluation.id, request.slice, request.label)
             relevant = any(entry.relevant for entry in entries)
             used = entries if relevant or request.metric == RECALL else with_labels(entries)
+            _check_effects(request, labelled=relevant or all(entry.label is not None for entry in used))
             _check_slice(request, used)
             if relevant:
                 drawn = _draw_relevant(connection, gallery_id, old, new, entries, request)
@@ -203,6 +208,18 @@ def _draw_relevant(
 def _uses_own_ranking(request: GateIn) -> bool:
     """Whether the new version's own ranking is the ground truth, and has to be over the same items."""
     return request.metric == RECALL or (request.metric is None and request.label is None)
+
+
+def _check_effects(request: GateIn, *, labelled: bool) -> None:
+    """Refuse an option that this gate does not use, unless it has its default, which a client may always send."""
+    metric, default = request.metric or default_metric(labelled), GateIn.model_fields
+    for name, used_by in (("far", TAR), ("k", RECALL)):
+        if metric != used_by and getattr(request, name) != default[name].default:
+            why = f"{name} is only legal with metric {used_by}, and this gate measures {metric}"
+            raise InvalidArgument(why, pointer=f"/{name}")
+    if request.evaluation is not None and request.sample != default["sample"].default:
+        why = "sample is only legal without evaluation, every entry of which is a query"
+        raise InvalidArgument(why, pointer="/sample")
 
 
 def _check_slice(request: GateIn, entries: Sequence[Entry]) -> None:

@@ -119,6 +119,11 @@ def _transform(registry: Registry, edge: Edge) -> Transform:
         return load_transform(edge, registry.named(edge.new).card, registry.named(edge.old).card)
 
 
+def default_metric(labelled: bool) -> str:
+    """The metric of a gate that names none; `labelled`: labels or relevant items say what is right."""
+    return "cmc@1" if labelled else RECALL
+
+
 def _metric(
     sample: Sample, new_new: Compared, options: Mapping[str, Any]
 ) -> tuple[str, Callable[[Compared], Measured], Relevance]:
@@ -126,7 +131,7 @@ def _metric(
     if sample.query_side is not None:
         return _by_relevance(sample, options)
     labels, self_numbers = sample.labels, np.arange(sample.queries)
-    metric = options["metric"] or (RECALL if labels is None else "cmc@1")
+    metric = options["metric"] or default_metric(labels is not None)
     if metric == RECALL:
         k = min(options["k"], len(sample) - 1)
         truth = first_items(new_new, k, self_numbers)
@@ -147,7 +152,7 @@ def _metric(
 
 def _by_relevance(sample: Sample, options: Mapping[str, Any]) -> tuple[str, Callable[[Compared], Measured], Relevance]:
     """As `_metric`, if entries name relevant items: recall@k is the share of these among the first k."""
-    metric, relevance = options["metric"] or "cmc@1", sample.relevance(len(sample))
+    metric, relevance = options["metric"] or default_metric(True), sample.relevance(len(sample))
     if metric == TAR:
         why = f"metric {TAR} requires labels, but the evaluation set has relevant items; legal: cmc@1, cmc@5, mAP@1.0, "
         raise InvalidArgument(f"{why}{RECALL}", pointer="/metric")

@@ -15,6 +15,7 @@ from service.registry import stored_contents
 from service.store.tables import calibration, evaluation_entry, gate_report
 from service.upgrades.gates import samples
 from staging.builders import make_image
+from staging.served import problem
 from staging.steps import gate, refusal
 
 
@@ -298,6 +299,13 @@ class TestMetrics:
 
         assert report["metric"] == "TAR@FAR=0.05"
         assert 0 < report["old_old"]["value"] <= 1
+
+    def test_options_that_a_set_does_not_use_are_refused(self, served: Any, path: str, pictures: list[bytes]) -> None:
+        number = upload(served, path, labelled(20), pictures).json()["id"]
+
+        for fields, pointer in (({"sample": 5}, "/sample"), ({"k": 5}, "/k"), ({"far": 0.1}, "/far")):
+            problem(gate(served, path, evaluation=number, **fields), 422, "invalid_argument", pointer)
+        assert gate(served, path, evaluation=number, metric="recall@k", k=5).json()["metric"] == "recall@5"
 
     def test_slices_are_worst_first(self, served: Any, path: str, pictures: list[bytes]) -> None:
         number = upload(served, path, labelled(20), pictures).json()["id"]

@@ -373,6 +373,22 @@ class TestRefused:
     def test_an_illegal_field_is_named(self, served: Any, labelled: Any, fields: dict[str, Any], pointer: str) -> None:
         assert refusal(gate(served, labelled(), "v2", **fields)) == (422, "invalid_request", [pointer])
 
+    @pytest.mark.parametrize(
+        ("fields", "pointer"),
+        [
+            ({"k": 5}, "/k"),
+            ({"far": 0.1, "metric": "mAP@1.0"}, "/far"),
+            ({"k": 5, "metric": "TAR@FAR"}, "/k"),
+            ({"far": 0.1, "label": None}, "/far"),
+        ],
+    )
+    def test_an_option_that_the_metric_does_not_use_is_refused_unless_it_has_its_default(
+        self, served: Any, labelled: Any, fields: dict[str, Any], pointer: str
+    ) -> None:
+        path, default = labelled(), {"/k": 10, "/far": 0.01}[pointer]
+        assert refusal(gate(served, path, "v2", **fields)) == (422, "invalid_argument", [pointer])
+        assert gate(served, path, "v2", **{**fields, pointer[1:]: default}).status_code == 201
+
     def test_an_unknown_version_or_gallery_is_not_found(self, served: Any, labelled: Any) -> None:
         assert refusal(gate(served, labelled(), "v9"))[:2] == (404, "unknown_version")
         assert refusal(gate(served, "/galleries/nowhere", "v2"))[:2] == (404, "unknown_gallery")
