@@ -22,6 +22,7 @@ from service.store.repository import gallery_row, take_seq
 from service.store.rows import DeploymentRow, GalleryRow, one_of
 from service.store.tables import deployment
 from service.upgrades.deployments.history import (
+    ON_ITS_WAY,
     DeploymentState,
     check_unchanged,
     deployment_row,
@@ -104,11 +105,18 @@ def move(transition: TransitionContext, after: DeploymentState) -> None:
     before = DeploymentState(transition.row.state)
     legal = TRANSITIONS[before]
     if after not in legal:
-        states = ", ".join(legal) or "none"
-        raise IllegalTransition(
-            f"deployment {transition.row.id} is {before.value}; legal next states: {states}", pointer="/to"
-        )
+        raise IllegalTransition(f"deployment {transition.row.id} is {before.value}; {_possible(before)}", pointer="/to")
     transition.enter(after, legal[after](transition), before=before)
+
+
+def _possible(state: DeploymentState) -> str:
+    """What a client can do with a deployment in this state, in words."""
+    if state is DeploymentState.CURRENT:
+        return "legal next states: none; a rollback returns to the version before it"
+    if state in ON_ITS_WAY:
+        steps = ", ".join(step for step in TRANSITIONS[state] if step is not DeploymentState.ROLLED_BACK)
+        return f"legal next states: {steps}; a rollback ends it"
+    return "legal next states: none; it is over, so begin another deployment"
 
 
 def roll_back(connection: Connection, registry: Registry, gallery_id: int, request: TransitionRequest) -> DeploymentRow:
