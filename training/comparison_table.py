@@ -37,7 +37,8 @@ def table(runs: Sequence[Run], parts: Sequence[str]) -> str:
 def row(part: str, runs: Sequence[Run]) -> Iterator[str]:
     """A row of the table; nothing before the first seed is measured.
 
-    P_com and P_up are empty until the independent version is measured with each seed.
+    P_com and P_up are empty until the independent version is measured with each seed, P_com also if it is not better
+    than old/old.
     """
     seeds = [(run, results) for run in runs if (results := run.results(part)) is not None]
     if not seeds:
@@ -52,8 +53,8 @@ def row(part: str, runs: Sequence[Run]) -> Iterator[str]:
         flips = np.mean([(results["old/old cmc@1"] > results["new/old cmc@1"]).mean() for _, results in seeds])
         cells += [
             *(interval(paired_bootstrap(mean[f"new/old {m}"], mean[f"old/old {m}"])) for m in METRICS),
-            "" if isnan(independent) else f"{p_com(old_old, new_old, independent):z.3f}",
-            "" if isnan(independent) else f"{p_up(new_new, independent):+z.3f}",
+            "" if isnan(share := p_com(old_old, new_old, independent)) else f"{share:z.3f}",
+            "" if isnan(loss := p_up(new_new, independent)) else f"{loss:+z.3f}",
             f"{flips:.1%}",
         ]
     else:

@@ -130,7 +130,7 @@ def _rows(protocol: Protocol, runs: Sequence[Run], part: str) -> Iterator[str]:
 
 
 def _p_coms(values: tuple[Triple, Triple], independent: tuple[Triple, Triple] | None) -> list[float]:
-    """Of METRICS; NaN without an independent version."""
+    """Of METRICS; NaN without an independent version that is better than old/old."""
     if independent is None:
         return [nan] * len(METRICS)
     return [p_com(own[0], own[1], best[2]) for own, best in zip(values, independent, strict=True)]

@@ -231,9 +231,12 @@ def _t_quantile(p: float, degrees: float) -> float:
 
 
 def p_com(old_old: float, new_old: float, independent: float) -> float:
-    """(M(new/old) - M(old/old)) / (M(ind/ind) - M(old/old)), NaN when the denominator is 0 (HBCT, 2506.05826)."""
+    """(M(new/old) - M(old/old)) / (M(ind/ind) - M(old/old)) (HBCT, 2506.05826).
+
+    NaN unless the denominator is above 0: below it, a loss would look like a gain and the worst method like the best.
+    """
     possible = independent - old_old
-    return (new_old - old_old) / possible if possible else float("nan")
+    return (new_old - old_old) / possible if possible > 0 else float("nan")
 
 
 def update_gain(old_old: float, new_old: float, independent: float) -> float | None:

@@ -72,6 +72,20 @@ def test_a_row_has_no_share_of_the_independent_gain_before_that_is_measured(tmp_
     assert (cells["P_com"], cells["P_up"], cells["flips"]) == ("", "", "0.0%")
 
 
+def test_a_loss_is_no_share_of_what_a_worse_independent_version_loses(tmp_path: Path) -> None:
+    protocol = PROTOCOLS["cifar100-b"]
+    (run,) = runs_of(COMPARED_FAMILIES[protocol.family], tmp_path, 1, [])
+    write_results(run, "independent", old_old=[1, 1, 0, 0], new_old=[0, 0, 0, 0], new_new=[1, 0, 0, 0])
+    for part, new_old in (("bct", [1, 0, 0, 0]), ("l2", [0, 0, 0, 0])):
+        write_results(run, part, old_old=[1, 1, 0, 0], new_old=new_old, new_new=[1, 1, 0, 0])
+    *_, line = table([run], ["bct"]).splitlines()
+    cells = dict(zip(COLUMNS, (cell.strip() for cell in line.split("|")[1:-1]), strict=True))
+
+    assert (cells["P_com"], cells["P_up"]) == ("", "+1.000")
+    assert beside(protocol, [run], ["bct"]).splitlines()[-1].split("|")[6:8] == ["  ", "  "]
+    assert "ours (1 seed)" not in dict(ordering(protocol, [run], ["bct", "l2"]))
+
+
 def test_a_table_is_put_between_its_marks_and_nowhere_else(tmp_path: Path) -> None:
     document = tmp_path / "results.md"
     document.write_text("a\n<!-- table x -->\nold\n<!-- end -->\nb\n")

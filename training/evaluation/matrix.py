@@ -60,7 +60,7 @@ class Upgrade:
 
     Attributes:
         difference: M(new/old) - M(old/old).
-        p_com: difference / (M(ind/ind) - M(old/old)); empty without an independent version.
+        p_com: difference / (M(ind/ind) - M(old/old)), where an independent version is better than the old one.
         flips: queries whose first match was right under old/old and is wrong under new/old, and their share.
         cka: linear centred kernel alignment of the two versions' item embeddings.
         strict: shares of pairwise constraints that hold; None where both do not meet in the old space.
@@ -76,8 +76,7 @@ class Upgrade:
     @property
     def update_gain(self) -> dict[str, Score]:
         """`p_com` where compatibility holds, M(new/old) > M(old/old), as `index.evaluation.metrics.update_gain`."""
-        # P_com is below 0 in spite of a gain where M(ind/ind) is below M(old/old): then there is no update gain.
-        return {m: score for m, score in self.p_com.items() if self.difference[m].value > 0 and score.value > 0}
+        return {m: score for m, score in self.p_com.items() if self.difference[m].value > 0}
 
 
 @dataclass(frozen=True)
@@ -207,10 +206,11 @@ def relevance_of(data: Data) -> LabelRelevance:
 def ratio_interval(numerator_Q: ArrayLike, denominator_Q: ArrayLike, seed: int = 0, *, n: int = 1000) -> Score | None:
     """mean(numerator) / mean(denominator) over the same queries with its 95 % percentile bootstrap interval.
 
-    None when mean(denominator) is 0; resamples in which it is 0 are left out.
+    None unless mean(denominator) is above 0, see `index.evaluation.metrics.p_com`; resamples in which it is 0 are left
+    out.
     """
     top, bottom = np.asarray(numerator_Q, np.float64), np.asarray(denominator_Q, np.float64)
-    if not bottom.mean():
+    if bottom.mean() <= 0:
         return None
     generator = np.random.default_rng(seed)
     samples = (generator.integers(len(top), size=len(top)) for _ in range(n))

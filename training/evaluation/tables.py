@@ -26,7 +26,7 @@ def lines(measured: Evaluation) -> Iterator[str]:
             yield f"new/old > old/old in {better} of {len(measured.upgrades)} pairs of versions with an edge"
     for title, header, rows in (
         ("verification", *_rates(measured)),
-        ("upgrades", *_upgrades(measured)),
+        ("upgrades; P_com and update gain where --independent beats old/old", *_upgrades(measured)),
         ("P_up: what compatibility gave (cost, below 0) the new version itself", *_p_up(measured)),
         (f"backfill curves, {measured.metric}", *_curves(measured)),
     ):

@@ -287,6 +287,7 @@ def test_gains_of_the_papers_tables() -> None:
     assert p_com(0.336, 0.235, 0.627) == pytest.approx(-0.101 / 0.291)
     assert p_up(0.64, 0.8) == pytest.approx(-0.2)
     assert np.isnan(p_com(0.5, 0.6, 0.5))
+    assert np.isnan(p_com(0.5, 0.3, 0.4))  # a loss over a loss is no gain
     assert np.isnan(p_up(0.5, 0.0))
 
 
