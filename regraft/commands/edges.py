@@ -50,17 +50,19 @@ def add(
         typer.Option("--kind", help="Instead of a folder: identity, truncate or zero_pad.", show_default=False),
     ] = None,
     gallery: InGallery = None,
-    items: Annotated[int, typer.Option("--items", min=1, help="Items to verify an identity edge on.")] = 100,
+    items: Annotated[int, typer.Option("--items", min=1, help="With --gallery: items to verify it on.")] = 100,
     seed: Seed = 0,
     replace: Replace = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Add an edge; an identity edge is verified first.
+    """Add an edge; with --kind it is verified first: identity always, the others with --gallery.
 
-    Example: regraft edge add v2 v1 --kind truncate
+    Example: regraft edge add v2 v1 --kind truncate --gallery photos
     """
     if (folder is None) == (kind is None):
         raise InvalidArgument("give either a folder or --kind")
+    if folder is not None and gallery:
+        raise InvalidArgument("--gallery requires --kind: the folder of an edge has its own scores", pointer="/gallery")
     verify = {"gallery": gallery, "items": items, "seed": seed} if gallery else None
     if folder is not None:
         added = client.add_edge(new, old, folder, replace=replace, dry_run=dry_run)

@@ -51,7 +51,7 @@ class EdgeRoutes(Connection):
         replace: bool = False,
         dry_run: bool = False,
     ) -> EdgeInfo:
-        """POST /v1/edges: add an edge without files. `verify`: {gallery, items, seed}, to verify an `identity`."""
+        """POST /v1/edges: add an edge without files. `verify`: {gallery, items, seed}, what to verify it on."""
         checked = {"verify": dict(verify)} if verify is not None else {}
         body = {"new": new, "old": old, "kind": kind, "replace": replace, **checked}
         return await self._ask(EdgeInfo, "POST", "edges", params=change_params(dry_run), json=body)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from index.edges.transform import load_transform
+from index.edges.transform import Transform, load_transform
 from index.errors import InvalidArgument
 from index.incoming import incoming_folder
 from index.isolated import check_edge_isolated
@@ -31,7 +31,7 @@ from service.runtime import Runtime
 from service.schemas import MOST, NAME, Body, KindName, Name, Reason
 from service.store.audit import ChangeContext
 from service.upgrades.edges.changes import accept, check_no_edge, find, remove
-from service.upgrades.edges.claims import VerifyIn, verify
+from service.upgrades.edges.claims import VerifyIn, measure, verify
 from service.upgrades.edges.dependents import Dependent
 
 router = APIRouter(route_class=CheckedRoute, tags=["edges"])
@@ -51,7 +51,7 @@ ADD_BODY = reads(
                     "items": {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 100},
                     "seed": {"type": "integer", "minimum": 0, "maximum": MOST, "default": 0},
                 },
-                description="only for kind identity: what the two versions are compared on",
+                description="what the two versions are compared on",
             ),
             "replace": SWITCH,
         },
@@ -61,7 +61,7 @@ ADD_BODY = reads(
 
 
 class EdgeIn(Body):
-    """An edge that needs no files; `verify`: what an `identity` is verified on."""
+    """An edge that needs no files; `verify`: what it is verified on."""
 
     new: Name
     old: Name
@@ -91,7 +91,8 @@ def show(new: Name, old: Name, kind: KindName, service: Service) -> EdgeInfo:
 async def add(request: Request, response: Response, service: Service, context: RequestContext) -> EdgeInfo:
     """Add an edge: an edge folder as the .zip file `archive`, or, as JSON, a kind that needs no files.
 
-    As JSON, an `identity` claims that both versions are one model; it is verified before it is accepted.
+    As JSON, an `identity` claims that both versions are one model; it is verified before it is accepted. `truncate` and
+    `zero_pad` are measured on the items of `verify`, and refused if they find nothing.
     """
     response.status_code = context.status(201)
     if media_type(request, JSON, FORM) == JSON:
@@ -163,7 +164,7 @@ def add_plain(service: Runtime, raw: bytes, context: ChangeContext) -> EdgeRecor
 
     Raises:
         RequestValidationError: the body is not an `EdgeIn`.
-        NotIdentical, NothingToVerifyOn: an `identity` could not be verified.
+        NotIdentical, FindsNothing, NothingToVerifyOn: it could not be verified.
     """
     try:
         request = EdgeIn.model_validate(parse_json(raw))
@@ -172,23 +173,14 @@ def add_plain(service: Runtime, raw: bytes, context: ChangeContext) -> EdgeRecor
     service.registry.sync()
     new, old = _both_versions(service, request.new, request.old)
     kind = EdgeKind(request.kind)
-    if request.verify is not None and kind is not EdgeKind.IDENTITY:
-        raise InvalidArgument("verify is only legal for kind identity", pointer="/verify")
-    edge = Edge(new.name, old.name, kind, old_encoder=old.card.encoder)
-    _check(service, edge, new, old, request.replace)
-    if kind is not EdgeKind.IDENTITY:
-        origin_details = {"warning": "this edge has no measured scores: any measured edge is preferred"}
-        return _accept(service, EdgeRecord(edge, EdgeOrigin.ADDED, origin_details), context, request.replace)
-    evidence, scores = verify(
-        service.database,
-        service.blobs,
-        service.decoder,
-        new,
-        old,
-        request.verify or VerifyIn(),
-    )
+    to_old = _check(service, Edge(new.name, old.name, kind, old_encoder=old.card.encoder), new, old, request.replace)
+    asked = (service.database, service.blobs, service.decoder, new, old, request.verify or VerifyIn())
+    if kind is EdgeKind.IDENTITY:
+        origin, (evidence, scores) = EdgeOrigin.CLAIMED, verify(*asked)
+    else:
+        origin, (evidence, scores) = EdgeOrigin.ADDED, measure(*asked, to_old)
     claimed = Edge(new.name, old.name, kind, scores, old.card.encoder)
-    return _accept(service, EdgeRecord(claimed, EdgeOrigin.CLAIMED, evidence), context, request.replace)
+    return _accept(service, EdgeRecord(claimed, origin, evidence), context, request.replace)
 
 
 def _accept(service: Runtime, declared: EdgeRecord, context: ChangeContext, replacing: bool) -> EdgeRecord:
@@ -228,11 +220,11 @@ def _both_versions(service: Runtime, new: str, old: str) -> tuple[LoadedVersion,
     return service.registry.named(new), service.registry.named(old)
 
 
-def _check(service: Runtime, edge: Edge, new: LoadedVersion, old: LoadedVersion, replacing: bool) -> None:
-    """Check an edge like a registration does, and that there is no other of its key."""
+def _check(service: Runtime, edge: Edge, new: LoadedVersion, old: LoadedVersion, replacing: bool) -> Transform:
+    """Check an edge like a registration does, and that there is no other of its key; returns its transform."""
     check_no_edge(service.registry, edge.key, replacing)
     check_calibration(edge, new.card, old.card)
-    load_transform(edge, new.card, old.card)
+    return load_transform(edge, new.card, old.card)
 
 
 def _save(stream: BinaryIO, to: Path) -> None:

@@ -157,6 +157,34 @@ class TestAdd:
         assert added.status_code == 201
         assert (added.json()["origin"], added.json()["scores"]) == ("added", {})
         assert "no measured scores" in added.json()["warning"]
+        assert "verify it on items of a gallery" in added.json()["warning"]
+
+    def test_a_truncation_is_measured_on_items_and_refused_if_it_finds_nothing(
+        self, served: Any, more: dict[str, Version]
+    ) -> None:
+        given = np.random.default_rng(0).normal(size=(40, 3))
+        items = [{"id": f"{n:02}", "embedding": row.tolist()} for n, row in enumerate(given)]
+        related, unrelated = served.gallery("bare"), served.gallery("bare")
+        for path, rows in ((related, given), (unrelated, given[::-1])):
+            assert served.http.post(f"{path}/items", json={"items": items}).json()["failed"] == 0
+            hold(served, "bare2", rows, path)
+
+        for kind in ("truncate", "zero_pad"):
+            asked = {"gallery": unrelated.rpartition("/")[2], "items": 40}
+            refused = problem(add(served, "bare2", "bare", kind, verify=asked), 422, "finds_nothing", "/kind")
+            assert "0% of the queries of 'bare2' find their own item" in refused["detail"]
+            asked = {"gallery": related.rpartition("/")[2], "items": 40}
+            made = add(served, "bare2", "bare", kind, verify=asked).json()
+            assert (made["origin"], made["scores"]["cmc@1"]["value"], made["warning"]) == ("added", 1.0, None)
+            assert made["made"]["items"]["images"] == 40
+
+    @pytest.mark.parametrize(("new", "told"), [("other", True), ("twin", False)])
+    def test_versions_whose_probes_have_little_in_common_are_warned_of(
+        self, served: Any, more: dict[str, Version], new: str, told: bool
+    ) -> None:
+        warning = add(served, new, "v1", "truncate").json()["warning"]
+
+        assert ("have a cosine of" in warning) == told
 
     def test_one_that_is_removed_before_it_is_answered_was_added_all_the_same(
         self, served: Any, more: dict[str, Version], monkeypatch: pytest.MonkeyPatch
@@ -202,7 +230,7 @@ BAD_JSON: list[tuple[dict[str, Any], int, str, str]] = [
     ({"old": "plain"}, 422, "invalid_version_folder", "/edges/plain"),
     ({"verify": {"items": 0}}, 422, "invalid_request", "/verify/items"),
     ({"verify": {"gallery": "nowhere"}}, 404, "unknown_gallery", ""),
-    ({"kind": "truncate", "verify": {}}, 422, "invalid_argument", "/verify"),
+    ({"kind": "truncate", "verify": {"gallery": "nowhere"}}, 404, "unknown_gallery", ""),
     ({"colour": 1}, 422, "invalid_request", "/colour"),
     ({"replace": "yes"}, 422, "invalid_request", "/replace"),
 ]
