@@ -31,6 +31,7 @@ def fit_dim(z_BD: Tensor, n: int) -> Tensor:
     return z_BD[:, :n] if z_BD.shape[1] >= n else F.pad(z_BD, (0, n - z_BD.shape[1]))
 
 
+@full_precision
 def linear_logits(z_BN: Tensor, weight_CN: Tensor, bias_C: Tensor | None = None, scale: float | None = None) -> Tensor:
     """(B, C) logits of a linear head: as it is (`scale` None), else `scale` times the cosines, without bias."""
     if scale is None:

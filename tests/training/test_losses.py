@@ -40,13 +40,14 @@ def test_raw_logits_are_the_head_as_it_is_and_cosine_logits_are_scaled_cosines()
     torch.testing.assert_close(losses.linear_logits(z, head, bias, scale=16.0), torch.tensor([[9.6, 12.8]]))
 
 
-def test_cosine_logits_keep_full_precision_under_autocast() -> None:
-    z, head = draw64(3, 8).float(), draw64(5, 8, seed=1).float()
+@pytest.mark.parametrize("scale", [64.0, None])
+def test_logits_of_a_frozen_head_keep_full_precision_under_autocast(scale: float | None) -> None:
+    z, head = draw64(3, 8).float(), 64 * draw64(5, 8, seed=1).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = losses.linear_logits(z.bfloat16(), head, scale=64.0)
+        logits = losses.linear_logits(z.bfloat16(), head, scale=scale)
 
     assert logits.dtype is torch.float32
-    torch.testing.assert_close(logits, losses.linear_logits(z.bfloat16().float(), head, scale=64.0))
+    torch.testing.assert_close(logits, losses.linear_logits(z.bfloat16().float(), head, scale=scale))
 
 
 def test_class_means_average_each_class_and_refuse_an_empty_one() -> None:
