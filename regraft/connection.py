@@ -98,6 +98,8 @@ class Connection(ABC):
         api_key = api_key or os.environ.get("REGRAFT_API_KEY")
         if not _is_address(url):
             raise InvalidArgument(f"url {url!r} must be http:// or https:// with a host", pointer="/url")
+        if url.rstrip("/").endswith("/v1"):
+            raise InvalidArgument(f"url {url!r} must be the address of the service, without /v1", pointer="/url")
         if api_key and not is_key(api_key):
             raise InvalidArgument(
                 "the API key must be printable ASCII, without a space or line break at either end",

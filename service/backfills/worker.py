@@ -52,8 +52,8 @@ def run(settings: Settings, stop: threading.Event) -> None:
     """Work until `stop` is set; the chunk that is being computed is finished first."""
     configure(settings.log_format, settings.log_level)
     if upgrade(settings):  # probably not the database of the service, and then nothing will ever come
-        place = without_password(settings.database_url)
-        logger.warning(Event("database_was_empty", database=place, hint="a worker needs its service's --data"))
+        place, hint = without_password(settings.database_url), "a worker needs its service's --data, or --url"
+        logger.warning(Event("database_was_empty", database=place, hint=hint))
     worker = Worker(settings, stop)
     try:
         worker.work()

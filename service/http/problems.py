@@ -122,11 +122,15 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    code = CODES.get(error.status_code, "http_error")
-    response = problem(request_id_of(request), error.status_code, code, str(error.detail))
-    response.headers.update(error.headers or {})
+    code, detail, headers = CODES.get(error.status_code, "http_error"), str(error.detail), dict(error.headers or {})
+    path = shortened(request.scope["path"])
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        response.headers["allow"] = ", ".join(_methods(request))
+        headers["allow"] = ", ".join(_methods(request))
+        detail = f"{request.method} is not legal for {path!r}; legal: {headers['allow']}"
+    elif detail == HTTPStatus.NOT_FOUND.phrase:  # the framework's
+        detail = f"there is no route {path!r}; GET /openapi.json lists them"
+    response = problem(request_id_of(request), error.status_code, code, detail)
+    response.headers.update(headers)
     return response
 
 

@@ -72,6 +72,12 @@ def test_what_is_no_address_is_refused(url):
         Client(url)
 
 
+@pytest.mark.parametrize("url", ["http://a/v1", "https://a:8080/v1/"])
+def test_the_version_of_the_api_is_not_part_of_an_address(url):
+    with pytest.raises(InvalidArgument, match="the address of the service, without /v1"):
+        Client(url)
+
+
 def test_certificates_are_read_once_for_all_clients(monkeypatch):
     Client("https://nowhere").close()
     monkeypatch.setattr("ssl.create_default_context", lambda **_: pytest.fail("read again"))

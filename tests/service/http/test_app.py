@@ -93,3 +93,11 @@ def test_a_connection_may_rest_longer_than_clients_and_proxies_keep_one(
     app.serve(Settings(data=tmp_path))
 
     assert seconds[0] > 60
+
+
+def test_an_unknown_route_and_a_wrong_method_are_named_with_what_is_legal(served: Any) -> None:
+    unknown = problem(served.http.get("/galerie"), 404, "not_found")
+    wrong = problem(served.http.put("/galleries"), 405, "method_not_allowed")
+
+    assert unknown["detail"] == "there is no route '/v1/galerie'; GET /openapi.json lists them"
+    assert wrong["detail"] == "PUT is not legal for '/v1/galleries'; legal: GET, POST"
