@@ -170,7 +170,7 @@ def _assemble(
         curves=Curves(database, registry, replica, blobs, decoder),
         planner=Planner(database, registry, embedder),
         reaper=Reaper(database, registry, blobs),
-        keys=ApiKeys(database),
+        keys=ApiKeys(database, checked=settings.api_key is not None),
         space=DiskSpace(settings.data, settings.min_free_bytes),
         blocking_threads=blocking_threads,
         write_threads=write_threads,

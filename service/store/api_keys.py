@@ -95,9 +95,10 @@ def digest(key: bytes) -> str:
 class ApiKeys(Background):
     """This process's copy of the keys, refreshed by a thread, so that requests need not read them from the database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, checked: bool) -> None:
+        """`checked`: whether requests need a key; without an API key in the settings, none is checked."""
         super().__init__("keys")
-        self._database = database
+        self._database, self._checked = database, checked
         self._by_digest: dict[str, ApiKeyRow] = {}
         self._refresh_lock = threading.Lock()
         self._next_refresh: Future[None] = Future()
@@ -106,6 +107,9 @@ class ApiKeys(Background):
     def start(self) -> None:
         """Read the keys, and start the thread."""
         self.refresh()
+        if self._by_digest and not self._checked:
+            hint = "set REGRAFT_API_KEY: without it, programs on this machine need no key, and all may do everything"
+            logger.warning(Event("keys_not_checked", keys=len(self._by_digest), hint=hint))
         super().start()
 
     def find(self, key: bytes) -> ApiKeyRow | None:

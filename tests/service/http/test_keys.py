@@ -206,3 +206,14 @@ def test_who_guesses_keys_while_the_database_hangs_takes_no_thread_of_others(
             again.set()
 
         problem(guess.result(), 401, "unauthorized")
+
+
+def test_a_start_that_does_not_check_the_keys_there_are_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(Settings(data=tmp_path, api_key=KEY), **ROOT) as running:
+        made(running, "shop", "query")
+    with serving(Settings(data=tmp_path, api_key=KEY), **ROOT):
+        assert "keys_not_checked" not in caplog.text
+    with serving(Settings(data=tmp_path)):
+        assert "action=keys_not_checked keys=1" in caplog.text
