@@ -46,14 +46,22 @@ def doctor(
 
 
 def _check_database(url: str) -> None:
-    """Check that the database is Regraft's, and all of a SQLite file. Raises UnusableDatabase or DatabaseDamaged."""
-    from service.store.database import is_sqlite, schema_revision, without_password
+    """Check that the database is Regraft's and not of an earlier release, and all of a SQLite file.
+
+    Raises:
+        UnusableDatabase: it is not; an examination must not migrate what an earlier release may still use.
+        DatabaseDamaged: of a SQLite file.
+    """
+    from service.store.database import is_sqlite, revisions, schema_revision, without_password
 
     if is_sqlite(url):
         _check_file(url)
-    if schema_revision(url) is None:
-        shown = without_password(url)
+    revision, newest, shown = schema_revision(url), revisions()[-1], without_password(url)
+    if revision is None:
         raise UnusableDatabase(f"{shown} has no Regraft tables: no service has run on it and no backup was restored")
+    if revision < newest:
+        why = f"{shown} is of an earlier release (migration {revision} of {newest})"
+        raise UnusableDatabase(f"{why}: stop its processes and run `regraft migrate` first, or use its doctor")
 
 
 def _check_file(url: str) -> None:

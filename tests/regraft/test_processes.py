@@ -14,12 +14,14 @@ import time
 from contextlib import closing
 
 import pytest
+from alembic import command
 
 from regraft.client import Client
 from regraft.commands import processes
 from regraft.commands.processes import Workers
 from service.backfills import worker
 from service.settings import Settings
+from service.store.database import migrating, schema_revision
 from staging.forked import Forked, environment
 from staging.waiting import until
 
@@ -243,6 +245,19 @@ def test_the_doctor_of_a_database_without_tables_says_so_and_makes_none(run, tmp
         assert foreign.execute("select name from sqlite_master").fetchall() == [("mine",)]
 
 
+def test_the_doctor_does_not_migrate_a_database_that_an_earlier_release_may_use(run, tmp_path):
+    url = f"sqlite:///{tmp_path}/regraft.db"
+    with migrating(url) as config:
+        command.upgrade(config, "0006")
+
+    code, _, said = run("doctor", "--data", tmp_path)
+
+    assert (code, f"{url} is of an earlier release (migration 0006 of " in said) == (1, True)
+    assert schema_revision(url) == "0006"
+    assert run("migrate", "--data", tmp_path)[0] == 0
+    assert run("doctor", "--data", tmp_path)[:2] == (0, "no problems found\n")
+
+
 STUCK_CALL = """
 import ctypes
 mutex = (ctypes.c_byte * 64)()
@@ -261,6 +276,7 @@ processes.worker()
 STUCK_SERVICE = """
 from service.http import app, draining
 from service.settings import Settings
+from service.store.database import migrating, schema_revision
 from service.store.database import upgrade
 draining.STUCK_SECONDS = 1
 started = draining.Server.startup
