@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 PREFIX = "REGRAFT_"
+OURS = "Value error, "
+"""What pydantic puts before the messages of the settings' own validators."""
 FOLLOW_PARENT = "REGRAFT_WORKER_FOLLOWS_STDIN"
 """Set for processes that `serve` starts: they also stop when their standard input closes, so they never outlive it."""
 ALIKE = 0.85
@@ -82,8 +84,8 @@ def checked_settings() -> Settings:
     try:
         settings = Settings()
     except ValidationError as error:
-        faults = (f"{PREFIX}{str(fault['loc'][0]).upper()}: {fault['msg']}" for fault in error.errors())
-        raise InvalidArgument("; ".join(faults)) from error
+        said = ((str(fault["loc"][0]).upper(), fault["msg"].removeprefix(OURS)) for fault in error.errors())
+        raise InvalidArgument("; ".join(f"{PREFIX}{name}: {why}" for name, why in said)) from error
     if FOLLOW_PARENT not in os.environ:
         _warn_of_misspellings({f"{PREFIX}{name.upper()}" for name in Settings.model_fields})
     if settings.data.exists() and not settings.data.is_dir():

@@ -43,7 +43,8 @@ def create(body: KeyIn, request: Request, service: Service) -> NewKey:
     try:
         with service.database.write() as connection:
             _check_galleries(connection, body.galleries or ())
-            row, key = add_key(connection, body.name, body.scope, body.galleries)
+            galleries = None if body.galleries is None else list(dict.fromkeys(body.galleries))
+            row, key = add_key(connection, body.name, body.scope, galleries)
             record(connection, request.state.who, "key_created", body.name, **_access(row))
     except IntegrityError:
         raise KeyExists(f"key {body.name!r} already exists: delete it first", pointer="/name") from None

@@ -35,6 +35,8 @@ CODES = {
     500: "internal_error",
 }
 """Codes of the framework's errors, independent of HTTP phrases, which change with Python releases."""
+OURS = "Value error, "
+"""What pydantic puts before the messages of our own validators."""
 PROBLEM = "application/problem+json"
 UNCHANGED = "the database does not answer; nothing was changed"
 """Replaces the message of `DatabaseUnavailable` if nothing can have been committed."""
@@ -114,7 +116,8 @@ async def database_error(request: Request, error: Exception) -> Response:
 async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     errors = [
-        {"pointer": _pointer(e["loc"]), "detail": e["msg"], "code": e["type"]} for e in error.errors()[:MOST_ERRORS]
+        {"pointer": _pointer(e["loc"]), "detail": e["msg"].removeprefix(OURS), "code": e["type"]}
+        for e in error.errors()[:MOST_ERRORS]
     ]
     detail = "; ".join(f"{e['pointer'] or 'the body'}: {e['detail']}" for e in errors)
     return problem(request_id_of(request), 422, "invalid_request", detail, errors)

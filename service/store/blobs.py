@@ -221,8 +221,10 @@ class Blobs:
     def _write_marker(self) -> None:
         known_keys = self._known_keys()
         if known_keys and not any(self.exists(key) for key in known_keys):
+            place = "REGRAFT_DATA and REGRAFT_BLOBS_URL must name the place of the database's other processes"
             raise FileNotFoundError(
-                f"it has neither its marker nor any image (if they are lost, create an empty file {MARKER} there)"
+                f"it has neither its marker nor any image; {place} (if the images are lost, create an empty file "
+                f"{MARKER} there)"
             )
         with as_os_errors():
             self._store.makedirs(self._root, exist_ok=True)

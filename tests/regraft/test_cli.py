@@ -350,6 +350,12 @@ def test_a_wrong_setting_is_named(run, monkeypatch):
     assert said.startswith("regraft: REGRAFT_PORT: ")
 
 
+def test_a_setting_that_a_check_of_our_own_refuses_is_told_in_its_words_alone(run, monkeypatch):
+    monkeypatch.setenv("REGRAFT_API_KEY", "short")
+
+    assert run("serve")[2].startswith("regraft: REGRAFT_API_KEY: a key must have at least 16 printable")
+
+
 def test_a_misspelt_setting_is_told_and_what_is_somebody_elses_is_not(run, monkeypatch, tmp_path):
     monkeypatch.setenv("REGRAFT_DATABSE_URL", "postgresql://there")
     for foreign in ("REGRAFT_PORT_8080_TCP", "REGRAFT_SERVICE_HOST", "REGRAFT_URL"):

@@ -134,6 +134,14 @@ def test_a_scope_that_is_none_is_refused(locked: Served) -> None:
     assert "'query', 'ingest' or 'admin'" in locked.http.post("/keys", json={"name": "a", "scope": "all"}).text
 
 
+def test_a_gallery_that_is_named_twice_is_kept_once(locked: Served) -> None:
+    assert locked.http.post("/galleries", json={"name": "twice"}).status_code == 201
+
+    key = locked.http.post("/keys", json={"name": "twice", "scope": "query", "galleries": ["twice", "twice"]}).json()
+
+    assert key["galleries"] == ["twice"]
+
+
 def test_where_nobody_is_asked_for_a_key_none_is_made(served: Any) -> None:
     problem(served.http.post("/keys", json={"name": "a", "scope": "query"}), 409, "no_api_key")
 

@@ -325,7 +325,7 @@ def test_an_object_store_that_is_away_says_so_and_is_used_again_when_it_is_back(
     with pytest.raises(StoreUnreachable):
         blobs.check()
     httpx.put(f"{s3.url}/{url.split('/')[2]}")
-    with pytest.raises(StoreUnreachable, match="neither its marker nor any image"):
+    with pytest.raises(StoreUnreachable, match="nor any image; REGRAFT_DATA and REGRAFT_BLOBS_URL must"):
         blobs.fetch(named[0])
     named.clear()
     assert blobs.read(*blobs.write(1, [b"c"])) == b"c"
