@@ -185,7 +185,7 @@ def _test_images(paths: Sequence[Path], root: Path) -> set[Path]:
 def arrays(path: Path) -> Data:
     """An .npz: train_images (N, H, W) or (N, H, W, 3) uint8, train_labels (N,), and the same for query and gallery."""
     with open_npz(path, "data file", "/root") as npz:
-        train, query, gallery = (_array_set(npz[f"{part}_images"], npz[f"{part}_labels"]) for part in PARTS)
+        train, query, gallery = (_array_set(npz[f"{part}_images"], npz[f"{part}_labels"], f"{part}_") for part in PARTS)
     return Data(train, query, gallery)
 
 
@@ -255,12 +255,14 @@ def _digits(part: Digits) -> ImageSet:
     return _array_set(part.images, part.labels)
 
 
-def _array_set(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> ImageSet:
+def _array_set(images: NDArray[np.uint8], labels: NDArray[np.int64], prefix: str = "") -> ImageSet:
+    """Images and labels of arrays; their names begin with `prefix`, for errors."""
     if images.dtype != np.uint8 or images.shape[3:] not in {(), (3,)} or images.ndim < 3:
-        raise ValueError(f"images must be uint8 (N, H, W) or (N, H, W, 3), not {images.dtype} {images.shape}")
+        raise ValueError(f"{prefix}images must be uint8 (N, H, W) or (N, H, W, 3), not {images.dtype} {images.shape}")
     if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or not len(labels):
         raise ValueError(
-            f"labels must be one whole number for each of the {len(images)} images, not {labels.dtype} {labels.shape}"
+            f"{prefix}labels must be one whole number for each of the {len(images)} images, "
+            f"not {labels.dtype} {labels.shape}"
         )
     return ImageSet(Arrays(images), labels.astype(np.int64))
 
