@@ -87,7 +87,7 @@ class PgConnections:
             except psycopg.Error as error:
                 if isinstance(error, psycopg.OperationalError):
                     self.close()  # the other idle connections are broken, too
-                raise EngineUnavailable(f"pgvector: {str(error).strip() or type(error).__name__}") from error
+                raise EngineUnavailable(f"pgvector: {' '.join(str(error).split()) or type(error).__name__}") from error
 
     def close(self) -> None:
         """Close the idle connections."""

@@ -223,7 +223,7 @@ def test_a_start_without_the_engine_takes_writes_and_answers_when_it_is_back(
             put(again, path, range(40, COUNT))
             problem(again.http.post(f"{path}/query", json=body), 503, "engine_unavailable")
             assert sum(head for head, _ in lies(again, path).values()) == COUNT - 40
-            until(lambda: ["gallery g: " in problem for problem in problems(again)] == [True])
+            until(lambda: ["gallery g: " in problem and "\n" not in problem for problem in problems(again)] == [True])
             running_engine.start()
             until(lambda: lies(again, path) == {("v1", "supplied"): (0, COUNT)})
             until(lambda: problems(again) == [])
