@@ -19,6 +19,7 @@ from index.version import Card
 from index.version_folder.folder import load_version
 from training.comparison import COMPARED_FAMILIES
 from training.comparison_table import replace_table
+from training.provenance import read_note
 
 COLUMNS = ("method", "weights of the recipe", "new/old", "new/new", "best weights", "new/old", "new/new", "old/old")
 OWN = "trial-0"
@@ -39,7 +40,8 @@ def main(
 def line(sweep: Path) -> str:
     """One method's row."""
     # In the order of their numbers: the first of equals is the best one, as for the command.
-    notes = sorted(sweep.glob("trial-*.json"), key=lambda note: (len(note.stem), note.stem))
+    found = sorted(sweep.glob("trial-*.json"), key=lambda note: (len(note.stem), note.stem))
+    notes = [note for note in found if "replaces" not in read_note(note)]  # not those that are being trained
     cards = {note.stem: load_version(note.with_suffix("")).card for note in notes}
     if not cards:
         raise InvalidArgument(f"{sweep} holds no trial that `regraft sweep` finished")

@@ -31,7 +31,7 @@ from training.folder_lock import wait_until_unlocked
 from training.measurement import compare, embed_both, measure
 from training.overrides import with_overrides
 from training.processes import require_one
-from training.provenance import card_sha, is_made, made_of, read_note, write_note, write_whole
+from training.provenance import begun, card_sha, is_made, made_of, read_note, write_note, write_whole
 from training.recipes import FAMILIES, Recipe, digits
 from training.recipes.family import METHOD_PARTS, STANDALONE_PARTS, Family
 from training.train import recipe_data, train
@@ -127,6 +127,7 @@ class Run:
         self.results_file(part).unlink(missing_ok=True)
         resumed = checkpoint_of(out).is_file()
         log(f"seed {self.seed}: {'resuming' if resumed else 'training'} {out.name}")
+        write_note(self.note_file(part), {"made_of": begun(out, origin)})
         start = time.perf_counter()
         train(recipe, out, progress=False, data=cache.of(recipe))
         took = None if resumed else round(time.perf_counter() - start, 1)

@@ -28,16 +28,16 @@ def is_made(out: Path, note: Mapping[str, Any], origin: Mapping[str, Any], overw
 
     Args:
         out: the folder.
-        note: what is recorded of the version in it, with the fields of `origin`; {} if nothing is.
+        note: what is recorded of the version in it, from `begun` or with the fields of `origin`; {} if nothing is.
         origin: from `made_of`, with what else decides the result.
         overwrite: another version is to be replaced.
 
     Raises:
         InvalidArgument: it holds another version, which is not to be replaced; names what differs.
     """
-    if not (out / CARD).is_file():
+    if not (there := card_sha(out)):
         return False
-    different = ", ".join(_different(note, origin))
+    different = ", ".join(_different({} if note.get("replaces") == there else note, origin))
     if different and not overwrite:
         raise InvalidArgument(
             f"{out} exists but was trained without {different}; choose another folder with --out, or replace it with "
@@ -45,6 +45,14 @@ def is_made(out: Path, note: Mapping[str, Any], origin: Mapping[str, Any], overw
             pointer="/out",
         )
     return not different
+
+
+def begun(out: Path, origin: Mapping[str, Any]) -> dict[str, Any]:
+    """The note to write before a training into a folder.
+
+    If the training ends and no other note can be written, this one tells its version from the one that it replaces.
+    """
+    return {**origin, "replaces": card_sha(out)}
 
 
 def _different(note: Mapping[str, Any], origin: Mapping[str, Any]) -> Iterator[str]:

@@ -24,7 +24,7 @@ from training.divergence import Diverged
 from training.methods import method_options
 from training.plan_checks import check_plan
 from training.processes import require_one
-from training.provenance import is_made, made_of, read_note, write_note
+from training.provenance import begun, is_made, made_of, read_note, write_note
 from training.recipes import Recipe
 from training.references import FIELDS, References, reference_recipes
 from training.train import recipe_data, reference_folder, train
@@ -144,6 +144,7 @@ def _trial(
 ) -> Trial:
     """Train and measure one setting, unless that was done already."""
     if not is_made(out, read_note(_note(out)), origin, overwrite):
+        write_note(_note(out), begun(out, origin))
         try:
             train(recipe, out, progress=False, data=data, references=references)
         except Diverged:
@@ -151,7 +152,7 @@ def _trial(
             _note(out).unlink(missing_ok=True)
             shutil.rmtree(out, ignore_errors=True)
             return Trial(recipe, 0.0, 0.0, 0.0)
-        write_note(_note(out), origin)
+    write_note(_note(out), origin)
     metrics = load_version(out).card.metrics
     return Trial(recipe, *(float(metrics[pair]["cmc@1"]["value"]) for pair in ("old/old", "new/old", "new/new")))
 

@@ -7,6 +7,7 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from training.comparison import COMPARED_FAMILIES, Run, compare_methods, parts_f
 from training.comparison_table import COLUMNS, merge_table, read_pair_scores, replace_table, table
 from training.evaluation.plots import as_svg, pairs_figure
 from training.papers import PROTOCOLS, beside, ordering
+from training.provenance import write_note
 from training.recipes import find_recipe
 from training.train import recipe_data
 
@@ -216,6 +218,23 @@ def test_versions_of_other_settings_are_not_replaced_unasked(tmp_path: Path) -> 
     with pytest.raises(InvalidArgument, match="digits_l2 exists but was trained without a note of its recipe"):
         compared(tmp_path, ["v1", "l2"], "v1.epochs=2")
     assert len(compared(tmp_path, ["v1", "l2"], "v1.epochs=2", overwrite=True)) == 2
+
+
+def test_a_version_whose_note_could_not_be_written_is_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_first(path: Path, note: dict[str, Any]) -> None:
+        if "seconds" in note:
+            raise OSError("the disk is full")
+        write_note(path, note)
+
+    with monkeypatch.context() as full:
+        full.setattr(comparison, "write_note", write_first)
+        with pytest.raises(OSError, match="full"):
+            compared(tmp_path, ["v1"])
+
+    (said,) = compared(tmp_path, ["v1"])
+    assert said.startswith("digits_v1: CMC-1")
 
 
 def test_a_comparison_warns_of_repeated_images_once(

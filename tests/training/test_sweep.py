@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,3 +97,28 @@ def test_trials_of_another_old_version_or_other_images_are_not_replaced_unasked(
         sweep(recipe, 1, trials, overwrite=True)
 
     assert len(trained) == 3
+
+
+def test_a_trial_whose_note_could_not_be_written_is_not_trained_again(
+    v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = quick("digits_l2", old=str(v1), epochs=1)
+    heavier = replace(recipe, options={"weight": 20.0})
+
+    def train_and_stop(*arguments: Any, **named: Any) -> None:
+        train(*arguments, **named)
+        raise OSError("the disk is full")
+
+    with without_exporter():
+        for wanted, overwrite in ((recipe, False), (heavier, True)):
+            monkeypatch.setattr(search, "train", train_and_stop)
+            with pytest.raises(OSError, match="full"):
+                sweep(wanted, 1, tmp_path, overwrite=overwrite)
+            monkeypatch.setattr(search, "train", lambda *_, **__: pytest.fail("trained again"))
+            sweep(wanted, 1, tmp_path)
+
+        monkeypatch.setattr(search, "train", lambda *_, **__: (_ for _ in ()).throw(OSError("the disk is full")))
+        with pytest.raises(OSError, match="full"):
+            sweep(recipe, 1, tmp_path, overwrite=True)
+        with pytest.raises(InvalidArgument, match="trial-0 exists but was trained without a note of its recipe"):
+            sweep(recipe, 1, tmp_path)
