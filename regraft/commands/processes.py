@@ -61,7 +61,6 @@ def serve(
         from service.http.app import serve as run_service
         from service.http.auth import check_exposure
         from service.logs import configure
-        from service.store.database import upgrade
         from service.store.object_store import open_store
         from service.store.vector_parquet import parquet
     settings = checked_settings()
@@ -80,7 +79,7 @@ def serve(
     configure(settings.log_format, settings.log_level)
     # Before the workers start, so that they do not race for it, and for a readable error.
     with usable_database(settings):
-        upgrade(settings)
+        _upgrade(settings)
     # uvicorn raises the signal that stopped it again at its end, which must not end this process before the workers.
     signal.signal(signal.SIGTERM, _interrupt)
     with Workers(workers), suppress(KeyboardInterrupt):
@@ -209,15 +208,25 @@ def migrate(data: Data = None) -> None:
     apply_options({"data": data})
     with needs("serve"):
         from service.logs import configure
-        from service.store.database import upgrade, without_password
+        from service.store.database import without_password
     settings = checked_settings()
     configure(settings.log_format, settings.log_level)
     with usable_database(settings):
         url = settings.database_url
-        new = upgrade(settings)
+        new = _upgrade(settings)
     shown = without_password(url)
     answer({"database": shown, "up_to_date": True, "created": new})
     out.print(f"{shown} {'was empty or missing: created its tables' if new else 'is up to date'}")
+
+
+def _upgrade(settings: Settings) -> bool:
+    """Create or migrate the database. Returns whether it had no tables."""
+    from service.store.blob_references import warn_of_used_store
+    from service.store.database import upgrade
+
+    if new := upgrade(settings):
+        warn_of_used_store(settings.blobs_url)
+    return new
 
 
 class CannotListen(RegraftError):

@@ -119,9 +119,9 @@ class Blobs:
         except BaseException as error:
             self.remove(keys)
             if is_full(error):
-                raise StorageFull(f"the image store {self._public_url} is full: {error}") from error
+                raise StorageFull(f"the image store {self.public_url} is full: {error}") from error
             if isinstance(error, OSError):
-                problem = f"the image store {self._public_url} cannot be written: {error}"
+                problem = f"the image store {self.public_url} cannot be written: {error}"
                 if not isinstance(error, FileNotFoundError):  # the gallery and its folder were deleted meanwhile
                     self._write_problem = problem
                 raise StoreUnreachable(problem) from error
@@ -161,7 +161,7 @@ class Blobs:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StoreUnreachable(f"the image store {self._public_url} cannot read {key!r}: {error}") from error
+            raise StoreUnreachable(f"the image store {self.public_url} cannot read {key!r}: {error}") from error
 
     def fetch(self, key: str) -> bytes | None:
         """The content of a key, None if it is missing. Raises StoreUnreachable, ImageUnreadable."""
@@ -170,7 +170,7 @@ class Blobs:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise ImageUnreadable(f"the image store {self._public_url} cannot read image {key!r}: {error}") from error
+            raise ImageUnreadable(f"the image store {self.public_url} cannot read image {key!r}: {error}") from error
 
     def read_all(self, keys: Iterable[str]) -> Iterator[Callable[[], bytes]]:
         """For each key, in order, a function that returns and raises as `read`; see `_prefetched`."""
@@ -213,7 +213,7 @@ class Blobs:
         self.check()
 
     def _outage_error(self, error: OSError) -> StoreUnreachable:
-        before, self._outage = self._outage, f"the image store {self._public_url} is unreachable: {error}"
+        before, self._outage = self._outage, f"the image store {self.public_url} is unreachable: {error}"
         if before is None:
             logger.error(Event("store_lost", reason=self._outage))
         return StoreUnreachable(self._outage)
@@ -318,7 +318,7 @@ class Blobs:
             logger.warning(Event("blobs_orphaned", gallery=gallery_id), exc_info=True)
 
     @property
-    def _public_url(self) -> str:
+    def public_url(self) -> str:
         """The store's URL for messages, without credentials."""
         protocol = self._store.protocol
         return f"{protocol if isinstance(protocol, str) else protocol[0]}://{self._root}"
