@@ -19,6 +19,10 @@ def sweep(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a field; may be repeated.")
     ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option("--size", min=1, max=4096, help="Input size of the encoder in pixels, for square images."),
+    ] = None,
     target: Annotated[
         Path | None,
         typer.Option("--out", metavar="FOLDER", help="Folder for the trials' versions; default: runs/sweep-RECIPE."),
@@ -35,6 +39,7 @@ def sweep(
     Example: regraft sweep digits_oca --trials 8 --save best.toml
     """
     with needs("train"):
+        from training.overrides import size_settings
         from training.recipe_file import base_of, check_new_file, named_or_read, references_in, write_recipe
         from training.references import reference_settings, with_settings
         from training.sweep import Trial
@@ -42,9 +47,11 @@ def sweep(
 
         if save is not None:
             check_new_file(save)
-        wanted = [*references_in(recipe), *(settings or [])]
+        found = named_or_read(recipe)
+        sized = size_settings(found, size) if size is not None else ()
+        wanted = [*references_in(recipe), *sized, *(settings or [])]
         base = base_of(recipe)
-        chosen, references = with_settings(named_or_read(recipe), wanted, base)
+        chosen, references = with_settings(found, wanted, base)
 
         def say(trial: Trial) -> None:
             out.print(f"{trial.weights}: new/old {trial.new_old:.3f}, new/new {trial.new_new:.3f}")

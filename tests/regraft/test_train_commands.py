@@ -268,13 +268,27 @@ def test_train_saves_a_recipe_as_a_file_and_trains_from_one(run, tmp_path, monke
 def test_a_sweep_that_could_not_be_saved_does_not_begin(run, tmp_path, monkeypatch):
     from training import sweep as search
 
-    monkeypatch.setattr(search, "sweep", lambda *_: pytest.fail("began"))
+    monkeypatch.setattr(search, "sweep", lambda *_, **__: pytest.fail("began"))
     (there := tmp_path / "best.toml").write_text("rate = 1\n")
 
     for save, said in ((there, "it already exists"), (tmp_path / "no" / "best.toml", "does not exist")):
         code, _, err = run("sweep", "digits_l2", "--trials", "1", "--save", save)
         assert (code, said in err) == (1, True)
     assert there.read_text() == "rate = 1\n"
+
+
+def test_a_sweep_takes_a_size_and_replaces_other_trials_only_when_told_to(run, tmp_path, monkeypatch):
+    from training import sweep as search
+
+    told = []
+    monkeypatch.setattr(search, "sweep", lambda recipe, *_, overwrite: told.append((recipe, overwrite)) or [])
+
+    run("sweep", "digits_l2", "--size", "10", "--out", tmp_path)
+    run("sweep", "digits_l2", "--overwrite", "--out", tmp_path)
+    assert [(recipe.preprocess.width, recipe.preprocess.resize, said) for recipe, said in told] == [
+        (10, 10, False),
+        (8, None, True),
+    ]
 
 
 @pytest.mark.slow
