@@ -42,13 +42,13 @@ from index.evaluation.ordering import PendingItems, backfill_order
 from index.evaluation.relevance import LabelRelevance
 from index.version import CARD, Score, Version
 from index.version_folder.folder import load_version
-from training.data import Data, ImageSet
+from training.adapters.fit_edge import fit_edge
+from training.adapters.pairs import embed_pairs
+from training.data.images import Data, ImageSet
 from training.evaluation.cross_version import CrossVersions
 from training.evaluation.embeddings import embed_version
 from training.evaluation.matrix import relevance_of
-from training.fit_edge import fit_edge
 from training.overrides import with_overrides
-from training.pairs import embed_pairs
 from training.recipes import FAMILIES, find_recipe
 from training.train import recipe_data, train
 

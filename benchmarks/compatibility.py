@@ -8,7 +8,7 @@ are refused, or replaced with `--overwrite`.
 
 `--set` changes a recipe setting of all versions, as in `regraft train`, or of one, as fct.epochs=80. `--write FILE`
 puts the table between `<!-- table FAMILY LABEL -->` and `<!-- end -->`; rows of methods that OUT lacks stay.
-training/comparison_table.py explains the columns.
+training/comparison/table.py explains the columns.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Annotated
 import typer
 from command_line import Count, Document, Root, Settings, choice_of, run_main
 
-from training.comparison import COMPARED_FAMILIES, compare_methods, parts_for, runs_of
-from training.comparison_table import merge_table, read_pair_scores, table
+from training.comparison.runs import COMPARED_FAMILIES, compare_methods, parts_for, runs_of
+from training.comparison.table import merge_table, read_pair_scores, table
 from training.evaluation.plots import as_svg, pairs_figure
 from training.recipes.family import METHOD_PARTS
 

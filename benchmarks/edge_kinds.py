@@ -42,7 +42,7 @@ from index.evaluation.fitting import measure, split_pairs
 from index.evaluation.metrics import Bools, Floats, paired_bootstrap
 from index.version import ENCODER, Card
 from index.version_folder.folder import load_version
-from training.fit_edge import ADAPTER_OF, fits_of
+from training.adapters.fit_edge import ADAPTER_OF, fits_of
 
 CLUSTERS, WIDE, NARROW, RANK = 250, 128, 96, 24
 IMAGES = {"digits": ("examples/v1", "examples/v2-fct"), "cifar100": ("examples/photos-v1", "examples/photos-v2")}

@@ -20,9 +20,9 @@ import typer
 from command_line import Document, run_main
 
 from index.evaluation.metrics import p_com
-from training.comparison import COMPARED_FAMILIES, METRICS, independent_part
-from training.comparison_table import replace_table
-from training.papers import PROTOCOLS, ordering, ranked
+from training.comparison.papers import PROTOCOLS, ordering, ranked
+from training.comparison.runs import COMPARED_FAMILIES, METRICS, independent_part
+from training.comparison.table import replace_table
 from training.recipes.family import STANDALONE_PARTS
 
 HEADER = ("run", "by P_com of CMC-1, best first", "of mAP")

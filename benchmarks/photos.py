@@ -25,7 +25,7 @@ from index.evaluation.metrics import MEAN_AP, Retrieval, mean_interval, paired_b
 from index.space import Cosine, Vectors
 from index.version import Score
 from index.version_folder.folder import load_version
-from training.data import Data, ImageSet
+from training.data.images import Data, ImageSet
 from training.sources import load_data
 
 OLD, NEW = Path("examples/photos-v1"), Path("examples/photos-v2")

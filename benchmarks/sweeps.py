@@ -17,9 +17,9 @@ from command_line import Document, choice_of, run_main
 from index.errors import InvalidArgument
 from index.version import Card
 from index.version_folder.folder import load_version
-from training.comparison import COMPARED_FAMILIES
-from training.comparison_table import replace_table
-from training.provenance import read_note
+from training.comparison.provenance import read_note
+from training.comparison.runs import COMPARED_FAMILIES
+from training.comparison.table import replace_table
 
 COLUMNS = ("method", "weights of the recipe", "new/old", "new/new", "best weights", "new/old", "new/new", "old/old")
 OWN = "trial-0"

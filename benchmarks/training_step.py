@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from command_line import Count, run_main
 from torch import Tensor
 
-from training.backbones import Frozen, build_backbone
 from training.method import EmbeddedBatch, OldSummary
 from training.methods import METHODS
+from training.networks.backbones import Frozen, build_backbone
 from training.recipes import Recipe
 from training.trained import build_method
 

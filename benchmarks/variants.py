@@ -29,16 +29,16 @@ from command_line import Count, Document, Root, Settings, choice_of, run_main
 
 from index.evaluation.metrics import MEAN_AP, mean_interval, p_up, paired_bootstrap
 from index.version import CARD, Score
-from training.comparison import COMPARED_FAMILIES, MetricValues, per_query
-from training.comparison_table import deviation, replace_table
-from training.data import Data
+from training.comparison.runs import COMPARED_FAMILIES, MetricValues, per_query
+from training.comparison.sweep import HELD_OUT
+from training.comparison.table import deviation, replace_table
+from training.data.images import Data
 from training.measurement import measure
 from training.methods.compatible import adacos_scale
 from training.overrides import with_overrides
 from training.recipes import Recipe
 from training.recipes.family import Family
 from training.sources import load_data
-from training.sweep import HELD_OUT
 from training.train import train
 from training.trained import Trained
 from training.validation import hold_out

@@ -23,7 +23,7 @@ from index.errors import InvalidArgument, InvalidVersionFolder
 from index.version import EDGE_MODEL, ENCODER, PROBE, SIDE, Card, Edge, Version
 from index.version_folder.folder import write_card, write_edge
 from index.version_folder.new_folder import check_target, new_folder
-from training.data import Data, ImageDataset
+from training.data.images import Data, ImageDataset
 from training.measurement import Report, scores
 from training.method import ItemEdge
 from training.references import load_folder

@@ -12,10 +12,10 @@ import torch
 
 from index.errors import InvalidArgument, RegraftError, raise_if_out_of_memory
 from training import processes
-from training.backbones import build_backbone
 from training.method import EmbeddedBatch, Method, OldSummary
+from training.networks.backbones import build_backbone
+from training.networks.side_information import dim_of
 from training.recipes import Recipe
-from training.side_information import dim_of
 
 
 @torch.no_grad()

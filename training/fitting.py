@@ -29,8 +29,8 @@ from index.errors import InvalidArgument, raise_if_out_of_memory
 from index.version_folder.folder import sha256
 from index.version_folder.new_folder import Unwritable
 from training import processes
-from training.batching import TrainingBatch, training_batches
-from training.data import Data, ImageSet
+from training.data.batching import TrainingBatch, training_batches
+from training.data.images import Data, ImageSet
 from training.divergence import Diverged
 from training.measurement import run_over
 from training.module import BaseTraining
@@ -205,7 +205,7 @@ class CheckpointWriter(lightning.Callback):
 def identity(module: BaseTraining, data: Data) -> dict[str, Any]:
     """Everything that decides a training's result, by name: tells it from others that would write the same folder.
 
-    The number of data loader workers is left out, as batches do not depend on it, see `training.batching`.
+    The number of data loader workers is left out, as batches do not depend on it, see `training.data.batching`.
     """
     seen = hashlib.sha256()
     for model in module.frozen_models.values():

@@ -19,7 +19,7 @@ from index.evaluation.metrics import MEAN_AP, Compared, Retrieval, negative_flip
 from index.evaluation.relevance import LabelRelevance
 from index.space import Vectors, space_from_json
 from index.version import EdgeKind, Preprocess, Score
-from training.data import Data, ImageSet, batches
+from training.data.images import Data, ImageSet, batches
 from training.divergence import check_finite
 from training.stored_embeddings import StoredVersion
 from training.trained import Trained

@@ -145,7 +145,7 @@ class MethodContext:
 
 
 class Classifier(nn.Module):
-    """The base loss: a head of `training.heads` under cross-entropy."""
+    """The base loss: a head of `training.networks.heads` under cross-entropy."""
 
     def __init__(self, head: nn.Module, label_smoothing: float = 0.0) -> None:
         super().__init__()

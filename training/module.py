@@ -10,18 +10,18 @@ import lightning
 import torch
 from torch import Tensor, nn
 
-from training.backbones import Frozen
-from training.batching import TrainingBatch, mix_seeds
+from training.data.batching import TrainingBatch, mix_seeds
 from training.method import EmbeddedBatch, Method, Step
+from training.networks.backbones import Frozen
+from training.networks.side_information import Objective, Psi
 from training.recipes import Recipe
-from training.side_information import Objective, Psi
 
 
 class BaseTraining(lightning.LightningModule):
     """Base of all trainings: the optimiser from the recipe, and random numbers that are the same after a restart."""
 
     views = 1
-    """How often each image is in a batch, see `training.batching.BatchDataset`."""
+    """How often each image is in a batch, see `training.data.batching.BatchDataset`."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class PsiTraining(BaseTraining):
     Args:
         psi: its backbone trains.
         objective: images -> loss.
-        recipe: from `training.side_information.recipe_of_psi`.
+        recipe: from `training.networks.side_information.recipe_of_psi`.
     """
 
     def __init__(self, psi: Psi, objective: Objective, recipe: Recipe) -> None:

@@ -12,10 +12,10 @@ from index.version_folder.new_folder import check_target
 from training.first_batch import try_batch
 from training.folder_lock import lock_file
 from training.method import OldSummary
+from training.networks.side_information import dim_of
 from training.recipe_checks import check_choices, check_numbers
 from training.recipes import Recipe
 from training.references import NO_ENCODER_METHOD, References, folder_of, is_trained, load_folder, reference_recipes
-from training.side_information import dim_of
 from training.trained import blank_old, build_method
 
 

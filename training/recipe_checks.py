@@ -10,8 +10,8 @@ import torch
 
 from index.errors import InvalidArgument
 from index.version import MAX_DIM
+from training.data.transforms import find_augmentation
 from training.recipes import Recipe
-from training.transforms import find_augmentation
 
 OPTIMISERS = ("adam", "sgd")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from index.errors import InvalidArgument, InvalidImage
 from index.paths import IMAGE_SUFFIXES, files_below
 from index.version import Version
-from training.data import Arrays, Data, Files, ImageSet
-from training.data_checks import check_measurable, warn_of_similar_names
-from training.digits import Digits, load_digits_split
-from training.npz import open_npz
+from training.data.checks import check_measurable, warn_of_similar_names
+from training.data.digits import Digits, load_digits_split
+from training.data.images import Arrays, Data, Files, ImageSet
+from training.data.npz import open_npz
 from training.stored_embeddings import with_file_embeddings
 
 UNREADABLE = ("refuse", "skip")

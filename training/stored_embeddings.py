@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from index.errors import InvalidArgument, InvalidVector
 from index.space import Vectors, check_vectors, space_from_json
 from index.version import CARD, Version
-from training.data import Data, ImageSet
-from training.npz import open_npz
+from training.data.images import Data, ImageSet
+from training.data.npz import open_npz
 from training.references import load_folder
 from training.trained import WEIGHTS
 

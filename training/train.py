@@ -14,22 +14,22 @@ from index.errors import InvalidArgument, did_you_mean
 from index.version import CARD, EdgeKind
 from index.version_folder.new_folder import check_target
 from training import processes
-from training.backbones import Frozen, build_backbone
-from training.data import Data
-from training.data_checks import warn_of_repeats
+from training.data.checks import warn_of_repeats
+from training.data.images import Data
 from training.evaluation.report import report_version
 from training.export import write_version
 from training.fitting import checkpoint_of, cpu_threads, fit
 from training.folder_lock import FolderInUse, lock_folder, wait_until_unlocked
-from training.heads import linear_weight
-from training.losses import UNKNOWN, class_means, class_radii
+from training.losses.losses import UNKNOWN, class_means, class_radii
 from training.measurement import measure, run_over
 from training.method import Method, OldSummary
 from training.module import PsiTraining, Training
+from training.networks.backbones import Frozen, build_backbone
+from training.networks.heads import linear_weight
+from training.networks.side_information import KINDS, Psi, build_psi, recipe_of_psi
 from training.plan_checks import check_plan, check_same_encoder, check_sizes
 from training.recipes import RECIPES, Recipe, find_recipe
 from training.references import References, differences, folder_of, is_trained, reference_recipes
-from training.side_information import KINDS, Psi, build_psi, recipe_of_psi
 from training.sources import load_data
 from training.stored_embeddings import StoredVersion, is_encoder_only, open_stored, with_encoder_embeddings
 from training.trained import Trained, blank_old, build_method

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from index.errors import InvalidArgument, InvalidVersionFolder
 from index.version import CARD, EdgeKind, Version
-from training.backbones import build_backbone
-from training.data import ClassName
-from training.heads import HEADS
+from training.data.images import ClassName
 from training.method import Classifier, Method, MethodContext, OldSummary
 from training.methods import METHODS, method_options
+from training.networks.backbones import build_backbone
+from training.networks.heads import HEADS
+from training.networks.side_information import Psi, build_psi, check_side, dim_of
 from training.recipes import Recipe, recipe_from_json
 from training.references import load_folder
-from training.side_information import Psi, build_psi, check_side, dim_of
 
 WEIGHTS = "weights.safetensors"
 OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {"cosine": F.normalize, "l2": nn.Identity(), "lorentz": nn.Identity()}

@@ -16,7 +16,7 @@ from torch import Tensor
 from index.errors import InvalidArgument
 from index.space import Vectors
 from index.version import EdgeKind
-from training.data import Data, ImageSet, batches
+from training.data.images import Data, ImageSet, batches
 from training.divergence import check_finite
 from training.measurement import apply_edge, compare, run_over
 from training.module import Training

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from regraft import ImageItem
-from training.digits import Digits, load_digits_split
+from training.data.digits import Digits, load_digits_split
 
 COMING_AND_GOING = 200
 

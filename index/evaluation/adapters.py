@@ -1,8 +1,8 @@
 """Adapters: query edges fitted on pairs of embeddings of the same inputs, without training an encoder, without torch.
 
 Each maps new queries to vectors that search old items. They need only embeddings, so they also connect versions that
-were bought rather than trained. `training.adapters` adds one that needs torch. Shape suffixes: S pairs, M new
-dimension, N old dimension, R rank.
+were bought rather than trained. `training.adapters.residual_mlp` adds one that needs torch. Shape suffixes: S pairs, M
+new dimension, N old dimension, R rank.
 """
 
 from __future__ import annotations

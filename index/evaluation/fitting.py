@@ -1,6 +1,6 @@
 """Fit an edge on pairs of embeddings: split the pairs, fit, and measure on held-out queries.
 
-Used by `training.fit_edge`, which writes into a version folder, and by the service, for stored items.
+Used by `training.adapters.fit_edge`, which writes into a version folder, and by the service, for stored items.
 Shape suffixes: S pairs, M new dimension, N old dimension, Q queries, I items.
 """
 

@@ -43,9 +43,9 @@ def reproduce(
     Example: regraft reproduce cifar100-b --root cifar-100-python --minutes 55
     """
     with needs("train"):
-        from training.comparison import COMPARED_FAMILIES, METRICS, compare_methods, parts_for, runs_of, time_limit
-        from training.comparison_table import table
-        from training.papers import PROTOCOLS, beside, ordering
+        from training.comparison.papers import PROTOCOLS, beside, ordering
+        from training.comparison.runs import COMPARED_FAMILIES, METRICS, compare_methods, parts_for, runs_of, time_limit
+        from training.comparison.table import table
         from training.recipes.family import METHOD_PARTS
 
         _require("PROTOCOL", [protocol], list(PROTOCOLS))

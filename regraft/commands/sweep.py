@@ -39,11 +39,11 @@ def sweep(
     Example: regraft sweep digits_oca --trials 8 --save best.toml
     """
     with needs("train"):
+        from training.comparison.sweep import Trial
+        from training.comparison.sweep import sweep as search
         from training.overrides import size_settings
         from training.recipe_file import base_of, check_new_file, named_or_read, references_in, write_recipe
         from training.references import reference_settings, with_settings
-        from training.sweep import Trial
-        from training.sweep import sweep as search
 
         if save is not None:
             check_new_file(save)

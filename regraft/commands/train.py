@@ -16,7 +16,7 @@ from regraft.commands.version_folders import open_version
 
 if TYPE_CHECKING:
     from index.version import Version
-    from training.data import Data
+    from training.data.images import Data
 
 EXTRA = "train"
 INTERRUPTED = 130
@@ -24,7 +24,9 @@ INTERRUPTED = 130
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A version folder of `regraft train`.")]
 Source = Annotated[
     str | None,
-    typer.Option("--data", metavar="SOURCE", help="A data source of `training.data`, such as folders or arrays."),
+    typer.Option(
+        "--data", metavar="SOURCE", help="A data source of `training.data.images`, such as folders or arrays."
+    ),
 ]
 Root = Annotated[str, typer.Option("--root", help="Folder or file of the data source, if it has one.")]
 Unreadable = Annotated[
@@ -139,7 +141,7 @@ def evaluate(
     """
     versions = [open_version(folder) for folder in folders]
     with needs(EXTRA):
-        from training.data_checks import warn_of_repeats
+        from training.data.checks import warn_of_repeats
         from training.evaluation.matrix import ORDERS
         from training.evaluation.matrix import evaluate as evaluate_versions
         from training.evaluation.report import check_evaluation_folder, write_evaluation
@@ -197,11 +199,11 @@ def fit_edge(
     if (pairs is None) == (source is None):
         raise InvalidArgument("exactly one of --pairs and --data is required")
     with needs(EXTRA):
-        from training.adapters import FewPairsWarning
-        from training.data_checks import warn_of_repeats
-        from training.fit_edge import fit_edge as fit
-        from training.fit_edge import read_options
-        from training.pairs import embed_pairs, read_pairs
+        from training.adapters.fit_edge import fit_edge as fit
+        from training.adapters.fit_edge import read_options
+        from training.adapters.pairs import embed_pairs, read_pairs
+        from training.adapters.residual_mlp import FewPairsWarning
+        from training.data.checks import warn_of_repeats
 
         options = read_options(kind, settings or [])
         if pairs is not None:

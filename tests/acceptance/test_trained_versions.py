@@ -73,7 +73,7 @@ def png(pixels: np.ndarray) -> bytes:
 
 @pytest.fixture(scope="module")
 def pictures() -> tuple[Pictures, Pictures]:
-    from training.digits import load_digits_split
+    from training.data.digits import load_digits_split
 
     split = load_digits_split()
     return Pictures(split.query.images[:QUERIES]), Pictures(split.gallery.images[:ITEMS])

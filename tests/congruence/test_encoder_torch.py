@@ -15,11 +15,11 @@ from index.encoders.encoder import Encoder
 from index.encoders.image import decode_image, preprocess_batch
 from index.version import Preprocess
 from index.version_folder.folder import load_version
-from training.backbones import build_backbone
-from training.digits import load_digits_split
+from training.data.digits import load_digits_split
+from training.data.transforms import pixels, sizing
+from training.networks.backbones import build_backbone
 from training.tracing import to_onnx
 from training.trained import Trained
-from training.transforms import pixels, sizing
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

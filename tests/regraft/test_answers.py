@@ -53,18 +53,18 @@ def machine(monkeypatch, tmp_path, places, image_set):
     """What local commands find; what would run for long or train does nothing."""
     import service.backfills.worker
     import service.http.app
-    import training.comparison
+    import training.comparison.runs
+    import training.comparison.sweep
     import training.export
-    import training.sweep
+    from training.comparison.sweep import Trial
     from training.recipes import Recipe
-    from training.sweep import Trial
 
     trial = Trial(Recipe("r", options={"weight": 1.0}), 0.5, float("nan"), 0.7)
     for module, name, told in (
         (service.backfills.worker, "run", None),
         (training.export, "export", tmp_path / "exported"),
-        (training.sweep, "sweep", [trial]),
-        (training.comparison, "compare_methods", None),
+        (training.comparison.sweep, "sweep", [trial]),
+        (training.comparison.runs, "compare_methods", None),
     ):
         monkeypatch.setattr(module, name, lambda *_, told=told, **__: told)
     monkeypatch.setattr(service.http.app, "serve", lambda settings, listening: listening(settings.port))

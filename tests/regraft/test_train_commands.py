@@ -10,7 +10,7 @@ import pytest
 
 from index.version_folder.folder import load_version
 from staging.builders import make_image, make_version
-from training.data_checks import warn_once
+from training.data.checks import warn_once
 from training.recipes import GROUPS, RECIPES
 
 
@@ -266,7 +266,7 @@ def test_train_saves_a_recipe_as_a_file_and_trains_from_one(run, tmp_path, monke
 
 
 def test_a_sweep_that_could_not_be_saved_does_not_begin(run, tmp_path, monkeypatch):
-    from training import sweep as search
+    from training.comparison import sweep as search
 
     monkeypatch.setattr(search, "sweep", lambda *_, **__: pytest.fail("began"))
     (there := tmp_path / "best.toml").write_text("rate = 1\n")
@@ -278,7 +278,7 @@ def test_a_sweep_that_could_not_be_saved_does_not_begin(run, tmp_path, monkeypat
 
 
 def test_a_sweep_takes_a_size_and_replaces_other_trials_only_when_told_to(run, tmp_path, monkeypatch):
-    from training import sweep as search
+    from training.comparison import sweep as search
 
     told = []
     monkeypatch.setattr(search, "sweep", lambda recipe, *_, overwrite: told.append((recipe, overwrite)) or [])
@@ -332,7 +332,7 @@ def test_a_protocol_is_reproduced_from_an_empty_folder_within_a_limit_and_gone_o
 
 
 def test_a_papers_table_is_shown_a_line_a_row(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.comparison.compare_methods", lambda *_, **__: None)
+    monkeypatch.setattr("training.comparison.runs.compare_methods", lambda *_, **__: None)
 
     code, shown, _ = run("reproduce", "cifar100-b", "--root", tmp_path, "--method", "hbct")
 

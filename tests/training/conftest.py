@@ -12,8 +12,8 @@ import torch
 
 from staging.recipes import quick, torchlib_read_once, train_weights, without_exporter
 from training import train as path
-from training.data import Arrays, Data, ImageSet
-from training.data_checks import warn_once
+from training.data.checks import warn_once
+from training.data.images import Arrays, Data, ImageSet
 from training.sources import load_data
 
 torch.set_num_threads(1)

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from index.version import Preprocess
-from training.backbones import AverageGrid, build_backbone
-from training.heads import HEADS
-from training.losses import UNKNOWN
+from training.losses.losses import UNKNOWN
 from training.method import EmbeddedBatch, OldSummary
 from training.methods import METHODS
+from training.networks.backbones import AverageGrid, build_backbone
+from training.networks.heads import HEADS
+from training.networks.side_information import KINDS
 from training.recipes import RECIPES, Option, Recipe
-from training.side_information import KINDS
 from training.trained import build_method
 
 RAISES = {

@@ -17,7 +17,7 @@ from index.evaluation.metrics import Retrieval, paired_bootstrap, retrieval
 from index.space import space_from_json
 from index.version import EdgeKind, Score, Version
 from index.version_folder.folder import load_version
-from training.digits import Digits, load_digits_split
+from training.data.digits import Digits, load_digits_split
 from training.recipes import find_recipe, recipe_from_json
 from training.train import train
 

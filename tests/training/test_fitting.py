@@ -24,7 +24,7 @@ from staging.children import child
 from staging.recipes import quick, without_exporter
 from training import fitting
 from training import train as path
-from training.data import Data
+from training.data.images import Data
 from training.divergence import Diverged
 from training.fitting import changes, checkpoint_of, identity, logs_of
 from training.module import BaseTraining, Training

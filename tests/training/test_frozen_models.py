@@ -16,9 +16,9 @@ from index.errors import InvalidVersionFolder
 from index.version_folder.folder import load_version, write_card
 from staging.recipes import without_exporter
 from training import train as path
-from training.backbones import Frozen
-from training.data import ImageDataset
+from training.data.images import ImageDataset
 from training.module import Training
+from training.networks.backbones import Frozen
 from training.recipes import Recipe, find_recipe
 from training.trained import WEIGHTS
 

@@ -9,7 +9,7 @@ from index.edges.calibration import calibration_from_json, fit_calibration
 from index.edges.transform import Truncate
 from index.evaluation.metrics import Retrieval
 from index.version import Card, Edge, EdgeKind
-from training.data import Arrays, Data, ImageSet
+from training.data.images import Arrays, Data, ImageSet
 from training.measurement import Report, apply_trained_edge, compare, embed, gain, measure, scores
 from training.method import OldSummary
 from training.recipes import RECIPES

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from training.backbones import Frozen
-from training.heads import Softmax
 from training.method import Classifier, EmbeddedBatch, MethodContext, Step
 from training.methods.independent import Independent
 from training.module import Training, rate_share
+from training.networks.backbones import Frozen
+from training.networks.heads import Softmax
 from training.recipes import Recipe
 
 RECIPE = Recipe("test", epochs=2, warmup_epochs=1, rate=0.1)

@@ -16,9 +16,9 @@ import torch
 from index.encoders.encoder import verify_version
 from index.errors import InvalidArgument
 from training import train as path
-from training.comparison import COMPARED_FAMILIES, compare_methods, runs_of
+from training.comparison.runs import COMPARED_FAMILIES, compare_methods, runs_of
+from training.comparison.sweep import sweep
 from training.recipes import find_recipe
-from training.sweep import sweep
 from training.trained import WEIGHTS, Trained
 
 ROOT = Path(__file__).parents[2]

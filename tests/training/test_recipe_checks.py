@@ -14,12 +14,12 @@ from index.errors import InvalidArgument
 from staging.recipes import quick
 from training import plan_checks
 from training import train as path
+from training.comparison.sweep import sweep
 from training.first_batch import try_batch
 from training.methods import METHODS, method_options
 from training.recipe_checks import LIMITS, OPTION_LIMITS, check_choices, check_numbers
 from training.recipes import RECIPES
 from training.references import reference_recipes
-from training.sweep import sweep
 from training.trained import blank_old, build_method
 
 

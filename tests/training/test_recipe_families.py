@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from index.version import Preprocess
-from training.backbones import build_backbone
+from training.data.transforms import AUGMENTATIONS
 from training.method import OldSummary
 from training.methods import METHODS
 from training.methods.compatible import Compatible
+from training.networks.backbones import build_backbone
+from training.networks.side_information import dim_of as side_dim_of
+from training.networks.side_information import recipe_of_psi
 from training.recipes import FAMILIES, RECIPES, Recipe
 from training.recipes.family import METHOD_PARTS, Family
-from training.side_information import dim_of as side_dim_of
-from training.side_information import recipe_of_psi
 from training.sources import SOURCES
 from training.trained import build_method
-from training.transforms import AUGMENTATIONS
 
 CLASSES = 3
 V1 = Recipe("v1", preprocess=Preprocess(28, 28), classes=5, dim=8, options={}, epochs=7)

@@ -12,10 +12,10 @@ from index.errors import InvalidArgument
 from index.version_folder.folder import load_version
 from staging.recipes import quick
 from training import train as path
+from training.comparison.sweep import sweep
 from training.recipe_file import base_of, read_recipe
 from training.recipes import find_recipe, recipe_from_json
 from training.references import differences, with_settings
-from training.sweep import sweep
 
 
 def test_images_and_machine_are_the_same_for_all_and_the_rest_stays() -> None:

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from index.errors import InvalidArgument, InvalidImage
-from training.data import Data, Files
+from training.data.images import Data, Files
 from training.sources import SOURCES, load_data
 
 

@@ -19,7 +19,7 @@ from index.version_folder.folder import load_version, write_card
 from staging.recipes import quick, train_weights
 from training import fitting, stored_embeddings
 from training import train as path
-from training.data import Data
+from training.data.images import Data
 from training.evaluation.matrix import evaluate
 from training.measurement import embed
 from training.module import Training

@@ -15,7 +15,7 @@ import torch
 from index.errors import InvalidArgument
 from staging.recipes import quick, without_exporter
 from training import train as path
-from training.data import Data
+from training.data.images import Data
 from training.fitting import checkpoint_of
 from training.measurement import measure
 from training.module import Training

@@ -23,8 +23,8 @@ from index.space import space_from_json
 from index.version import Card, Preprocess
 from index.version_folder.card import parse_preprocess
 from index.version_folder.folder import sha256
-from training.backbones import DOWNLOAD, timm_trunk
 from training.creation.entrances import PrepareImage, write_images
+from training.networks.backbones import DOWNLOAD, timm_trunk
 
 COSINE = {"kind": "cosine"}
 

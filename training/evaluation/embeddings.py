@@ -17,7 +17,7 @@ from index.errors import NoEncoder
 from index.execution import Execution
 from index.space import Space, Vectors, space_from_json
 from index.version import Version
-from training.data import Data, ImageSet
+from training.data.images import Data, ImageSet
 from training.measurement import embed, embed_side
 from training.trained import WEIGHTS, Trained
 

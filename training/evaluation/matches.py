@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from index.evaluation.metrics import Compared, comparable, costs
-from training.data import Data, ImageSet
+from training.data.images import Data, ImageSet
 from training.evaluation.matrix import Evaluation
 
 QUERIES, FIRST, PIXELS = 6, 5, 72

@@ -29,7 +29,7 @@ from index.evaluation.metrics import (
 from index.evaluation.ordering import POINTS, PendingItems, backfill_order, check_order
 from index.evaluation.relevance import LabelRelevance
 from index.version import Card, Score, Version
-from training.data import Data
+from training.data.images import Data
 from training.evaluation.criterion import Strict, strict_criterion
 from training.evaluation.cross_version import CrossVersion, CrossVersions, oldest_first
 from training.evaluation.edges import with_unexported_edges

@@ -15,7 +15,7 @@ from index.evaluation.curves import CALIBRATED, RAW
 from index.version import Card, Version
 from index.version_folder.folder import load_version
 from index.version_folder.new_folder import Unwritable, check_outside
-from training.data import Data
+from training.data.images import Data
 from training.evaluation.loss_curves import LossCurves, read_loss_curves
 from training.evaluation.matches import match_table
 from training.evaluation.matrix import DECIDING_METRIC, Evaluation, evaluate

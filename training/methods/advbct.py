@@ -16,8 +16,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from training.gather import gather_batch
-from training.losses import boundary_loss, discriminator_loss, reverse_gradient
+from training.losses.gather import gather_batch
+from training.losses.losses import boundary_loss, discriminator_loss, reverse_gradient
 from training.method import EmbeddedBatch, MethodContext, Step
 from training.methods.compatible import Compatible
 

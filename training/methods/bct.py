@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from index.errors import InvalidArgument
-from training.gather import gather_batch
-from training.losses import UNKNOWN, distillation, fit_dim, known_cross_entropy, linear_logits, synthesise_head
+from training.losses.gather import gather_batch
+from training.losses.losses import UNKNOWN, distillation, fit_dim, known_cross_entropy, linear_logits, synthesise_head
 from training.method import EmbeddedBatch, MethodContext, OldSummary
 from training.methods.compatible import Compatible, check_choice, check_raw_logits, cosine_scale
 

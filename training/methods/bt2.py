@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from index.errors import InvalidArgument
 from index.version import EdgeKind
-from training.losses import cosine_alignment, linear_logits
+from training.losses.losses import cosine_alignment, linear_logits
 from training.method import EmbeddedBatch, MethodContext, Step
 from training.methods.compatible import MEAN_LOGITS, check_choice, check_spaces, cosine_scale
-from training.orthogonal import Orthogonal
+from training.networks.orthogonal import Orthogonal
 
 
 class BasisTransformation(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from index.errors import InvalidArgument
 from index.version import EdgeKind
-from training.losses import UNKNOWN, fit_dim
+from training.losses.losses import UNKNOWN, fit_dim
 from training.method import EmbeddedBatch, MethodContext, OldSummary, Step
 
 MEAN_LOGITS = ("unit", "cosine", "raw")

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from index.errors import InvalidArgument
 from index.version import EdgeKind
-from training.losses import distillation, gaussian_nll, linear_logits, mean_square
+from training.losses.losses import distillation, gaussian_nll, linear_logits, mean_square
 from training.method import EmbeddedBatch, ItemEdge, MethodContext, Step
 from training.methods.compatible import check_choice
-from training.side_information import finished, is_stable
+from training.networks.side_information import finished, is_stable
 
 
 class ForwardNetwork(ItemEdge):

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from index.errors import InvalidArgument
 from index.version import EdgeKind
-from training import lorentz
-from training.contrasts import entailment, info_nce, rince, rince_of_cosines
-from training.gather import gather_batch
+from training.losses import lorentz
+from training.losses.contrasts import entailment, info_nce, rince, rince_of_cosines
+from training.losses.gather import gather_batch
 from training.method import EmbeddedBatch, MethodContext, Step
 
 CURVATURE = 1.0
@@ -25,7 +25,7 @@ CONTRASTS = ("rince", "cosine", "info_nce", "none")
 
 
 class Lift(nn.Module):
-    """Raw embeddings -> space parts, see `training.lorentz.lift`."""
+    """Raw embeddings -> space parts, see `training.losses.lorentz.lift`."""
 
     def __init__(self, zeta: float) -> None:
         super().__init__()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from training.contrasts import masked_alignment
-from training.gather import gather_batch
+from training.losses.contrasts import masked_alignment
+from training.losses.gather import gather_batch
 from training.method import EmbeddedBatch, MethodContext
 from training.methods.compatible import Compatible
 

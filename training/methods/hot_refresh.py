@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from training.contrasts import regression_alleviating, triplet
-from training.gather import gather_batch
-from training.losses import cosine_alignment
+from training.losses.contrasts import regression_alleviating, triplet
+from training.losses.gather import gather_batch
+from training.losses.losses import cosine_alignment
 from training.method import EmbeddedBatch, MethodContext
 from training.methods.compatible import Compatible, check_choice
 

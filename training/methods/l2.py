@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.gather import gather_batch
-from training.losses import half_squared_distance
+from training.losses.gather import gather_batch
+from training.losses.losses import half_squared_distance
 from training.method import EmbeddedBatch, MethodContext
 from training.methods.compatible import Compatible
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from index.errors import InvalidArgument
-from training.gather import gather_batch
-from training.losses import distillation, linear_logits
+from training.losses.gather import gather_batch
+from training.losses.losses import distillation, linear_logits
 from training.method import EmbeddedBatch, MethodContext
 from training.methods.compatible import Compatible, check_raw_logits, cosine_scale
 

@@ -33,14 +33,14 @@ class Recipe:
         fraction: train on a random share of the images, above 0 to 1.
         split_seed: decides the shares; not `seed`, so that runs of several seeds train on the same images.
         preprocess: how an image becomes the encoder's input, in training's evaluation and in serving.
-        augment: a name of `training.transforms.AUGMENTATIONS`.
-        backbone: a name of `training.backbones.BACKBONES`, or "timm/" and a timm model name.
+        augment: a name of `training.data.transforms.AUGMENTATIONS`.
+        backbone: a name of `training.networks.backbones.BACKBONES`, or "timm/" and a timm model name.
         pretrained: start from timm's pretrained weights.
         weights: a file to read them from, in place of timm's download; or the folder of a version that has the same
             backbone, to go on from it.
         dim: dimension of the backbone's embedding.
         last_relu: cut its numbers off at 0, as the public models of FCT and BT2 do.
-        head: a name of `training.heads.HEADS`, for the base loss.
+        head: a name of `training.networks.heads.HEADS`, for the base loss.
         label_smoothing: of the base loss, 0 to 1.
         space: "cosine", "l2" or "lorentz", how the exported embeddings compare.
         old: the version to be compatible with: its folder, or a recipe that is trained first. A folder without weights
@@ -48,8 +48,8 @@ class Recipe:
         old_embeddings: an .npz of the old version's embeddings, where it embeds text or the like instead of images, see
             `training.stored_embeddings`.
         independent: the independently trained new model, where the method needs one; likewise.
-        side: "none" or a kind of `training.side_information.KINDS`: what is stored of an item beside its embedding, for
-            the forward transform of a later version.
+        side: "none" or a kind of `training.networks.side_information.KINDS`: what is stored of an item beside its
+            embedding, for the forward transform of a later version.
         side_dim: how many numbers of it; 0: as many as `dim`.
         side_bits: store their signs, one bit each.
         side_epochs: how long it is trained; 0: `epochs`.

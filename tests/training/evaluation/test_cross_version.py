@@ -18,7 +18,7 @@ from index.evaluation.adapters import SlerpAdapter
 from index.space import Cosine, Vectors
 from index.version import Edge, EdgeKind, Version
 from index.version_folder.folder import load_version, write_card, write_edge
-from training.data import Data
+from training.data.images import Data
 from training.evaluation import embeddings
 from training.evaluation.cross_version import CrossVersions, oldest_first
 from training.evaluation.edges import with_unexported_edges

@@ -20,7 +20,7 @@ from index.evaluation.relevance import LabelRelevance
 from index.space import space_from_json
 from index.version import Score, Version
 from index.version_folder.folder import load_version
-from training.data import Data
+from training.data.images import Data
 from training.evaluation.criterion import Strict, strict_criterion
 from training.evaluation.embeddings import embed_version
 from training.evaluation.matrix import (

@@ -19,7 +19,7 @@ from index.space import Cosine
 from index.version import Version
 from index.version_folder.folder import load_version, write_card
 from index.version_folder.new_folder import Unwritable
-from training.data import Data
+from training.data.images import Data
 from training.evaluation import report as module
 from training.evaluation.loss_curves import read_loss_curves
 from training.evaluation.matches import choose_queries, first_items

@@ -16,8 +16,7 @@ from torch import nn
 from index.errors import InvalidArgument
 from index.version import EdgeKind
 from tensors import circle, draw
-from training import contrasts, losses
-from training.heads import Softmax
+from training.losses import contrasts, losses
 from training.method import Classifier, EmbeddedBatch, MethodContext, OldSummary
 from training.methods import METHODS
 from training.methods.advbct import AdvBct
@@ -27,6 +26,7 @@ from training.methods.hoc import Hoc
 from training.methods.hot_refresh import HotRefresh
 from training.methods.l2 import L2
 from training.methods.lwf import Lwf
+from training.networks.heads import Softmax
 
 CLASSES = 4
 LABELS = torch.tensor([0, 1, 2, 3, 0, 2])

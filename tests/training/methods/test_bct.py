@@ -12,13 +12,13 @@ from index.version import EdgeKind
 from naive import cross_entropy, log_softmax
 from staging.recipes import quick
 from tensors import draw
-from training.backbones import build_backbone
-from training.heads import HEADS, ArcFace, Softmax, linear_weight
-from training.losses import UNKNOWN
+from training.losses.losses import UNKNOWN
 from training.method import Classifier, EmbeddedBatch, MethodContext, OldSummary
 from training.methods.bct import Bct
 from training.methods.compatible import cosine_scale
 from training.methods.lwf import Lwf
+from training.networks.backbones import build_backbone
+from training.networks.heads import HEADS, ArcFace, Softmax, linear_weight
 from training.sources import load_data
 from training.train import summarise_old
 from training.trained import Trained, build_method

@@ -12,10 +12,10 @@ from torch import nn
 
 from index.errors import InvalidArgument
 from tensors import draw64
-from training.heads import Softmax
 from training.method import Classifier, EmbeddedBatch, MethodContext, OldSummary
 from training.methods.bt2 import BasisTransformation, Bt2
 from training.methods.compatible import cosine_scale
+from training.networks.heads import Softmax
 
 N, M, D, CLASSES = 4, 5, 2, 3
 

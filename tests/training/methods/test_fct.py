@@ -14,10 +14,10 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from naive import log_softmax
 from tensors import draw
-from training.heads import Softmax
-from training.losses import UNKNOWN
+from training.losses.losses import UNKNOWN
 from training.method import Classifier, EmbeddedBatch, MethodContext, OldSummary
 from training.methods.fct import Fct, ForwardNetwork
+from training.networks.heads import Softmax
 
 CLASSES, OLD_DIM, DIM = 4, 3, 5
 LABELS = torch.tensor([0, 1, 2, 3, 0, 2])

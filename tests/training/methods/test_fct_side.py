@@ -15,12 +15,12 @@ from index.version import SIDE, Version
 from index.version_folder.folder import load_version
 from staging.recipes import quick, train_weights
 from training import train as path
-from training.data import ImageDataset
+from training.data.images import ImageDataset
 from training.evaluation.cross_version import CrossVersions
 from training.evaluation.embeddings import embed_version
 from training.method import ItemEdge
+from training.networks.side_information import KINDS
 from training.recipes import find_recipe
-from training.side_information import KINDS
 from training.sources import load_data
 from training.trained import Trained
 

@@ -10,10 +10,10 @@ import torch
 from index.errors import InvalidArgument
 from index.version import EdgeKind
 from tensors import draw
-from training import contrasts, lorentz
-from training.heads import LorentzMLR
+from training.losses import contrasts, lorentz
 from training.method import Classifier, EmbeddedBatch, MethodContext, OldSummary
 from training.methods.hbct import Hbct
+from training.networks.heads import LorentzMLR
 
 DIM, CLASSES = 4, 3
 

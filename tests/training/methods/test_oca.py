@@ -11,11 +11,11 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from naive import cross_entropy
 from tensors import draw
-from training.heads import Softmax
-from training.losses import UNKNOWN
+from training.losses.losses import UNKNOWN
 from training.method import Classifier, EmbeddedBatch, MethodContext, OldSummary
 from training.methods.compatible import cosine_scale
 from training.methods.oca import Oca
+from training.networks.heads import Softmax
 
 CLASSES, OLD_DIM, DIM = 4, 3, 5
 LABELS = [0, 1, 2, 3, 0, 2]

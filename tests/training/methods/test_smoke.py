@@ -21,9 +21,9 @@ from index.version import EdgeKind, Version
 from index.version_folder.folder import load_version
 from staging.recipes import quick
 from training import train as path
-from training.data import Data, ImageDataset
+from training.data.images import Data, ImageDataset
 from training.evaluation.embeddings import embed_version
-from training.losses import UNKNOWN
+from training.losses.losses import UNKNOWN
 from training.recipes import RECIPES, find_recipe
 from training.sources import load_data
 from training.trained import Trained

@@ -1,0 +1,292 @@
+"""Trains and measures every method of a family over several seeds.
+
+`compare_methods` trains and measures what OUT/seed<N>/ lacks, so it goes on where it was stopped; what was trained with
+other settings is refused, or replaced where that is asked for. All methods are done with one seed before the next. Seed
+N adds 10 N to the seed of every recipe of the family, so that all methods of a seed have the same old version. HBCT is
+compared with hyperbolic references. `training.comparison.table` makes a table of the results.
+"""
+
+from __future__ import annotations
+
+import io
+import signal
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.evaluation.metrics import MEAN_AP, Retrieval
+from training.comparison.provenance import begun, card_sha, is_made, made_of, read_note, write_note, write_whole
+from training.data.checks import warn_of_repeats
+from training.data.images import Data
+from training.divergence import Diverged
+from training.fitting import checkpoint_of
+from training.folder_lock import wait_until_unlocked
+from training.measurement import compare, embed_both, measure
+from training.overrides import with_overrides
+from training.processes import require_one
+from training.recipes import FAMILIES, Recipe, digits
+from training.recipes.family import METHOD_PARTS, STANDALONE_PARTS, Family
+from training.train import recipe_data, train
+from training.trained import Trained
+
+COMPARED_FAMILIES: Mapping[str, Family] = {**FAMILIES, digits.FAMILY.name: digits.FAMILY}
+"""name -> family."""
+PAIRS = ("old/old", "new/old", "new/new")
+METRICS = ("cmc@1", MEAN_AP)
+
+MetricValues = dict[str, NDArray[np.float64]]
+""" "<pair> <metric>" -> (Q,) values of the queries that have an item to find."""
+SeedPart = tuple[int, str]
+"""A seed, and a part of a family."""
+
+
+class DataCache:
+    """Images that are read, checked for repeats and decoded once for all versions that train on the same ones."""
+
+    def __init__(self) -> None:
+        self._data: dict[tuple[object, ...], Data] = {}
+
+    def of(self, recipe: Recipe) -> Data:
+        """The recipe's images."""
+        fields = ("data", "root", "unreadable", "classes", "class_share", "fraction", "split_seed")
+        key = tuple(getattr(recipe, field) for field in fields)
+        if key not in self._data:
+            self._data[key] = recipe_data(recipe)
+            warn_of_repeats(self._data[key])
+        return self._data[key]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seed of a family.
+
+    Args:
+        family: its recipes.
+        seed: 0 or more.
+        folder: of its versions.
+        settings: changes of all recipes, field=value, or of a single one, PART.field=value, as fct.epochs=80.
+    """
+
+    family: Family
+    seed: int
+    folder: Path
+    settings: Sequence[str]
+
+    def recipe(self, part: str) -> Recipe:
+        """A recipe of the family with this run's seed and settings, whose references are this run's versions."""
+        own = [setting.removeprefix(f"{part}.") for setting in self.settings if setting.startswith(f"{part}.")]
+        shared = [setting for setting in self.settings if setting.partition(".")[0] not in self.family.parts()]
+        recipe = with_overrides(self.family.recipe(part), [*shared, *own])
+        references = {"old": recipe.old, "independent": recipe.independent}
+        folders = [f"{field}={self.folder / name}" for field, name in references.items() if name]
+        return with_overrides(recipe, [f"seed={recipe.seed + 10 * self.seed}", *folders])
+
+    def version_folder(self, part: str) -> Path:
+        """The folder of a part's version."""
+        return self.folder / self.family.recipe(part).name
+
+    def note_file(self, part: str) -> Path:
+        """The file beside it that records what it was trained from, and how long."""
+        return self.version_folder(part).with_suffix(".json")
+
+    def results_file(self, part: str) -> Path:
+        """The file beside it that holds its measurements."""
+        return self.version_folder(part).with_suffix(".npz")
+
+    def origin(self, part: str) -> dict[str, Any]:
+        """What a version is made of now."""
+        recipe = self.recipe(part)
+        return made_of(recipe, [Path(folder) for folder in (recipe.old, recipe.independent) if folder])
+
+    def is_trained(self, part: str, overwrite: bool = False) -> bool:
+        """Whether a version was trained already from this recipe and these references.
+
+        Raises:
+            InvalidArgument: its folder was trained from others, and is not to be replaced; names what differs.
+        """
+        note = read_note(self.note_file(part)).get("made_of", {})
+        return is_made(self.version_folder(part), note, self.origin(part), overwrite)
+
+    def train(
+        self, part: str, cache: DataCache, log: Callable[[str], None] = print, *, overwrite: bool = False
+    ) -> None:
+        """Train a version, unless it was trained already. Raises as `is_trained`."""
+        recipe, out = self.recipe(part), self.version_folder(part)
+        wait_until_unlocked(out, log)
+        if self.is_trained(part, overwrite):
+            return
+        origin = self.origin(part)
+        self.results_file(part).unlink(missing_ok=True)
+        resumed = checkpoint_of(out).is_file()
+        log(f"seed {self.seed}: {'resuming' if resumed else 'training'} {out.name}")
+        write_note(self.note_file(part), {"made_of": begun(out, origin)})
+        start = time.perf_counter()
+        train(recipe, out, progress=False, data=cache.of(recipe))
+        took = None if resumed else round(time.perf_counter() - start, 1)
+        write_note(self.note_file(part), {"seconds": took, "made_of": origin})
+
+    def measure(self, part: str, cache: DataCache, log: Callable[[str], None] = print) -> None:
+        """Measure a version against its old one, unless it was measured already against the same one."""
+        note, beside = read_note(self.note_file(part)), card_sha(self.version_folder(old_part(part)))
+        if self.results(part) is not None and note.get("beside") == beside:
+            return
+        data = cache.of(self.recipe(part))
+        new, old = (Trained.load(self.version_folder(name)) for name in (part, old_part(part)))
+        report = measure(new, old, data)
+        rows = dict(report.rows())
+        if report.new_old is None and new.dim == old.dim:
+            # No edge: show what comparing them all the same gives.
+            rows["new/old"] = compare(embed_both(new, data)[0], embed_both(old, data)[1], data, old.recipe.space)
+        values: dict[str, Any] = {
+            name: value_Q for pair, retrieval in rows.items() for name, value_Q in per_query(pair, retrieval)
+        }
+        content = io.BytesIO()
+        np.savez(content, **values)
+        write_whole(self.results_file(part), content.getvalue())
+        write_note(self.note_file(part), {**note, "beside": beside})
+        summary = ", ".join(f"{pair} {100 * retrieval.mean(METRICS[0]):.1f}" for pair, retrieval in rows.items())
+        took = "" if (seconds := self.seconds(part)) is None else f" after {seconds:.0f} s"
+        log(f"seed {self.seed}: {self.version_folder(part).name}{took}: CMC-1 % {summary}")
+
+    def results(self, part: str) -> MetricValues | None:
+        """The measurements; None if there are none, they cannot be read, or they are against another old version.
+
+        Also valid are those of an earlier release, whose note does not name the old version, and those whose old
+        version was deleted.
+        """
+        beside = read_note(self.note_file(part)).get("beside")
+        if beside and card_sha(self.version_folder(old_part(part))) not in {beside, ""}:
+            return None
+        try:
+            with self.results_file(part).open("rb") as file, np.load(file) as arrays:
+                return {name: arrays[name] for name in arrays.files}
+        except (OSError, ValueError, EOFError, BadZipFile, zlib.error):
+            return None
+
+    def seconds(self, part: str) -> float | None:
+        """How long the training took, with its measurement and export; None if it was interrupted."""
+        seconds: float | None = read_note(self.note_file(part)).get("seconds")
+        return seconds
+
+    def needs(self, part: str) -> list[str]:
+        """The parts that this one is trained or measured with."""
+        recipe = self.family.recipe(part)
+        named = [name.removeprefix(f"{self.family.name}_") for name in (recipe.old, recipe.independent) if name]
+        return [name for name in dict.fromkeys([old_part(part), *named]) if name != part]
+
+
+def runs_of(family: Family, out: Path, seeds: int, settings: Sequence[str]) -> list[Run]:
+    """The runs of seeds 0 to `seeds` - 1, each in a folder below `out`."""
+    return [Run(family, seed, out / f"seed{seed}", settings) for seed in range(seeds)]
+
+
+def compare_methods(
+    runs: Sequence[Run],
+    parts: Sequence[str],
+    after_each: Callable[[], None],
+    log: Callable[[str], None] = print,
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Train and measure what is missing, all parts with one seed before the next.
+
+    Args:
+        runs: one for each seed.
+        parts: of the family, references first.
+        after_each: called after each part that is measured.
+        log: called with a line about each training and its results.
+        overwrite: replace versions that were trained with other settings.
+
+    Raises:
+        InvalidArgument: there are several processes, or see `Run.is_trained`; then nothing was trained.
+    """
+    require_one("a comparison of methods")
+    for run in runs:
+        for part in parts:
+            run.is_trained(part, overwrite)
+    cache = DataCache()
+    failed: set[SeedPart] = set()
+    for run in runs:
+        for part in parts:
+            if why := _train_part(run, part, failed, cache, log, overwrite):
+                failed.add((run.seed, part))
+                # They would be those of versions with other settings.
+                run.results_file(part).unlink(missing_ok=True)
+                log(f"seed {run.seed}: {run.version_folder(part).name} has no row: {why}")
+                continue
+            run.measure(part, cache, log)
+            after_each()
+
+
+def _train_part(
+    run: Run,
+    part: str,
+    failed: Collection[SeedPart],
+    cache: DataCache,
+    log: Callable[[str], None],
+    overwrite: bool,
+) -> str:
+    """Train a part; returns why it could not be trained, "" if it was."""
+    if lost := [name for name in run.needs(part) if (run.seed, name) in failed]:
+        return f"{', '.join(lost)}, which it requires, could not be trained"
+    try:
+        run.train(part, cache, log, overwrite=overwrite)
+    except Diverged as error:
+        return str(error)
+    return ""
+
+
+@contextmanager
+def time_limit(minutes: float | None) -> Iterator[None]:
+    """Raise KeyboardInterrupt, as Ctrl-C does, after this many minutes; None: never."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 60 * (minutes or 0))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def parts_for(methods: Sequence[str] | None) -> list[str]:
+    """The parts to train for some methods, by default all: first the references that they need, then the methods."""
+    chosen = list(methods or METHOD_PARTS)
+    hyperbolic, euclidean = "hbct" in chosen, set(chosen) - {"hbct"}
+    needed = {
+        "v1": euclidean,
+        "side_v1": "fct" in chosen,
+        "independent": euclidean,
+        "hyperbolic_v1": hyperbolic,
+        "hyperbolic_independent": hyperbolic,
+    }
+    return [*(part for part in STANDALONE_PARTS if needed[part]), *chosen]
+
+
+def old_part(part: str) -> str:
+    """The old version that a part is trained and measured against."""
+    if part == "fct":
+        return "side_v1"
+    return "hyperbolic_v1" if part.startswith("hyperbolic") or part == "hbct" else "v1"
+
+
+def independent_part(part: str) -> str:
+    """The independent version that a part is measured against."""
+    return "hyperbolic_independent" if old_part(part) == "hyperbolic_v1" else "independent"
+
+
+def per_query(pair: str, retrieval: Retrieval) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """The values of one pair by "<pair> <metric>"."""
+    for metric in METRICS:
+        yield f"{pair} {metric}", retrieval.per_query(metric)[retrieval.valid]

@@ -1,0 +1,1 @@
+"""Images with labels: how they are kept, checked, augmented and put into batches. Start with `training.data.images`."""
