@@ -24,9 +24,7 @@ INTERRUPTED = 130
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A version folder of `regraft train`.")]
 Source = Annotated[
     str | None,
-    typer.Option(
-        "--data", metavar="SOURCE", help="A data source of `training.data.images`, such as folders or arrays."
-    ),
+    typer.Option("--data", metavar="SOURCE", help="A data source, such as folders or arrays (`training.sources`)."),
 ]
 Root = Annotated[str, typer.Option("--root", help="Folder or file of the data source, if it has one.")]
 Unreadable = Annotated[
