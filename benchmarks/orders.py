@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from math import isnan
 from pathlib import Path
 from typing import Annotated
 
@@ -65,14 +64,9 @@ def of_tables(text: str) -> Iterator[Row]:
             methods = [name for name in held if name not in STANDALONE_PARTS and independent_part(name) in every]
             yield (
                 f"ours, {family}{label} ({seeds} seed{'' if seeds == '1' else 's'})",
-                order({name: float(held[name]["P_com"] or reckoned(every, name, *CMC)) for name in methods}),
-                order({name: reckoned(every, name, *MAP) for name in methods}),
+                ranked({name: float(held[name]["P_com"] or reckoned(every, name, *CMC)) for name in methods}),
+                ranked({name: reckoned(every, name, *MAP) for name in methods}),
             )
-
-
-def order(found: Mapping[str, float]) -> str:
-    """As `ranked`, of the methods that have a P_com: those whose independent version is better than old/old."""
-    return ranked({name: value for name, value in found.items() if not isnan(value)})
 
 
 def reckoned(rows: Mapping[str, Mapping[str, str]], method: str, gains: str, score: re.Pattern[str]) -> float:

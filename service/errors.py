@@ -8,6 +8,11 @@ from typing import Any
 from index.errors import RegraftError
 
 
+def message_of(fault: Mapping[str, Any]) -> str:
+    """The message of one of pydantic's errors, without what pydantic puts before those of our own validators."""
+    return str(fault["msg"]).removeprefix("Value error, ")
+
+
 class UnknownGallery(RegraftError):
     """No gallery has this name."""
 

@@ -27,7 +27,7 @@ def doctor(
     settings = checked_settings()
     with usable_database(settings):
         _check_database(settings.database_url)
-        upgrade(settings)
+        upgrade(settings)  # migrates nothing any more: warns of a later schema, and creates the folder of versions
         database = Database(settings.database_url)
         try:
             findings = Doctor(settings, database).examine(fix=fix)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
@@ -22,7 +22,6 @@ from regraft.ingest_batch import ingest_in_halves, nothing_stored
 from regraft.models import ImageWarning, IngestResult, ItemError
 
 MAX_BATCH_BYTES = 32 << 20
-T = TypeVar("T")
 
 
 def ingest(

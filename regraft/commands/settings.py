@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 PREFIX = "REGRAFT_"
-OURS = "Value error, "
-"""What pydantic puts before the messages of the settings' own validators."""
 FOLLOW_PARENT = "REGRAFT_WORKER_FOLLOWS_STDIN"
 """Set for processes that `serve` starts: they also stop when their standard input closes, so they never outlive it."""
 ALIKE = 0.85
@@ -79,12 +77,13 @@ def checked_settings() -> Settings:
     """The settings of the environment; the error has a line per invalid one. Warns of misspelt ones."""
     from pydantic import ValidationError
 
+    from service.errors import message_of
     from service.settings import Settings
 
     try:
         settings = Settings()
     except ValidationError as error:
-        said = ((str(fault["loc"][0]).upper(), fault["msg"].removeprefix(OURS)) for fault in error.errors())
+        said = ((str(fault["loc"][0]).upper(), message_of(fault)) for fault in error.errors())
         raise InvalidArgument("; ".join(f"{PREFIX}{name}: {why}" for name, why in said)) from error
     if FOLLOW_PARENT not in os.environ:
         _warn_of_misspellings({f"{PREFIX}{name.upper()}" for name in Settings.model_fields})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -173,14 +174,14 @@ def add_plain(service: Runtime, raw: bytes, context: ChangeContext) -> EdgeRecor
     service.registry.sync()
     new, old = _both_versions(service, request.new, request.old)
     kind = EdgeKind(request.kind)
-    to_old = _check(service, Edge(new.name, old.name, kind, old_encoder=old.card.encoder), new, old, request.replace)
+    edge = Edge(new.name, old.name, kind, old_encoder=old.card.encoder)
+    to_old = _check(service, edge, new, old, request.replace)
     asked = (service.database, service.blobs, service.decoder, new, old, request.verify or VerifyIn())
     if kind is EdgeKind.IDENTITY:
         origin, (evidence, scores) = EdgeOrigin.CLAIMED, verify(*asked)
     else:
         origin, (evidence, scores) = EdgeOrigin.ADDED, measure(*asked, to_old)
-    claimed = Edge(new.name, old.name, kind, scores, old.card.encoder)
-    return _accept(service, EdgeRecord(claimed, origin, evidence), context, request.replace)
+    return _accept(service, EdgeRecord(replace(edge, scores=scores), origin, evidence), context, request.replace)
 
 
 def _accept(service: Runtime, declared: EdgeRecord, context: ChangeContext, replacing: bool) -> EdgeRecord:

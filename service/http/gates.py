@@ -207,7 +207,7 @@ def _draw_relevant(
 
 def _uses_own_ranking(request: GateIn) -> bool:
     """Whether the new version's own ranking is the ground truth, and has to be over the same items."""
-    return request.metric == RECALL or (request.metric is None and request.label is None)
+    return (request.metric or default_metric(request.label is not None)) == RECALL
 
 
 def _check_effects(request: GateIn, *, labelled: bool) -> None:

@@ -19,7 +19,7 @@ from starlette.routing import compile_path
 
 from index.errors import RegraftError, shortened
 from index.events import Event
-from service.errors import DatabaseUnavailable, ItemsRefused
+from service.errors import DatabaseUnavailable, ItemsRefused, message_of
 from service.store.database import COMMIT_STATE
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,6 @@ CODES = {
     500: "internal_error",
 }
 """Codes of the framework's errors, independent of HTTP phrases, which change with Python releases."""
-OURS = "Value error, "
-"""What pydantic puts before the messages of our own validators."""
 PROBLEM = "application/problem+json"
 UNCHANGED = "the database does not answer; nothing was changed"
 """Replaces the message of `DatabaseUnavailable` if nothing can have been committed."""
@@ -116,7 +114,7 @@ async def database_error(request: Request, error: Exception) -> Response:
 async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     errors = [
-        {"pointer": _pointer(e["loc"]), "detail": e["msg"].removeprefix(OURS), "code": e["type"]}
+        {"pointer": _pointer(e["loc"]), "detail": message_of(e), "code": e["type"]}
         for e in error.errors()[:MOST_ERRORS]
     ]
     detail = "; ".join(f"{e['pointer'] or 'the body'}: {e['detail']}" for e in errors)

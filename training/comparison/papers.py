@@ -116,8 +116,11 @@ def ordering(
 
 
 def ranked(found: Mapping[str, float]) -> str:
-    """Methods by P_com, best first; old/old stands before those that find less in old items than the old version."""
-    order = sorted(found, key=lambda part: -found[part])
+    """Methods by P_com, best first, without those that have none (NaN).
+
+    old/old stands before those that find less in old items than the old version.
+    """
+    order = sorted((part for part in found if not isnan(found[part])), key=lambda part: -found[part])
     return " > ".join([*(p for p in order if found[p] > 0), "old/old", *(p for p in order if found[p] <= 0)])
 
 

@@ -152,7 +152,7 @@ def _trial(
             _note(out).unlink(missing_ok=True)
             shutil.rmtree(out, ignore_errors=True)
             return Trial(recipe, 0.0, 0.0, 0.0)
-    write_note(_note(out), origin)
+    write_note(_note(out), origin)  # also for a training that ended but could not write it
     metrics = load_version(out).card.metrics
     return Trial(recipe, *(float(metrics[pair]["cmc@1"]["value"]) for pair in ("old/old", "new/old", "new/new")))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,17 +89,23 @@ def test_a_file_that_is_no_set_is_named(served: Served, run: Any, tmp_path: Path
     assert told in said
 
 
-def test_a_database_that_compares_otherwise_is_imported_only_when_told_to(
-    served: Served, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def keep_in_qdrant(distance: str, payloads: Sequence[dict[str, int]]) -> None:
+    """Create the collection qdrant:kept#things in the working folder, with a point for each payload."""
     models = pytest.importorskip("qdrant_client.models", reason="regraft[from-qdrant] is not installed")
     from qdrant_client import QdrantClient
 
-    monkeypatch.chdir(tmp_path)
     kept = QdrantClient(path="kept")
-    kept.create_collection("things", models.VectorParams(size=4, distance=models.Distance.EUCLID))
-    kept.upsert("things", [models.PointStruct(id=n, vector=[n, 1.0, 0.0, 0.0]) for n in range(1, 4)])
+    kept.create_collection("things", models.VectorParams(size=4, distance=models.Distance(distance)))
+    points = enumerate(payloads, 1)
+    kept.upsert("things", [models.PointStruct(id=n, vector=[n, 1.0, 0.0, 0.0], payload=p) for n, p in points])
     kept.close()
+
+
+def test_a_database_that_compares_otherwise_is_imported_only_when_told_to(
+    served: Served, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    keep_in_qdrant("Euclid", [{}] * 3)
     gallery = served.gallery("v1").rpartition("/")[2]
 
     code, _, said = run("import", gallery, "qdrant:kept#things")
@@ -126,15 +133,8 @@ def test_a_row_that_is_too_large_for_the_service_is_skipped_and_the_import_goes_
 def test_a_field_of_metadata_that_no_row_has_is_warned_of(
     served: Served, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = pytest.importorskip("qdrant_client.models", reason="regraft[from-qdrant] is not installed")
-    from qdrant_client import QdrantClient
-
     monkeypatch.chdir(tmp_path)
-    kept = QdrantClient(path="kept")
-    kept.create_collection("things", models.VectorParams(size=4, distance=models.Distance.COSINE))
-    points = [models.PointStruct(id=n, vector=[n, 1.0, 0.0, 0.0], payload={"n": n}) for n in range(1, 5)]
-    kept.upsert("things", [*points, models.PointStruct(id=5, vector=[5.0, 1.0, 0.0, 0.0])])
-    kept.close()
+    keep_in_qdrant("Cosine", [*({"n": n} for n in range(1, 5)), {}])
     gallery = served.gallery("v1").rpartition("/")[2]
     asked = ("import", gallery, "qdrant:kept#things", "--metadata", "n,citty")
 
