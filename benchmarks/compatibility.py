@@ -19,7 +19,8 @@ from typing import Annotated
 import typer
 from command_line import Count, Document, Root, Settings, choice_of, run_main
 
-from training.comparison.runs import COMPARED_FAMILIES, compare_methods, parts_for, runs_of
+from training.comparison.runs import COMPARED_FAMILIES, parts_for, runs_of
+from training.comparison.schedule import compare_methods
 from training.comparison.table import merge_table, read_pair_scores, table
 from training.evaluation.plots import as_svg, pairs_figure
 from training.recipes.family import METHOD_PARTS
@@ -34,6 +35,7 @@ def main(
         list[str] | None, typer.Option("--method", parser=choice_of(METHOD_PARTS), help="Only this; may be repeated.")
     ] = None,
     settings: Settings = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of trainings side by side.")] = 1,
     overwrite: Annotated[bool, typer.Option(help="Replace versions that were trained with other settings.")] = False,
     only_print: Annotated[
         bool, typer.Option("--table", help="Train nothing, print the table of what is there.")
@@ -50,7 +52,7 @@ def main(
         (out / "table.md").write_text(table(runs, parts) + "\n")
 
     if not only_print:
-        compare_methods(runs, parts, keep, lambda text: print(text, flush=True), overwrite=overwrite)
+        compare_methods(runs, parts, keep, lambda text: print(text, flush=True), overwrite=overwrite, jobs=jobs)
     found = table(runs, parts)
     print(found)
     if write:

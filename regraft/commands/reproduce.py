@@ -34,6 +34,10 @@ def reproduce(
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of every recipe, or fct.FIELD of one."),
     ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option("--jobs", min=1, help="Trainings side by side; one small network leaves most of a GPU idle."),
+    ] = 1,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace versions that were trained with other settings.")
     ] = False,
@@ -44,7 +48,8 @@ def reproduce(
     """
     with needs("train"):
         from training.comparison.papers import PROTOCOLS, beside, ordering
-        from training.comparison.runs import COMPARED_FAMILIES, METRICS, compare_methods, parts_for, runs_of, time_limit
+        from training.comparison.runs import COMPARED_FAMILIES, METRICS, parts_for, runs_of, time_limit
+        from training.comparison.schedule import compare_methods
         from training.comparison.table import table
         from training.recipes.family import METHOD_PARTS
 
@@ -63,6 +68,7 @@ def reproduce(
                     lambda: _keep(folder / "table.md", table(runs, parts)),
                     out.print,
                     overwrite=overwrite,
+                    jobs=jobs,
                 )
         except KeyboardInterrupt:
             ended = False

@@ -64,7 +64,7 @@ def machine(monkeypatch, tmp_path, places, image_set):
         (service.backfills.worker, "run", None),
         (training.export, "export", tmp_path / "exported"),
         (training.comparison.sweep, "sweep", [trial]),
-        (training.comparison.runs, "compare_methods", None),
+        (training.comparison.schedule, "compare_methods", None),
     ):
         monkeypatch.setattr(module, name, lambda *_, told=told, **__: told)
     monkeypatch.setattr(service.http.app, "serve", lambda settings, listening: listening(settings.port))

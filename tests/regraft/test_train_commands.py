@@ -332,7 +332,7 @@ def test_a_protocol_is_reproduced_from_an_empty_folder_within_a_limit_and_gone_o
 
 
 def test_a_papers_table_is_shown_a_line_a_row(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.comparison.runs.compare_methods", lambda *_, **__: None)
+    monkeypatch.setattr("training.comparison.schedule.compare_methods", lambda *_, **__: None)
 
     code, shown, _ = run("reproduce", "cifar100-b", "--root", tmp_path, "--method", "hbct")
 

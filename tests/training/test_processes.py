@@ -16,7 +16,8 @@ import torch
 from index.encoders.encoder import verify_version
 from index.errors import InvalidArgument
 from training import train as path
-from training.comparison.runs import COMPARED_FAMILIES, compare_methods, runs_of
+from training.comparison.runs import COMPARED_FAMILIES, runs_of
+from training.comparison.schedule import compare_methods
 from training.comparison.sweep import sweep
 from training.recipes import find_recipe
 from training.trained import WEIGHTS, Trained

@@ -1,9 +1,8 @@
-"""Trains and measures every method of a family over several seeds.
+"""The runs of a comparison: every method of a family, trained and measured with several seeds.
 
-`compare_methods` trains and measures what OUT/seed<N>/ lacks, so it goes on where it was stopped; what was trained with
-other settings is refused, or replaced where that is asked for. All methods are done with one seed before the next. Seed
-N adds 10 N to the seed of every recipe of the family, so that all methods of a seed have the same old version. HBCT is
-compared with hyperbolic references. `training.comparison.table` makes a table of the results.
+Seed N adds 10 N to the seed of every recipe of the family, so that all methods of a seed have the same old version.
+HBCT is compared with hyperbolic references. `training.comparison.schedule` carries the runs out, and
+`training.comparison.table` makes a table of the results.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import io
 import signal
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +25,10 @@ from index.evaluation.metrics import MEAN_AP, Retrieval
 from training.comparison.provenance import begun, card_sha, is_made, made_of, read_note, write_note, write_whole
 from training.data.checks import warn_of_repeats
 from training.data.images import Data
-from training.divergence import Diverged
 from training.fitting import checkpoint_of
 from training.folder_lock import wait_until_unlocked
 from training.measurement import compare, embed_both, measure
 from training.overrides import with_overrides
-from training.processes import require_one
 from training.recipes import FAMILIES, Recipe, digits
 from training.recipes.family import METHOD_PARTS, STANDALONE_PARTS, Family
 from training.train import recipe_data, train
@@ -44,15 +41,18 @@ METRICS = ("cmc@1", MEAN_AP)
 
 MetricValues = dict[str, NDArray[np.float64]]
 """ "<pair> <metric>" -> (Q,) values of the queries that have an item to find."""
-SeedPart = tuple[int, str]
-"""A seed, and a part of a family."""
 
 
 class DataCache:
-    """Images that are read, checked for repeats and decoded once for all versions that train on the same ones."""
+    """Images that are read, checked for repeats and decoded once for all versions that train on the same ones.
 
-    def __init__(self) -> None:
+    Args:
+        warn: of images that repeat.
+    """
+
+    def __init__(self, warn: bool = True) -> None:
         self._data: dict[tuple[object, ...], Data] = {}
+        self._warn = warn
 
     def of(self, recipe: Recipe) -> Data:
         """The recipe's images."""
@@ -60,7 +60,8 @@ class DataCache:
         key = tuple(getattr(recipe, field) for field in fields)
         if key not in self._data:
             self._data[key] = recipe_data(recipe)
-            warn_of_repeats(self._data[key])
+            if self._warn:
+                warn_of_repeats(self._data[key])
         return self._data[key]
 
 
@@ -133,11 +134,16 @@ class Run:
         took = None if resumed else round(time.perf_counter() - start, 1)
         write_note(self.note_file(part), {"seconds": took, "made_of": origin})
 
+    def is_measured(self, part: str) -> bool:
+        """Whether a trained version was measured already, against the old version that is there now."""
+        beside = card_sha(self.version_folder(old_part(part)))
+        return self.results(part) is not None and read_note(self.note_file(part)).get("beside") == beside
+
     def measure(self, part: str, cache: DataCache, log: Callable[[str], None] = print) -> None:
         """Measure a version against its old one, unless it was measured already against the same one."""
-        note, beside = read_note(self.note_file(part)), card_sha(self.version_folder(old_part(part)))
-        if self.results(part) is not None and note.get("beside") == beside:
+        if self.is_measured(part):
             return
+        note, beside = read_note(self.note_file(part)), card_sha(self.version_folder(old_part(part)))
         data = cache.of(self.recipe(part))
         new, old = (Trained.load(self.version_folder(name)) for name in (part, old_part(part)))
         report = measure(new, old, data)
@@ -176,72 +182,19 @@ class Run:
         seconds: float | None = read_note(self.note_file(part)).get("seconds")
         return seconds
 
+    def references(self, part: str) -> list[str]:
+        """The parts that this one is trained with."""
+        recipe = self.family.recipe(part)
+        return [name.removeprefix(f"{self.family.name}_") for name in (recipe.old, recipe.independent) if name]
+
     def needs(self, part: str) -> list[str]:
         """The parts that this one is trained or measured with."""
-        recipe = self.family.recipe(part)
-        named = [name.removeprefix(f"{self.family.name}_") for name in (recipe.old, recipe.independent) if name]
-        return [name for name in dict.fromkeys([old_part(part), *named]) if name != part]
+        return [name for name in dict.fromkeys([old_part(part), *self.references(part)]) if name != part]
 
 
 def runs_of(family: Family, out: Path, seeds: int, settings: Sequence[str]) -> list[Run]:
     """The runs of seeds 0 to `seeds` - 1, each in a folder below `out`."""
     return [Run(family, seed, out / f"seed{seed}", settings) for seed in range(seeds)]
-
-
-def compare_methods(
-    runs: Sequence[Run],
-    parts: Sequence[str],
-    after_each: Callable[[], None],
-    log: Callable[[str], None] = print,
-    *,
-    overwrite: bool = False,
-) -> None:
-    """Train and measure what is missing, all parts with one seed before the next.
-
-    Args:
-        runs: one for each seed.
-        parts: of the family, references first.
-        after_each: called after each part that is measured.
-        log: called with a line about each training and its results.
-        overwrite: replace versions that were trained with other settings.
-
-    Raises:
-        InvalidArgument: there are several processes, or see `Run.is_trained`; then nothing was trained.
-    """
-    require_one("a comparison of methods")
-    for run in runs:
-        for part in parts:
-            run.is_trained(part, overwrite)
-    cache = DataCache()
-    failed: set[SeedPart] = set()
-    for run in runs:
-        for part in parts:
-            if why := _train_part(run, part, failed, cache, log, overwrite):
-                failed.add((run.seed, part))
-                # They would be those of versions with other settings.
-                run.results_file(part).unlink(missing_ok=True)
-                log(f"seed {run.seed}: {run.version_folder(part).name} has no row: {why}")
-                continue
-            run.measure(part, cache, log)
-            after_each()
-
-
-def _train_part(
-    run: Run,
-    part: str,
-    failed: Collection[SeedPart],
-    cache: DataCache,
-    log: Callable[[str], None],
-    overwrite: bool,
-) -> str:
-    """Train a part; returns why it could not be trained, "" if it was."""
-    if lost := [name for name in run.needs(part) if (run.seed, name) in failed]:
-        return f"{', '.join(lost)}, which it requires, could not be trained"
-    try:
-        run.train(part, cache, log, overwrite=overwrite)
-    except Diverged as error:
-        return str(error)
-    return ""
 
 
 @contextmanager

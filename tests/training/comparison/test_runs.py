@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from index.errors import InvalidArgument
-from index.version_folder.folder import card_sha256
-from staging.recipes import without_exporter
-from training.comparison import runs as comparison
 from training.comparison.papers import PROTOCOLS, beside, ordering
-from training.comparison.provenance import write_note
-from training.comparison.runs import COMPARED_FAMILIES, Run, compare_methods, parts_for, runs_of, time_limit
+from training.comparison.runs import COMPARED_FAMILIES, Run, parts_for, runs_of, time_limit
 from training.comparison.table import COLUMNS, merge_table, read_pair_scores, replace_table, table
 from training.evaluation.plots import as_svg, pairs_figure
-from training.recipes import find_recipe
-from training.train import recipe_data
 
 
 def write_results(run: Run, part: str, *, seconds: float | None = 3.0, **values: list[float]) -> None:
@@ -175,80 +166,6 @@ def test_every_paper_row_is_of_a_method_that_its_family_trains() -> None:
         assert set(protocol.published) <= set(COMPARED_FAMILIES[protocol.family].parts())
 
 
-FEW = ["epochs=1", "warmup_epochs=0", "batch_size=256"]
-
-
-def compared(folder: Path, parts: list[str], *settings: str, overwrite: bool = False) -> list[str]:
-    said: list[str] = []
-    runs = runs_of(COMPARED_FAMILIES["digits"], folder, 1, [*FEW, *settings])
-    with without_exporter():
-        compare_methods(runs, parts, lambda: None, said.append, overwrite=overwrite)
-    return [text.partition(": ")[2] for text in said]
-
-
-def test_a_row_beside_an_old_version_that_was_trained_anew_is_measured_again(tmp_path: Path) -> None:
-    (run,) = runs_of(COMPARED_FAMILIES["digits"], tmp_path, 1, FEW)
-    compared(tmp_path, ["v1", "independent"])
-    assert run.results("independent") is not None
-    compared(tmp_path, ["v1"], "v1.epochs=2", overwrite=True)
-    assert run.results("independent") is None
-    said = compared(tmp_path, ["v1", "independent"], "v1.epochs=2")
-
-    assert run.results("independent") is not None
-    assert [text.split()[0] for text in said] == ["digits_independent"]
-
-
-def test_versions_of_other_settings_are_not_replaced_unasked(tmp_path: Path) -> None:
-    (run,) = runs_of(COMPARED_FAMILIES["digits"], tmp_path, 1, FEW)
-    compared(tmp_path, ["v1", "l2"])
-    kept = card_sha256(run.version_folder("l2"))
-    with pytest.raises(InvalidArgument, match=r"digits_v1 exists but was trained without preprocess\.height=9; "):
-        compared(tmp_path, ["v1", "l2"], "preprocess.height=9")
-    with pytest.raises(InvalidArgument, match=r"digits_l2 exists but was trained without epochs=2, weight=3\.0; "):
-        compared(tmp_path, ["independent", "v1", "l2"], "l2.epochs=2", "l2.weight=3")
-    assert not run.version_folder("independent").exists()
-    assert compared(tmp_path, ["v1", "l2"], "workers=1") == []
-    assert card_sha256(run.version_folder("l2")) == kept
-
-    # A reference that is gone may come back as it was; a version against another one is refused.
-    shutil.rmtree(run.version_folder("v1"))
-    with pytest.raises(InvalidArgument, match="digits_l2 exists but was trained without these references; "):
-        compared(tmp_path, ["v1", "l2"], "v1.epochs=2")
-    run.version_folder("l2").with_suffix(".json").unlink()
-    with pytest.raises(InvalidArgument, match="digits_l2 exists but was trained without a note of its recipe"):
-        compared(tmp_path, ["v1", "l2"], "v1.epochs=2")
-    assert len(compared(tmp_path, ["v1", "l2"], "v1.epochs=2", overwrite=True)) == 2
-
-
-def test_a_version_whose_note_could_not_be_written_is_not_trained_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write_first(path: Path, note: dict[str, Any]) -> None:
-        if "seconds" in note:
-            raise OSError("the disk is full")
-        write_note(path, note)
-
-    with monkeypatch.context() as full:
-        full.setattr(comparison, "write_note", write_first)
-        with pytest.raises(OSError, match="full"):
-            compared(tmp_path, ["v1"])
-
-    (said,) = compared(tmp_path, ["v1"])
-    assert said.startswith("digits_v1: CMC-1")
-
-
-def test_a_comparison_warns_of_repeated_images_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    data = recipe_data(find_recipe("digits_v1"))
-    leak = replace(data, train=data.query)
-    monkeypatch.setattr(comparison, "recipe_data", lambda _: leak)
-    compared(tmp_path, ["v1", "independent"])
-
-    (warned,) = (text for text in caplog.messages if "trained on" in text)
-    assert warned.startswith(f"{len(data.query)} of {len(data.query) + len(data.gallery)} test images")
-
-
 @pytest.mark.parametrize("part", ["npz", "json"])
 def test_half_a_file_counts_as_none(part: str, tmp_path: Path) -> None:
     (run,) = runs_of(COMPARED_FAMILIES["digits"], tmp_path, 1, [])
@@ -257,14 +174,3 @@ def test_half_a_file_counts_as_none(part: str, tmp_path: Path) -> None:
     half.write_bytes(half.read_bytes()[:20])
 
     assert (run.results("bct") is None, run.seconds("bct")) == ((True, 3.0) if part == "npz" else (False, None))
-
-
-def test_what_depends_on_a_version_that_diverged_is_skipped_whatever_an_earlier_call_left(tmp_path: Path) -> None:
-    compared(tmp_path, ["v1", "bct"])
-    diverging = ["v1.rate=1e30", "v1.optimiser=sgd", "v1.epochs=2"]
-    said = compared(tmp_path, ["v1", "bct"], *diverging, overwrite=True)
-    (run,) = runs_of(COMPARED_FAMILIES["digits"], tmp_path, 1, [])
-
-    assert said[-1] == "digits_bct has no row: v1, which it requires, could not be trained"
-    assert [run.results(part) for part in ("v1", "bct")] == [None, None]
-    assert run.needs("bt2") == ["v1", "independent"]
