@@ -53,7 +53,7 @@ def machine(monkeypatch, tmp_path, places, image_set):
     """What local commands find; what would run for long or train does nothing."""
     import service.backfills.worker
     import service.http.app
-    import training.comparison.runs
+    import training.comparison.schedule
     import training.comparison.sweep
     import training.export
     from training.comparison.sweep import Trial
