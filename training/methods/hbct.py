@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from index.errors import InvalidArgument
@@ -17,10 +19,12 @@ from training.losses import lorentz
 from training.losses.contrasts import entailment, info_nce, rince, rince_of_cosines
 from training.losses.gather import gather_batch
 from training.method import EmbeddedBatch, MethodContext, Step
+from training.methods.compatible import adacos_scale, check_choice
 
 CURVATURE = 1.0
 """K of the exported space."""
 
+HEAD_STARTS = ("drawn", "adacos")
 CONTRASTS = ("rince", "cosine", "info_nce", "none")
 
 
@@ -42,6 +46,8 @@ class Hbct(nn.Module):
     Args:
         context: see `MethodContext`.
         zeta: largest distance from the origin; 0.2 more than the old version's.
+        head_start: length of the head's first rows: `drawn`, 0.58 on average, or `adacos`, the scale that so many
+            classes want. Embeddings end at zeta, so only long rows make large logits: docs/decisions/0059.
         weight: of both compatibility losses.
         entail: False leaves the entailment loss out (an ablation).
         contrast: `rince`, or as ablations `cosine` (RINCE on cosines, its form for SimCLR), `info_nce` or `none`.
@@ -61,6 +67,7 @@ class Hbct(nn.Module):
         context: MethodContext,
         *,
         zeta: float = 1.2,
+        head_start: str = "drawn",
         weight: float = 0.3,
         entail: bool = True,
         contrast: str = "rince",
@@ -69,10 +76,13 @@ class Hbct(nn.Module):
         boundary: float = 0.1,
     ) -> None:
         super().__init__()
+        check_choice("head_start", head_start, HEAD_STARTS)
         _check(context, contrast)
         self.edge_kind = EdgeKind.IDENTITY if context.old else None
         self.transform = Lift(zeta)
         self.classifier = context.classifier(context.dim)
+        if head_start == "adacos":
+            _set_row_norms(self.classifier.head.get_parameter("weight"), adacos_scale(context.classes))
         self.weight, self.boundary = weight, boundary
         self.entail = entail
         self.contrast: Callable[[Tensor, Tensor], Tensor] | None = {
@@ -105,9 +115,13 @@ class Hbct(nn.Module):
         """None: the head is not linear."""
 
 
+@torch.no_grad()
+def _set_row_norms(rows_CD: Tensor, norm: float) -> None:
+    rows_CD.copy_(norm * F.normalize(rows_CD))
+
+
 def _check(context: MethodContext, contrast: str) -> None:
-    if contrast not in CONTRASTS:
-        raise InvalidArgument(f"contrast must be one of {', '.join(CONTRASTS)}, not {contrast!r}", pointer="/contrast")
+    check_choice("contrast", contrast, CONTRASTS)
     if context.space != "lorentz":
         raise InvalidArgument(f"hbct needs space=lorentz, not {context.space}", pointer="/space")
     if context.old is not None and context.old.space != "lorentz":

@@ -19,10 +19,14 @@ MANY_CLASSES: dict[str, Mapping[str, Any]] = {
     "bct": {"options": {"logits": "cosine", "scale": 32.0}},
     "oca": {"options": {"logits": "cosine", "scale": 32.0}},
     "bt2": {"options": {"logits": "cosine", "logit_scale": 32.0}},
+    "hyperbolic_v1": {"options": {"head_start": "adacos"}},
+    "hyperbolic_independent": {"options": {"head_start": "adacos"}},
 }
-"""Settings of methods that classify by old class means, for a hundred classes or more, where logits from -1 to 1 give
-too flat a softmax: see docs/decisions/0033."""
+"""Settings for a hundred classes or more, where logits from -1 to 1 give too flat a softmax: of methods that classify
+by old class means (docs/decisions/0033), and of hyperbolic heads without an old version (0059)."""
 MANY_CLASSES_SGD: dict[str, Mapping[str, Any]] = {
+    "hyperbolic_v1": MANY_CLASSES["hyperbolic_v1"],
+    "hyperbolic_independent": MANY_CLASSES["hyperbolic_independent"],
     "bct": {"options": {**MANY_CLASSES["bct"]["options"], "weight": 0.3}},
     "bt2": {"options": {**MANY_CLASSES["bt2"]["options"], "influence_weight": 0.3}},
     "advbct": {"options": {"weight": 1.0}},

@@ -123,6 +123,13 @@ def test_mixed_precision_gives_the_same_loss_up_to_the_backbone_output() -> None
     torch.testing.assert_close(inside, expected)
 
 
+def test_the_head_can_start_with_the_length_that_its_number_of_classes_wants() -> None:
+    drawn, long = (build(head_start=start).classifier.weights()[0] for start in ("drawn", "adacos"))
+
+    torch.testing.assert_close(long.norm(dim=1), torch.full((CLASSES,), 2**0.5 * math.log(CLASSES - 1)))
+    torch.testing.assert_close(long / long.norm(dim=1, keepdim=True), drawn / drawn.norm(dim=1, keepdim=True))
+
+
 def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="hbct needs space=lorentz, not cosine"):
         Hbct(method_context(space="cosine"))
@@ -132,3 +139,5 @@ def test_what_cannot_work_is_refused() -> None:
         Hbct(method_context(old_dim=7))
     with pytest.raises(InvalidArgument, match="contrast must be one of rince, cosine, info_nce, none"):
         build(contrast="nce")
+    with pytest.raises(InvalidArgument, match="head_start must be one of drawn, adacos"):
+        build(head_start="large")
