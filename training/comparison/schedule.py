@@ -97,7 +97,7 @@ class Task:
         """Whether the version is trained and measured."""
         return self.is_trained() and self.run.is_measured(self.part)
 
-    def cannot_be(self, failed: Collection[SeedPart]) -> str:
+    def why_not(self, failed: Collection[SeedPart]) -> str:
         """Why it cannot be trained, "" if it can."""
         lost = self._among(failed, self.run.needs)
         return f"{', '.join(lost)}, which it requires, could not be trained" if lost else ""
@@ -125,7 +125,7 @@ def _one_after_another(tasks: Sequence[Task], log: Log) -> Generator[tuple[Task,
     cache = DataCache()
     failed: set[SeedPart] = set()
     for task in tasks:
-        why = task.cannot_be(failed) or task.carry_out(cache, log)
+        why = task.why_not(failed) or task.carry_out(cache, log)
         if why:
             failed.add(task.key)
         yield task, why
@@ -143,7 +143,7 @@ def _side_by_side(tasks: Sequence[Task], jobs: int, log: Log) -> Generator[tuple
                 if len(running) == jobs:
                     break
                 waiting.remove(task)
-                if (why := task.cannot_be(failed)) or task.is_done():
+                if (why := task.why_not(failed)) or task.is_done():
                     failed.update({task.key} if why else ())
                     yield task, why
                 else:
