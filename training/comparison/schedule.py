@@ -55,15 +55,17 @@ def compare_methods(
         RegraftError: a part cannot be trained; the others that were running are stopped.
     """
     require_one("a comparison of methods")
-    for run in runs:
-        for part in parts:
-            run.is_trained(part, overwrite)
     tasks = [Task(run, part, overwrite) for run in runs for part in parts]
-    with closing(_side_by_side(tasks, jobs, log) if jobs > 1 else _one_after_another(tasks, log)) as ended:
-        for task, why in ended:
+    for task in tasks:
+        task.is_trained()
+    failed: set[SeedPart] = set()
+    carried_out = _side_by_side(tasks, failed, jobs, log) if jobs > 1 else _one_after_another(tasks, failed, log)
+    with closing(carried_out):
+        for task, why in carried_out:
             if not why:
                 after_each()
                 continue
+            failed.add(task.key)
             # They would be those of versions with other settings.
             task.run.results_file(task.part).unlink(missing_ok=True)
             log(f"seed {task.run.seed}: {task.name} has no row: {why}")
@@ -88,9 +90,12 @@ class Task:
 
     def is_ready(self, unfinished: Collection[SeedPart]) -> bool:
         """Whether its next step, to train or to measure, waits for none of these."""
-        return not self._among(unfinished, self.run.needs if self.is_trained() else self.run.references)
+        return (
+            self.can_be_measured(unfinished) if self.is_trained() else not self._among(unfinished, self.run.references)
+        )
 
     def is_trained(self) -> bool:
+        """Raises as `Run.is_trained`."""
         return self.run.is_trained(self.part, self.overwrite)
 
     def is_done(self) -> bool:
@@ -120,20 +125,18 @@ class Task:
         return [part for part in needs(self.part) if (self.run.seed, part) in parts]
 
 
-def _one_after_another(tasks: Sequence[Task], log: Log) -> Generator[tuple[Task, str]]:
-    """Each task, and why it has no result."""
+def _one_after_another(tasks: Sequence[Task], failed: Collection[SeedPart], log: Log) -> Generator[tuple[Task, str]]:
+    """Each task, and why it has no result; the caller keeps `failed`, those that have none."""
     cache = DataCache()
-    failed: set[SeedPart] = set()
     for task in tasks:
-        why = task.why_not(failed) or task.carry_out(cache, log)
-        if why:
-            failed.add(task.key)
-        yield task, why
+        yield task, task.why_not(failed) or task.carry_out(cache, log)
 
 
-def _side_by_side(tasks: Sequence[Task], jobs: int, log: Log) -> Generator[tuple[Task, str]]:
+def _side_by_side(
+    tasks: Sequence[Task], failed: Collection[SeedPart], jobs: int, log: Log
+) -> Generator[tuple[Task, str]]:
     """As `_one_after_another`, in the order in which they end. Its trainings are stopped when it is closed."""
-    waiting, failed = list(tasks), set[SeedPart]()
+    waiting = list(tasks)
     running: dict[Connection, _Training] = {}
     images = DataCache()  # The processes would each give its warnings.
     try:
@@ -144,7 +147,6 @@ def _side_by_side(tasks: Sequence[Task], jobs: int, log: Log) -> Generator[tuple
                     break
                 waiting.remove(task)
                 if (why := task.why_not(failed)) or task.is_done():
-                    failed.update({task.key} if why else ())
                     yield task, why
                 else:
                     images.of(task.run.recipe(task.part))
@@ -155,7 +157,6 @@ def _side_by_side(tasks: Sequence[Task], jobs: int, log: Log) -> Generator[tuple
                 if (ended := running[connection].hear(log)) is not None:
                     task = running.pop(connection).task
                     if ended or task.is_done():
-                        failed.update({task.key} if ended else ())
                         yield task, ended
                     else:
                         waiting.insert(0, task)

@@ -15,18 +15,20 @@ ZETA = 1.0
 ZETA_STEP = 0.2
 """The norm at which HBCT's first version clips, and how much larger it is in each later one."""
 
+LONG_HEADS: dict[str, Mapping[str, Any]] = {
+    part: {"options": {"head_start": "adacos"}} for part in ("hyperbolic_v1", "hyperbolic_independent")
+}
+"""Settings of hyperbolic versions without an old one, for a hundred classes or more: see docs/decisions/0059."""
 MANY_CLASSES: dict[str, Mapping[str, Any]] = {
+    **LONG_HEADS,
     "bct": {"options": {"logits": "cosine", "scale": 32.0}},
     "oca": {"options": {"logits": "cosine", "scale": 32.0}},
     "bt2": {"options": {"logits": "cosine", "logit_scale": 32.0}},
-    "hyperbolic_v1": {"options": {"head_start": "adacos"}},
-    "hyperbolic_independent": {"options": {"head_start": "adacos"}},
 }
-"""Settings for a hundred classes or more, where logits from -1 to 1 give too flat a softmax: of methods that classify
-by old class means (docs/decisions/0033), and of hyperbolic heads without an old version (0059)."""
+"""Likewise, and of methods that classify by old class means, where logits from -1 to 1 give too flat a softmax: see
+docs/decisions/0033."""
 MANY_CLASSES_SGD: dict[str, Mapping[str, Any]] = {
-    "hyperbolic_v1": MANY_CLASSES["hyperbolic_v1"],
-    "hyperbolic_independent": MANY_CLASSES["hyperbolic_independent"],
+    **LONG_HEADS,
     "bct": {"options": {**MANY_CLASSES["bct"]["options"], "weight": 0.3}},
     "bt2": {"options": {**MANY_CLASSES["bt2"]["options"], "influence_weight": 0.3}},
     "advbct": {"options": {"weight": 1.0}},
