@@ -45,7 +45,8 @@ from index.version import Version
 from index.version_folder.archive import pack_version
 from service.backfills.worker import Worker
 from service.settings import Settings
-from service.store.blobs import Blobs
+from service.store.blob_references import open_blobs
+from service.store.database import Database
 from service.store.tables import backfill, embedding, item
 from service.store.vector_codec import from_bytes, to_bytes
 
@@ -176,7 +177,9 @@ def run_worker(server: Server, gallery: str, kind: str, order: str) -> float:
 
 def plain_reencode(server: Server, encoder: Encoder, write: bool) -> float:
     engine = create_engine(server.settings.database_url)
-    blobs = Blobs(server.settings.blobs_url, list)
+    with closing(Database(server.settings.database_url)) as database:
+        blobs = open_blobs(database, server.settings.blobs_url)
+        blobs.check()  # reads the store's marker from the database
     with engine.connect() as connection:
         rows = connection.execute(select(item.c.id, item.c.blob).where(item.c.blob.is_not(None))).all()
     begin = time.perf_counter()

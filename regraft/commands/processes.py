@@ -61,6 +61,7 @@ def serve(
         from service.http.app import serve as run_service
         from service.http.auth import check_exposure
         from service.logs import configure
+        from service.store.database import upgrade
         from service.store.object_store import open_store
         from service.store.vector_parquet import parquet
     settings = checked_settings()
@@ -79,7 +80,7 @@ def serve(
     configure(settings.log_format, settings.log_level)
     # Before the workers start, so that they do not race for it, and for a readable error.
     with usable_database(settings):
-        _upgrade(settings)
+        upgrade(settings)
     # uvicorn raises the signal that stopped it again at its end, which must not end this process before the workers.
     signal.signal(signal.SIGTERM, _interrupt)
     with Workers(workers), suppress(KeyboardInterrupt):
@@ -208,25 +209,15 @@ def migrate(data: Data = None) -> None:
     apply_options({"data": data})
     with needs("serve"):
         from service.logs import configure
-        from service.store.database import without_password
+        from service.store.database import upgrade, without_password
     settings = checked_settings()
     configure(settings.log_format, settings.log_level)
     with usable_database(settings):
         url = settings.database_url
-        new = _upgrade(settings)
+        new = upgrade(settings)
     shown = without_password(url)
     answer({"database": shown, "up_to_date": True, "created": new})
     out.print(f"{shown} {'was empty or missing: created its tables' if new else 'is up to date'}")
-
-
-def _upgrade(settings: Settings) -> bool:
-    """Create or migrate the database. Returns whether it had no tables."""
-    from service.store.blob_references import warn_of_used_store
-    from service.store.database import upgrade
-
-    if new := upgrade(settings):
-        warn_of_used_store(settings.blobs_url)
-    return new
 
 
 class CannotListen(RegraftError):

@@ -5,23 +5,18 @@ No two rows share a key, so deleting a row may delete its image; only searches f
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Column, ColumnElement, Connection, FromClause, Select, and_, select
 
-from index.events import Event
-from service.store.blobs import MARKER, Blobs
+from service.store.blobs import Blobs
 from service.store.database import Database
-from service.store.object_store import as_os_errors
 from service.store.repository import NOT_DELETED, STREAMED
-from service.store.tables import evaluation, evaluation_entry, gallery, item
+from service.store.tables import evaluation, evaluation_entry, gallery, image_store, item
 from service.store.vector_files import newest_files
-
-logger = logging.getLogger(__name__)
 
 SAMPLE = 50
 """How many images of each kind are looked up to recognise a store without a marker."""
@@ -87,17 +82,13 @@ def open_blobs(database: Database, url: str) -> Blobs:
             images = [key for source in BLOB_COLUMNS for key in connection.execute(_newest(source)).scalars()]
             return [*images, *newest_files(connection, SAMPLE)]
 
-    blobs = database.vectors.blobs = Blobs(url, newest_keys)
+    @cache
+    def marker() -> str:
+        with database.lookup() as connection:
+            return str(connection.execute(select(image_store.c.marker)).scalar_one())
+
+    blobs = database.vectors.blobs = Blobs(url, newest_keys, marker)
     return blobs
-
-
-def warn_of_used_store(url: str) -> None:
-    """Log a warning if the place for a new database's images is a store already: no row refers to what is in it."""
-    blobs = Blobs(url, list)
-    with suppress(OSError), as_os_errors():  # readiness reports a store that does not answer
-        if blobs.exists(MARKER):
-            hint = "it is of another database: restore that one, or choose another place for the images of this one"
-            logger.warning(Event("store_is_not_new", store=blobs.public_url, hint=hint))
 
 
 def _newest(source: BlobColumn) -> Select[str]:

@@ -4,7 +4,8 @@ A key is written once, never changed, and referred to by one row; a text's key e
 
 Blobs are written before the transaction that refers to them, and removed after the one that removes the reference, so a
 crash in between leaves an orphan, never a row without its image. A marker file distinguishes the store from an empty
-folder, such as the mount point of a disk that is not mounted: only if it exists, a missing image counts as lost.
+folder, such as the mount point of a disk that is not mounted, and from the store of another database: only if it names
+this one, a missing image counts as lost, and an image without a row as an orphan.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MARKER = ".regraft-store"
+PLACE = "REGRAFT_DATA and REGRAFT_BLOBS_URL must name the place of the database's other processes"
 IMAGES = repeat("")
 """The `kinds` of contents that are all images."""
 MAX_PARALLEL = 16
@@ -58,17 +60,19 @@ class ImageUnreadable(RegraftError):
 class Blobs:
     """The images and texts of all galleries, and other files in the same store."""
 
-    def __init__(self, url: str, known_keys: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, url: str, known_keys: Callable[[], Sequence[str]], marker: Callable[[], str]) -> None:
         """Open a store without a request to it.
 
         Args:
             url: of the store.
             known_keys: returns some keys that rows refer to, if any. A place without a marker becomes the store if it
                 has one of these keys, or if there are none.
+            marker: returns what the marker of the database's store holds. An empty marker becomes this one.
         """
         self._store, self._root = open_store(url)
         self._local = "file" in self._store.protocol
         self._known_keys = known_keys
+        self._marker = marker
         self._outage: str | None = None
         self._write_problem: str | None = None
 
@@ -196,12 +200,18 @@ class Blobs:
                 yield under_way.popleft().result
 
     def check(self) -> None:
-        """Raise StoreUnreachable unless the store answers. Writes the marker if the place becomes the store."""
+        """Raise StoreUnreachable unless the store answers and is that of the database.
+
+        Writes the marker if the place becomes the store.
+        """
         try:
             try:
-                self._read(MARKER)
+                found = self._read(MARKER)
             except FileNotFoundError:
+                self._recognise()
                 self._write_marker()
+            else:
+                self._compare(found)
         except OSError as error:
             raise self._outage_error(error) from error
         self._outage = None
@@ -218,17 +228,31 @@ class Blobs:
             logger.error(Event("store_lost", reason=self._outage))
         return StoreUnreachable(self._outage)
 
-    def _write_marker(self) -> None:
+    def _recognise(self) -> None:
+        """Raise FileNotFoundError if a place without a marker is not the store."""
         known_keys = self._known_keys()
         if known_keys and not any(self.exists(key) for key in known_keys):
-            place = "REGRAFT_DATA and REGRAFT_BLOBS_URL must name the place of the database's other processes"
             raise FileNotFoundError(
-                f"it has neither its marker nor any image; {place} (if the images are lost, create an empty file "
+                f"it has neither its marker nor any image; {PLACE} (if the images are lost, create an empty file "
                 f"{MARKER} there)"
             )
+
+    def _compare(self, found: bytes) -> None:
+        """Write the marker if it is empty. Raises OSError if it is that of another database's store."""
+        if found == self._marker().encode():
+            return
+        if found:
+            raise OSError(
+                f"it belongs to another database; {PLACE} (to give this database the store and all images in it, empty "
+                f"the file {MARKER} there)"
+            )
+        self._write_marker()
+
+    def _write_marker(self) -> None:
+        content = self._marker().encode()
         with as_os_errors():
             self._store.makedirs(self._root, exist_ok=True)
-            self._store.pipe_file(self._path(MARKER), b"")
+            self._store.pipe_file(self._path(MARKER), content)
         if self._local:
             sync_all([Path(self._path(MARKER)), Path(self._root)])
 
@@ -311,6 +335,7 @@ class Blobs:
     def remove_gallery(self, gallery_id: int) -> None:
         """Remove every image and text of a gallery; errors are logged."""
         try:
+            self.check()  # galleries of another database have the same numbers
             self._store.rm(self._path(str(gallery_id)), recursive=True)
         except FileNotFoundError:
             pass

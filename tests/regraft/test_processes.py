@@ -21,7 +21,6 @@ from regraft.commands import processes
 from regraft.commands.processes import Workers
 from service.backfills import worker
 from service.settings import Settings
-from service.store.blobs import MARKER
 from service.store.database import migrating, schema_revision
 from staging.forked import Forked, environment
 from staging.waiting import until
@@ -182,20 +181,6 @@ def test_what_is_said_of_the_database_before_anything_serves_has_the_form_of_the
     code, _, said = run(*command, "--data", tmp_path)
 
     assert (code, [json.loads(line)["event"] for line in said.splitlines()]) == (0, ["schema_is_newer"])
-
-
-@pytest.mark.parametrize("command", [("migrate",), ("serve", "--workers", "0", "--port", "0")], ids=" ".join)
-def test_a_new_database_beside_the_images_of_another_is_told_of(run, monkeypatch, tmp_path, command):
-    monkeypatch.setattr("service.http.app.serve", lambda *_, **__: None)
-    monkeypatch.setattr("regraft.commands.processes.signal.signal", lambda *_: None)
-    (tmp_path / "blobs").mkdir()
-    (tmp_path / "blobs" / MARKER).touch()
-
-    first, again = (run(*command, "--data", tmp_path) for _ in range(2))
-
-    assert (first[0], again[0]) == (0, 0)
-    assert f"store_is_not_new store=file://{tmp_path}/blobs" in first[2]
-    assert "store_is_not_new" not in again[2]
 
 
 def test_the_address_of_a_service_is_one_that_clients_take(capsys):

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, func, select
 
 from index.version import Version
 from service.backfills import attempts
+from service.doctor.examination import Doctor
 from service.settings import Settings
 from service.store.blobs import MARKER, Blobs, StoreUnreachable
 from service.store.tables import backfill_failure, item
@@ -285,7 +286,7 @@ class TestStoreOverTheNetwork:
         pass
 
     def test_what_it_raises_is_an_outage(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        blobs = Blobs(f"memory://{tmp_path}", list)
+        blobs = Blobs(f"memory://{tmp_path}", list, str)
         (key,) = blobs.write(1, [b"image"])
 
         def away(*_: Any, **__: Any) -> Any:
@@ -303,6 +304,28 @@ class TestStoreOverTheNetwork:
         assert blobs.problem is None
 
 
+def test_a_new_database_leaves_the_images_of_another_one_alone(
+    served: Any, settings: Settings, versions: dict[str, Version], some: list[bytes], tmp_path: Path
+) -> None:
+    beside = Settings(data=tmp_path / "data", blobs_url=settings.blobs_url)
+    kept = dict(served.runtime.blobs.all()).keys()
+    with serving(beside) as another:
+        another.register(versions["v1"])
+        number = served.runtime.replica.find(served.path.rpartition("/")[2]).id
+        while another.runtime.replica.find((path := another.gallery("v1")).rpartition("/")[2]).id < number:
+            pass  # until both have a gallery of this number
+        refused = another.ingest(path, {"i0": some[0]})
+        ready = another.http.get("/health/ready").json()
+        another.remove(path)
+        found = Doctor(beside, another.runtime.database).examine(fix=True)
+
+    assert "another database" in problem(refused, 503, "store_unreachable")["detail"]
+    assert "another database" in str(ready)
+    assert [finding.code for finding in found] == ["store_unreachable"]
+    assert dict(served.runtime.blobs.all()).keys() == kept
+    assert served.http.get(f"{served.path}/items/i0/image").content == some[0]
+
+
 @pytest.mark.parametrize("protocol", ["file", "memory"])
 class TestMarker:
     @pytest.fixture
@@ -310,8 +333,8 @@ class TestMarker:
         return f"{protocol}://{tmp_path}/blobs"
 
     def test_a_fresh_place_becomes_the_store(self, url: str) -> None:
-        Blobs(url, list).check()
-        blobs = Blobs(url, lambda: ["1/of a row"])
+        Blobs(url, list, str).check()
+        blobs = Blobs(url, lambda: ["1/of a row"], str)
 
         blobs.check()
 
@@ -319,7 +342,7 @@ class TestMarker:
         assert dict(blobs.all()) == {}
 
     def test_a_place_that_holds_none_of_the_images_is_not_the_store(self, url: str) -> None:
-        blobs = Blobs(url, lambda: ["1/of a row"])
+        blobs = Blobs(url, lambda: ["1/of a row"], str)
         for _ in range(2):
             with pytest.raises(StoreUnreachable, match=MARKER):
                 blobs.check()
@@ -328,18 +351,34 @@ class TestMarker:
         assert not blobs.exists(MARKER)
 
     def test_a_store_from_before_there_were_markers_is_known_by_an_image(self, url: str) -> None:
-        first = Blobs(url, list)
+        first = Blobs(url, list, str)
         (key,) = first.write(1, [b"x"])
         first.remove([MARKER])
 
-        Blobs(url, lambda: ["1/lost", key]).check()
+        Blobs(url, lambda: ["1/lost", key], str).check()
 
         assert first.exists(MARKER)
+
+    def test_it_is_the_store_of_one_database_until_its_marker_is_emptied(self, url: str) -> None:
+        ours, others = Blobs(url, list, lambda: "ours"), Blobs(url, lambda: ["1/lost"], lambda: "others")
+        (key,) = ours.write(1, [b"x"])
+
+        with pytest.raises(StoreUnreachable, match="another database"):
+            others.write(1, [b"y"])
+        with pytest.raises(StoreUnreachable, match="another database"):
+            others.read("1/lost")
+        others.remove_gallery(1)
+        assert [name for name, _ in ours.all()] == [key]
+
+        others._store.pipe_file(f"{url.partition('://')[2]}/{MARKER}", b"")
+        others.check()
+        with pytest.raises(StoreUnreachable, match="another database"):
+            ours.check()
 
     def test_one_that_comes_back_between_two_looks_says_nothing_against_an_image(
         self, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        blobs = Blobs(url, list)
+        blobs = Blobs(url, list, str)
         (key,) = blobs.write(1, [b"x"])
         read, asked = Blobs._read, []
 

@@ -11,6 +11,7 @@ from service.store.tables.backfills import backfill, backfill_chunk, backfill_cu
 from service.store.tables.deployments import deployment, deployment_transition, trial_report
 from service.store.tables.galleries import embedding, gallery, gallery_snapshot, item, item_traffic
 from service.store.tables.gates import calibration, evaluation, evaluation_embedding, evaluation_entry, gate_report
+from service.store.tables.image_store import image_store
 from service.store.tables.schema import Id, metadata
 from service.store.tables.versions import edge, version
 
@@ -33,6 +34,7 @@ __all__ = [
     "gallery",
     "gallery_snapshot",
     "gate_report",
+    "image_store",
     "item",
     "item_traffic",
     "metadata",

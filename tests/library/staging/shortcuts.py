@@ -93,4 +93,5 @@ def _schema() -> list[str]:
             written = "select sql from sqlite_master where sql is not null and name not like 'sqlite_%' order by rowid"
             tables = [sql for (sql,) in migrated.execute(written)]
             (head,) = migrated.execute("select version_num from alembic_version").fetchone()
-    return [*tables, f"insert into alembic_version values ('{head}')"]
+    rows = [f"insert into alembic_version values ('{head}')", "insert into image_store values (hex(randomblob(16)))"]
+    return [*tables, *rows]

@@ -34,8 +34,8 @@ def s3() -> Iterator[ObjectStore]:
 @pytest.fixture(params=["file", "memory", "s3"])
 def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
     if request.param == "s3":
-        return Blobs(request.getfixturevalue("s3").bucket(), list)
-    return Blobs(f"{request.param}://{tmp_path / 'blobs'}", list)
+        return Blobs(request.getfixturevalue("s3").bucket(), list, str)
+    return Blobs(f"{request.param}://{tmp_path / 'blobs'}", list, str)
 
 
 def test_what_is_written_can_be_read(blobs: Blobs) -> None:
@@ -64,7 +64,7 @@ def test_many_are_fetched_in_order_and_one_that_is_gone_is_none(blobs: Blobs) ->
 def test_a_store_over_the_network_is_asked_for_many_at_once_and_for_no_more_once_it_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blobs, asked = Blobs(f"memory://{tmp_path}", list), threading.Barrier(MAX_PARALLEL)
+    blobs, asked = Blobs(f"memory://{tmp_path}", list, str), threading.Barrier(MAX_PARALLEL)
     numbers = itertools.count()
 
     def away(_: str) -> bytes:
@@ -138,7 +138,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def test_images_of_s3_take_one_request_each_and_many_are_under_way_at_once(stub: Server) -> None:
     readers = 2
     stub.under_way = threading.Barrier(readers * MAX_PARALLEL)
-    blobs, keys = Blobs("s3://bucket/images", list), [f"1/{n}" for n in range(MAX_PARALLEL)]
+    blobs, keys = Blobs("s3://bucket/images", list, str), [f"1/{n}" for n in range(MAX_PARALLEL)]
 
     with ThreadPoolExecutor(readers) as pool:
         read = list(pool.map(lambda _: [read() for read in blobs.read_all(keys)], range(readers)))
@@ -157,7 +157,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 def test_an_s3_that_hangs_is_asked_once_and_away(stub: Server) -> None:
     stub.under_way = threading.Barrier(2)
-    blobs = Blobs("s3://bucket/images", list)
+    blobs = Blobs("s3://bucket/images", list, str)
 
     for read in (blobs.read, blobs.fetch, lambda key: blobs.read_part(key, 0, 1)):
         stub.asked.clear()
@@ -171,7 +171,7 @@ def test_an_s3_that_hangs_is_asked_once_and_away(stub: Server) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_an_s3_that_hangs_while_it_is_written_to_is_away_soon(stub: Server) -> None:
-    blobs = Blobs("s3://bucket/images", list)
+    blobs = Blobs("s3://bucket/images", list, lambda: "x")
 
     with ThreadPoolExecutor(1) as pool:
         written = pool.submit(blobs.write, 1, [b"image"])
@@ -295,7 +295,7 @@ def test_a_write_of_many_that_fails_leaves_no_image(blobs: Blobs, monkeypatch: p
 
 
 def test_a_store_that_is_read_and_takes_nothing_is_a_problem_until_it_does(tmp_path: Path) -> None:
-    blobs = Blobs(f"file://{tmp_path}", list)
+    blobs = Blobs(f"file://{tmp_path}", list, str)
     (first,) = blobs.write(1, [b"first"])
     (tmp_path / "2").touch()  # where the folder of a gallery would be, as what may not be written is for root, too
 
@@ -312,7 +312,7 @@ def test_a_store_that_is_read_and_takes_nothing_is_a_problem_until_it_does(tmp_p
 def test_an_object_store_that_is_away_says_so_and_is_used_again_when_it_is_back(s3: ObjectStore) -> None:
     url = s3.bucket()
     named: list[str] = []
-    blobs = Blobs(url, lambda: named)
+    blobs = Blobs(url, lambda: named, str)
     named += blobs.write(1, [b"a"])
     s3.stop()
 
@@ -335,11 +335,11 @@ def test_an_object_store_that_is_away_says_so_and_is_used_again_when_it_is_back(
 @pytest.mark.parametrize("url", ["s4://bucket/x", "s3://"])
 def test_a_store_that_cannot_be_opened_is_named(url: str) -> None:
     with pytest.raises(RegraftError, match="REGRAFT_BLOBS_URL"):
-        Blobs(url, list)
+        Blobs(url, list, str)
 
 
 def test_nothing_to_write_is_nothing_written(tmp_path: Path) -> None:
-    assert Blobs(f"file://{tmp_path}", list).write(1, []) == []
+    assert Blobs(f"file://{tmp_path}", list, str).write(1, []) == []
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == [MARKER]
 
 
@@ -349,13 +349,13 @@ def test_a_write_that_fails_in_the_middle_leaves_no_image(tmp_path: Path) -> Non
         raise ValueError("unreadable")
 
     with pytest.raises(ValueError, match="unreadable"):
-        Blobs(f"file://{tmp_path}", list).write(1, images())
+        Blobs(f"file://{tmp_path}", list, str).write(1, images())
 
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == [MARKER]
 
 
 def test_an_image_that_cannot_be_removed_is_told_and_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    blobs = Blobs(f"file://{tmp_path}", list)
+    blobs = Blobs(f"file://{tmp_path}", list, str)
     (tmp_path / "1" / "folder" / "below").mkdir(parents=True)
 
     with caplog.at_level(logging.WARNING):
@@ -368,7 +368,7 @@ def test_new_images_are_handed_to_the_disk_before_their_folder_and_that_before_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name survives a power cut only once the folder it is in was written."""
-    store = Blobs(f"file://{tmp_path / 'blobs'}", list)
+    store = Blobs(f"file://{tmp_path / 'blobs'}", list, str)
     store.check()
     opened: dict[int, Path] = {}
     synced: list[Path] = []
