@@ -188,6 +188,7 @@ def test_while_the_database_is_away_known_keys_open_and_unknown_ones_are_not_jud
     def away() -> Any:
         raise OperationalError("select", {}, OSError("away"))
 
+    assert locked.http.get("/../docs", headers=keys["query"]).status_code == 200  # known from now on
     monkeypatch.setattr(locked.runtime.database, "lookup", away)
 
     assert locked.http.get("/../docs", headers=keys["query"]).status_code == 200
