@@ -10,8 +10,6 @@ Shape suffixes: Q queries, R rows, W their width, K results wanted, A allowed ro
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,6 +24,10 @@ MAX_EXACT_QUERIES = 16
 GATHERED_BLOCK = 4_096
 """Rows gathered per block: 2 MB at width 128, so that they are compared while still in the CPU cache."""
 MASKED_BLOCK = 65_536
+
+NARROW = 12
+"""FAISS compares narrower rows, and those of this width, with one query by kernels of their own, whose last bits differ
+from those of `scan` and depend on a row's place."""
 
 COPY_COST = 10
 """Copying a row takes about as long as comparing this many consecutive rows with one query."""
@@ -45,24 +47,27 @@ def scan(queries_QW: Vectors, rows_RW: Vectors, k: int, *, inner_product: bool) 
 
 
 def compare(query_W: Vectors, rows_RW: Vectors, *, inner_product: bool) -> Vectors:
-    """Inner product or squared L2 of one query and every row (R,)."""
+    """Inner product or squared L2 of one query and every row (R,), bit-identical to `scan` of few queries."""
     import faiss
 
+    if rows_RW.shape[1] <= NARROW:
+        every_1R = np.arange(len(rows_RW), dtype=np.int64)[None]
+        return compare_chosen(query_W[None], rows_RW, every_1R, inner_product=inner_product).ravel()
     scores_R, query_W = np.empty(len(rows_RW), np.float32), np.ascontiguousarray(query_W)
     into = getattr(faiss, "fvec_inner_products_ny" if inner_product else "fvec_L2sqr_ny")
     into(*map(faiss.swig_ptr, (scores_R, query_W, rows_RW)), rows_RW.shape[1], len(rows_RW))
     return scores_R
 
 
-def squared_distances(queries_QW: Vectors, rows_RW: Vectors, at_QC: Rows) -> Vectors:
-    """Squared L2 of each query and its own rows `at_QC` (Q, C), bit-identical to `scan` of few queries."""
+def compare_chosen(queries_QW: Vectors, rows_RW: Vectors, at_QC: Rows, *, inner_product: bool) -> Vectors:
+    """Inner product or squared L2 of each query and its own rows `at_QC` (Q, C), bit-identical to `scan` of few."""
     import faiss
 
-    compare = cast("Any", faiss).fvec_L2sqr_by_idx  # its stubs leave that out
-    squares_QC, queries_QW = np.empty(at_QC.shape, np.float32), np.ascontiguousarray(queries_QW)
-    pointers = [faiss.swig_ptr(array) for array in (squares_QC, queries_QW, rows_RW, at_QC)]
-    compare(*pointers, rows_RW.shape[1], *at_QC.shape)
-    return squares_QC
+    into = getattr(faiss, "fvec_inner_products_by_idx" if inner_product else "fvec_L2sqr_by_idx")
+    scores_QC, queries_QW = np.empty(at_QC.shape, np.float32), np.ascontiguousarray(queries_QW)
+    pointers = [faiss.swig_ptr(array) for array in (scores_QC, queries_QW, rows_RW, at_QC)]
+    into(*pointers, rows_RW.shape[1], *at_QC.shape)
+    return scores_QC
 
 
 def scan_allowed(

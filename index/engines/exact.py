@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from index.engines.base import MISSING
-from index.scan import MAX_EXACT_QUERIES, Mask, Rows, compare, scan, scan_allowed, squared_distances
+from index.scan import MAX_EXACT_QUERIES, Mask, Rows, compare, compare_chosen, scan, scan_allowed
 from index.space import Lorentz, Space, Vectors
 
 LORENTZ_BLOCK = 16_384
@@ -129,7 +129,7 @@ def _scan_l2_exactly(
     count = len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R))
     depth = min(count, k + MIN_CANDIDATES)
     scanned_QC, at_QC = _scan(space, queries_QW, rows_RW, allowed_R, depth)
-    squares_QC = squared_distances(queries_QW, rows_RW, at_QC)
+    squares_QC = compare_chosen(queries_QW, rows_RW, at_QC, inner_product=False)
     best_QK = np.argsort(squares_QC, axis=1, kind="stable")[:, :k]
     squares_QK, at_QK = np.take_along_axis(squares_QC, best_QK, axis=1), np.take_along_axis(at_QC, best_QK, axis=1)
     if depth < count:

@@ -231,6 +231,25 @@ def test_a_longer_list_begins_as_a_shorter_one_whatever_is_equally_near(
         np.testing.assert_allclose(shorter, scores[:, :k], atol=1e-6)
 
 
+@pytest.mark.parametrize("space", [Cosine(), Euclidean()], ids=lambda space: space.kind)
+@pytest.mark.parametrize("dim", [2, 4, 8, 12, 13])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_short_vectors_are_equally_near_wherever_they_lie(space: Space, dim: int, filtered: bool) -> None:
+    """FAISS has kernels for a few widths, which round otherwise than its scan, and the last rows in another way."""
+    x = space.normalise(naive.draw(7, dim, seed=1))
+    shard, random = FlatShard(dim, space), np.random.default_rng(2)
+    of = random.integers(0, 7, 301)
+    shard.upsert(range(301), x[of])
+    allowed = random.random(301) < 0.6 if filtered else np.ones(301, np.bool_)
+
+    for query in space.normalise(naive.draw(15, dim, seed=3)):
+        scores, slots, *_ = shard.search(query[None], int(allowed.sum()), allowed)
+        assert len(np.unique(scores)) == 7
+        for k in range(1, 60, 2):
+            shorter, begin, *_ = shard.search(query[None], k, allowed)
+            assert (begin.tolist(), shorter.tolist()) == (slots[:, :k].tolist(), scores[:, :k].tolist())
+
+
 @pytest.mark.parametrize("filtered", [False, True])
 def test_long_vectors_near_each_other_are_told_apart_among_many_queries_as_alone(filtered: bool) -> None:
     generator = np.random.default_rng(3)
