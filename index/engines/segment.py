@@ -202,7 +202,8 @@ class Segment:
             scores_QC, at_QC = nearest_rows(self.space, queries_QD, self.rows_RW, allowed_R, depth)
         if is_full(at_QC):
             return Hits(scores_QC, self.slots_R.take(at_QC), True, scanned, reliable)
-        least = min(reliable, allowed)
+        # Also the last of `depth` results, which shows whether there are more than the reliable ones.
+        least = min(depth, allowed)
         if least and len(few := np.flatnonzero(at_QC[:, least - 1] == MISSING)):  # too few results by the index
             found = nearest_rows(self.space, queries_QD[few], self.rows_RW, allowed_R, depth)
             scores_QC[few], at_QC[few] = found

@@ -254,3 +254,22 @@ def test_each_of_several_segments_is_searched_for_its_share_and_once_more_where_
     assert found.reliable == 10
     assert max(again, default=0) < 200 / (1 if together else 4)
     assert recall(shard, queries) >= 0.95
+
+
+def test_a_segment_whose_filtered_list_ends_where_its_share_does_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of half of the rows seven of ten are expected at most; the eighth, not in the widened list, is the next best."""
+    monkeypatch.setattr(segments, "MERGE_FACTOR", 100)
+    monkeypatch.setattr(approximate, "NODE_COST", 0.1)
+    directions = np.random.default_rng(0).normal(size=(1000, DIM))
+    distance = np.r_[np.linspace(1, 2, 500), np.linspace(3, 4, 500)]
+    rows = (directions / np.linalg.norm(directions, axis=1, keepdims=True) * distance[:, None]).astype(np.float32)
+    shard = SegmentedShard(DIM, Euclidean(), IndexConfig(kind=IndexKind.HNSW, recall=0.95))
+    for start in (0, 500):
+        shard.upsert(range(start, start + 500), rows[start : start + 500])
+        work(shard)
+    query = np.zeros((1, DIM), np.float32)
+    assert [one.tuned is not None for one in shard.segments] == [True, True]
+
+    for near in range(6, 10):
+        allowed = np.r_[np.arange(250) < near, np.ones(250, np.bool_), np.arange(500) % 2 == 0]
+        assert recall(shard, query, allowed) == 1, near
