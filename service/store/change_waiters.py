@@ -64,8 +64,8 @@ class NotifyWaiter:
         if self._connection is None:
             self._listen()
             return True  # changes before the connection caused no notification
-        driver: Any = self._connection.connection.dbapi_connection
         try:
+            driver: Any = self._connection.connection.dbapi_connection
             with selectors.DefaultSelector() as selector:
                 for readable in (driver.fileno(), self._stop_reader):
                     selector.register(readable, selectors.EVENT_READ)
@@ -94,9 +94,13 @@ class NotifyWaiter:
         self._last_attempt = time.monotonic()
         with suppress(SQLAlchemyError, OSError):  # the caller's next query reports an unreachable server
             connection = self._connect()
+            try:
+                connection.execute(text(f"LISTEN {CHANNEL}"))
+            except BaseException:  # such as of a server in recovery, which answers queries and refuses this
+                connection.close()
+                raise
             connection.detach()  # keep the listening connection out of the pool
             self._connection = connection
-            connection.execute(text(f"LISTEN {CHANNEL}"))
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None

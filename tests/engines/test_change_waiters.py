@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from service.registry.edge_records import delete_edge
 from service.registry.registry import Registry
@@ -99,6 +99,35 @@ def test_a_lost_connection_is_made_up_for_by_the_clock_until_there_is_another(
     monkeypatch.setattr(change_waiters, "MAX_WAIT_SECONDS", 0.05)
     until(lambda: listeners(database) == 1)
     monkeypatch.setattr(change_waiters, "MAX_WAIT_SECONDS", 60.0)
+    number = write(database)
+    until(lambda: live.seq == number)
+    assert replica.failure is None
+
+
+REFUSAL = "do $$ begin raise exception 'cannot execute LISTEN during recovery' using errcode = '25006'; end $$"
+
+
+def test_a_server_that_refuses_to_notify_is_polled_and_asked_again(
+    replica: Replica, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A primary that became a standby answers queries, but refuses LISTEN until the address leads to the new one."""
+    live, refused = replica.find("g"), list[str]()
+
+    def refuse(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
+        if statement != "LISTEN regraft":
+            return statement, parameters
+        refused.append(statement)
+        return REFUSAL, parameters
+
+    event.listen(database._finder, "before_cursor_execute", refuse, retval=True)
+    monkeypatch.setattr(change_waiters, "MAX_WAIT_SECONDS", 0.05)
+    with database.lookup() as connection:
+        connection.execute(text(f"select pg_terminate_backend(pid) {LISTENERS}"))
+    until(lambda: len(refused) > 2)
+    number = write(database)
+    until(lambda: live.seq == number)
+    event.remove(database._finder, "before_cursor_execute", refuse)
+    until(lambda: listeners(database) == 1)
     number = write(database)
     until(lambda: live.seq == number)
     assert replica.failure is None
