@@ -11,7 +11,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 from index.edges.graph import Graph, Route
@@ -29,6 +29,7 @@ from service.registry.fetched_folders import edge_key, fetch_folder, version_key
 from service.registry.stored_contents import TextEntrance
 from service.registry.version_records import registered_rows, version_ids
 from service.settings import Settings
+from service.store.blob_references import check_store
 from service.store.blobs import StoreUnreachable
 from service.store.database import Database
 from service.store.folder_store import FolderStore
@@ -147,7 +148,7 @@ class Registry:
         self._settings = settings
         self.edges_folder = settings.edges
         """The folder of edges that did not come with a version."""
-        self.folders = FolderStore(settings.blobs_url)
+        self.folders = FolderStore(settings.blobs_url, partial(check_store, database, settings.blobs_url))
         """The store through which machines share the folders of versions and edges."""
         self._sync_lock = threading.Lock()
         self.folders_lock = threading.Lock()

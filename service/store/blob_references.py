@@ -91,6 +91,11 @@ def open_blobs(database: Database, url: str) -> Blobs:
     return blobs
 
 
+def check_store(database: Database, url: str) -> None:
+    """Raise StoreUnreachable unless the store answers and is this database's, see `Blobs.check`."""
+    (database.vectors.blobs or open_blobs(database, url)).check()
+
+
 def _newest(source: BlobColumn) -> Select[str]:
     statement = select(source.column).select_from(source.tables).where(_has_image(source))
     return statement.order_by(source.order.desc()).limit(SAMPLE)

@@ -23,9 +23,9 @@ class FolderStore:
     Nothing is stored if the image store is on this machine, whose processes share the folders themselves.
     """
 
-    def __init__(self, url: str) -> None:
-        """`url`: of the image store."""
-        self._url = url
+    def __init__(self, url: str, check: Callable[[], None] = lambda: None) -> None:
+        """`url`: of the image store; `check`: raises StoreUnreachable unless it is the database's own."""
+        self._url, self._check = url, check
         self.is_remote = is_remote(url)
         """Whether the image store is accessed over the network; only then, folders are stored."""
 
@@ -33,6 +33,7 @@ class FolderStore:
         """Store a folder. Raises StoreUnreachable."""
         if not self.is_remote:
             return
+        self._check()
         with tempfile.TemporaryDirectory() as scratch:
             packed = Path(scratch) / "packed.zip"
             pack_version(folder, packed)
@@ -61,6 +62,7 @@ class FolderStore:
         if not self.is_remote:
             return
         try:
+            self._check()  # folders of another database have the same keys
             self._do("cannot remove a folder", lambda store, path: store.rm_file(path), key)
         except (StoreUnreachable, FileNotFoundError):
             logger.warning(Event("folder_orphaned", key=key), exc_info=True)

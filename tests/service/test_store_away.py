@@ -326,6 +326,25 @@ def test_a_new_database_leaves_the_images_of_another_one_alone(
     assert served.http.get(f"{served.path}/items/i0/image").content == some[0]
 
 
+def test_a_database_leaves_the_folders_of_versions_in_the_store_of_another_one_alone(
+    versions: dict[str, Version], tmp_path: Path
+) -> None:
+    """Their keys are hashes of their content: two databases with the same version have the same key."""
+    first, second = (Settings(data=tmp_path / n, blobs_url=f"memory://{tmp_path}/{n}") for n in ("first", "second"))
+    mistaken = second.model_copy(update={"blobs_url": first.blobs_url})
+    with serving(first) as owner, serving(second) as another:
+        assert owner.register(versions["v1"]).status_code == another.register(versions["v1"]).status_code == 201
+        folders = dict(owner.runtime.blobs.all_folders()).keys()
+    assert len(folders) == 1
+
+    with serving(mistaken) as another:
+        assert another.remove("/versions/v1").status_code == 204
+        assert dict(another.runtime.blobs.all_folders()).keys() == folders
+        refused = another.register(versions["v1"])
+
+    assert "another database" in problem(refused, 503, "store_unreachable")["detail"]
+
+
 @pytest.mark.parametrize("protocol", ["file", "memory"])
 class TestMarker:
     @pytest.fixture
