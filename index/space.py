@@ -160,12 +160,36 @@ class Lorentz:
     def _chords(self, q_D: NDArray[np.float64], x_ND: NDArray[np.float64]) -> NDArray[np.float64]:
         """2 (-<q, x>_L - 1/K) = |q - x|^2 - (t(q) - t(x))^2, (N,), without cancellation of large numbers.
 
-        The difference of times is (|q|^2 - |x|^2) / (t(q) + t(x)).
+        The difference of times is (|q|^2 - |x|^2) / (t(q) + t(x)). Far out and in nearly one direction from the origin,
+        the two squares are nearly equal too: then the chord is computed from lengths and directions.
         """
         across_ND = q_D - x_ND
         times_N = (self._exact_time(q_D[None]) + self._exact_time(x_ND))[:, 0]
-        along_N = (across_ND * (q_D + x_ND)).sum(axis=1) / times_N
-        chord_N: NDArray[np.float64] = np.maximum(np.square(across_ND).sum(axis=1) - np.square(along_N), 0.0)
+        longer_N = (across_ND * (q_D + x_ND)).sum(axis=1)
+        across_N = np.square(across_ND).sum(axis=1)
+        chord_N: NDArray[np.float64] = np.maximum(across_N - np.square(longer_N / times_N), 0.0)
+        # The difference is uncertain by about 4 u (D + 2) |q - x|^2, compare `pairwise`.
+        if (unsure_N := chord_N < 2.0**-25 * (len(q_D) + 2) * across_N).any():
+            chord_N[unsure_N] = self._polar_chords(q_D, x_ND[unsure_N], longer_N[unsure_N])
+        return chord_N
+
+    def _polar_chords(
+        self, q_D: NDArray[np.float64], x_ND: NDArray[np.float64], longer_N: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """`_chords` as the sum of two terms that are at least 0, (N,); `longer_N`: |q|^2 - |x|^2, not both are 0.
+
+        2 (cosh(a) - 1) / K for the difference a of the distances from the origin, sinh(a) = (|q|^2 - |x|^2) /
+        (|q| t(x) + |x| t(q)); and |q| |x| |q / |q| - x / |x||^2.
+        """
+        # The origin has no direction: its second term is 0.
+        q_length, x_length_N = (
+            np.maximum(np.sqrt(np.square(v_ND).sum(axis=1)), np.finfo(np.float64).tiny) for v_ND in (q_D[None], x_ND)
+        )
+        times_N = q_length * self._exact_time(x_ND)[:, 0] + x_length_N * self._exact_time(q_D[None])[:, 0]
+        sinh_square_N = np.square(longer_N / times_N)
+        apart_ND = q_D / q_length - x_ND / x_length_N[:, None]
+        along_N = 2 * sinh_square_N / (self.curvature * (1 + np.sqrt(1 + sinh_square_N)))
+        chord_N: NDArray[np.float64] = along_N + q_length * x_length_N * np.square(apart_ND).sum(axis=1)
         return chord_N
 
     def _distance(self, chord: NDArray[np.float64]) -> NDArray[np.float64]:

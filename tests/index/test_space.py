@@ -51,6 +51,27 @@ def test_lorentz_distance_is_the_geodesic_one(curvature: float) -> None:
         np.testing.assert_allclose(given_distance, [[abs(a - b)]], atol=2e-4)
 
 
+@pytest.mark.parametrize("curvature", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("norm", [1.0, 1e4, 1e8, 1e14])
+def test_lorentz_distances_of_one_direction_are_exact_far_from_the_origin(norm: float, curvature: float) -> None:
+    """A vector is at asinh(sqrt(K) |x|) / sqrt(K) from the origin, and on a line distances add up."""
+    space = Lorentz(curvature)
+    q = np.random.default_rng(0).normal(size=16).astype(np.float32)
+    q *= np.float32(norm) / np.linalg.norm(q)
+    x = np.outer([0, -1, 0.5, 1, 2, 8], q).astype(np.float32)
+    to_q, to_x = (np.arcsinh(curvature**0.5 * np.linalg.norm(v.astype(np.float64), axis=-1)) for v in (q, x))
+    expected = np.where(np.arange(len(x)) == 1, to_q + to_x, abs(to_q - to_x)) / curvature**0.5
+
+    rows, queries = space.items(x), space.queries(q[None])
+    np.testing.assert_allclose(space.distances(q, rows), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        space.pairwise(queries.astype(np.float64), rows.astype(np.float64))[0], expected, rtol=1e-6
+    )
+    assert space.distances(q, rows)[3] == 0
+    origin = np.zeros(16, np.float32)
+    assert space.distances(origin, space.items(origin[None])) == 0
+
+
 def test_rounding_never_leaves_the_domain_of_a_score() -> None:
     assert Lorentz().score(np.array([-0.99999], np.float32)) == 0
     assert Euclidean().score(np.array([-1e-7], np.float32)) == 0
