@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from starlette.responses import Response
 
+from index.errors import InvalidArgument
 from index.space import Vectors
 from service.http.search import WriteAnswer, respond
 from service.http.search_answer import Page
@@ -118,8 +119,8 @@ def _declined(batch: Sequence[PendingQuery]) -> list[None]:
     return [None] * len(batch)
 
 
-def _search_batch(service: Runtime, live: LoadedGallery, batch: Sequence[PendingQuery]) -> list[Response]:
-    """The responses to requests of one gallery, version and options, by one search."""
+def _search_batch(service: Runtime, live: LoadedGallery, batch: Sequence[PendingQuery]) -> Sequence[Response | None]:
+    """The responses to requests of one gallery, version and options, by one search; None as in `_declined`."""
 
     def write(_: SearchRequest, pages: Sequence[Page], __: float) -> list[Response]:
         (found,), responses, end = pages, [], 0
@@ -131,7 +132,13 @@ def _search_batch(service: Runtime, live: LoadedGallery, batch: Sequence[Pending
         return responses
 
     merged = _merged([query.request for query in batch])
-    return respond(service, live.name, lambda _: merged, None, write, live)
+    try:
+        return respond(service, live.name, lambda _: merged, None, write, live)
+    except InvalidArgument:
+        if len(batch) == 1:
+            raise
+        # All matches together may show more than a response may hold, although those of each request do not.
+        return _declined(batch)
 
 
 def _merged(batch: Sequence[SearchRequest]) -> SearchRequest:

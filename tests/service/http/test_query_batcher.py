@@ -112,6 +112,24 @@ def test_the_error_of_one_is_no_others(served: Any, filled: str, searched: list[
     assert all(isinstance(one, RegraftError) for one in wrong)
 
 
+def test_metadata_of_others_make_no_answer_too_long(
+    served: Any, filled: str, searched: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = [{"k": 3}, {"k": 3}, {"k": 9}]
+    (right,) = together(served, filled, bodies[:1])
+    monkeypatch.setitem(served.runtime.settings.__dict__, "max_body_bytes", 3 * len('{"n":1}'))
+
+    for _ in range(TRIES):
+        searched.clear()
+        first, second, too_long = together(served, filled, bodies)
+        if 2 in searched:
+            break
+
+    assert 2 in searched
+    assert first == second == right
+    assert "metadata of all matches exceed 21" in str(too_long)
+
+
 def test_one_that_is_cancelled_leaves_the_others_their_answers(served: Any, filled: str) -> None:
     async def ask() -> Any:
         batcher, raw = QueryBatcher(), orjson.dumps({"version": "v1", "embeddings": [[1, 2, 3, 4]]})
