@@ -5,7 +5,7 @@ Shape suffixes: Q queries, N items, K listed items, B one block of queries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,6 +79,15 @@ class LabelRelevance:
 
 Relevance = LabelRelevance | ListedRelevance
 """The relevant items of Q queries among N items, by class or by list."""
+
+
+def label_codes(labels: Iterable[Hashable]) -> Ints:
+    """The labels as small integers, equal for equal labels.
+
+    An array of texts would give each of them the room of the longest.
+    """
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(label, len(numbers)) for label in labels], np.int64)
 
 
 def retrieval_by(shard: Compared, relevance: Relevance, ks: Sequence[int] = (1, 5)) -> Retrieval:

@@ -39,6 +39,7 @@ from index.evaluation.fitting import (
     split_pairs,
 )
 from index.evaluation.metrics import Retrieval
+from index.evaluation.relevance import label_codes
 from index.incoming import incoming_folder
 from index.version import EDGE, Card, Edge, EdgeKind
 from service.registry.edge_records import EdgeOrigin, EdgeRecord
@@ -128,6 +129,9 @@ def fit(
         shared = f"items share a value of metadata field {request.label!r}" if sent is None else "pairs share a label"
         pointer = "/label" if sent is None else "/pairs/labels"
         raise InvalidArgument(f"no two of the {len(drawn.new)} {shared}", pointer=pointer)
+    if drawn.labels is not None and len(np.unique(drawn.labels)) == 1:
+        why = f"all {len(drawn.new)} items have one value of metadata field {request.label!r}"
+        raise InvalidArgument(f"{why}, so that every answer is right", pointer="/label")
     fitter = _Fitter(new.card, old.card, options)
     choice = choose_kind(FITS, fitter.search, pairs, old.card, request.seed) if request.kind == AUTO else None
     kind = choice.kind if choice else request.kind
@@ -244,7 +248,7 @@ def _pairs(
         )
     pairs = drawn if embedded is None else drawn.with_more(embedded)
     _check_enough(pairs, available, new, old, request)
-    labels = None if pairs.labels is None else np.array(pairs.labels)
+    labels = None if pairs.labels is None else label_codes(pairs.labels)
     return PairArrays(pairs.new, pairs.old, labels), available, 0 if embedded is None else len(embedded.names)
 
 

@@ -7,7 +7,7 @@ the closed share of the gap is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from index.errors import InvalidArgument
 from index.evaluation.flips import Flip, worst_flips
 from index.evaluation.gate import Measured, gate
 from index.evaluation.measures import first_items, recall, recall_of, tar
-from index.evaluation.metrics import Compared, retrieval
+from index.evaluation.metrics import Compared, Ints, retrieval
 from index.evaluation.relevance import ListedRelevance, RankingRelevance, Relevance, retrieval_by
 from index.space import Vectors
 from index.version import Edge, EdgeKind
@@ -130,7 +130,7 @@ def _metric(
     """The metric's full name, the function that measures it, and the items that it counts as relevant."""
     if sample.query_side is not None:
         return _by_relevance(sample, options)
-    labels, self_numbers = sample.labels, np.arange(sample.queries)
+    labels, self_numbers = sample.label_codes, np.arange(sample.queries)
     metric = options["metric"] or default_metric(labels is not None)
     if metric == RECALL:
         k = min(options["k"], len(sample) - 1)
@@ -181,13 +181,13 @@ def _nothing_relevant(sample: Sample) -> InvalidArgument:
     return InvalidArgument(why, pointer="/evaluation")
 
 
-def _rank(pair: Compared, labels: Sequence[str]) -> Measured:
+def _rank(pair: Compared, labels: Ints) -> Measured:
     of_queries, of_items = _labels_of(labels, pair)
     self_numbers = np.arange(len(of_queries))
     return retrieval(pair.queries, of_queries, pair.items, of_items, pair.space, remove_self=self_numbers)
 
 
-def _labels_of(labels: Sequence[str], pair: Compared) -> tuple[Sequence[str], Sequence[str]]:
+def _labels_of(labels: Ints, pair: Compared) -> tuple[Ints, Ints]:
     """The labels of a pair's queries and items, which are the first entries."""
     return labels[: len(pair.queries)], labels[: len(pair.items)]
 

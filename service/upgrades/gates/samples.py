@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from sqlalchemy import Connection, and_, false, select
 from index.encoders.decoding import Decoder
 from index.encoders.encoder import BATCH, Embedded
 from index.errors import InvalidArgument, RegraftError
-from index.evaluation.relevance import LabelRelevance, ListedRelevance, Relevance
+from index.evaluation.relevance import LabelRelevance, ListedRelevance, Relevance, label_codes
 from index.metadata.filter import value_at, value_text
 from index.space import Vectors
 from service.backfills.planner import embeddable
@@ -116,6 +117,11 @@ class Sample:
         """Whether labels or named items are the ground truth, and not a version's own ranking."""
         return self.labels is not None or self.query_side is not None
 
+    @cached_property
+    def label_codes(self) -> NDArray[np.int64] | None:
+        """(N,) the labels as numbers; None if they are unknown."""
+        return None if self.labels is None else label_codes(self.labels)
+
     @property
     def query_entries(self) -> Sequence[Entry]:
         """(Q,) the entries that are queries."""
@@ -141,7 +147,8 @@ class Sample:
         if self.query_side is not None:
             listed = self.query_side.relevant_numbers[:queries]
             return ListedRelevance(np.where(listed < items, listed, -1), items, self_numbers)
-        codes = np.unique(np.asarray(self.labels), return_inverse=True)[1]
+        codes = self.label_codes
+        assert codes is not None
         return LabelRelevance(codes[: len(self_numbers)], codes[:items], self_numbers)
 
 

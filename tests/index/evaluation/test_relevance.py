@@ -10,7 +10,7 @@ import pytest
 
 from index.errors import InvalidArgument
 from index.evaluation.metrics import Compared, retrieval
-from index.evaluation.relevance import LabelRelevance, ListedRelevance, retrieval_by
+from index.evaluation.relevance import LabelRelevance, ListedRelevance, label_codes, retrieval_by
 from index.evaluation.score_maps import fit_evalue_maps, fit_maps
 from index.space import Cosine
 from naive import units
@@ -54,3 +54,8 @@ def test_what_is_listed_one_by_one_measures_as_the_classes_it_comes_of() -> None
         np.testing.assert_array_equal(one.valid, (asked[:, None] == held).any(axis=1))
         for metric in ("cmc@1", "cmc@5", "mAP@1.0"):
             np.testing.assert_array_equal(one.per_query(metric), found[0].per_query(metric))
+
+
+def test_labels_are_told_apart_by_their_whole_text_as_numbers() -> None:
+    assert label_codes(["b", "a", "b", "a ", "b\0"]).tolist() == [0, 1, 0, 2, 3]
+    assert label_codes([]).shape == (0,)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from index.incoming import INCOMING
-from staging.edges import edges, fit, fit_file, key, npz, routes, zipped
+from staging.edges import edges, fit, fit_file, key, moved_to, npz, routes, zipped
 from staging.served import problem
 from staging.working import SteppedWorker
 
@@ -81,6 +81,17 @@ class TestFit:
         refused = problem(fit(served, label="colour"), 422, "too_few_pairs", "/label")
         assert "0 of them with metadata field 'colour'; a fit requires 20" in refused["detail"]
         assert edges(served, new="other") == []
+
+    def test_a_label_that_all_items_share_is_refused(
+        self, served: Any, worker: SteppedWorker, many: dict[str, bytes]
+    ) -> None:
+        path = served.gallery("v1")
+        served.ingest(path, many, kind="shoe")
+        moved_to(served, worker, path, "other")
+
+        refused = problem(fit(served, gallery=path.rpartition("/")[2], label="kind"), 422, "invalid_argument", "/label")
+
+        assert "all 60 items have one value of metadata field 'kind'" in refused["detail"]
 
     def test_what_a_forward_edge_made_is_no_evidence(
         self, served: Any, worker: SteppedWorker, many: dict[str, bytes]

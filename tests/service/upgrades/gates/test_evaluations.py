@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -393,3 +394,18 @@ class TestPage:
         made = [gate(served, path, label="digit", seed=seed).json() for seed in (1, 2)]
 
         assert served.http.get(f"{path}/gates").json()["gates"] == made
+
+
+def test_one_long_label_does_not_make_room_for_all_labels_of_its_length(
+    served: Any, path: str, pictures: list[bytes]
+) -> None:
+    served.ingest(path, {"long": pictures[0], "longer": pictures[1]}, digit="x" * 60_000)
+    gate(served, path, "v2", label="digit")  # opens what stays open
+
+    tracemalloc.start()
+    report = gate(served, path, "v2", label="digit").json()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert report["items"] == 22
+    assert peak < 22 * 60_000 * 4  # bytes of an array of as many texts of this length
