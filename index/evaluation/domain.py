@@ -1,7 +1,10 @@
 """The domain of a fitted edge: whether queries are similar to the pairs that it was fitted on.
 
 A query is out of the domain if its similarity to the nearest of the fitted pairs' new vectors is below that of 99 of
-100 held-out pairs. Shape suffixes: R fitted pairs, Q queries, M new dimension.
+100 held-out pairs. Few held-out pairs say little about others: of four, one is below this limit. So an edge is only
+distrusted if more queries are out than so few pairs leave open.
+
+Shape suffixes: R fitted pairs, Q queries, M new dimension.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from index.version import EDGE_DOMAIN
 from index.version_folder.artifacts import read_arrays
 
 OUTSIDE = 0.01
-"""The share of held-out pairs that is out of the domain by definition."""
+"""The share of held-out pairs that is out of the domain by definition; of fewer than 100 pairs, one is."""
 MOST_NUMBERS, LEAST_PAIRS, MOST_PAIRS = 1 << 20, 50, 1000
 """The stored sample of fitted pairs: largest number of floats, and fewest and most pairs."""
 OUTSIDE_WARNING = 0.05
@@ -29,22 +32,43 @@ Z95 = 1.96
 
 @dataclass(frozen=True)
 class Domain:
-    """The domain of an edge: vectors of fitted pairs, `reference` (R, M), and the least similarity of a query in it."""
+    """The domain of an edge.
+
+    Attributes:
+        reference_RM: vectors of fitted pairs.
+        least: the least similarity of a query in the domain.
+        held: number of held-out pairs; 0: unknown, in a file of an earlier release.
+        outside: how many of them are out.
+    """
 
     reference_RM: Vectors
     least: float
+    held: int = 0
+    outside: int = 0
 
     def save(self, folder: Path) -> None:
         """Write it into the folder of the edge."""
-        np.savez(folder / EDGE_DOMAIN, reference=self.reference_RM, least=np.array([self.least], np.float32))
+        least, held = np.array([self.least], np.float32), np.array([self.held, self.outside], np.float32)
+        np.savez(folder / EDGE_DOMAIN, reference=self.reference_RM, least=least, held=held)
+
+    @property
+    def expected(self) -> float:
+        """The share of held-out pairs that is out."""
+        return self.outside / self.held if self.held else OUTSIDE
+
+    @property
+    def tolerated(self) -> float:
+        """The share that may be out of queries like the pairs: five times OUTSIDE, or what so few pairs leave open."""
+        return max(OUTSIDE_WARNING, _wilson(self.outside, self.held)[1]) if self.held else OUTSIDE_WARNING
 
 
 @dataclass(frozen=True)
 class DomainCoverage:
     """The number of `queries` out of the domain; `low` and `high` bound their share (95 %, Wilson).
 
-    `expected` is the share of held-out pairs; `nearest` the median similarity of a query to its nearest pair, `least`
-    the limit of the domain. In `l2` and `lorentz` spaces the similarity is minus the distance.
+    `expected` is the share of the `held` held-out pairs (0: unknown), and up to `tolerated` may be of queries like the
+    pairs. `nearest` is the median similarity of a query to its nearest pair, `least` the limit of the domain. In `l2`
+    and `lorentz` spaces the similarity is minus the distance.
     """
 
     queries: int
@@ -52,6 +76,8 @@ class DomainCoverage:
     low: float
     high: float
     expected: float
+    held: int
+    tolerated: float
     nearest: float
     least: float
 
@@ -63,12 +89,13 @@ class DomainCoverage:
     def in_words(self) -> str:
         """The result as text."""
         told = f"{self.share:.1%} [{self.low:.1%}, {self.high:.1%}] of {self.queries} queries are out of its domain"
-        held = f"of held-out pairs {self.expected:.0%} are"
-        if self.low > OUTSIDE_WARNING:
+        held = f"of {f'{self.held} ' if self.held else ''}held-out pairs {self.expected:.0%} are"
+        if self.low > self.tolerated:
             return f"Do not trust the edge's measured scores: {told}, {held}. Fit it on pairs like these queries."
         if self.high <= OUTSIDE_WARNING:
             return f"These queries are like the pairs that the edge was fitted on: {told}, {held}."
-        return f"It is uncertain whether these queries are like the pairs: {told}, {held}. Check more queries."
+        more = "Check more queries" if self.low <= OUTSIDE_WARNING else "Fit the edge on more pairs, to hold out more"
+        return f"It is uncertain whether these queries are like the pairs: {told}, {held}. {more}."
 
 
 def fit_domain(pairs: Pairs, space: Space) -> Domain:
@@ -76,14 +103,16 @@ def fit_domain(pairs: Pairs, space: Space) -> Domain:
     count = int(np.clip(MOST_NUMBERS // pairs.new_SM.shape[1], LEAST_PAIRS, MOST_PAIRS))
     reference_RM = pairs.new_SM[:count]  # these are in random order
     nearest_Q = _nearest(pairs.new_QM, reference_RM, space)
-    return Domain(reference_RM, float(np.quantile(nearest_Q, OUTSIDE)))
+    least = np.float32(np.quantile(nearest_Q, OUTSIDE))
+    return Domain(reference_RM, float(least), len(nearest_Q), int((nearest_Q < least).sum()))
 
 
 def read_domain(folder: Path, dim: int, expected: str | None = None) -> Domain:
     """Read the file of `Domain.save`; `dim`: of the new version. Raises InvalidVersionFolder, ChangedOnDisk."""
-    shapes = {"reference": (None, dim), "least": (1,)}
-    arrays = read_arrays(folder / EDGE_DOMAIN, EDGE_DOMAIN, shapes, expected=expected)
-    return Domain(arrays["reference"], float(arrays["least"][0]))
+    shapes = {"reference": (None, dim), "least": (1,), "held": (2,)}
+    arrays = read_arrays(folder / EDGE_DOMAIN, EDGE_DOMAIN, shapes, frozenset({"held"}), expected)
+    held, outside = arrays.get("held", np.zeros(2)).tolist()
+    return Domain(arrays["reference"], float(arrays["least"][0]), int(held), int(outside))
 
 
 def check_domain(domain: Domain, queries_QM: Vectors, space: Space) -> DomainCoverage:
@@ -91,7 +120,17 @@ def check_domain(domain: Domain, queries_QM: Vectors, space: Space) -> DomainCov
     nearest_Q = _nearest(queries_QM, domain.reference_RM, space)
     outside, count = int((nearest_Q < domain.least).sum()), len(nearest_Q)
     low, high = _wilson(outside, count)
-    return DomainCoverage(count, outside, low, high, OUTSIDE, float(np.median(nearest_Q)), domain.least)
+    return DomainCoverage(
+        queries=count,
+        outside=outside,
+        low=low,
+        high=high,
+        expected=domain.expected,
+        held=domain.held,
+        tolerated=domain.tolerated,
+        nearest=float(np.median(nearest_Q)),
+        least=domain.least,
+    )
 
 
 def as_json(domain: Domain) -> dict[str, Any]:

@@ -86,7 +86,7 @@ async def check_domain(request: Request, service: Service) -> DomainCheck:
 def _check_domain(service: Runtime, value: object, stream: BinaryIO | None) -> DomainCheck:
     queries = None if stream is None else read_npy(stream.read(), "/vectors")
     domain = check(service.database, service.registry, _validated(DomainIn, value), queries)
-    numbers = {name: value for name, value in vars(domain).items() if name != "outside"}
+    numbers = {name: value for name, value in vars(domain).items() if name in DomainCheck.model_fields}
     return DomainCheck(**numbers, share=domain.share, advice=domain.in_words())
 
 

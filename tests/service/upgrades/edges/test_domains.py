@@ -54,6 +54,23 @@ def test_queries_like_the_pairs_are_in_the_domain_and_others_are_not(space: Any)
     assert min(few.low, 1 - few.high) >= 0
 
 
+@pytest.mark.parametrize("count", [20, 40, 100])
+def test_of_few_pairs_no_queries_like_them_are_distrusted_and_others_are(count: int) -> None:
+    """Of 4, 8 or 20 held-out pairs one is out; of 1,000 others like them a quarter, an eighth or a twentieth is."""
+    cosine, away = space_from_json({"kind": "cosine"}), 3 * np.eye(16, dtype=np.float32)[0]
+    told = []
+    for seed in range(20):
+        drawn = draw(count + 1000, 16, seed=seed)
+        domain = fit_domain(split_pairs(unit(drawn[:count] + away), draw(count, 4), None, seed), cosine)
+        alike = check_domain(domain, unit(drawn[count:] + away), cosine)
+        assert (alike.held, alike.expected) == (count // 5, 5 / count)
+        assert "Do not trust" in check_domain(domain, unit(drawn[count:] - away), cosine).in_words()
+        told.append(alike.in_words())
+
+    assert sum("Do not trust" in words for words in told) <= 1
+    assert count > 20 or "Fit the edge on more pairs" in "".join(told)
+
+
 def test_where_the_origin_lies_changes_nothing_in_l2() -> None:
     """Squared distances by |q|^2 - 2 <q, x> + |x|^2 in float32 were 0 between vectors of 3,000 so far from it."""
     l2, far = space_from_json({"kind": "l2"}), np.float32(4096)
@@ -77,6 +94,10 @@ def test_a_domain_is_read_as_it_was_written_and_refused_when_it_is_damaged(tmp_p
 
     held = read_domain(tmp_path, 8)
     assert (held.least, held.reference_RM.tolist()) == (made.least, made.reference_RM.tolist())
+    assert (held.held, held.outside) == (made.held, made.outside) == (18, 1)
+    np.savez(tmp_path / EDGE_DOMAIN, reference=made.reference_RM, least=np.array([made.least], np.float32))
+    earlier = read_domain(tmp_path, 8)  # a file of an earlier release
+    assert (earlier.held, earlier.expected, earlier.tolerated) == (0, 0.01, 0.05)
     with pytest.raises(InvalidVersionFolder):
         read_domain(tmp_path, 9)
     (tmp_path / EDGE_DOMAIN).write_bytes(b"no archive")
