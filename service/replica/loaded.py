@@ -68,6 +68,8 @@ class LoadedGallery:
         self._declaring = threading.Lock()
         # Held from reading committed changes until they are applied.
         self.applying = threading.Lock()
+        # The database's timeline before anything was read, see `Database.timeline`.
+        self.timeline: str | None = None
         # The feed number of its last snapshot, and the number of unsealed embeddings then.
         self.snapshot_seq = 0
         self.unsealed_at_snapshot = 0
@@ -83,6 +85,10 @@ class LoadedGallery:
     def is_at(self, seq: int, current_id: int | None) -> bool:
         """Whether it has this feed number and current version, that is, has followed everything but edges."""
         return self.seq == seq and current_id == (self.current and self.current.id)
+
+    def is_of_other(self, timeline: str | None) -> bool:
+        """Whether the database is on another timeline now, in which its feed numbers may stand for other changes."""
+        return timeline is not None and timeline != self.timeline
 
     def check_current(self) -> None:
         """Raise NoCurrentVersion if no version is deployed."""

@@ -210,6 +210,7 @@ class Replica:
     def _poll(self) -> list[Exception]:
         """Catch up with each gallery in memory that changed, and forget deleted ones; returns the errors."""
         with self._poll_lock:
+            self._forget_other_timelines()
             moment = self._database.commit_marker()
             if moment == self._followed and self._registry.edges() is self._followed_edges:
                 return []
@@ -234,6 +235,14 @@ class Replica:
                 self._followed, self._followed_edges = moment, edges
         return failures
 
+    def _forget_other_timelines(self) -> None:
+        """Forget galleries read before a failover: the last changes may be lost, and others have their feed numbers."""
+        timeline = self._database.timeline()
+        for live in self.all():
+            if live.is_of_other(timeline):
+                logger.warning(Event("gallery_of_another_timeline", gallery=live.name, then="it is loaded anew"))
+                self.forget(live.id)
+
     def _follow_gallery(self, live: LoadedGallery, seq: int, current_id: int | None) -> None:
         up_to_date = live.is_at(seq, current_id) and live.followed_edges is self._registry.edges()
         if not up_to_date and not self._catch_up(live):
@@ -244,10 +253,12 @@ class Replica:
         if (unloaded := self.cache.in_use(gallery_id)) is not None and self._catch_up(unloaded):
             return unloaded
         self._registry.sync_edges()
+        timeline = self._database.timeline()
         with self._database.lookup() as connection:
             row = gallery_row(connection, gallery_id)
         if row is not None:
             live = LoadedGallery(row, self._registry, self._indexes / str(row.id), self._elsewhere(row))
+            live.timeline = timeline
             progress = LoadProgress(row.name)
             self._progress[gallery_id] = progress
             try:

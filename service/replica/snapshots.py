@@ -59,6 +59,8 @@ def _write(database: Database, live: LoadedGallery) -> None:
         return  # items are left out: a start has to check them again
     folder = live.folder / FOLDER
     name = contents.write(*taken_contents, folder)
+    if live.is_of_other(database.timeline()):
+        return  # it may hold lost changes: the replica is about to forget it
     with database.write() as connection:
         record_snapshot(connection, live.id, name, taken_contents[1])
     live.snapshot_seq, live.unsealed_at_snapshot = taken_contents[1], unsealed

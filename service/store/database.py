@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, make_url, select, text
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.pool import PoolProxiedConnection
 
 from index.events import Event
@@ -62,6 +62,9 @@ CHECKPOINT_PAGES = 16_384
 MIGRATION_LOCK = 0x7265_6772_6166_74
 """The advisory lock held while a PostgreSQL database is migrated."""
 
+TIMELINE = text("select case when not pg_is_in_recovery() then left(pg_walfile_name(pg_current_wal_lsn()), 8) end")
+"""The timeline of a PostgreSQL server, null while it is a standby, which begins a new one when it becomes primary."""
+
 TABLE_SECONDS = 5
 """How long a migration of PostgreSQL waits for the lock of a table."""
 
@@ -105,6 +108,7 @@ class Database:
         # SQLite counts the commits of other connections per connection, so one is kept to read the count.
         self.is_sqlite = sqlite
         """Whether it is SQLite, whose `commit_marker` reads shared memory instead of a server."""
+        self._tells_timeline = not sqlite
         self._watcher: PoolProxiedConnection | None = None
         self._cursor: Any = None
         self._watcher_lock = threading.Lock()
@@ -147,6 +151,22 @@ class Database:
                 self._cursor = self._watcher.cursor()
             self._cursor.execute("PRAGMA data_version")
             return self._cursor.fetchone()
+
+    def timeline(self) -> str | None:
+        """The line of history that the database is on: another one may lack commits that were seen, and have others.
+
+        None: it is unknown, or the database has only one, as SQLite.
+        """
+        if not self._tells_timeline:
+            return None
+        with self.lookup() as connection:
+            try:
+                found: str | None = connection.execute(TIMELINE).scalar_one()
+            except OperationalError:
+                raise
+            except DBAPIError:  # a service that is like PostgreSQL, and has no such files or does not tell
+                self._tells_timeline, found = False, None
+        return found
 
     def change_waiter(self, seconds: float) -> PollingWaiter | NotifyWaiter:
         """A waiter for changes of `commit_marker`; `seconds`: the shortest wait."""

@@ -99,6 +99,21 @@ class Server:
             self._process.wait()
             self._process = None
 
+    def back_up(self) -> None:
+        """Keep a copy of all data, to which `fail_over` goes back."""
+        self.stop()
+        subprocess.run(["cp", "-a", "data", "standby"], cwd=self.folder, check=True)
+        self.start()
+
+    def fail_over(self) -> None:
+        """As to a standby that lacks what was written since `back_up`: a new timeline, at the same address."""
+        self.stop()
+        shutil.rmtree(self.folder / "data")
+        (self.folder / "standby").rename(self.folder / "data")
+        (self.folder / "data" / "standby.signal").touch()
+        self.start()
+        self._sql("select pg_promote()")
+
     def freeze(self) -> None:
         """Stop it from answering, on existing and new connections."""
         for pid in self._pids():

@@ -22,8 +22,8 @@ from service.store.tables import gallery
 class ReplicatedWorld:
     """A database with v1 and v2 (truncating to v1), and a replica of it."""
 
-    def __init__(self, folder: Path, make_version: Callable[..., Version]) -> None:
-        self.settings = Settings(data=folder)
+    def __init__(self, folder: Path, make_version: Callable[..., Version], database_url: str = "") -> None:
+        self.settings = Settings(data=folder, database_url=database_url)
         upgrade(self.settings)
         self.database = Database(self.settings.database_url)
         v1 = make_version(self.settings.versions / "v1", "v1", 2)

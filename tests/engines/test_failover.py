@@ -1,0 +1,91 @@
+"""A failover of PostgreSQL to a standby that lacks the last writes, on whose feed numbers others follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy import text
+
+from service.replica import snapshots
+from service.replica.loaded import LoadedGallery
+from service.store import database
+from service.store.snapshots import snapshots_of
+from staging.builders import make_version
+from staging.postgres import NoServer, Server
+from staging.replicated import ReplicatedWorld
+
+LOST, KEPT = {"lost1": [0.0, 1.0], "lost2": [0.6, 0.8]}, {f"kept{n}": [1.0, n] for n in range(4)}
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """A server of this test alone, as all its databases fail over together."""
+    try:
+        server = Server()
+    except NoServer as error:
+        pytest.skip(f"no PostgreSQL here: {error}")
+    with closing(server):
+        yield server
+
+
+@pytest.fixture
+def world(own_server: Server, tmp_path: Path) -> Iterator[ReplicatedWorld]:
+    made = ReplicatedWorld(tmp_path / "data", make_version, own_server.create())
+    with closing(made.database):
+        yield made
+
+
+def told(live: LoadedGallery) -> tuple[list[list[int]], dict[int, str]]:
+    """The keys of the nearest items to two queries, and the ids of these items."""
+    queries = np.array([[1, 0], [0, 1]], np.float32)
+    found = live.gallery.search("v1", lambda _: queries, 10, encoders=frozenset())
+    return found.keys_QK.tolist(), {key: one.id for key, one in found.items.items()}
+
+
+@pytest.fixture
+def outlived(own_server: Server, world: ReplicatedWorld) -> LoadedGallery:
+    """A gallery in memory with two lost items, on whose feed numbers another process has stored others since."""
+    g = world.create()
+    world.store(g, 1, a=[1, 0], b=[1, 0])
+    own_server.back_up()
+    world.store(g, 1, **LOST)
+    live = world.replica.find("g")
+    assert live.gallery.items_by_version() == {"v1": 4}
+    own_server.fail_over()
+    world.store(g, 1, **KEPT)
+    return live
+
+
+def test_changes_that_follow_on_lost_ones_are_served_instead_of_them(
+    world: ReplicatedWorld, outlived: LoadedGallery
+) -> None:
+    world.replica._poll()
+
+    assert world.replica.find("g") is not outlived
+    assert told(world.replica.find("g")) == told(world.new_replica().find("g"))
+    assert world.replica.find("g").gallery.items_by_version() == {"v1": 6}
+    kept = world.replica.find("g")
+    world.replica._poll()
+    assert world.replica.find("g") is kept
+
+
+def test_no_snapshot_of_lost_changes_counts(world: ReplicatedWorld, outlived: LoadedGallery) -> None:
+    snapshots._write(world.database, outlived)
+
+    with world.database.lookup() as connection:
+        assert snapshots_of(connection, outlived.id) == []
+
+
+def test_a_server_that_does_not_tell_its_timeline_is_not_asked_again(
+    world: ReplicatedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As services that are like PostgreSQL: galleries are reloaded only if their feed is found to be shorter."""
+    assert world.database.timeline() == "00000001"
+    monkeypatch.setattr(database, "TIMELINE", text("select no_such_function()"))
+    assert world.database.timeline() is None
+    monkeypatch.undo()
+    assert world.database.timeline() is None
