@@ -80,5 +80,5 @@ def _accepted(genuine: Floats, impostor: Floats, targets: ArrayLike) -> Floats:
 
 
 def _share_from(scores: Floats, thresholds: Floats) -> Floats:
-    """Share of scores at or above each threshold."""
-    return 1.0 - np.searchsorted(np.sort(scores), thresholds, side="left") / len(scores)
+    """Share of scores at or above each threshold: a quotient, so that 3 of 10 is the 0.3 that a caller writes."""
+    return (len(scores) - np.searchsorted(np.sort(scores), thresholds, side="left")) / len(scores)

@@ -53,6 +53,15 @@ def test_interpolated_tar_lies_on_the_line_between_two_thresholds() -> None:
     np.testing.assert_allclose(tar_at_far(scores, same, [0, 0.1, 0.5], interp=True), [0.5, 0.6, 1])
 
 
+@pytest.mark.parametrize("impostors", range(1, 30))
+def test_interpolation_reaches_the_exact_rate_at_every_step(impostors: int) -> None:
+    """Each genuine pair lies between two impostors: a line ends where the exact rate steps up, and not before it."""
+    scores, same = pairs([n + 0.5 for n in range(impostors)], list(range(impostors)))
+    fars = [passing / impostors for passing in range(impostors)]
+
+    np.testing.assert_allclose(tar_at_far(scores, same, fars, interp=True), tar_at_far(scores, same, fars))
+
+
 @settings(max_examples=100, deadline=None)
 @given(genuine=few_scores, impostor=few_scores, far=targets)
 def test_interpolation_never_falls_below_the_exact_rate(
