@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from index.engines.base import MISSING, Keys
+from index.engines.exact import nearest_rows
 from index.engines.milvus_server import MilvusServer
 from index.engines.milvus_table import MAX_RESULTS, VECTOR, MilvusTable, Row, row_id
 from index.engines.remote import (
@@ -32,8 +33,7 @@ from index.engines.remote import (
     Metric,
 )
 from index.errors import InvalidArgument, InvalidVector
-from index.scan import scan
-from index.space import Vectors
+from index.space import Cosine, Euclidean, Vectors
 from index.version import ShardKey
 
 WRITE_SECONDS = 60.0
@@ -200,7 +200,8 @@ class MilvusCollection:
 
     def _compare_all(self, queries_QW: Vectors, c: int, keys_N: Keys | None) -> Candidates:
         """The c best of all rows, or of those of some keys, read and compared in this process."""
-        inner_product = self._table.metric is Metric.INNER_PRODUCT
+        # Spaces that compare rows as they are, by this metric.
+        space = Cosine() if self._table.metric is Metric.INNER_PRODUCT else Euclidean()
         best = _nothing(len(queries_QW), c, self._table.width)
         scores_QC = np.full((len(queries_QW), c), np.inf, np.float32)
         size = self._page if keys_N is not None else max(1, min(MAX_RESULTS, SEARCH_BYTES // self._row_bytes))
@@ -210,8 +211,10 @@ class MilvusCollection:
             if time.monotonic() > deadline:
                 raise EngineUnavailable("Milvus did not return all rows in time")
             rows_PW, (keys_P, seqs_P, _) = self._vectors(page), _entries(page)
-            scanned_QC, at_QC = scan(queries_QW, rows_PW, min(c, len(page)), inner_product=inner_product)
-            both_QC = np.concatenate([scores_QC, -scanned_QC if inner_product else scanned_QC], axis=1)
+            near_QC, at_QC = nearest_rows(
+                space, queries_QW, rows_PW, None, min(c, len(page))
+            )  # ties by key, as pages are
+            both_QC = np.concatenate([scores_QC, -near_QC if space.higher_is_better else near_QC], axis=1)
             order_QC = np.argsort(both_QC, axis=1, kind="stable")[:, :c]
             scores_QC = np.take_along_axis(both_QC, order_QC, axis=1)
             keys_QC = np.concatenate([best.keys_QC, keys_P[at_QC]], axis=1)

@@ -134,7 +134,8 @@ class PgvectorCollection:
         )
         every = exact or keys_N is not None
         where = "" if keys_N is None else "where key = any(%b::bigint[])"
-        order = self._exact_order() if every else self._order()
+        # A graph cannot order by key, too.
+        order = f"{self._exact_order()}, key" if every else self._order()
         statement = f"""
             select query.number, found.key, found.number, vector_send(found.embedding)
             from unnest(%b::vector[]) with ordinality as query (vector, number), lateral

@@ -125,6 +125,9 @@ class Collection(Protocol):
     def search(self, queries_QW: Vectors, c: int, *, keys_N: Keys | None = None, exact: bool = False) -> Candidates:
         """The c best for each query, or fewer if an index finds no more.
 
+        If all rows are compared, equally near ones are in the order of their keys, so that a longer list begins as a
+        shorter one does.
+
         Args:
             queries_QW: in the layout of `Space.queries`.
             c: at least 1.

@@ -136,6 +136,26 @@ def test_a_search_among_keys_compares_each_of_them(collection: Collection) -> No
     assert collection.search(rows(0), 40, exact=True).keys_QC.tolist() == [list(range(40))]
 
 
+@pytest.mark.parametrize("metric", list(Metric))
+def test_of_equally_near_rows_those_of_lower_keys_come_first_where_all_are_compared(
+    remote: Engine, metric: Metric
+) -> None:
+    """So pages, which are cut from lists of different lengths, hold each copy of an image once."""
+    collection = remote.collection(uuid.uuid4().hex, PLACE, DIM, metric)
+    start = {key: 3 if key % 9 == 4 else 1 if key % 5 == 0 else 2 for key in range(90)}  # two of three are copies
+    order = sorted(start, key=lambda key: (-start[key], key))
+    for keys in np.random.default_rng(0).permutation(90).reshape(3, 30).tolist():
+        put(collection, 5, **{f"k{key}": start[key] for key in keys})
+
+    for among in (90, 45):
+        nearest = [key for key in order if key < among]
+        for c in (1, 20, among // 2, among):
+            restricted = {"exact": True} if among == 90 else {"keys_N": np.arange(among)}
+            found = collection.search(rows(3.1), c, **restricted).keys_QC[0].tolist()
+            assert sorted(found) == sorted(nearest[:c])
+    collection.drop()
+
+
 def test_collections_are_told_apart_and_dropped_alone(remote: Engine) -> None:
     galleries = [uuid.uuid4().hex for _ in range(2)]
     made = [remote.collection(name, (version, "encoded"), DIM, Metric.L2) for name in galleries for version in "ab"]

@@ -48,7 +48,7 @@ class FakeCollection:
         assert 1 <= c <= self.capabilities.max_k
         if self._random is not None and keys_N is None and not exact:
             c = self._random.randint(1, c)
-        among = [at for at in self.rows if keys_N is None or at[0] in keys_N]
+        among = [at for at in sorted(self.rows) if keys_N is None or at[0] in keys_N]
         found = Candidates(
             np.full((len(queries_QW), c), MISSING, np.int64),
             np.zeros((len(queries_QW), c), np.int64),
