@@ -211,9 +211,8 @@ class MilvusCollection:
             if time.monotonic() > deadline:
                 raise EngineUnavailable("Milvus did not return all rows in time")
             rows_PW, (keys_P, seqs_P, _) = self._vectors(page), _entries(page)
-            near_QC, at_QC = nearest_rows(
-                space, queries_QW, rows_PW, None, min(c, len(page))
-            )  # ties by key, as pages are
+            # Ties in the order of the page, which is that of the keys.
+            near_QC, at_QC = nearest_rows(space, queries_QW, rows_PW, None, min(c, len(page)))
             both_QC = np.concatenate([scores_QC, -near_QC if space.higher_is_better else near_QC], axis=1)
             order_QC = np.argsort(both_QC, axis=1, kind="stable")[:, :c]
             scores_QC = np.take_along_axis(both_QC, order_QC, axis=1)
