@@ -67,6 +67,11 @@ class Fitted:
     choice: ChosenKind | None = None
     advice: tuple[str, ...] = ()
 
+    @property
+    def queries(self) -> int:
+        """The number of queries that the scores are means of: those with an item to find."""
+        return int(self.new_old.valid.sum())
+
     def as_json(self) -> dict[str, Any]:
         """The result as JSON values; `gain` is new/old - old/old on cmc@1, null without labels."""
         edge = self.edge
@@ -78,7 +83,7 @@ class Fitted:
             "support": edge.support,
             "gain": known,
             "scores": {metric: vars(score) for metric, score in edge.scores.items()},
-            "queries": len(self.new_old.valid),
+            "queries": self.queries,
             **({} if self.choice is None else self.choice.as_json()),
             "advice": list(self.advice),
         }
@@ -87,7 +92,7 @@ class Fitted:
         """The result as text."""
         edge = self.edge
         fitted = f"fitted on {edge.support} pairs" if edge.support else "fitted on nothing"
-        yield f"{edge.new} -> {edge.old}: {edge.kind.value}, {fitted}, measured with {len(self.new_old.valid)} queries"
+        yield f"{edge.new} -> {edge.old}: {edge.kind.value}, {fitted}, measured with {self.queries} queries"
         yield from (f"new/old {metric}: {interval(score)}" for metric, score in edge.scores.items())
         if self.old_old is not None:
             yield f"new/old - old/old on cmc@1: {interval(gain(self.new_old, self.old_old))}"

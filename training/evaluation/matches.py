@@ -50,12 +50,12 @@ def choose_queries(measured: Evaluation, new: str, old: str) -> list[int]:
 
 
 def first_items(compared: Compared, row: int, itself: int, k: int = FIRST) -> NDArray[np.int64]:
-    """(k,) the items that one query finds first, without the item that is its own image (-1: there is none)."""
+    """The at most k items that one query finds first, without the one that is its own image (-1: there is none)."""
     queries, items = comparable(compared)
     cost_N = costs(queries[row : row + 1], items, compared.space)[0].copy()
     if itself >= 0:
         cost_N[itself] = np.inf
-    return np.argsort(cost_N, kind="stable")[:k]
+    return np.argsort(cost_N, kind="stable")[: min(k, len(cost_N) - (itself >= 0))]
 
 
 def _found(items: Sequence[int] | NDArray[np.int64], label: int, data: Data) -> str:

@@ -120,6 +120,21 @@ def test_the_lines_say_what_was_fitted_and_what_it_gains(data: Data, old: Versio
     assert "new/old - old/old on cmc@1: " in text
 
 
+def test_a_query_without_an_item_of_its_class_counts_nowhere(
+    data: Data, old: Version, new: Version, tmp_path: Path
+) -> None:
+    """Every third pair is alone in its class."""
+    labels = np.where(np.arange(120) % 3, np.arange(120) % 2, 1000 + np.arange(120))
+    pairs = read_pairs(write_pairs(tmp_path / "pairs.npz", old, new, data, {"labels": labels}), old, new)
+
+    fitted = fit_edge(old, new, pairs, "procrustes")
+
+    used = int((labels[np.random.default_rng(0).permutation(120)[:24]] < 2).sum())
+    assert used < 24
+    assert fitted.as_json()["queries"] == used
+    assert f"measured with {used} queries" in next(fitted.lines())
+
+
 def write_pairs(path: Path, old: Version, new: Version, data: Data, change: dict[str, Any] | None = None) -> Path:
     pairs = embed_pairs(data, old, new)
     np.savez(path, **{"new": pairs.new_SM, "old": pairs.old_SN, "labels": pairs.labels_S} | (change or {}))

@@ -196,6 +196,7 @@ def test_a_query_does_not_find_its_own_image() -> None:
 
     assert first_items(compared, 1, -1)[0] == 1
     assert 1 not in first_items(compared, 1, 1, k=2)
+    assert sorted(first_items(compared, 1, 1, k=len(vectors))) == [0, *range(2, len(vectors))]
 
 
 def test_the_learning_curve_is_the_mean_of_each_epoch_and_the_last_start_counts(
