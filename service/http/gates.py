@@ -78,6 +78,7 @@ class GateIn(Body):
 def create(name: Name, body: GateIn, response: Response, service: Service, context: RequestContext) -> GateReport:
     """Measure a version against the current one, and fit the calibrations for its deployment."""
     service.registry.sync()
+    edges = service.registry.edges()
     new = service.registry.named(body.version)
     new.check()
     with service.database.read() as connection:
@@ -100,7 +101,7 @@ def create(name: Name, body: GateIn, response: Response, service: Service, conte
         stored = one_of(GateRow, connection.execute(statement))
         evidence = {"labelled": report["labelled"], "entries": report["items"], "seed": body.seed}
         modes = {chosen[0]: chosen[1].mode.value} if chosen else {}
-        store(connection, service.registry, gallery.id, stored.id, maps, evidence, modes)
+        store(connection, service.registry, gallery.id, stored.id, maps, evidence, modes, edges)
     shown = describe(stored)
     return shown.model_copy(update={"id": None}) if context.dry_run else shown
 

@@ -15,6 +15,7 @@ from index.edges.calibration import Calibration, calibration_from_json
 from index.query.edge_maps import MODE, MapKey
 from index.query.merge import Mode
 from index.version import EdgeKey
+from service.registry.edge_records import EdgeRecord
 from service.registry.registry import Registry
 from service.store.tables import calibration
 
@@ -27,8 +28,15 @@ def store(
     maps: Mapping[MapKey, Calibration],
     evidence: Mapping[str, Any],
     modes: Mapping[MapKey, str],
+    fitted_with: Sequence[EdgeRecord],
 ) -> None:
-    """Store the maps that a gate fitted; the best merge mode is stored with the map of the route it was measured on."""
+    """Store the maps that a gate fitted; the best merge mode is stored with the map of the route it was measured on.
+
+    The caller holds the gallery's lock. `fitted_with`: all edges when the gate began, perhaps minutes ago; a map along
+    one that was removed or replaced since is left out, as `forget_edge` deletes those that are stored.
+    """
+    registry.sync_edges()  # no edge is removed until the commit: that takes the lock of every gallery
+    before, now = ({declared.edge.key: declared.id for declared in edges} for edges in (fitted_with, registry.edges()))
     rows = [
         {
             "gallery_id": gallery_id,
@@ -41,6 +49,7 @@ def store(
             "evidence": {**evidence, MODE: modes.get((query, item_version, origin, route))},
         }
         for (query, item_version, origin, route), fitted in maps.items()
+        if all(before.get(edge) == now.get(edge) for edge in route)
     ]
     if rows:
         connection.execute(insert(calibration), rows)
