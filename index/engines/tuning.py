@@ -284,7 +284,8 @@ def found_mask(exact: tuple[Vectors, Rows], found: tuple[Vectors, Rows], *, high
     # Make row numbers unique over queries: comparing all pairs of a thousand results would take gigabytes.
     first_Q = (1 + max(exact_at_QK.max(initial=0), at_QK.max(initial=0))) * np.arange(len(at_QK))[:, None]
     same_QK = np.isin(exact_at_QK + first_Q, np.where(at_QK == MISSING, MISSING, at_QK + first_Q), kind="sort")
-    slack_QK = TIE_TOLERANCE * np.maximum(1, np.abs(exact_QK))
+    # Similarities are rounded as numbers of about 1 are, distances as what they are.
+    slack_QK = TIE_TOLERANCE * np.maximum(1 if higher_is_better else 0, np.abs(exact_QK))
     as_near_QK = found_QK >= exact_QK - slack_QK if higher_is_better else found_QK <= exact_QK + slack_QK
     hit_QK: Mask = same_QK | (as_near_QK & (at_QK != MISSING))
     return hit_QK

@@ -187,6 +187,18 @@ def test_what_has_no_clusters_reaches_the_aim_too() -> None:
     assert recall(shard, queries) >= 0.99
 
 
+@pytest.mark.parametrize(
+    ("space", "length"), [(Euclidean(), 1e-8), (Euclidean(), 1e8), (Lorentz(1e12), 1e-6), (Lorentz(1e-6), 1e3)], ids=str
+)
+def test_neighbours_are_told_apart_at_any_unit_of_length(space: Space, length: float) -> None:
+    x = np.float32(length) * np.random.default_rng(0).normal(size=(4200, DIM)).astype(np.float32)
+    shard = SegmentedShard(DIM, space, IndexConfig(kind=IndexKind.HNSW, recall=0.95))
+    shard.upsert(range(4000), x[:4000])
+    work(shard)
+
+    assert recall(shard, x[4000:]) >= 0.94
+
+
 def test_copies_of_one_vector_are_no_reason_to_compare_every_item() -> None:
     shard = SegmentedShard(DIM, Cosine(), IndexConfig())
     shard.upsert(range(1000), np.repeat(vectors(Cosine(), 50), 20, axis=0))
