@@ -157,7 +157,7 @@ def add_archive(service: Runtime, form: Form, context: ChangeContext) -> EdgeRec
         declared = EdgeRecord(edge, EdgeOrigin.ADDED)
         # An edge that cannot be described must not be committed: every list of edges would fail from then on.
         describe(declared).model_dump_json()
-        return _accept(service, declared, context, replacing)
+        return _accept(service, declared, (new, old), context, replacing)
 
 
 def add_plain(service: Runtime, raw: bytes, context: ChangeContext) -> EdgeRecord:
@@ -181,11 +181,18 @@ def add_plain(service: Runtime, raw: bytes, context: ChangeContext) -> EdgeRecor
         origin, (evidence, scores) = EdgeOrigin.CLAIMED, verify(*asked)
     else:
         origin, (evidence, scores) = EdgeOrigin.ADDED, measure(*asked, to_old)
-    return _accept(service, EdgeRecord(replace(edge, scores=scores), origin, evidence), context, request.replace)
+    declared = EdgeRecord(replace(edge, scores=scores), origin, evidence)
+    return _accept(service, declared, (new, old), context, request.replace)
 
 
-def _accept(service: Runtime, declared: EdgeRecord, context: ChangeContext, replacing: bool) -> EdgeRecord:
-    return accept(service.database, service.registry, service.replica, declared, context, replacing=replacing)
+def _accept(
+    service: Runtime,
+    declared: EdgeRecord,
+    ends: tuple[LoadedVersion, LoadedVersion],
+    context: ChangeContext,
+    replacing: bool,
+) -> EdgeRecord:
+    return accept(service.database, service.registry, service.replica, declared, ends, context, replacing=replacing)
 
 
 def describe(declared: EdgeRecord) -> EdgeInfo:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +18,7 @@ from index.version import Edge, Version
 from index.version_folder.archive import unpack_version
 from index.version_folder.folder import card_sha256, load_version
 from regraft.models import EdgeSummary, VersionInfo, VersionList
-from service.errors import InvalidBody, VersionExists
+from service.errors import DeletedMeanwhile, InvalidBody, VersionExists
 from service.http.body_schemas import FILE, fields, reads
 from service.http.forms import FORM, media_type, read_form
 from service.http.request_context import CONFIRMED, RequestContext
@@ -93,10 +93,12 @@ def register_archive(service: Runtime, archive: BinaryIO, context: ChangeContext
         unpack_version(packed, folder)
         version = load_version(folder)
         service.registry.sync()
+        verified_with: dict[str, int] = {}
         if _registered(service, version) is None:
             # Before the lock, since it is slow; other versions may be added or removed meanwhile.
-            cards = {other.name: other.card for other in service.registry.all()}
-            verify_isolated(folder, cards, service.settings.verifying)
+            others = service.registry.all()
+            verified_with = {other.name: other.id for other in others}
+            verify_isolated(folder, {other.name: other.card for other in others}, service.settings.verifying)
         with service.registry.folders_lock:
             registered = _registered(service, version)
             if registered is None and context.dry_run:
@@ -104,7 +106,7 @@ def register_archive(service: Runtime, archive: BinaryIO, context: ChangeContext
             if not context.dry_run:  # before the row: its readers may be on another machine
                 service.registry.folders.put(folder, version_key(card_sha256(folder)))
             if registered is None:
-                _register(service, version, context)
+                _register(service, version, context, verified_with)
             elif service.registry.named(version.name).problem and not context.dry_run:
                 _restore(service, version.name, folder, workspace / "damaged")
             return describe(service.registry, service.registry.named(version.name)), registered is None
@@ -148,12 +150,15 @@ def _registered(service: Runtime, version: Version) -> str | None:
     return sha256
 
 
-def _register(service: Runtime, loaded: Version, context: ChangeContext) -> None:
+def _register(service: Runtime, loaded: Version, context: ChangeContext, verified_with: Mapping[str, int]) -> None:
+    """Add a version; `verified_with`: names and numbers of the versions with which its edges were verified."""
     folder = loaded.folder
     sync_all([folder, *folder.rglob("*")])
     final = service.settings.versions / loaded.name
     with service.database.write() as connection:
         old_ids = registered_ids(connection, [edge.old for edge in loaded.edges])
+        if any(verified_with.get(edge.old, old) != old for edge, old in zip(loaded.edges, old_ids, strict=True)):
+            raise DeletedMeanwhile  # and another version got its name
         try:
             insert_version(connection, loaded, old_ids)
         except IntegrityError:  # registered by another process at the same moment

@@ -24,11 +24,12 @@ from index.events import Event
 from index.version import EdgeKey, EdgeKind
 from index.version_folder.folder import files_of
 from service.backfills.planner import ACTIVE, Kind
+from service.errors import DeletedMeanwhile
 from service.registry.calibrations import forget_edge
 from service.registry.edge_records import EdgeRecord, delete_edge, insert_edge
 from service.registry.fetched_folders import edge_key
 from service.registry.placement import preference
-from service.registry.registry import Registry
+from service.registry.registry import LoadedVersion, Registry
 from service.replica.replica import Replica
 from service.store.audit import ChangeContext, record
 from service.store.database import Database
@@ -94,15 +95,18 @@ def accept(
     registry: Registry,
     replica: Replica,
     edge_record: EdgeRecord,
+    ends: tuple[LoadedVersion, LoadedVersion],
     context: ChangeContext,
     *,
     replacing: bool = False,
 ) -> EdgeRecord:
     """Store a checked edge; its folder, if it has one, is moved to the service's folder of edges.
 
-    A dry run returns `edge_record` itself.
+    `ends`: the new and the old version between which it was fitted or checked, perhaps minutes ago. A dry run returns
+    `edge_record` itself.
 
     Raises:
+        DeletedMeanwhile: one of them was deleted, and another version registered by its name.
         EdgeExists: there is an edge of this key, and `replacing` is false.
         EdgeInUse: an active backfill applies the edge to be replaced: each would move a part of its items.
     """
@@ -123,6 +127,8 @@ def accept(
                 delete_edge(connection, previous.id)
                 forget_edge(connection, edge.key)
             new, old = (registry.named(name) for name in (edge.new, edge.old))
+            if (new.id, old.id) != tuple(end.id for end in ends):
+                raise DeletedMeanwhile
             try:
                 added = insert_edge(connection, new.id, old.id, replace(edge_record, files=files), folder_key)
             except IntegrityError:  # another process accepted one at the same moment

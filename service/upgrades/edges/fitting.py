@@ -168,7 +168,7 @@ def fit(
             "warning": few_pairs_warning(edge.support),
         }
         fitted = EdgeRecord(edge, EdgeOrigin.FITTED, evidence)
-        return accept(database, registry, replica, fitted, context, replacing=request.replace)
+        return accept(database, registry, replica, fitted, (new, old), context, replacing=request.replace)
 
 
 def write(edge: Edge, folder: Path) -> None:

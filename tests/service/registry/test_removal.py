@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from index.isolated import verify_isolated
 from index.version import Version
 from service.registry.registry import Registry
 from service.settings import Settings
@@ -175,6 +176,25 @@ def test_one_that_another_process_deleted_at_this_moment_is_refused_as_such(
         problem(served.http.post(f"{path}/evaluations", json=body), 409, "deleted_meanwhile")
     served.runtime.registry.sync()
     problem(served.http.post(f"{path}/evaluations", json=body), 404, "unknown_version")
+
+
+def test_one_whose_name_another_got_is_not_the_end_of_an_edge_that_was_verified_with_it(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (make_version(tmp_path / str(n), "taken", 4, seed=n) for n in (1, 2))
+    newer = make_version(tmp_path / "newer", "newer", 4, edges=[(first, "identity")])
+    assert served.register(first).status_code == 201
+
+    def verify(*args: Any) -> None:
+        monkeypatch.undo()
+        verify_isolated(*args)
+        assert served.remove("/versions/taken").status_code == 204
+        assert served.register(second).status_code == 201
+
+    monkeypatch.setattr("service.http.versions.verify_isolated", verify)
+    problem(served.register(newer), 409, "deleted_meanwhile")
+    problem(served.http.get("/versions/newer"), 404, "unknown_version")
+    assert served.remove("/versions/taken").status_code == 204
 
 
 def test_one_that_another_process_deleted_is_not_shown(tmp_path: Path, versions: dict[str, Version]) -> None:

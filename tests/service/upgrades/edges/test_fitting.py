@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from index.evaluation.domain import fit_domain
 from index.incoming import INCOMING
+from staging.builders import make_version
 from staging.edges import edges, fit, fit_file, key, moved_to, npz, routes, zipped
 from staging.served import problem
 from staging.working import SteppedWorker
@@ -199,3 +202,24 @@ def test_a_bad_fit_is_refused_by_name(
 
     assert edges(served, new="other") == []
     assert list(served.runtime.settings.edges.glob(f"{INCOMING}*")) == []
+
+
+def test_a_fit_of_a_version_whose_name_another_one_got_meanwhile_is_refused(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (make_version(tmp_path / str(n), "trained", 5, seed=n, encoder=False) for n in (1, 2))
+    assert served.register(first).status_code == 201
+
+    def fit_and_retrain(*args: Any) -> Any:
+        assert served.remove("/versions/trained").status_code == 204
+        assert served.register(second).status_code == 201
+        return fit_domain(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("service.upgrades.edges.fitting.fit_domain", fit_and_retrain)
+        refused = fit_file(served, drawn(), new="trained")
+
+    problem(refused, 409, "deleted_meanwhile")
+    assert edges(served, new="trained") == []
+    assert fit_file(served, drawn(), new="trained").status_code == 201
+    assert served.remove("/versions/trained").status_code == 204
