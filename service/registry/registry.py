@@ -225,8 +225,7 @@ class Registry:
                 self._unreached.add(name)
 
     def _reload_damaged_edges(self) -> None:
-        with self._database.lookup() as connection:
-            ids = edge_ids(connection)
+        ids = [declared.id for declared in self._edges]  # only these: versions of others may not be loaded yet
         self._edges = tuple(declared for declared in self._edges if not declared.problem)
         self._follow_edges(ids)
 

@@ -133,6 +133,24 @@ def test_what_a_store_did_not_give_is_asked_for_again_once_it_answers(
     assert registry.route("v2", "v1")
 
 
+def test_a_version_recovers_beside_others_that_were_registered_since(
+    settings: Settings, database: Database, add: Callable[..., Version]
+) -> None:
+    """A worker syncs only when it meets an unknown version: it does not know the ends of all edges."""
+    v1 = add("v1")
+    lost = v1.folder.rename(v1.folder.with_name(".lost"))
+    registry = Registry(database, settings)
+    assert registry.named("v1").problem
+    add("v2", (1, replace(v1, folder=lost), "identity"))
+    lost.rename(v1.folder)
+
+    registry.retry(registry.named("v1"))
+
+    assert registry.named("v1").problem == ""
+    registry.sync_edges()
+    assert [edge.edge.key for edge in registry.edges()] == [("v2", "v1", "identity")]
+
+
 def test_routes_go_by_edges_and_by_old_encoders(
     settings: Settings, database: Database, add: Callable[..., Version]
 ) -> None:
