@@ -46,7 +46,9 @@ class Problem(RegraftError):
 
     def __init__(self, status: int, body: Mapping[str, Any]) -> None:
         self.detail = str(body.get("detail") or body.get("title") or f"the service answered with status {status}")
-        self.errors: list[Json] = list(body.get("errors") or [])
+        errors = body.get("errors")
+        # A gateway's answer may have other things of this name.
+        self.errors: list[Json] = [one for one in errors if isinstance(one, dict)] if isinstance(errors, list) else []
         self.request_id: str | None = body.get("request_id")
         super().__init__(self.detail, pointer=str(self.errors[0].get("pointer") or "") if self.errors else "")
         self.status = status
@@ -100,6 +102,8 @@ class Connection(ABC):
             raise InvalidArgument(f"url {url!r} must be http:// or https:// with a host", pointer="/url")
         if url.rstrip("/").endswith("/v1"):
             raise InvalidArgument(f"url {url!r} must be the address of the service, without /v1", pointer="/url")
+        if "?" in url or "#" in url:
+            raise InvalidArgument(f"url {url!r} must be the address of the service, without ? or #", pointer="/url")
         if api_key and not is_key(api_key):
             raise InvalidArgument(
                 "the API key must be printable ASCII, without a space or line break at either end",
@@ -158,6 +162,8 @@ class Connection(ABC):
                 f"{self.url} did not answer within {timeout.read:g} s and may still process the request; "
                 f"set a larger timeout in seconds: --timeout or {TIMEOUT}"
             ) from error
+        except httpx.DecodingError as error:
+            raise UnexpectedAnswer(f"the answer of {self.url} cannot be decompressed: {error}") from error
         except httpx.TransportError as error:
             why = str(error) or type(error).__name__
             raise Unreachable(f"no answer from {self.url} ({why}); is `regraft serve` running?") from error
@@ -180,7 +186,7 @@ class Connection(ABC):
             async with aclosing(self._streamed(path, headers=dict(headers), timeout=timeout)) as lines:
                 async for line in lines:
                     yield line
-        except httpx.TransportError as error:
+        except (httpx.TransportError, httpx.DecodingError) as error:
             raise Unreachable(
                 f"the stream from {self.url} was interrupted ({str(error) or type(error).__name__})"
             ) from error
@@ -359,5 +365,7 @@ def problem_of(response: httpx.Response) -> Problem:
     except ValueError:
         body = None
     # A proxy may answer without problem+json.
-    fields = body if isinstance(body, dict) else {"detail": f"{response.status_code} {response.reason_phrase}".strip()}
-    return Problem(response.status_code, fields)
+    said = f"{response.status_code} {response.reason_phrase}".strip()
+    if response.has_redirect_location:
+        said += f": requests are redirected to {response.headers['location']}; give that server's address as the url"
+    return Problem(response.status_code, body if isinstance(body, dict) else {"detail": said})

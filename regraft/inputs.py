@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from index.errors import InvalidArgument
 from index.version_folder.archive import pack_version
@@ -82,6 +83,17 @@ def strings(value: object, name: str) -> list[str]:
         if not isinstance(one, str):
             raise InvalidInput(f"{name}[{n}] must be a string, not {type(one).__name__}")
     return [str(one) for one in listed]
+
+
+def several(value: object, name: str = "items") -> list[Any]:
+    """The items of a list, or of any other iterable, such as a generator, which can be read only once.
+
+    Raises:
+        InvalidInput: a single item, or not a list.
+    """
+    if isinstance(value, Mapping):
+        raise InvalidInput(f"{name} is one item: give a list, as [item]")
+    return _as_list(value, name)
 
 
 def vector(value: object, name: str) -> list[float]:
@@ -180,7 +192,7 @@ def embedded_items(items: Sequence[Mapping[str, Any]], name: str = "items") -> l
 
 def npy(value: object) -> bytes | None:
     """A matrix of finite floats as .npy; None for any other value, which `vectors` must check."""
-    if not isinstance(value, np.ndarray) or value.ndim != 2 or value.dtype.kind != "f" or value.dtype.itemsize > 8:
+    if not _is_plain(value) or value.ndim != 2 or value.dtype.kind != "f" or value.dtype.itemsize > 8:
         return None
     if not value.size or not np.isfinite(value).all():
         return None
@@ -215,7 +227,7 @@ def stacked_embeddings(items: Sequence[Mapping[str, Any]]) -> bytes | None:
     found = [
         item.get("embedding") for item in items if isinstance(item, Mapping) and item.keys() <= EMBEDDED_ITEM_FIELDS
     ]
-    arrays = [one for one in found if isinstance(one, np.ndarray)]
+    arrays = [one for one in found if _is_plain(one)]
     if len(arrays) != len(items) or len({(one.shape, one.dtype) for one in arrays}) != 1:
         return None
     return npy(np.stack(arrays))
@@ -244,7 +256,13 @@ def _as_list(value: object, name: str) -> list[Any]:
     return list(value)
 
 
+def _is_plain(value: object) -> TypeGuard[NDArray[Any]]:
+    """Whether it is an array without a mask, which .npy would drop."""
+    return isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray)
+
+
 def _plain(value: object) -> Any:
-    if hasattr(value, "tolist"):
+    # Of times in nanoseconds `tolist` would make plain numbers; those of other units are refused as dates.
+    if hasattr(value, "tolist") and getattr(getattr(value, "dtype", None), "kind", None) not in ("M", "m"):
         return value.tolist()
     raise TypeError(f"a value of type {type(value).__name__}")

@@ -50,8 +50,9 @@ class ItemRoutes(Connection):
         image replaces the content of an existing item with its id; with `replace` also its metadata; with
         `replace=False` an existing id is an error.
         """
-        described, images = [_described(item, n) for n, item in enumerate(items)], []
-        for n, i in enumerate(items):
+        given = inputs.several(items)
+        described, images = [_described(item, n) for n, item in enumerate(given)], []
+        for n, i in enumerate(given):
             if isinstance(i, ImageItem):
                 file = inputs.image(i.image, f"items[{n}].image")
                 images.append(("images", (str(n), file, "application/octet-stream")))
@@ -67,7 +68,7 @@ class ItemRoutes(Connection):
         self, gallery: str, items: Sequence[TextItem], *, atomic: bool = False, replace: bool | None = None
     ) -> IngestResult:
         """POST /v1/galleries/{gallery}/items with texts, embedded by the current version; otherwise as `ingest`."""
-        described = [_described(item, n) for n, item in enumerate(items)]
+        described = [_described(item, n) for n, item in enumerate(inputs.several(items))]
         path = path_of("galleries", gallery, "items")
         return await self._ask(
             IngestResult, "POST", path, params=_ingest_params(atomic, replace), json={"items": described}
@@ -272,11 +273,12 @@ def _embedded(items: Sequence[Mapping[str, Any]] | ArrowTable, version: str | No
         if version is not None:
             params["version"] = version
         return {"content": inputs.arrow_stream(items), "headers": {"content-type": ARROW}}
-    if (array := inputs.stacked_embeddings(items)) is not None:
-        described = [{name: value for name, value in item.items() if name != "embedding"} for item in items]
+    given = inputs.several(items)
+    if (array := inputs.stacked_embeddings(given)) is not None:
+        described = [{name: value for name, value in item.items() if name != "embedding"} for item in given]
         for n, item in enumerate(described):
             if item.get("metadata") is not None:
                 item["metadata"] = inputs.metadata(item["metadata"], f"items[{n}].metadata")
         data = {"items": inputs.as_json(described), **({} if version is None else {"version": version})}
         return {"data": data, "files": [("embeddings", ("embeddings.npy", array, NPY))]}
-    return {"json": {"items": inputs.embedded_items(items), **({} if version is None else {"version": version})}}
+    return {"json": {"items": inputs.embedded_items(given), **({} if version is None else {"version": version})}}

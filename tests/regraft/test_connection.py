@@ -72,6 +72,12 @@ def test_what_is_no_address_is_refused(url):
         Client(url)
 
 
+@pytest.mark.parametrize("url", ["http://a/?key=1", "http://a/#/galleries"])
+def test_an_address_with_more_than_a_path_is_refused(url):
+    with pytest.raises(InvalidArgument, match=r"the address of the service, without \? or #"):
+        Client(url)
+
+
 @pytest.mark.parametrize("url", ["http://a/v1", "https://a:8080/v1/"])
 def test_the_version_of_the_api_is_not_part_of_an_address(url):
     with pytest.raises(InvalidArgument, match="the address of the service, without /v1"):
@@ -137,6 +143,36 @@ def test_an_answer_that_is_no_problem_json_still_raises_a_problem(content):
         client.health()
 
     assert caught.value.code == "http_error"
+
+
+@pytest.mark.parametrize("errors", [["rate limit"], [{"message": "rate limit"}, None], {"base": ["x"]}, "x", 7])
+def test_errors_of_a_gateway_in_its_own_form_are_a_problem(errors):
+    _, handler = answering({"errors": errors, "detail": "slow down"}, 429)
+
+    with pytest.raises(Problem, match="slow down") as caught:
+        connected(handler).health()
+
+    assert all(isinstance(one, dict) for one in caught.value.errors)
+
+
+def test_a_redirection_names_the_other_address():
+    client = connected(lambda _: httpx.Response(301, headers={"location": "https://service/v1/health"}))
+
+    with pytest.raises(Problem, match=r"301 Moved Permanently: .* to https://service/v1/health; give that"):
+        client.health()
+
+
+@pytest.mark.parametrize("call", [lambda client: client.health(), lambda client: list(client.watch_backfill(1))])
+def test_an_answer_that_cannot_be_decompressed_is_one_error(call):
+    client = connected(lambda _: httpx.Response(200, headers={"content-encoding": "gzip"}, stream=Plain()))
+
+    with pytest.raises(RegraftError, match="decompress"):
+        call(client)
+
+
+class Plain(httpx.SyncByteStream):
+    def __iter__(self):
+        yield b"not compressed"
 
 
 @pytest.mark.parametrize(

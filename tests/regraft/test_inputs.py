@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import regraft
-from regraft.client import ImageItem
+from regraft.client import ImageItem, TextItem
 from staging.answers import answering, connected, named
 
 NAN = float("nan")
+MASKED = np.ma.masked_array(np.ones(2), mask=[True, False])
 FILE = b"an image file"
 WRONG = [
     (lambda c: c.query("g", "cat.png"), r"images is a path: give a list of files' bytes"),
@@ -43,6 +44,19 @@ WRONG = [
     (
         lambda c: c.ingest_embeddings("g", [{"id": "a", "embedding": np.ones((1, 2))}]),
         r"items\[0\].embedding must be one",
+    ),
+    (lambda c: c.ingest("g", ImageItem("a", FILE)), "items must be a list, not ImageItem"),
+    (lambda c: c.ingest_texts("g", None), "items must be a list, not NoneType"),
+    (lambda c: c.ingest_embeddings("g", {"id": "a", "embedding": [1.0]}), "items is one item: give a list"),
+    (lambda c: c.put_embeddings("g", 7), "items must be a list, not int"),
+    (lambda c: c.query_embeddings("g", MASKED[None], "v1"), r"embeddings\[0\] must be one vector"),
+    (
+        lambda c: c.ingest_embeddings("g", [{"id": "a", "embedding": MASKED}]),
+        r"items\[0\].embedding must be one vector",
+    ),
+    *(
+        (lambda c, t=t: c.ingest("g", [ImageItem("a", FILE, {"t": t})]), r"items\[0\].metadata cannot .* datetime64")
+        for t in (np.datetime64("2024-01-01", "ns"), np.datetime64("2024-01-01", "s"))
     ),
     (lambda c: c.ingest_embeddings("g", ["a"]), r"items\[0\] must be \{id, metadata, embedding\}, not str"),
     (lambda c: c.delete_items("g", "abc"), r"items is one string: give a list, as \['abc'\]"),
@@ -83,6 +97,24 @@ def test_arrays_are_taken_wherever_lists_are():
     described = json.loads(named(seen[3], "items")[0].get_content())
     assert described == [{"id": "a", "metadata": {"n": 3, "xs": [0, 1]}}]
     assert json.loads(named(seen[4], "items")[0].get_content())[0]["metadata"] == {"n": 0.5}
+
+
+def test_a_generator_of_items_is_taken_wherever_a_list_is():
+    sent = []
+    for as_given in (iter, list):
+        seen, handler = answering({})
+        client, one = connected(handler), {"id": "a", "metadata": {"n": 1}}
+
+        client.ingest("g", as_given([ImageItem("a", FILE), TextItem("b", "c")]))
+        client.ingest_texts("g", as_given([TextItem("b", "c")]))
+        client.ingest_embeddings("g", as_given([{**one, "embedding": [1.0]}]))
+        client.ingest_embeddings("g", as_given([{**one, "embedding": np.float32([1.0])}]))
+        client.put_embeddings("g", as_given([{"id": "a", "embedding": np.float32([1.0])}]))
+
+        boundaries = [request.headers["content-type"].partition("boundary=")[2].encode() for request in seen]
+        sent.append([request.content.replace(b or b"-", b"") for request, b in zip(seen, boundaries, strict=True)])
+    assert sent[0] == sent[1]
+    assert FILE in sent[0][0]
 
 
 def test_numbers_of_numpy_are_taken_wherever_numbers_are():
