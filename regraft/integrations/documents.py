@@ -141,6 +141,17 @@ class Documents:
             self._higher_is_better[version] = space.higher_is_better
         return self._higher_is_better[version]
 
+    def relevance(self, match: Match, mode: str | None = None) -> float:
+        """The relevance of a match, from 0 to 1, by its raw score: an upgrade may change the scale of `score`.
+
+        `mode`: the one asked for, if any; for `calibrated` the relevance is the probability.
+        """
+        if mode == "calibrated":
+            return match.score
+        if not self.higher_is_better(match.version):
+            return _similarity(match.raw_score)
+        return min(1.0, max(0.0, (match.raw_score + 1.0) / 2.0))
+
     def filtered(self, condition: Mapping[str, Any] | None) -> Iterator[ItemInfo]:
         """All documents that pass a filter, page by page, including those that queries of the version cannot reach."""
         self.prepare()

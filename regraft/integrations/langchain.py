@@ -10,6 +10,7 @@ connects the two versions and the new one is deployed, it finds the documents of
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
@@ -227,11 +228,22 @@ class RegraftVectorStore(VectorStore):
     ) -> Sequence[Match]:
         return self.documents.search(vector, k, filter=as_filter(given), **search_options)
 
-    def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        """The conversion of scores to LangChain's relevance in [0, 1]; converted distances are in it already."""
-        if not self.documents.higher_is_better(self.documents.version):
-            return lambda score: score
-        return lambda cosine: min(1.0, max(0.0, (cosine + 1.0) / 2.0))
+    def _similarity_search_with_relevance_scores(
+        self,
+        query: str,
+        k: int = 4,
+        filter: Filter | None = None,  # noqa: A002
+        **search_options: Any,
+    ) -> list[tuple[Document, float]]:
+        """As `similarity_search_with_score`, with `Documents.relevance`, which depends on more than the score."""
+        matches = self._matches(self._embedding.embed_query(query), k, filter, search_options)
+        mode = search_options.get("mode")
+        return [(self._shown(match), self.documents.relevance(match, mode)) for match in matches]
+
+    async def _asimilarity_search_with_relevance_scores(
+        self, query: str, k: int = 4, **search_options: Any
+    ) -> list[tuple[Document, float]]:
+        return await asyncio.to_thread(self._similarity_search_with_relevance_scores, query, k, **search_options)
 
     def _shown(self, item: Match | EmbeddedItem) -> Document:
         text, own = self.documents.text_and_metadata(item)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -212,6 +213,34 @@ def test_a_store_stores_before_it_sees_that_another_one_has_deployed(client, nam
         RegraftVectorStore(Fake(models[0]), gallery=name, version="old", client=client).add_texts(["a"], ids=["2"])
 
     assert client.gallery(name).items == 2
+
+
+def test_relevance_keeps_its_scale_when_matches_of_two_versions_are_calibrated(store, client, models, name):
+    newer = RegraftVectorStore(Fake(models[1]), gallery=name, version="calibrated", client=client)
+    newer.reembed(48)
+    client.fit_edge("calibrated", "old", "procrustes", gallery=name, label="tags")
+    client.deploy(name, "calibrated")
+    asked = {"k": len(DOCUMENTS), "score_threshold": 0.9}
+
+    def relevances(**options):
+        found = newer.similarity_search_with_relevance_scores("cat sleeps here", k=len(DOCUMENTS), **options)
+        return {one.id: round(relevance, 5) for one, relevance in found}
+
+    found = newer.documents.search(models[1]("cat sleeps here"), len(DOCUMENTS))
+    assert any(match.score != match.raw_score for match in found)  # they are calibrated
+    cosines = {match.id: round((match.raw_score + 1) / 2, 5) for match in found}
+    assert relevances() == relevances(mode="rank") == cosines
+    assert relevances(mode="calibrated") == {match.id: round(match.score, 5) for match in found}
+    retriever = newer.as_retriever(search_type="similarity_score_threshold", search_kwargs=asked)
+    near = {key for key, relevance in cosines.items() if relevance >= 0.9}
+    assert {one.id for one in retriever.invoke("cat sleeps here")} == near != set(cosines)
+    assert {one.id for one in asyncio.run(retriever.ainvoke("cat sleeps here"))} == near
+
+
+def test_a_store_without_documents_has_no_relevant_ones(client, name, models):
+    store = RegraftVectorStore(Fake(models[0]), gallery=name, version="unborn", client=client)
+
+    assert store.similarity_search_with_relevance_scores("cat") == []
 
 
 def test_a_newer_model_finds_what_the_older_one_stored(store, client, models, name):
