@@ -121,6 +121,7 @@ def import_gallery(
     `Progress.fields` counts. `on_batch`: called after each batch.
 
     Raises:
+        InvalidArgument: the state cannot be written, so nothing was stored; or as `resume`.
         Problem, Unreachable: the service refuses a batch or is unreachable; the import can be resumed.
     """
     progress = resume(client, gallery, source, state, update_only=update_only)
@@ -128,6 +129,7 @@ def import_gallery(
     # It was killed after the last batch of a source whose last cursor is null: nothing is left to read.
     ended = progress.read > 0 and progress.cursor is None
     ids = StoredIds(ids_file(state), progress)
+    _check_writable(state)
     for batch in () if ended else source.batches(size, progress.cursor):
         progress.read += batch.read
         progress.count_fields(batch.metadata)
@@ -143,6 +145,16 @@ def import_gallery(
     state.unlink(missing_ok=True)
     ids.forget()
     return progress
+
+
+def _check_writable(state: Path) -> None:
+    """Check, before anything is stored, that progress can be kept. Raises InvalidArgument."""
+    try:
+        (beside := state.with_name(f"{state.name}.new")).touch()
+        beside.unlink()
+    except OSError as error:
+        why = f"the position of the import cannot be kept in {state} ({error.strerror}): --state FILE names another"
+        raise InvalidArgument(why, pointer="/state") from error
 
 
 def _write(path: Path, text: str) -> None:

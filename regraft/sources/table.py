@@ -41,6 +41,12 @@ class TableFile:
         needed = [self._id, *self._vectors, *(wanted.metadata or ()), *([self._text] if self._text else ())]
         if unknown := [name for name in needed if name not in names]:
             raise InvalidArgument(f"{path.name} has no column {unknown[0]!r}, only: {', '.join(names)}")
+        used = names if wanted.metadata is None and not self._own else needed
+        if several := [name for name in used if names.count(name) > 1]:
+            raise InvalidArgument(
+                f"{path.name} has several columns {several[0]!r}: rename them, or leave them out by --metadata",
+                pointer="/metadata",
+            )
         if not self._vectors and not self._text:
             raise InvalidArgument(
                 f"{path.name}: the column of vectors or texts is required: --vector COLUMN[=VERSION], --text COLUMN"
@@ -78,7 +84,7 @@ class TableFile:
             start += table.num_rows
 
     def _batch(self, table: Any, cursor: int) -> Batch:
-        ids = table.column(self._id).to_pylist()
+        ids = self._values(table.column(self._id), self._id)
         named = np.array([is_id(one) for one in ids], bool)
         place = np.cumsum(named) - 1
         columns, skipped = [], {NO_ID: int((~named).sum())} if not named.all() else {}
@@ -94,7 +100,7 @@ class TableFile:
                 if mine.any():
                     columns.append(Column(version, place[rows[mine]], vectors[mine], origin))
         kept = [n for n, good in enumerate(named) if good]
-        texts = table.column(self._text).to_pylist() if self._text else [None] * len(ids)
+        texts = self._values(table.column(self._text), self._text) if self._text else [None] * len(ids)
         held |= {n for n, row in enumerate(kept) if texts[row] is not None}
         if bare := len(kept) - len(held):
             skipped["no vector"] = bare
@@ -118,8 +124,18 @@ class TableFile:
             if self._wanted.metadata is None
             else self._wanted.metadata
         )
-        rows = table.select(names).to_pylist(maps_as_pydicts="lossy")
+        columns = {name: self._values(_in_microseconds(table.column(name)), name) for name in names}
+        rows = ({name: values[n] for name, values in columns.items()} for n in range(table.num_rows))
         return [self._wanted.metadata_of(row, *taken) for row in rows]
+
+    def _values(self, column: Any, name: str) -> list[Any]:
+        """The values of a column. Raises InvalidArgument for those that Python has not, such as a date after 9999."""
+        try:
+            return list(column.to_pylist(maps_as_pydicts="lossy"))
+        except (ValueError, OverflowError, pa.ArrowException) as error:  # ValueError: also text that is not UTF-8
+            raise InvalidArgument(
+                f"{self._path.name}: a value of column {name!r} cannot be read: {error}", pointer="/metadata"
+            ) from error
 
 
 @contextmanager
@@ -129,6 +145,16 @@ def _naming_errors_of(path: Path) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError) as error:  # OSError: a corrupt page
         raise InvalidArgument(f"{path.name} is not a {path.suffix} file, or is damaged: {error}") from error
+
+
+def _in_microseconds(column: Any) -> Any:
+    """A column of times in the unit of Python's own, which need no pandas; other columns unchanged."""
+    kind, unit = column.type, "us"
+    if getattr(kind, "unit", None) != "ns":
+        return column
+    if pa.types.is_timestamp(kind):
+        return column.cast(pa.timestamp(unit, kind.tz), safe=False)
+    return column.cast(pa.time64(unit) if pa.types.is_time64(kind) else pa.duration(unit), safe=False)
 
 
 def _holds_text(schema: Any, name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -443,6 +444,66 @@ def test_a_table_with_columns_as_an_export_has_them_needs_no_metadata_and_maps_a
     pq.write_table(pa.table({"id": IDS, "vector:v1": ROWS.tolist(), "m": maps}), tmp_path / "a.parquet")
 
     assert read(open_source(str(tmp_path / "a.parquet"), Wanted()))[:3] == (IDS, ROWS.tolist(), [{"m": {"k": 1}}] * 10)
+
+
+def test_times_in_nanoseconds_need_no_pandas(tmp_path: Path) -> None:
+    instant = 1704067200 * 10**9 + 1001
+    times = {
+        "at": pa.array([instant] * 10, pa.timestamp("ns")),
+        "there": pa.array([instant] * 10, pa.timestamp("ns", "Europe/Zurich")),
+        "day": pa.array([1001] * 10, pa.time64("ns")),
+        "long": pa.array([1001] * 10, pa.duration("ns")),
+    }
+    pq.write_table(pa.table({"id": IDS, "v": ROWS.tolist(), **times}), tmp_path / "a.parquet", version="2.6")
+    script = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'pandas': raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "from regraft.sources.base import Wanted\n"
+        "from regraft.sources.opening import open_source\n"
+        "import json\n"
+        "source = open_source(sys.argv[1], Wanted(vectors={'v': 'v1'}))\n"
+        "print(json.dumps([b.metadata for b in source.batches(1)][9]))\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "a.parquet"], capture_output=True, text=True, check=False
+    )
+
+    assert done.stderr == ""
+    told = {"at": "2024-01-01T00:00:00.000001", "there": "2024-01-01T01:00:00.000001+01:00"}
+    assert json.loads(done.stdout) == [told | {"day": "00:00:00.000001", "long": "0:00:00.000001"}]
+    assert next(iter(open_source(str(tmp_path / "a.parquet"), Wanted(vectors={"v": "v1"})).batches(1))).metadata == [
+        json.loads(done.stdout)[0]
+    ]
+
+
+@pytest.mark.parametrize("name", ["w", "id", "text"])
+def test_a_value_that_cannot_be_read_is_told_with_its_column(tmp_path: Path, name: str) -> None:
+    wrong = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, 1], "<i4")), pa.py_buffer(b"\xff"))
+    columns = {"id": pa.array(["a"]), "v": ROWS[:1].tolist(), "text": pa.array(["b"]), name: wrong}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"id": ["a"], "v": ROWS[:1].tolist(), "w": pa.array([2**30], pa.date32())}), tmp_path / "b.parquet"
+    )
+
+    with pytest.raises(InvalidArgument, match=rf"a.parquet: a value of column '{name}' cannot be read: 'utf-8'"):
+        read(open_source(str(tmp_path / "a.parquet"), Wanted(vectors={"v": "v1"}, text="text")))
+    with pytest.raises(InvalidArgument, match=r"b.parquet: a value of column 'w' cannot be read: .*999999999"):
+        read(open_source(str(tmp_path / "b.parquet"), Wanted(vectors={"v": "v1"})))
+
+
+def test_several_columns_of_one_name_are_refused_unless_they_are_left_out(tmp_path: Path) -> None:
+    names = ["id", "v", "x", "x", "y"]
+    same = pa.Table.from_arrays([pa.array(IDS), pa.array(ROWS.tolist()), *[pa.array(range(10))] * 3], names=names)
+    pq.write_table(same, file := tmp_path / "a.parquet")
+
+    with pytest.raises(InvalidArgument, match=r"a.parquet has several columns 'x': rename them, or leave"):
+        open_source(str(file), Wanted(vectors={"v": "v1"}))
+    left = open_source(str(file), Wanted(vectors={"v": "v1"}, metadata=["y"]))
+    assert read(left)[:3] == (IDS, ROWS.tolist(), [{"y": n} for n in range(10)])
 
 
 @pytest.mark.usefixtures("faked")

@@ -61,6 +61,17 @@ def test_an_import_that_is_killed_anywhere_and_run_again_stores_all_and_nothing_
 
 
 @pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_an_import_whose_position_cannot_be_kept_stores_nothing(client: Client, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": ["a"], "embedding": OLD[:1].tolist()}), file := tmp_path / "rows.parquet")
+    name, state = gallery(client, "unkept", "v1"), tmp_path / "missing" / "state"
+
+    with pytest.raises(InvalidArgument, match=r"cannot be kept in .*state \(No such file .*\): --state FILE"):
+        import_gallery(client, name, TableFile(file, Wanted(version="v1")), state)
+
+    assert client.gallery(name).items == 0
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_of_an_id_that_comes_again_the_first_row_stays_wherever_the_import_was_killed(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
