@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, cast
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from index.edges.graph import Graph, Route
 from index.encoders.encoder import Encoder
 from index.errors import ChangedOnDisk, InvalidVersionFolder, RegraftError, shortened
@@ -221,13 +223,12 @@ class Registry:
         for name in names & self._by_name.keys():
             try:
                 self.retry(self._by_name[name])
-            except (RegraftError, OSError):
+            except (RegraftError, OSError, SQLAlchemyError):  # often both are away, as they share a network
                 self._unreached.add(name)
 
     def _reload_damaged_edges(self) -> None:
-        ids = [declared.id for declared in self._edges]  # only these: versions of others may not be loaded yet
-        self._edges = tuple(declared for declared in self._edges if not declared.problem)
-        self._follow_edges(ids)
+        # No others: the versions of edges that were added since may not be loaded yet.
+        self._follow_edges([declared.id for declared in self._edges], reload_damaged=True)
 
     def sync_edges(self) -> None:
         """Sync if any edge was added or removed, or a version removed."""
@@ -236,8 +237,8 @@ class Registry:
         if set(ids) != {declared.id for declared in self._edges} or not versions.issuperset(self._by_id):
             self.sync()
 
-    def _follow_edges(self, ids: Sequence[int]) -> None:
-        known = {declared.id: declared for declared in self._edges}
+    def _follow_edges(self, ids: Sequence[int], *, reload_damaged: bool = False) -> None:
+        known = {declared.id: declared for declared in self._edges if not (reload_damaged and declared.problem)}
         if set(ids) == set(known):
             return
         with self._database.lookup() as connection:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from sqlalchemy.exc import OperationalError
 
 import service.registry.encoders.modalities
 from index.encoders.encoder import Encoder
@@ -119,11 +120,17 @@ def test_what_a_store_did_not_give_is_asked_for_again_once_it_answers(
     def no_answer(*_: Any, **__: Any) -> None:
         raise ConnectionError
 
+    def database_away(_: Database) -> None:
+        raise OperationalError("", {}, Exception())
+
     with monkeypatch.context() as patch:
         patch.setattr(MemoryFileSystem, "get_file", no_answer)
         registry = Registry(database, far)
         registry.sync()
         registry.retry_unreached()
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "lookup", database_away)
+        registry.retry_unreached()  # the network brings back neither
     problems = (registry.named("v2").problem, registry.edges()[0].problem)
     assert bool(problems[missing == "edge"])
 
