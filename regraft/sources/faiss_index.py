@@ -25,6 +25,7 @@ class FaissIndex:
         self._version = wanted.vector("")[1]
         try:
             index: Any = faiss.read_index(str(path))
+            _restore_quantizer(index)
             mapped = faiss.vector_to_array(index.id_map) if hasattr(index, "id_map") else None
             self._index = index if mapped is None else faiss.downcast_index(index.index)
             self._keys = _keys(self._index)
@@ -80,6 +81,15 @@ class FaissIndex:
             names = list(map(str, self._ids[part].tolist()))
             many = len(names)
             yield Batch(many, names, [None] * many, [Column(self._version, np.arange(many), rows)], at + many)
+
+
+def _restore_quantizer(index: Any) -> None:
+    """Set what FAISS (1.15) does not restore of a fast-scan index in inverted lists: `reconstruct` would crash."""
+    inner = faiss.try_extract_index_ivf(index)
+    lists: Any = None if inner is None else faiss.downcast_index(inner)
+    own = getattr(lists, "pq", None) or getattr(lists, "aq", None)
+    if own is not None and getattr(lists, "fine_quantizer", own) is None:
+        lists.fine_quantizer = own
 
 
 def _keys(index: Any) -> NDArray[np.int64]:

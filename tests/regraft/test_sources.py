@@ -117,6 +117,31 @@ def test_of_an_index_that_compresses_it_is_said_that_its_vectors_are_approximati
     assert source.note.partition(";")[0] == ("" if bytes_stored is None else said)
 
 
+@pytest.mark.parametrize("kind", ["IVF2,PQ2x4fs", "OPQ2,IVF2,PQ2x4fsr", "IVF2,RQ2x4fs_32_Nrq2x4", "IVF2,PQ2x4fs,RFlat"])
+def test_vectors_of_a_fast_scan_index_are_those_it_had_before_it_was_written(tmp_path: Path, kind: str) -> None:
+    rows = np.random.default_rng(0).normal(size=(640, 4)).astype(np.float32)
+    index = faiss.index_factory(4, kind)
+    index.train(rows)
+    index.add(rows)
+    faiss.write_index(index, str(tmp_path / "a.faiss"))
+    if inner := faiss.try_extract_index_ivf(index):
+        lists: Any = faiss.downcast_index(inner)
+        lists.make_direct_map()
+    script = (
+        "import sys, numpy\n"
+        "from regraft.sources.base import Wanted\n"
+        "from regraft.sources.opening import open_source\n"
+        "batches = open_source(sys.argv[1], Wanted()).batches(100)\n"
+        "numpy.save(sys.argv[2], numpy.concatenate([batch.columns[0].vectors for batch in batches]))\n"
+    )
+
+    # In a process of its own, which FAISS would end with a segmentation fault.
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "a.faiss", tmp_path / "a.npy"], check=False)
+
+    assert done.returncode == 0
+    assert np.array_equal(np.load(tmp_path / "a.npy"), index.reconstruct_batch(np.arange(len(rows))))
+
+
 def test_vectors_of_inverted_lists_are_given_back_where_some_were_removed(tmp_path: Path) -> None:
     write_ivf(tmp_path / "a.faiss")
     index = faiss.read_index(str(tmp_path / "a.faiss"))
