@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -17,7 +17,6 @@ from index.evaluation.metrics import (
     Retrieval,
     mean_interval,
     negative_flips,
-    paired_bootstrap,
     t_interval,
     update_gain,
 )
@@ -65,7 +64,7 @@ class Verdict:
         old_old: M(old/old) with its interval.
         new_old: M(new/old), along the route that serving would take.
         new_new: M(new/new), if measured: the result after a full backfill.
-        difference: M(new/old) - M(old/old) by paired bootstrap.
+        difference: M(new/old) - M(old/old) by paired bootstrap; each resample of TAR@FAR has a threshold of its own.
         negative_flips: number of queries whose first match is relevant under old/old but not under new/old.
         gap_closed: (new/old - old/old) / (new/new - old/old): the share of the whole gain that is reached before any
             backfill; None if new/new is unknown, or one of them is not better than old/old.
@@ -117,9 +116,12 @@ def gate(
     valid_Q = old_old.valid & new_old.valid
     if not valid_Q.any():
         raise InvalidArgument("a gate needs at least one query with an item of its class")
-    difference = paired_bootstrap(new_Q[valid_Q], old_Q[valid_Q], seed)
-    before, after = mean_interval(old_Q[valid_Q], seed), mean_interval(new_Q[valid_Q], seed)
-    best = mean_interval(new_new.per_query(metric)[new_new.valid], seed) if new_new else None
+    drawn_old, drawn_new = (side.resampled(metric)[valid_Q] for side in (old_old, new_old))
+    difference = _interval((new_Q - old_Q)[valid_Q], drawn_new - drawn_old, seed, least=-1.0)
+    before, after = _interval(old_Q[valid_Q], drawn_old, seed), _interval(new_Q[valid_Q], drawn_new, seed)
+    best = None
+    if new_new is not None:
+        best = _interval(new_new.per_query(metric)[new_new.valid], new_new.resampled(metric)[new_new.valid], seed)
     slices = [] if slice_of is None else _slices(old_Q, new_Q, valid_Q, slice_of)
     return Verdict(
         verdict=_decide(difference, slices) if valid_Q.sum() >= MIN_QUERIES else GateVerdict.WARN,
@@ -151,7 +153,17 @@ def _slices(old_Q: Floats, new_Q: Floats, valid_Q: Bools, slice_of: Sequence[str
     found = []
     for value, rows in large:
         old, new = old_Q[rows], new_Q[rows]
-        mean, low, high = astuple(t_interval(new - old, 1 - ERROR_RATE / len(large)))
-        difference = Score(mean, max(low, -1.0), min(high, 1.0))  # of metrics in [0, 1]
+        difference = _within(-1.0, t_interval(new - old, 1 - ERROR_RATE / len(large)))
         found.append(Slice(value, len(rows), float(old.mean()), float(new.mean()), difference))
     return sorted(found, key=lambda one: one.difference.value)
+
+
+def _interval(values: Floats, resampled: Floats, seed: int, least: float = 0.0) -> Score:
+    """The mean of values, with the bootstrap interval of those to resample (`PerQuery.shifts`)."""
+    drawn = mean_interval(resampled, seed)
+    return _within(least, Score(float(values.mean()), drawn.low, drawn.high))
+
+
+def _within(least: float, score: Score) -> Score:
+    """The interval cut to what metrics in [0, 1], or their differences, can be: `least` to 1."""
+    return Score(score.value, max(score.low, least), min(score.high, 1.0))

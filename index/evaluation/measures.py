@@ -7,7 +7,7 @@ items, K results, B one block of queries.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,16 +21,25 @@ FIRST = "cmc@1"
 
 @dataclass(frozen=True)
 class PerQuery:
-    """Name -> metric (Q,), including `cmc@1`; `valid` (Q,) is False for queries that are skipped."""
+    """Name -> metric (Q,), including `cmc@1`; `valid` (Q,) is False for queries that are skipped.
+
+    `shifts`: name -> (Q,) with mean 0 over valid queries, where a query also acts on the values of the others. The mean
+    of `resampled` over a resample of queries is, to first order, the metric of the resample.
+    """
 
     values: Mapping[str, Floats]
     valid: Bools
+    shifts: Mapping[str, Floats] = field(default_factory=dict)
 
     def per_query(self, metric: str) -> Floats:
         """The (Q,) values of a metric."""
         if metric not in self.values:
             raise InvalidArgument(f"metric must be one of {', '.join(self.values)}, not {metric!r}", pointer="/metric")
         return self.values[metric]
+
+    def resampled(self, metric: str) -> Floats:
+        """The (Q,) values to resample for an interval of the metric."""
+        return self.per_query(metric) + self.shifts.get(metric, 0.0)
 
 
 def first_items(shard: Compared, k: int, remove_self: ArrayLike) -> NDArray[np.int64]:
@@ -68,7 +77,8 @@ def tar(
     """TAR@FAR: share of a query's own class above the lowest threshold that at most `far` of all other pairs pass.
 
     There is one threshold for all queries, from all pairs of different classes. The mean over queries weights all
-    queries equally, however many items their classes have.
+    queries equally, however many items their classes have. Other queries would give another threshold: `shifts` are how
+    far each query moves it, times the slope of TAR over FAR, taken between half and twice `far`.
 
     Raises:
         InvalidArgument: there is no pair of one class, or none of different classes.
@@ -87,19 +97,30 @@ def tar(
         cost_BN = _cost_block(queries, items, shard, rows, self_Q)
         other_BN = (query_codes[rows, None] != item_codes) & np.isfinite(cost_BN)
         barrier = np.concatenate([barrier, cost_BN[other_BN]])
-        if len(barrier) > passing:
-            barrier = np.partition(barrier, passing)[: passing + 1]
-    limit = barrier[passing] if passing < len(barrier) else np.inf
-    accepted, first = [], []
+        most = max(2 * passing, 1)
+        if len(barrier) > most:
+            barrier = np.partition(barrier, most)[: most + 1]
+    barrier = np.append(np.sort(barrier), np.float32(np.inf))
+    places = [passing // 2, passing, min(max(2 * passing, 1), len(barrier) - 1)]
+    limits = barrier[places]
+    accepted, passed, first = [], [], []
     for rows in blocks(len(queries), len(items)):
         cost_BN = _cost_block(queries, items, shard, rows, self_Q)
         same_BN = query_codes[rows, None] == item_codes
-        accepted.append((same_BN & (cost_BN < limit)).sum(axis=1))
+        accepted.append([(same_BN & (cost_BN < limit)).sum(axis=1) for limit in limits])
+        passed.append((~same_BN & (cost_BN < limits[1])).sum(axis=1))
         best_B = cost_BN.min(axis=1)
         # Irrelevant items of equal cost come first.
         first.append(~((cost_BN == best_B[:, None]) & ~same_BN).any(axis=1))
-    values = np.concatenate(accepted) / np.maximum(same_Q, 1)
-    return PerQuery({f"TAR@FAR={far:g}": values, FIRST: np.concatenate(first).astype(np.float64)}, same_Q > 0)
+    name, valid_Q = f"TAR@FAR={far:g}", same_Q > 0
+    lower_Q, values_Q, higher_Q = np.concatenate(accepted, axis=1) / np.maximum(same_Q, 1)
+    # Per pair: a step of `passing` by one changes TAR by so much.
+    slope = float((higher_Q - lower_Q)[valid_Q].mean()) / (places[2] - places[0])
+    passed_Q, others_Q = np.concatenate(passed), len(items) - same_Q - (self_Q >= 0)
+    expected_Q = others_Q * passed_Q[valid_Q].sum() / max(int(others_Q[valid_Q].sum()), 1)
+    shifts_Q = np.where(valid_Q, slope * valid_Q.sum() * (expected_Q - passed_Q), 0.0)
+    first_Q = np.concatenate(first).astype(np.float64)
+    return PerQuery({name: values_Q, FIRST: first_Q}, valid_Q, {name: shifts_Q})
 
 
 def _first(cost_BN: NDArray[np.float32], k: int) -> NDArray[np.int64]:

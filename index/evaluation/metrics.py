@@ -68,6 +68,10 @@ class Retrieval:
             raise InvalidArgument(f"metric must be one of {', '.join(values)}, not {metric!r}", pointer="/metric")
         return values[metric]
 
+    def resampled(self, metric: str) -> Floats:
+        """The (Q,) values to resample for an interval: those of `per_query`, since no query acts on another's."""
+        return self.per_query(metric)
+
     def mean(self, metric: str) -> float:
         """The metric over valid queries, in [0, 1]; NaN without any."""
         return _mean(self.per_query(metric)[self.valid])

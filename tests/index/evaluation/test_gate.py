@@ -9,8 +9,10 @@ import pytest
 
 from index.errors import InvalidArgument
 from index.evaluation.gate import MIN_QUERIES, GateVerdict, gate
-from index.evaluation.measures import FIRST, PerQuery
-from index.evaluation.metrics import Retrieval
+from index.evaluation.measures import FIRST, PerQuery, tar
+from index.evaluation.metrics import Compared, Retrieval
+from index.space import Cosine
+from naive import unit
 
 
 def answers(right: np.ndarray, valid: np.ndarray | None = None) -> Retrieval:
@@ -121,6 +123,27 @@ def test_a_gate_refuses_what_cannot_be_compared() -> None:
         gate(answers(np.ones(3), np.zeros(3, bool)), answers(np.ones(3), np.zeros(3, bool)))
     with pytest.raises(InvalidArgument, match="metric must be one of"):
         gate(first_right(10), first_right(10), metric="accuracy")
+
+
+def test_intervals_of_tar_hold_the_rate_of_all_queries() -> None:
+    """A tenth of the queries is drawn, again and again; the items are all."""
+    generator, far, name = np.random.default_rng(1), 0.0005, "TAR@FAR=0.0005"
+    labels = np.arange(800) % 20
+    centres = unit(generator.normal(size=(20, 16)))[labels]
+    old, new = (unit(centres + 0.25 * generator.normal(size=(800, 16))) for _ in range(2))
+
+    def measured(x: np.ndarray, rows: np.ndarray) -> PerQuery:
+        return tar(Compared(x[rows], x, Cosine()), labels[rows], labels, far, rows)
+
+    before, after = (measured(x, np.arange(800)).per_query(name).mean() for x in (old, new))
+    held = np.zeros(2)
+    for _ in range(100):
+        rows = generator.permutation(800)[:80]
+        verdict = gate(measured(old, rows), measured(new, rows), metric=name)
+        scores, true = (verdict.old_old, verdict.difference), (before, after - before)
+        held += [score.low <= rate <= score.high for score, rate in zip(scores, true, strict=True)]
+
+    assert held.min() >= 88
 
 
 def test_a_slice_that_gets_worse_turns_a_pass_into_a_warning() -> None:

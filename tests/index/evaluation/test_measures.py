@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from index.evaluation import metrics
 from index.evaluation.measures import PerQuery, first_items, recall, recall_of, tar
 from index.evaluation.metrics import Compared
 from index.space import space_from_json
+from naive import unit
 
 COSINE, L2 = space_from_json({"kind": "cosine"}), space_from_json({"kind": "l2"})
 
@@ -60,6 +62,24 @@ def test_tar_by_hand() -> None:
     # b's closest pair (5, 13) is 8 apart, while 4 and 5 are of different labels and 1 apart.
     assert mixed.per_query("TAR@FAR=1e-06").tolist() == [0, 0, 0, 0]
     assert mixed.per_query("cmc@1").tolist() == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("far", [0.003, 0.05])
+def test_resampled_tar_spreads_as_tar_with_a_threshold_of_each_resample(far: float) -> None:
+    generator = np.random.default_rng(9)
+    labels = np.arange(150) % 10
+    x = unit(generator.normal(size=(10, 16))[labels] + generator.normal(size=(150, 16)))
+    shard, own, name = Compared(x, x, COSINE), np.arange(150), f"TAR@FAR={far:g}"
+    measured = tar(shard, labels, labels, far, own)
+    draws = generator.integers(150, size=(100, 150))
+
+    found = measured.resampled(name)[draws].mean(axis=1)
+
+    anew = [tar(replace(shard, queries=x[d]), labels[d], labels, far, d).per_query(name).mean() for d in draws]
+    assert np.corrcoef(found, anew)[0, 1] > 0.9
+    assert np.std(found) == pytest.approx(np.std(anew), rel=0.15)
+    assert measured.resampled(name).mean() == pytest.approx(measured.per_query(name).mean())
+    np.testing.assert_array_equal(measured.resampled("cmc@1"), measured.per_query("cmc@1"))
 
 
 def test_a_label_of_its_own_is_not_valid_and_one_sided_labels_are_refused() -> None:
