@@ -10,6 +10,8 @@ import logging
 import time
 import uuid
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +24,7 @@ from service.settings import VectorStore
 from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.job_leases import acquire_job
+from service.store.leases import Leases
 from service.store.offloading import drop_unused, load_back, offload, sweep
 from service.store.repository import gallery_states
 from service.store.vector_files import (
@@ -81,7 +84,7 @@ class Offloader(Background):
             parquet()
         super().__init__("vectors")
         self._database, self._blobs, self._store = database, blobs, store
-        self._owner, self._until = uuid.uuid4().hex, 0.0
+        self._owner, self._until, self._was_lost = uuid.uuid4().hex, 0.0, False
         self._galleries: dict[int, Progress] = {}
         # Files that cannot be read completely, which are logged once.
         self._stuck: set[int] = set()
@@ -112,12 +115,32 @@ class Offloader(Background):
     def _holds_lease(self) -> bool:
         if time.monotonic() < self._until - LEASE_SECONDS / 2:
             return not self._stop.is_set()
+        has_lease = self._acquire()
+        if self._was_lost:
+            self._galleries.clear()  # another process moves vectors: search again for what it leaves
+            self._was_lost = False
+        return has_lease and not self._stop.is_set()
+
+    def _acquire(self) -> bool:
         with self._database.write() as connection:
             has_lease = acquire_job(connection, JOB, self._owner, LEASE_SECONDS)
         self._until = time.monotonic() + LEASE_SECONDS if has_lease else 0.0
-        if not has_lease:
-            self._galleries.clear()  # another process moves vectors: search again for what it leaves
-        return has_lease and not self._stop.is_set()
+        self._was_lost = self._was_lost or not has_lease
+        return has_lease
+
+    @contextmanager
+    def _keeping_lease(self) -> Iterator[None]:
+        """Renew the lease meanwhile: another process would drop a file that is being uploaded, and upload its own."""
+
+        def extend(_: str) -> None:
+            self._acquire()
+
+        leases: Leases[str] = Leases(extend, LEASE_SECONDS)
+        leases.hold(JOB)
+        try:
+            yield
+        finally:
+            leases.close()
 
     def _move_settled(self) -> None:
         now = time.monotonic()
@@ -157,7 +180,8 @@ class Offloader(Background):
                     return False
                 place, keys = (gallery_id, version_id), waiting[version_id]
                 batch = keys[:FILE_ROWS].tolist()
-                kept_back = offload(self._database, self._blobs, place, batch, settled, LEAST_ROWS, self._holds_lease)
+                limits = (batch, settled, LEAST_ROWS, self._holds_lease, self._keeping_lease)
+                kept_back = offload(self._database, self._blobs, place, *limits)
                 waiting[version_id] = np.union1d(keys[FILE_ROWS:], kept_back)
         return True
 

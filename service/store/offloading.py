@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -75,6 +76,7 @@ def offload(
     upto: int,
     least: int,
     goes_on: Callable[[], bool],
+    uploading: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Keys:
     """Write the vectors of items into one file, and replace them in the database by their places.
 
@@ -86,6 +88,7 @@ def offload(
         upto: items written after this feed number stay.
         least: if there are fewer vectors, they all stay.
         goes_on: called before the upload and between transactions; False ends the move, and the rest is moved later.
+        uploading: the context of the upload, which may take minutes.
 
     Returns:
         The items that stay because there are too few.
@@ -107,7 +110,8 @@ def offload(
     with database.write() as connection:
         items = found.items.tolist()
         file = begin_file(connection, gallery_id, version_id, sha256, len(content), items, VECTOR_FILES)
-    blobs.put(file.key, content)
+    with uploading():
+        blobs.put(file.key, content)
     moved = _store_places(database, file, found, goes_on)
     logger.info(Event("vectors_moved", gallery_id=gallery_id, version_id=version_id, file=file.key, items=moved))
     return np.empty(0, np.int64)

@@ -254,6 +254,25 @@ def test_who_lost_the_lease_while_he_wrote_a_file_moves_nothing_twice(site: Site
     assert site.far() == 40
 
 
+def test_an_upload_that_takes_longer_than_the_lease_is_dropped_by_nobody(site: Site, small: pytest.MonkeyPatch) -> None:
+    small.setattr(offloader, "LEASE_SECONDS", 0.8)
+    site.fill()
+    put, other = Blobs.put, site.mover()
+
+    def slow_put(self: Blobs, key: str, content: bytes) -> None:
+        put(self, key, content)
+        time.sleep(1.2)
+        with small.context() as patch:
+            patch.setattr(Blobs, "put", put)
+            other.look()
+
+    small.setattr(Blobs, "put", slow_put)
+    site.mover().look()
+
+    assert list(site.there().values()) == ["kept"] * 3
+    assert site.far() == 40
+
+
 @pytest.mark.parametrize(
     ("yes", "states", "far"), [(0, [], 0), (1, ["writing"], 0), (2, ["kept"], 5), (3, ["kept"], 10)]
 )
