@@ -59,7 +59,8 @@ class Verdict:
 
     Attributes:
         verdict: `pass` if the interval of `difference` is above 0, `refuse` if it is below, else `warn`. Also `warn`
-            instead of `pass` if the interval of a slice is below 0 or there are fewer than MIN_QUERIES queries.
+            instead of `pass` if the interval of a slice is below 0, and always if there are fewer than MIN_QUERIES
+            queries, or the results are not `decisive`.
         metric: "cmc@<k>", "mAP@1.0", "TAR@FAR=<f>" or "recall@<k>".
         old_old: M(old/old) with its interval.
         new_old: M(new/old), along the route that serving would take.
@@ -123,8 +124,9 @@ def gate(
     if new_new is not None:
         best = _interval(new_new.per_query(metric)[new_new.valid], new_new.resampled(metric)[new_new.valid], seed)
     slices = [] if slice_of is None else _slices(old_Q, new_Q, valid_Q, slice_of)
+    decisive = valid_Q.sum() >= MIN_QUERIES and old_old.decisive and new_old.decisive
     return Verdict(
-        verdict=_decide(difference, slices) if valid_Q.sum() >= MIN_QUERIES else GateVerdict.WARN,
+        verdict=_decide(difference, slices) if decisive else GateVerdict.WARN,
         metric=metric,
         old_old=before,
         new_old=after,

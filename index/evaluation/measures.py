@@ -17,6 +17,8 @@ from index.evaluation.metrics import Bools, Compared, Floats, Ints, blocks, comp
 
 FIRST = "cmc@1"
 """Whether the first match is relevant; flips are counted on it."""
+MIN_PASSING = 10
+"""If fewer pairs of different classes may pass, TAR@FAR hangs on single pairs, which resampled queries cannot show."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,14 @@ class PerQuery:
     """Name -> metric (Q,), including `cmc@1`; `valid` (Q,) is False for queries that are skipped.
 
     `shifts`: name -> (Q,) with mean 0 over valid queries, where a query also acts on the values of the others. The mean
-    of `resampled` over a resample of queries is, to first order, the metric of the resample.
+    of `resampled` over a resample of queries is, to first order, the metric of the resample. `decisive`: whether an
+    interval can be trusted.
     """
 
     values: Mapping[str, Floats]
     valid: Bools
     shifts: Mapping[str, Floats] = field(default_factory=dict)
+    decisive: bool = True
 
     def per_query(self, metric: str) -> Floats:
         """The (Q,) values of a metric."""
@@ -120,7 +124,7 @@ def tar(
     expected_Q = others_Q * passed_Q[valid_Q].sum() / max(int(others_Q[valid_Q].sum()), 1)
     shifts_Q = np.where(valid_Q, slope * valid_Q.sum() * (expected_Q - passed_Q), 0.0)
     first_Q = np.concatenate(first).astype(np.float64)
-    return PerQuery({name: values_Q, FIRST: first_Q}, valid_Q, {name: shifts_Q})
+    return PerQuery({name: values_Q, FIRST: first_Q}, valid_Q, {name: shifts_Q}, passing >= MIN_PASSING)
 
 
 def _first(cost_BN: NDArray[np.float32], k: int) -> NDArray[np.int64]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,11 +51,13 @@ class Retrieval:
         hits: k -> (Q,) whether a relevant item is among the first k.
         ap: (Q,) non-interpolated average precision over the full ranking, in [0, 1].
         valid: (Q,) False for a query without relevant items, which is skipped and not a miss.
+        decisive: whether an interval can be trusted, see `measures.PerQuery`.
     """
 
     hits: Mapping[int, Bools]
     ap: Floats
     valid: Bools
+    decisive: ClassVar[bool] = True
 
     @property
     def skipped(self) -> int:

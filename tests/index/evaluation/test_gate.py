@@ -146,6 +146,16 @@ def test_intervals_of_tar_hold_the_rate_of_all_queries() -> None:
     assert held.min() >= 88
 
 
+@pytest.mark.parametrize(("false_accepts", "verdict"), [(9, GateVerdict.WARN), (10, GateVerdict.REFUSE)])
+def test_tar_at_a_rate_of_few_false_accepts_decides_nothing(false_accepts: int, verdict: GateVerdict) -> None:
+    """40 queries of two classes have 40 x 20 pairs of different classes; the new version tells nothing apart."""
+    labels, far = np.arange(40) % 2, (false_accepts + 0.5) / 800
+    old, new = np.eye(2, dtype=np.float32)[labels], unit(np.random.default_rng(0).normal(size=(40, 2)))
+    before, after = (tar(Compared(x, x, Cosine()), labels, labels, far, np.arange(40)) for x in (old, new))
+
+    assert gate(before, after, metric=f"TAR@FAR={far:g}").verdict is verdict
+
+
 def test_a_slice_that_gets_worse_turns_a_pass_into_a_warning() -> None:
     old = np.arange(200) % 2 == 0
     new = old | (np.arange(200) >= 50)
