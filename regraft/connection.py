@@ -36,6 +36,7 @@ MAX_TIMEOUT_SECONDS = 1e6
 MAX_REQUESTS = 100
 """Concurrent requests of an AsyncClient, not counting streams."""
 TIMEOUT = "REGRAFT_TIMEOUT"
+NO_CONTENT = 204
 
 
 class Problem(RegraftError):
@@ -141,6 +142,12 @@ class Connection(ABC):
 
     async def _ask(self, answer: type[Answer], method: str, path: str, **request: Any) -> Answer:
         return read(answer, (await self._send(method, path, **request)).content)
+
+    async def _delete(self, path: str, **request: Any) -> None:
+        """Send a DELETE request whose answer has no body. Raises UnexpectedAnswer if another server gave it."""
+        status = (await self._send("DELETE", path, **request)).status_code
+        if status != NO_CONTENT:
+            raise UnexpectedAnswer(f"the answer of {self.url} to a deletion has status {status}, not {NO_CONTENT}")
 
     async def _send(self, method: str, path: str, *, quick: bool = False, **request: Any) -> httpx.Response:
         """Send a request and check its response; `quick`: with the timeout of a GET request."""

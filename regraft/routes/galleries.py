@@ -56,4 +56,4 @@ class GalleryRoutes(Connection):
     @route
     async def delete_gallery(self, name: str, *, dry_run: bool = False) -> None:
         """DELETE /v1/galleries/{gallery}, with everything in it."""
-        await self._send("DELETE", path_of("galleries", name), params=delete_params(name, dry_run))
+        await self._delete(path_of("galleries", name), params=delete_params(name, dry_run))

@@ -220,7 +220,7 @@ class ItemRoutes(Connection):
     @route
     async def delete_item(self, gallery: str, item: str) -> None:
         """DELETE /v1/galleries/{gallery}/items/{item}."""
-        await self._send("DELETE", path_of("galleries", gallery, "items", item))
+        await self._delete(path_of("galleries", gallery, "items", item))
 
     @route
     async def delete_items(

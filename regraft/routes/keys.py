@@ -30,4 +30,4 @@ class KeyRoutes(Connection):
     @route
     async def delete_api_key(self, name: str, *, dry_run: bool = False) -> None:
         """DELETE /v1/keys/{key}: revoke a key; effective in every process within a second."""
-        await self._send("DELETE", path_of("keys", name), params=delete_params(name, dry_run))
+        await self._delete(path_of("keys", name), params=delete_params(name, dry_run))

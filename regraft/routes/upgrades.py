@@ -75,11 +75,11 @@ class UpgradeRoutes(Connection):
     @route
     async def delete_evaluation(self, gallery: str, evaluation: int, *, dry_run: bool = False) -> None:
         """DELETE /v1/galleries/{gallery}/evaluations/{evaluation}."""
-        await self._send(
-            "DELETE",
-            path_of("galleries", gallery, "evaluations", evaluation),
-            params=delete_params(evaluation, dry_run),
-        )
+        path, params = path_of("galleries", gallery, "evaluations", evaluation), delete_params(evaluation, dry_run)
+        if dry_run:
+            await self._send("DELETE", path, params=params)  # answered by a description of the set
+        else:
+            await self._delete(path, params=params)
 
     @route
     async def gate(

@@ -37,4 +37,4 @@ class VersionRoutes(Connection):
     @route
     async def delete_version(self, name: str, *, dry_run: bool = False) -> None:
         """DELETE /v1/versions/{version}: delete an unused version and the edges from it."""
-        await self._send("DELETE", path_of("versions", name), params=delete_params(name, dry_run))
+        await self._delete(path_of("versions", name), params=delete_params(name, dry_run))

@@ -190,6 +190,23 @@ def test_an_answer_of_another_shape_is_one_error_that_names_the_field(content, s
         client.gallery("g")
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.delete_item("g", "a"),
+        lambda client: client.delete_gallery("g"),
+        lambda client: client.delete_version("v1"),
+        lambda client: client.delete_evaluation("g", 1),
+        lambda client: client.delete_api_key("k"),
+    ],
+)
+def test_a_page_of_another_server_is_no_deletion(call):
+    client = connected(lambda _: httpx.Response(200, content=b"<html>please log in</html>"))
+
+    with pytest.raises(UnexpectedAnswer, match="http://service:1 to a deletion has status 200, not 204"):
+        call(client)
+
+
 def test_a_field_of_a_newer_service_is_left_out():
     _, handler = answering({"name": "g", "colour": "blue", "mix": {"v1": 2}})
 

@@ -104,7 +104,7 @@ def test_evaluation_add_says_what_is_wrong_with_embeddings(run, service, tmp_pat
 
 
 def test_evaluation_delete_asks_unless_it_is_told_yes(run, service):
-    service.answers["DELETE /v1/galleries/g/evaluations/4"] = {}
+    service.answers["DELETE /v1/galleries/g/evaluations/4"] = httpx.Response(204)
 
     assert run("evaluation", "delete", "g", 4, "--json")[0] == 1
     assert service.requests == []

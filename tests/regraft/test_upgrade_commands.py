@@ -153,7 +153,7 @@ def test_a_rehearsal_is_asked_for_and_told_as_one(run, service):
         "POST /v1/backfills/3/cancel": {**backfill, "state": "cancelled"},
         "POST /v1/edges": edge,
         "POST /v1/edges:fit": edge,
-        "DELETE /v1/galleries/g": {},
+        "DELETE /v1/galleries/g": httpx.Response(204),
         "DELETE /v1/galleries/g/evaluations/4": {},
     }
     told = [

@@ -82,6 +82,8 @@ def answering(body: object, status: int = 200) -> tuple[list[httpx.Request], Han
 
     def handler(request: httpx.Request) -> httpx.Response:
         seen.append(request)
+        if status == 200 and request.method == "DELETE" and "/edges/" not in request.url.path:
+            return httpx.Response(204)  # all other deletions answer without a body
         return httpx.Response(status, json=whole(request, body) if status < 400 else body)
 
     return seen, handler
