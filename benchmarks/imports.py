@@ -29,7 +29,7 @@ from http_speed import DIM, about, clustered, cpu_seconds, fill, served
 from regraft import Client
 from regraft.sources.base import Wanted
 from regraft.sources.opening import open_source
-from regraft.transfer import PAGE, import_gallery
+from regraft.transfer.imports import PAGE, import_gallery
 
 
 def main(items: Count = 50_000) -> None:

@@ -16,7 +16,9 @@ from regraft.commands.answers import answer, err, out
 from regraft.commands.galleries import gallery
 from regraft.commands.options import Gallery, needs, progress
 from regraft.sources.base import Wanted
-from regraft.transfer import PAGE, Progress, export_gallery, import_gallery, resume
+from regraft.transfer.exports import export_gallery
+from regraft.transfer.import_state import Progress, resume
+from regraft.transfer.imports import PAGE, import_gallery
 
 SKIPPED = 3
 """Exit code of an import that skipped rows."""

@@ -16,10 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from index.errors import InvalidArgument
-from regraft import Client, cli, transfer
+from regraft import Client, cli
 from regraft.sources.base import Wanted
 from regraft.sources.table import TableFile
-from regraft.transfer import export_gallery, import_gallery
+from regraft.transfer import import_state, imports
+from regraft.transfer.exports import export_gallery
+from regraft.transfer.import_state import Progress
+from regraft.transfer.imports import import_gallery
 from staging.forked import Forked, environment
 from staging.transferred import COUNT, NEW, OLD, gallery, held
 from staging.waiting import until
@@ -79,18 +82,18 @@ def test_of_an_id_that_comes_again_the_first_row_stays_wherever_the_import_was_k
     rows = {"id": ["same", "other", "same", "same"], "n": [0, 1, 2, 3], "v": OLD[:4].tolist()}
     second = {"w": [None, None, NEW[2].tolist(), NEW[3].tolist()]}
     pq.write_table(pa.table(rows | second), file := tmp_path / "rows.parquet")
-    name, write = gallery(client, "again", "v1"), transfer._write
+    name, write = gallery(client, "again", "v1"), import_state.save
     source = TableFile(file, Wanted(vectors={"v": "v1", "w": "v2"}))
 
-    def deadly(path: Path, text: str) -> None:
-        if json.loads(text)["read"] > at:
+    def deadly(state: Path, progress: Progress) -> None:
+        if progress.read > at:
             raise Killed
-        write(path, text)
+        write(state, progress)
 
-    monkeypatch.setattr(transfer, "_write", deadly)
+    monkeypatch.setattr(imports, "save", deadly)
     with pytest.raises(Killed):
         import_gallery(client, name, source, tmp_path / "state", size=1)
-    monkeypatch.setattr(transfer, "_write", write)
+    monkeypatch.setattr(imports, "save", write)
     ids = (tmp_path / "state.ids").rename(tmp_path / "elsewhere")
     with pytest.raises(InvalidArgument, match="delete both"):
         import_gallery(client, name, source, tmp_path / "state", size=1)
@@ -101,6 +104,26 @@ def test_of_an_id_that_comes_again_the_first_row_stays_wherever_the_import_was_k
     metadata, _, embeddings = held(client, name)["same"]
     assert (metadata, [made[0] for made in embeddings]) == ({"n": 0}, ["v1", "v2"])
     assert embeddings[0][2] == pytest.approx(OLD[0] / np.linalg.norm(OLD[0]), abs=1e-5)
+    assert list(tmp_path.glob("state*")) == []
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_an_import_that_starts_while_another_of_its_source_runs_is_refused_and_disturbs_nothing(
+    client: Client, full: str, tmp_path: Path
+) -> None:
+    export_gallery(client, full, file := tmp_path / "full.parquet")
+    other, state, refused = gallery(client, "other", "v2"), tmp_path / "state", []
+
+    def start_another(_: Progress) -> None:
+        with pytest.raises(InvalidArgument, match=r"another import .* is running") as error:
+            import_gallery(client, other, TableFile(file, Wanted()), state, size=2)
+        refused.append(error)
+
+    done = import_gallery(client, other, TableFile(file, Wanted()), state, size=7, on_batch=start_another)
+
+    assert len(refused) > 1
+    assert (done.stored, done.skipped) == (COUNT + 1, {})
+    assert held(client, other) == held(client, full)
     assert list(tmp_path.glob("state*")) == []
 
 
@@ -158,7 +181,7 @@ def test_a_command_that_goes_on_after_a_deployment_says_so_instead_of_mixing_ver
     pq.write_table(
         pa.table({"id": [str(n) for n in range(COUNT)], "vector": OLD.tolist()}), file := tmp_path / "x.parquet"
     )
-    name, send = gallery(client, "photos", "v1"), transfer._write
+    name, send = gallery(client, "photos", "v1"), import_state.save
     command = ["regraft", "import", name, str(file), "--batch", "7", "--url", client.url]
 
     def run(*more: str) -> int:
@@ -171,10 +194,10 @@ def test_a_command_that_goes_on_after_a_deployment_says_so_instead_of_mixing_ver
         send(*args)
         raise Killed
 
-    monkeypatch.setattr(transfer, "_write", write)
+    monkeypatch.setattr(imports, "save", write)
     with pytest.raises(Killed):
         run()
-    monkeypatch.setattr(transfer, "_write", send)
+    monkeypatch.setattr(imports, "save", send)
     client.deploy(name, "v2")
 
     assert run() == 1

@@ -20,7 +20,8 @@ from regraft.sources.base import Wanted
 from regraft.sources.opening import open_source
 from regraft.sources.pgvector import PgvectorTable
 from regraft.sources.table import TableFile
-from regraft.transfer import ExportResult, export_gallery, import_gallery
+from regraft.transfer.exports import ExportResult, export_gallery
+from regraft.transfer.imports import import_gallery
 from staging.served import Served
 from staging.transferred import COUNT, NEW, OLD, answers, gallery, held
 

@@ -13,7 +13,7 @@ from sqlalchemy import select, update
 
 from index.version import Version
 from regraft import Client
-from regraft.transfer import ExportResult, export_gallery
+from regraft.transfer.exports import ExportResult, export_gallery
 from service.replica.feed import usable
 from service.settings import Settings
 from service.store.database import Database
