@@ -10,6 +10,7 @@ import base64
 import binascii
 import email.utils
 import json
+import math
 import os
 import threading
 import time
@@ -134,7 +135,12 @@ class ApiEncoder:
 
     def _check_probe(self, text: str, expected: Vectors, until: float | None) -> None:
         """Check the probe once: the provider may have put another model behind the same name."""
-        vector = self._call([text], until)[0]
+        try:
+            vector = self._call([text], until)[0]
+        except InvalidText as error:  # no user's text: it was embedded once, so the provider has changed
+            raise ProviderFault(
+                f"the probe of version {self._name!r} was embedded at its creation, but now {error.message}"
+            ) from error
         cosine = float(vector @ expected[0] / (np.linalg.norm(vector) * np.linalg.norm(expected)))
         if not cosine >= PROBE_COSINE:
             raise ProviderFault(
@@ -310,7 +316,7 @@ def _seconds(after: str | None) -> float | None:
     if after is None:
         return None
     try:
-        return max(float(after), 0.0)
+        return None if math.isnan(seconds := float(after)) else max(seconds, 0.0)
     except ValueError:
         pass
     try:

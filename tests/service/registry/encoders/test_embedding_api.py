@@ -95,6 +95,13 @@ def test_what_may_go_better_is_tried_again_and_a_pause_that_was_asked_for_is_kep
     assert (len(provider.requests), time.monotonic() - started > 0.2) == (4, True)
 
 
+@pytest.mark.parametrize("pause", ["nan", "-1", "soon", ""])
+def test_a_pause_that_is_none_is_not_kept(provider: Provider, encoder: ApiEncoder, pause: str) -> None:
+    provider.script = [fails(429, retry_after=pause)]
+    np.testing.assert_allclose(encoder.vectors(["a"]), [embedding("a")], atol=1e-6)
+    assert len(provider.requests) == 2
+
+
 @pytest.mark.parametrize("wrong", [fails(429, retry_after="3600"), *[fails(status) for status in (401, 403, 404, 301)]])
 def test_what_will_not_go_better_is_told_at_once(provider: Provider, encoder: ApiEncoder, wrong: Any) -> None:
     provider.always = wrong
@@ -185,6 +192,13 @@ def test_another_model_behind_the_same_name_is_noticed(provider: Provider, versi
         encoder.vectors(["a"])
     provider.always = lambda body, rows: [{**row, "embedding": [x + 1e-3 for x in row["embedding"]]} for row in rows]
     assert encoder.vectors(["a"]).shape == (1, DIM)
+
+
+def test_no_text_is_at_fault_where_the_probe_is_refused(provider: Provider, version: Version) -> None:
+    """A model that the provider withdrew may be a 400 for every text."""
+    provider.always = fails(400)
+    with pytest.raises(ProviderFault, match=r"the probe of version 'api' was embedded at its creation, but now .*400"):
+        ApiEncoder(version, [provider.url]).vectors(["a"])
 
 
 def test_only_urls_that_are_listed_are_called(provider: Provider, version: Version) -> None:
