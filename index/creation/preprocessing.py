@@ -18,7 +18,7 @@ from index.version_folder.checked_json import parse_checked, read_bounded
 
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of filters, as in Hugging Face's files, -> names."""
-SHORTER_SIDE = ("CLIP", "ChineseCLIP", "ConvNext", "Levit", "Bit", "MobileNetV1", "MobileNetV2")
+SHORTER_SIDE = ("CLIP", "ChineseCLIP", "ConvNext", "Levit", "Bit", "MobileNetV1", "MobileNetV2", "PoolFormer")
 BOTH_SIDES = ("DeiT", "ViT", "Beit")
 """Prefixes of processors for which a number as `size` means both height and width."""
 WHOLE = 384
@@ -33,8 +33,12 @@ INEXPRESSIBLE = (
     "do_color_quantize",
     "do_image_splitting",
     "crop_to_patches",
+    "do_grayscale",
+    "keep_aspect_ratio",
+    "max_size",
+    "size_divisor",
 )
-"""Fields of processors for steps that `Preprocess` lacks."""
+"""Fields of processors for steps that `Preprocess` lacks, or for sizes that depend on the image."""
 
 
 def read_preprocess(path: Path) -> Preprocess:
@@ -100,7 +104,7 @@ def from_hugging_face(config: Mapping[str, Any]) -> Preprocess:
     """
     for field in INEXPRESSIBLE:
         if config.get(field):
-            raise _unknown(field, True, "false")
+            raise _unknown(field, config[field], "false")
     if (kind := _kind(config)).startswith("Perceiver"):
         raise InvalidArgument(f"{kind} crops before it resizes, which is not supported", pointer="/preprocess")
     resize, crop = _geometry(config)
@@ -123,18 +127,26 @@ def from_hugging_face(config: Mapping[str, Any]) -> Preprocess:
 
 def _geometry(config: Mapping[str, Any]) -> tuple[int | tuple[int, int] | None, tuple[int, int]]:
     """The fields `resize` and (`height`, `width`) of `Preprocess`."""
-    size = _size(config)
+    size, has_resize = _size(config), config.get("do_resize", True)
+    is_poolformer = _kind(config).startswith("PoolFormer")
     square = isinstance(size, Mapping) and {"height", "width"} <= {name for name, side in size.items() if side}
-    if config.get("crop_pct") and size.get("shortest_edge"):  # ConvNeXt
+    if has_resize and config.get("crop_pct") and size.get("shortest_edge") and not is_poolformer:  # ConvNeXt
         shorter = int(size["shortest_edge"])
         resize: Any = (shorter, shorter) if shorter >= WHOLE else int(shorter / config["crop_pct"])
         return resize, (shorter, shorter)
     resize = None
-    if config.get("do_resize", True):
-        if not square and not size.get("shortest_edge"):
+    if has_resize:
+        if not square and (not size.get("shortest_edge") or size.get("longest_edge")):
             raise _unknown("size", dict(size), "height and width, or shortest_edge")
         resize = (int(size["height"]), int(size["width"])) if square else int(size["shortest_edge"])
-    if config.get("do_center_crop"):
+        if (step := config.get("ensure_multiple_of")) and isinstance(resize, tuple) and any(x % step for x in resize):
+            raise _unknown("ensure_multiple_of", step, "a divisor of height and width")
+        if is_poolformer and (percent := config.get("crop_pct")):
+            sides = {int(side / percent) for side in (resize if isinstance(resize, tuple) else (resize,))}
+            if len(sides) > 1:
+                raise _unknown("size", dict(size), "shortest_edge, or equal height and width")
+            (resize,) = sides
+    if config.get("do_center_crop", is_poolformer):
         crop = config.get("crop_size") or size
         crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
         cropped = int(crop["height"]), int(crop["width"])

@@ -57,6 +57,14 @@ floor = partial(spec, crop="floor")
             CLIP | {"size": 224, "image_processor_type": None, "feature_extractor_type": "LevitFeatureExtractor"},
             floor(256),
         ),
+        (CLIP | {"image_processor_type": "PoolFormerImageProcessor", "crop_pct": 0.5}, floor(448)),
+        (
+            CLIP
+            | {"image_processor_type": "PoolFormerImageProcessor", "crop_pct": 0.5, "crop_size": 400}
+            | {"size": {"height": 384, "width": 384}},
+            floor(768, height=400, width=400),
+        ),
+        (VIT | {"ensure_multiple_of": 14, "keep_aspect_ratio": False, "max_size": None}, floor(None, True, "bilinear")),
         (VIT, floor(None, True, "bilinear")),
         (VIT | {"size": 224}, floor(None, True, "bilinear")),
         (VIT | {"size": {"shortest_edge": 224}, "crop_pct": 0.875}, floor(256, False, "bilinear")),
@@ -109,6 +117,24 @@ def test_efficientnets_further_scaling_is_told_by_mean_and_std(tmp_path, given, 
         (TIMM | {"interpolation": "box"}, "interpolation must be one of nearest, bilinear, bicubic, lanczos"),
         (CLIP | {"resample": 4}, "resample 4 cannot be used; legal: 0"),
         (CLIP | {"do_pad": True}, "do_pad True cannot be used; legal: false"),
+        (VIT | {"keep_aspect_ratio": True}, "keep_aspect_ratio True cannot be used; legal: false"),
+        (
+            VIT | {"ensure_multiple_of": 30},
+            "ensure_multiple_of 30 cannot be used; legal: a divisor of height and width",
+        ),
+        (VIT | {"size_divisor": 32}, "size_divisor 32 cannot be used; legal: false"),
+        (VIT | {"size": 800, "max_size": 1333}, "max_size 1333 cannot be used; legal: false"),
+        (VIT | {"do_grayscale": True}, "do_grayscale True cannot be used; legal: false"),
+        (
+            CLIP | {"size": {"shortest_edge": 224, "longest_edge": 300}},
+            "size .* cannot be used; legal: height and width, or shortest_edge",
+        ),
+        (VIT | {"size": {"shortest_edge": 224}, "crop_pct": 0.9, "do_resize": False}, "would have different sizes"),
+        (
+            VIT
+            | {"size": {"height": 64, "width": 32}, "image_processor_type": "PoolFormerImageProcessor", "crop_pct": 1},
+            "size .* cannot be used; legal: shortest_edge, or equal height and width",
+        ),
         (CLIP | {"do_color_quantize": True}, "do_color_quantize True cannot be used; legal: false"),
         (CLIP | {"image_processor_type": "PerceiverImageProcessor"}, "PerceiverImageProcessor crops before it resizes"),
         (CLIP | {"do_center_crop": False}, "would have different sizes"),
