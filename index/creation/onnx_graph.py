@@ -25,6 +25,8 @@ ModelProto = Any
 
 RunModel = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
+FREE_INITIALIZERS = 4
+"""The version of ONNX's format since which initializers need not be inputs too."""
 BATCH_AXIS = "N"
 PREFIX = "regraft_"
 """Prefix of added names."""
@@ -85,6 +87,7 @@ def with_one_output(model: ModelProto, name: str) -> ModelProto:
     graph = model.graph
     constants = {constant.name for constant in graph.initializer}
     _keep(graph.input, lambda value: value.name not in constants)
+    model.ir_version = max(model.ir_version, FREE_INITIALIZERS)
     if len(graph.input) != 1:
         found = ", ".join(value.name for value in graph.input)
         raise InvalidArgument(f"the model must have one input, images; it has: {found or 'none'}", pointer="/onnx")

@@ -56,6 +56,17 @@ def linear(
     return save(path, nodes, (batch, 3, 8, 8), (batch, 5), kind=kind, **arrays)
 
 
+def old_linear(path: Path) -> Path:
+    """`linear`, fixed inside, as files were before version 4 of the format: initializers are inputs too."""
+    model = onnx.load(linear(path, 1, fixed=True))
+    model.ir_version, model.opset_import[0].version = 3, 8
+    for array in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(array.name, array.data_type, array.dims))
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    return path
+
+
 def conv(path: Path, made: tuple, *, last: bool = False, tokens: bool = False) -> Path:
     """Patches of 4 x 4 pixels -> (N, 6, 2, 2), or tokens (N, 4, 6); `last`: of (N, H, W, C)."""
     nodes = [helper.make_node("Transpose", ["images"], ["first"], perm=[0, 3, 1, 2])] if last else []
@@ -87,6 +98,7 @@ MODELS = {
     "declared -1": (lambda path: linear(path, -1), "none", lambda x: x.ravel() @ weights(192, 5)),
     "declared fixed": (lambda path: linear(path, 1), "none", lambda x: x.ravel() @ weights(192, 5)),
     "fixed inside": (lambda path: linear(path, 1, fixed=True), "none", lambda x: x.ravel() @ weights(192, 5)),
+    "fixed inside, of 2018": (old_linear, "none", lambda x: x.ravel() @ weights(192, 5)),
     "half": (lambda path: linear(path, kind=TensorProto.FLOAT16), "none", lambda x: x.ravel() @ weights(192, 5)),
     "maps": (lambda path: conv(path, (1, 6, 2, 2)), "mean", lambda x: patches(x).mean(axis=0)),
     "channels last": (lambda path: conv(path, (1, 6, 2, 2), last=True), "mean", lambda x: patches(x).mean(axis=0)),
