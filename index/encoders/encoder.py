@@ -16,13 +16,23 @@ from PIL import Image
 
 from index.edges.transform import load_transform
 from index.encoders.image import Pixels, preprocess_batch
-from index.encoders.model import FLOAT, Model, check_probe, check_shape, ready_to_compare, single_node, space_of, wrong
+from index.encoders.model import (
+    FLOAT,
+    Model,
+    check_probe,
+    check_shape,
+    legal_difference,
+    ready_to_compare,
+    single_node,
+    space_of,
+    wrong,
+)
 from index.encoders.text import TextEncoder, read_text_probe
 from index.errors import InvalidArgument, NoEncoder
 from index.execution import ONE_THREAD, Execution
 from index.query.edge_maps import check_calibration
 from index.space import Vectors
-from index.version import ENCODER, PROBE, SIDE, TEXT_ENCODER, TEXT_PROBE, Card, Version
+from index.version import ENCODER, PROBE, SIDE, TEXT_ENCODER, TEXT_PROBE, Card, Preprocess, Version
 from index.version_folder.artifacts import read_arrays
 from index.version_folder.folder import load_version
 
@@ -91,18 +101,34 @@ class Encoder:
         return ready_to_compare(_run(self._encoder, batch_NCHW), self._space, ENCODER, "image")
 
     def run_batches(self, folder: Path) -> None:
-        """Embed the probe's image in the smallest and the largest batch of a service. Raises as `encode`."""
-        image_1CHW = _read_probe(folder, self.card)["image"]
-        for count in (1, BATCH):
-            self.encode_arrays(np.repeat(image_1CHW, count, axis=0))
+        """Embed the probe's image alone, in the largest batch of a service, and between other images.
 
-    def _run_probe(self, folder: Path) -> None:
+        Raises:
+            InvalidVersionFolder: as `encode`, the probe does not match, or the other images change the embedding.
+        """
+        image_1CHW = self._run_probe(folder, 1)
+        self.encode_arrays(np.repeat(image_1CHW, BATCH, axis=0))
+        # Copies cannot show an average over the batch, or attention along it.
+        before_CHW, after_CHW = _shades(self.spec)
+        mixed_NCHW = np.stack([before_CHW, image_1CHW[0], after_CHW])
+        for model in filter(None, (self._encoder, self._side)):
+            alone = _run(model, image_1CHW)
+            off = float(np.abs(_run(model, mixed_NCHW)[1] - alone).max())
+            if not off <= legal_difference(alone):
+                raise wrong(
+                    model.name,
+                    f"embeds the probe's image differently beside other images (by {off:.2g}); `regraft version create "
+                    "--onnx` makes a version that runs such a model image by image",
+                )
+
+    def _run_probe(self, folder: Path, copies: int = 3) -> Pixels:
+        """Compare `copies` of the probe in a batch; several fail for a fixed batch size. Returns its image."""
         probe = _read_probe(folder, self.card)
-        # Three copies: a model with a fixed batch size, or one that mixes its batch, fails here.
-        given = self.encode_arrays(np.repeat(probe["image"], 3, axis=0))
+        given = self.encode_arrays(np.repeat(probe["image"], copies, axis=0))
         for name, array in (("embedding", given.vectors), ("side", given.side)):
             if array is not None:
                 check_probe(PROBE, name, array, probe[name])
+        return probe["image"]
 
 
 def verify_version(folder: Path, known: Mapping[str, Card] | None = None, *, batches: bool = False) -> Version:
@@ -111,7 +137,7 @@ def verify_version(folder: Path, known: Mapping[str, Card] | None = None, *, bat
     Args:
         folder: a version folder.
         known: the registered versions by name; None: unknown, so only the structure of edges is checked.
-        batches: also run the models in the smallest and the largest batch of a service.
+        batches: also run the models alone and in the largest batch of a service, and images between others.
 
     Raises:
         InvalidVersionFolder: names the file and, inside JSON, the field at fault.
@@ -149,6 +175,14 @@ def _image_model(version: Version, name: str, shape: tuple[int, int, int], width
 
 def _run(model: Model, batch_NCHW: Pixels) -> Vectors:
     return model.run({model.inputs[0].name: np.ascontiguousarray(batch_NCHW, dtype=np.float32)}, "image")
+
+
+def _shades(spec: Preprocess) -> Pixels:
+    """Two images of all shades between black and white, as the encoder's input (2, C, H, W)."""
+    count = spec.height * spec.width
+    shades_HW1 = (np.arange(1, count + 1, dtype=np.float32) / (count + 1)).reshape(spec.height, spec.width, 1)
+    pixels_2HWC = np.stack([shades_HW1, 1 - shades_HW1**2]) - np.asarray(spec.mean, np.float32)
+    return np.ascontiguousarray((pixels_2HWC / np.asarray(spec.std, np.float32)).transpose(0, 3, 1, 2))
 
 
 def _read_probe(folder: Path, card: Card) -> dict[str, Pixels]:

@@ -9,6 +9,7 @@ import typer
 
 from index.version_folder.archive import pack_version
 from index.version_folder.folder import load_version
+from index.version_folder.new_folder import check_outside
 from regraft.client import Client
 from regraft.commands.answers import answer, out
 from regraft.commands.command import Commands
@@ -24,10 +25,10 @@ version.command("create")(create)
 
 @version.command("verify")
 def verify(folder: Folder) -> None:
-    """Verify a version folder as at registration: hashes, shapes, probe, edges."""
+    """Verify a version folder as at registration, except that edges are not compared with their older versions."""
     with needs("worker"):
         from index.encoders.encoder import verify_version
-    checked = verify_version(folder)
+    checked = verify_version(folder, batches=True)
     card = checked.card
     held = [{"kind": edge.kind.value, "old": edge.old} for edge in checked.edges]
     answer({"name": card.name, "dim": card.dim, "space": card.space, "method": card.method, "edges": held})
@@ -45,6 +46,7 @@ def pack(
     """Write a version folder as a .zip."""
     checked = load_version(folder)
     target = archive or Path(f"{checked.name}.zip")
+    check_outside(target.resolve())
     pack_version(folder, target)
     answer({"name": checked.name, "file": target})
     out.print(f"wrote {target}")

@@ -9,6 +9,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import httpx
+import numpy as np
+import onnx
 import pytest
 
 import regraft
@@ -17,6 +19,7 @@ from regraft.__main__ import main
 from staging import forked
 from staging.answers import GALLERY, problem
 from staging.builders import make_version
+from staging.versions import change_model
 
 COMMANDS = [
     *("serve", "worker", "migrate", "doctor", "plan", "gallery", "ingest", "query", "version", "gate", "deploy"),
@@ -221,6 +224,36 @@ def test_version_pack_writes_an_archive_that_verifies_again(run, tmp_path):
     code, shown, _ = run("version", "pack", version.folder, tmp_path / "out.zip")
 
     assert (code, shown) == (0, f"wrote {tmp_path / 'out.zip'}\n")
+
+
+def test_version_verify_runs_batches_as_a_registration_does(run, tmp_path):
+    version = make_version(tmp_path / "v1", "v1", 4)
+
+    def keep_32(model):
+        model.graph.node[2].output[0] = "all"
+        model.graph.node.append(onnx.helper.make_node("Slice", ["all", "zero", "most"], ["out"]))
+        for name, number in (("zero", 0), ("most", 32)):
+            model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([number]), name))
+
+    change_model(version.folder, "encoder.onnx", keep_32)
+
+    code, _, said = run("version", "verify", version.folder)
+
+    assert (code, said) == (1, "regraft: encoder.onnx gives shape (32, 4) for 64 images, not (N, 4)\n")
+
+
+def test_an_archive_is_not_written_into_the_version_that_it_packs(run, tmp_path, monkeypatch):
+    """It would pack a part of itself, and the folder would no longer be a version's."""
+    version = make_version(tmp_path / "v1", "v1", 4)
+    monkeypatch.chdir(version.folder)
+
+    code, _, said = run("version", "pack", ".")
+
+    assert (code, said) == (
+        1,
+        f"regraft: {version.folder / 'v1.zip'} is inside a version folder, which may only have its own files\n",
+    )
+    assert run("version", "verify", ".")[0] == 0
 
 
 def test_a_broken_version_folder_is_refused_in_one_line(run, tmp_path):

@@ -16,14 +16,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from index.encoders.encoder import BATCH, Encoder, verify_version
+from index.encoders.encoder import BATCH, Encoder, _shades, verify_version
 from index.encoders.image import preprocess_batch
 from index.encoders.model import check_probe
 from index.encoders.text import TextEncoder
 from index.errors import DeviceUnavailable, InvalidArgument, InvalidVersionFolder, NoEncoder
 from index.execution import Device, Execution
-from index.version import ENCODER, PROBE, SIDE, Version
+from index.version import ENCODER, PROBE, SIDE, Preprocess, Version
 from index.version_folder.folder import write_card, write_edge
+from staging.builders import SPEC
 from staging.versions import change_model, rehash
 
 MakeVersion = Callable[..., Version]
@@ -282,6 +283,50 @@ def test_a_model_that_mixes_its_batch_is_refused(make_version: MakeVersion, tmp_
     version = change_model(tmp_path / "v", ENCODER, change)
     with pytest.raises(InvalidVersionFolder, match=r"probe\.npz expects another embedding"):
         Encoder(version)
+
+
+@pytest.mark.parametrize("name", [ENCODER, SIDE])
+def test_a_model_whose_output_depends_on_other_images_is_refused(
+    make_version: MakeVersion, tmp_path: Path, name: str
+) -> None:
+    """Such as attention along the batch, which copies of one image cannot show."""
+    make_version(tmp_path / "v", "v", 5, space={"kind": "l2"}, side_dim=3)
+
+    def change(model: Any) -> None:
+        model.graph.node[2].output[0] = "single"
+        model.graph.node.append(helper.make_node("ReduceMean", ["single"], ["mean"], axes=[0]))
+        model.graph.node.append(helper.make_node("Mean", ["single", "mean"], ["out"]))
+
+    version = change_model(tmp_path / "v", name, change)
+    assert len(Encoder(version).encode([]).vectors) == 0  # one that is registered goes on
+    with pytest.raises(InvalidVersionFolder, match=rf"{name} embeds the probe's image differently beside other images"):
+        verify_version(version.folder, {}, batches=True)
+
+
+def test_a_model_that_is_another_one_for_a_single_image_is_refused(make_version: MakeVersion, tmp_path: Path) -> None:
+    make_version(tmp_path / "v", "v", 5, space={"kind": "l2"})
+
+    def change(model: Any) -> None:
+        model.graph.node[2].output[0] = "all"
+        model.graph.node.append(helper.make_node("Shape", ["all"], ["count"], end=1))
+        model.graph.node.append(helper.make_node("Equal", ["count", "one"], ["is_one"]))
+        model.graph.node.append(helper.make_node("Neg", ["all"], ["other"]))
+        model.graph.node.append(helper.make_node("Where", ["is_one", "other", "all"], ["out"]))
+        model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "one"))
+
+    version = change_model(tmp_path / "v", ENCODER, change)
+    with pytest.raises(InvalidVersionFolder, match=r"probe\.npz expects another embedding"):
+        verify_version(version.folder, {}, batches=True)
+
+
+@pytest.mark.parametrize("spec", [SPEC, Preprocess(1, 1, "RGB"), Preprocess(3, 1, "RGB", mean=(0.5,) * 3)])
+def test_the_images_beside_the_probe_are_between_black_and_white_and_none_is_plain(spec: Preprocess) -> None:
+    shades_2CHW = _shades(spec)
+    assert shades_2CHW.shape == (2, spec.channels, spec.height, spec.width)
+    mean, std = (np.array(numbers).reshape(-1, 1, 1) for numbers in (spec.mean, spec.std))
+    pixels = shades_2CHW * std + mean
+    assert (pixels.min() > 0, pixels.max() < 1) == (True, True)
+    assert not np.allclose(*shades_2CHW)
 
 
 def test_an_encoder_with_external_data_is_refused(make_version: MakeVersion, tmp_path: Path) -> None:
