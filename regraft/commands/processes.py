@@ -249,7 +249,12 @@ class Workers:
 
     def _keep_running(self) -> None:
         while not self._stop.is_set():
-            process = self._start()
+            try:
+                process = self._start()
+            except OSError as error:  # the system has no memory or process left at the moment
+                logger.warning(Event(f"{self.kind}_not_started", reason=str(error)))
+                self._stop.wait(RESTART_PAUSE_SECONDS)
+                continue
             while process.poll() is None and not self._stop.wait(0.1):
                 pass
             if process.poll() is None:

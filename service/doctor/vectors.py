@@ -93,7 +93,8 @@ def _check_block(
             _check_duplicate(row, digests, found["duplicate_vector"])
     if fix:
         _fix(context, unnormalised, found, partial(_normalise, context))
-        _discard(context, damaged, found)
+        intact = {(row.item_id, row.version_id) for row in block} - bad
+        _discard(context, damaged, found, intact)
 
 
 def _findings() -> dict[str, Finding]:
@@ -222,28 +223,32 @@ def _normalise(context: Context, connection: Connection, row: StoredRow) -> bool
     return bool(connection.execute(update(embedding).where(*_unchanged(row)).values(values)).rowcount)
 
 
-def _discard(context: Context, damaged: Sequence[Damaged], found: dict[str, Finding]) -> None:
-    """Remove embeddings that have not changed since they were read, of items that keep something better."""
-    bad = {(row.item_id, row.version_id) for row, _ in damaged}
+def _discard(
+    context: Context, damaged: Sequence[Damaged], found: dict[str, Finding], intact: AbstractSet[tuple[int, int]]
+) -> None:
+    """Remove embeddings that have not changed since they were read, of items that keep something better.
+
+    `intact`: the items and versions whose vectors were read and are not damaged. Others may be in files that are lost.
+    """
     with context.database.lookup() as connection:
         images_needed = {
-            row.blob for row, _ in damaged if row.blob is not None and not _holds_better(connection, row, bad)
+            row.blob for row, _ in damaged if row.blob is not None and not _holds_better(connection, row, intact)
         }
     # Before the transaction, for which writers wait, as the store may be slow.
     images = {key for key in images_needed if context.blobs.exists(key)}
 
     def discard(connection: Connection, row: StoredRow) -> bool:
-        if not (_holds_better(connection, row, bad) or _can_be_reencoded(context, connection, row, images)):
+        if not (_holds_better(connection, row, intact) or _can_be_reencoded(context, connection, row, images)):
             return False
         return bool(connection.execute(delete(embedding).where(*_unchanged(row))).rowcount)
 
     _fix(context, damaged, found, discard)
 
 
-def _holds_better(connection: Connection, row: StoredRow, bad: AbstractSet[tuple[int, int]]) -> bool:
+def _holds_better(connection: Connection, row: StoredRow, intact: AbstractSet[tuple[int, int]]) -> bool:
     conditions = (in_gallery(embedding, row.gallery_id), embedding.c.item_id == row.item_id)
     versions = connection.execute(select(embedding.c.version_id).where(*conditions))
-    return any((row.item_id, version_id) not in bad for version_id in versions.scalars())
+    return any((row.item_id, version_id) in intact for version_id in versions.scalars())
 
 
 def _can_be_reencoded(context: Context, connection: Connection, row: StoredRow, images: AbstractSet[str]) -> bool:

@@ -30,6 +30,7 @@ from service.registry.edge_records import EdgeOrigin, EdgeRecord
 from service.registry.registry import LoadedVersion
 from service.runtime import Runtime
 from service.schemas import MOST, NAME, Body, KindName, Name, Reason
+from service.store.api_keys import ApiKeyRow
 from service.store.audit import ChangeContext
 from service.upgrades.edges.changes import accept, check_no_edge, find, remove
 from service.upgrades.edges.claims import VerifyIn, measure, verify
@@ -61,6 +62,10 @@ ADD_BODY = reads(
 )
 
 
+OF_ITEMS = {"gallery", "label", "held", "embedded"}
+"""Details of a fitted edge that tell of the items it was fitted on."""
+
+
 class EdgeIn(Body):
     """An edge that needs no files; `verify`: what it is verified on."""
 
@@ -72,20 +77,20 @@ class EdgeIn(Body):
 
 
 @router.get("/edges")
-def list_all(service: Service, new: Name | None = None, old: Name | None = None) -> EdgeList:
+def list_all(request: Request, service: Service, new: Name | None = None, old: Name | None = None) -> EdgeList:
     """List all edges, or only those from `new` or to `old`."""
     service.registry.sync()
     for name in (n for n in (new, old) if n is not None):
         service.registry.named(name)
     records = [d for d in service.registry.edges() if new in {None, d.edge.new} and old in {None, d.edge.old}]
-    return EdgeList(edges=[describe(declared) for declared in records])
+    return EdgeList(edges=[_shown_to(request, declared) for declared in records])
 
 
 @router.get("/edges/{new}/{old}/{kind}")
-def show(new: Name, old: Name, kind: KindName, service: Service) -> EdgeInfo:
+def show(new: Name, old: Name, kind: KindName, request: Request, service: Service) -> EdgeInfo:
     """Show an edge with its measured scores."""
     service.registry.sync()
-    return describe(find(service.registry, (new, old, kind)))
+    return _shown_to(request, find(service.registry, (new, old, kind)))
 
 
 @router.post("/edges", status_code=201, openapi_extra=ADD_BODY)
@@ -210,6 +215,16 @@ def describe(declared: EdgeRecord) -> EdgeInfo:
         problem=declared.problem or None,
         **evidence,
     )
+
+
+def _shown_to(request: Request, declared: EdgeRecord) -> EdgeInfo:
+    """The description of an edge, without what tells of galleries that the request's key does not permit."""
+    described = describe(declared)
+    key: ApiKeyRow | None = request.state.key
+    if key is None or key.galleries is None or declared.made.get("gallery") in key.galleries:
+        return described
+    made = {name: value for name, value in described.made.items() if name not in OF_ITEMS}
+    return described.model_copy(update={"made": made})
 
 
 def _dependent(dependent: Dependent) -> DependentGallery:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -90,6 +91,26 @@ def test_a_worker_that_dies_is_started_again(started, monkeypatch, caplog):
         assert started[1].poll() is None
 
     assert "action=worker_ended code=-9" in caplog.text
+
+
+def test_a_worker_is_started_once_the_system_permits_it_again(monkeypatch, caplog):
+    monkeypatch.setattr(processes, "RESTART_PAUSE_SECONDS", 0.0)
+    starts = iter([OSError(errno.EAGAIN, "Resource temporarily unavailable"), OSError(errno.ENOMEM, "no memory")])
+    made = []
+
+    def start() -> subprocess.Popen[bytes]:
+        if (refused := next(starts, None)) is not None:
+            raise refused
+        made.append(subprocess.Popen([sys.executable, "-c", SLEEPING], stdin=subprocess.PIPE))
+        return made[-1]
+
+    monkeypatch.setattr(processes, "_start_worker", start)
+    with Workers(1):
+        until(lambda: len(made) == 1)
+
+    assert made[0].poll() is not None
+    made[0].stdin.close()
+    assert caplog.text.count("action=worker_not_started reason=") == 2
 
 
 def test_a_worker_that_does_not_listen_is_killed_in_the_end(started, monkeypatch):

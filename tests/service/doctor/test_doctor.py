@@ -19,9 +19,11 @@ from service.doctor import vectors
 from service.doctor.examination import Doctor
 from service.doctor.findings import Finding
 from service.settings import Settings
+from service.store import partitions
 from service.store.blob_references import open_blobs
 from service.store.blobs import Blobs
 from service.store.database import Database
+from service.store.deletion import delete_gallery
 from service.store.offloader import Offloader
 from service.store.repository import take_seq
 from service.store.tables import embedding, evaluation, evaluation_embedding, gallery, item
@@ -152,6 +154,41 @@ def test_what_nothing_better_remains_of_is_left_as_it_is(ward: Ward, lost: str) 
     assert (found.count, found.fixed) == (1, 0)
     assert "ingest the others again" in found.advice
     assert ward.examine()["zero_vector"].count == 1
+
+
+def test_a_vector_that_cannot_be_read_is_nothing_better(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled_at_once(monkeypatch)
+    blobs = open_blobs(ward.database, ward.settings.blobs_url)
+    Offloader(ward.database, blobs, "objects").look()
+    (ward.settings.data / "blobs" / min(key for key, _ in blobs.all_vector_files())).unlink()  # those of v1
+    ward.damage("i0", 2, np.asarray([np.nan, 1, 0, 0, 0, 0]))
+    with ward.database.write() as connection:
+        connection.execute(update(item).where(item.c.external_id == "i0").values(blob=None))
+
+    with closing(Database(ward.settings.database_url)) as database:  # which has read nothing yet
+        found = Ward(ward.settings, database).examine(fix=True)
+
+    assert found["vector_unreadable"].count == 6
+    assert (found["not_finite"].count, found["not_finite"].fixed) == (1, 0)
+    assert ward.rows(select(func.count()).select_from(embedding)) == [(10,)]
+
+
+def test_a_deleted_gallery_that_is_still_being_read_ends_no_examination(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on PostgreSQL, where its partitions cannot be dropped meanwhile."""
+    with ward.database.write() as connection:
+        delete_gallery(connection, 1)
+    monkeypatch.setattr(partitions, "drop_gallery", lambda *_: False)
+
+    found = ward.examine(fix=True)["gallery_half_freed"]
+
+    assert (found.count, found.fixed) == (1, 0)
+    assert found.advice
+
+    monkeypatch.undo()
+    assert ward.examine(fix=True)["gallery_half_freed"].fixed == 1
+    assert "gallery_half_freed" not in ward.examine()
 
 
 def test_an_evaluation_set_of_damaged_embeddings_is_named(ward: Ward) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from index.version import Version
@@ -74,6 +75,36 @@ def test_galleries_and_metrics_tell_of_no_other_gallery(shops: Shops) -> None:
     assert shops.mine.rpartition("/")[2] in told
     assert shops.served.http.get("/../docs", headers=shops.header).status_code == 200
     problem(shops.served.http.post("/galleries", json={"name": "new"}, headers=shops.header), 403, "forbidden")
+
+
+def test_an_edge_tells_nothing_of_another_gallery_that_it_was_fitted_on(shops: Shops) -> None:
+    for path, number in ((shops.mine, 0), (shops.other, 8)):
+        rows = np.random.default_rng(number).normal(size=(20 + number, 10)).astype("float32")
+        for version, part in (("v1", rows[:, :4]), ("v2", rows[:, 4:])):
+            items = [{"id": f"i{n}", "embedding": one.tolist()} for n, one in enumerate(part)]
+            sent = {"version": version, "items": items}
+            route = "items" if version == "v1" else "items:embeddings"
+            put = shops.served.http.put if version == "v2" else shops.served.http.post
+            assert put(f"{path}/{route}", json=sent).status_code == 200
+
+    def made(path: str | None, header: dict[str, str]) -> list[dict[str, Any]]:
+        name = path and path.rpartition("/")[2]
+        fit = {"new": "v2", "old": "v1", "kind": "ridge", "gallery": name, "replace": True, "embed": 0}
+        answer = shops.served.http.post("/edges:fit", json=fit)
+        assert answer.status_code == 201, answer.text
+        edges = shops.served.http.get("/edges", headers=header).json()["edges"]
+        (listed,) = [edge for edge in edges if edge["origin"] == "fitted"]
+        shown = shops.served.http.get(f"/edges/v2/v1/{listed['kind']}", headers=header).json()
+        return [listed["made"], shown["made"]]
+
+    of_items = {"gallery", "label", "held", "embedded"}
+    for told in made(shops.mine, shops.header):
+        assert (told["gallery"], told["held"]) == (shops.mine.rpartition("/")[2], 20)
+    for told in (*made(shops.other, shops.header), *made(None, shops.header)):
+        assert told["fit"] == "ridge"
+        assert of_items.isdisjoint(told)
+    for told in made(shops.other, ROOT):
+        assert of_items <= set(told)
 
 
 def test_the_scope_of_a_key_holds_in_its_galleries(shops: Shops) -> None:
