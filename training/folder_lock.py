@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from index.errors import InvalidArgument
+from index.file_lock import open_locked
 from index.version_folder.new_folder import Unwritable, clear_leftovers
 from training import processes
 
@@ -93,17 +94,9 @@ os.register_at_fork(after_in_child=_close_inherited_locks)
 def _acquire_lock(out: Path) -> int:
     """Take the lock; the file descriptor that holds it."""
     while True:
-        # The training before removes the file and empty folders at its end: then try again.
+        # The training before removes empty folders at its end: then try again.
         with suppress(FileNotFoundError):
             out.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(lock_file(out), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(file)
-                raise FolderInUse(out) from None
-            except OSError:  # a file system without locks: no training is refused
-                return file
-            if os.fstat(file).st_nlink:
-                return file
-            os.close(file)
+            if (file := open_locked(lock_file(out))) is None:
+                raise FolderInUse(out)
+            return file

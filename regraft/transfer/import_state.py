@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from index.errors import InvalidArgument
+from index.file_lock import open_locked
 from regraft.client import Client
 from regraft.sources.base import ItemSource, display_address
 
@@ -104,13 +104,13 @@ def locked_ids(state: Path) -> Iterator[BinaryIO]:
     """
     path = ids_file(state)
     try:
-        file = _open_locked(path)
-    except BlockingIOError as error:
-        why = f"another import of this source into this gallery is running: it uses {state}; wait until it ends"
-        raise InvalidArgument(why, pointer="/state") from error
+        opened = open_locked(path)
     except OSError as error:
         raise _cannot_keep(state, error) from error
-    with file:
+    if opened is None:
+        why = f"another import of this source into this gallery is running: it uses {state}; wait until it ends"
+        raise InvalidArgument(why, pointer="/state")
+    with os.fdopen(opened, "r+b") as file:
         try:
             _check_replaceable(state)
             yield file
@@ -142,33 +142,6 @@ def _check_replaceable(state: Path) -> None:
 def _cannot_keep(state: Path, error: OSError) -> InvalidArgument:
     why = f"the position of the import cannot be kept in {state} ({error.strerror}): --state FILE names another"
     return InvalidArgument(why, pointer="/state")
-
-
-def _open_locked(path: Path) -> BinaryIO:
-    """Open a file, made if it is missing, and lock it. Raises BlockingIOError if another process holds the lock."""
-    while True:
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666), "r+b")
-        try:
-            _lock(file)
-        except BaseException:
-            file.close()
-            raise
-        if os.fstat(file.fileno()).st_nlink:
-            return file
-        file.close()  # the import before removed it at its end
-
-
-def _lock(file: BinaryIO) -> None:
-    if sys.platform == "win32":
-        return  # has no such lock: there, two imports at once get in each other's way
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:  # a file system without locks
-        return
 
 
 DIGEST = 16

@@ -221,7 +221,7 @@ def _shown_to(request: Request, declared: EdgeRecord) -> EdgeInfo:
     """The description of an edge, without what tells of galleries that the request's key does not permit."""
     described = describe(declared)
     key: ApiKeyRow | None = request.state.key
-    if key is None or key.galleries is None or declared.made.get("gallery") in key.galleries:
+    if key is None or key.opens(declared.made.get("gallery") or ""):
         return described
     made = {name: value for name, value in described.made.items() if name not in OF_ITEMS}
     return described.model_copy(update={"made": made})

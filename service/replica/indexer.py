@@ -6,7 +6,6 @@ folder. The others adopt the segments that it built.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from index.engines.segments import SETTLED_SECONDS
 from index.events import CONTEXT, Event
+from index.file_lock import try_lock
 from service.background import Background
 from service.logs import RecurringErrors
 from service.replica.loaded import LoadedGallery
@@ -123,16 +123,6 @@ def locked(folder: Path) -> Iterator[bool]:
     folder.mkdir(parents=True, exist_ok=True)
     file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        yield _lock(file)
+        yield try_lock(file)  # without locks every process builds, as if each had its own disk
     finally:
         os.close(file)
-
-
-def _lock(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks: every process builds, as if each had its own disk
-        pass
-    return True

@@ -23,7 +23,7 @@ class FolderStore:
     Nothing is stored if the image store is on this machine, whose processes share the folders themselves.
     """
 
-    def __init__(self, url: str, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, url: str, check: Callable[[], None]) -> None:
         """`url`: of the image store; `check`: raises StoreUnreachable unless it is the database's own."""
         self._url, self._check = url, check
         self.is_remote = is_remote(url)
