@@ -62,7 +62,7 @@ def fit(module: BaseTraining, data: Data, validation: Validation | None = None, 
         Unwritable: the disk is full.
     """
     recipe, images = module.recipe, data.train.dense()
-    checkpoints = CheckpointWriter(checkpoint_of(out), lambda: identity(module, data))
+    checkpoints = CheckpointWriter(checkpoint_of(out), lambda: identity(module, data, validation))
     done = checkpoints.epochs_done()
     if done and progress and processes.is_rank_zero():
         print(f"resuming after epoch {done} of {recipe.epochs} from {checkpoints.path}")
@@ -202,7 +202,7 @@ class CheckpointWriter(lightning.Callback):
         return done
 
 
-def identity(module: BaseTraining, data: Data) -> dict[str, Any]:
+def identity(module: BaseTraining, data: Data, validation: Validation | None = None) -> dict[str, Any]:
     """Everything that decides a training's result, by name: tells it from others that would write the same folder.
 
     The number of data loader workers is left out, as batches do not depend on it, see `training.data.batching`.
@@ -216,6 +216,8 @@ def identity(module: BaseTraining, data: Data) -> dict[str, Any]:
         **recipe,
         "class names": data.classes,
         "images": data.train.fingerprint,
+        # They choose the epoch.
+        **({} if validation is None else {"held-out images": validation.data.query.fingerprint}),
         "reference models": seen.hexdigest(),
         "file of weights": _sha256(Path(module.recipe.weights)) if module.recipe.weights else "",
     }

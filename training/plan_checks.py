@@ -34,6 +34,15 @@ def check_plan(recipe: Recipe, out: Path, references: References) -> None:
         if not lock_file(folder_of(reference)).exists() and not is_trained(field, reference):
             check_choices(reference)
             check_planned_sizes(reference, reference_recipes(reference))
+    check_with_references(recipe, references)
+
+
+def check_with_references(recipe: Recipe, references: References) -> None:
+    """Refuse a recipe that cannot be trained with the versions that these recipes will become.
+
+    Raises:
+        InvalidArgument: from `check_same_encoder` and `check_sizes`.
+    """
     if recipe.method == NO_ENCODER_METHOD and "independent" in references:
         check_same_encoder(references["independent"], recipe)
     check_planned_sizes(recipe, references)

@@ -15,7 +15,7 @@ import torch
 from index.errors import InvalidArgument
 from staging.recipes import quick, without_exporter
 from training import train as path
-from training.data.images import Data
+from training.data.images import Data, ImageSet
 from training.fitting import checkpoint_of
 from training.measurement import measure
 from training.module import Training
@@ -126,25 +126,48 @@ def test_the_best_epochs_weights_become_the_version(
     assert all(torch.equal(x, seen[1][name]) for name, x in made.backbone.state_dict().items())
 
 
-def test_a_training_that_was_stopped_still_knows_its_best_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen, step = scripted(monkeypatch, [0.1, 0.9, 0.3, 0.2, 0.1]), Training.training_step
+def train_until_stopped(out: Path, epochs: int) -> None:
+    """Train `recipe_of()`, and stop it after so many epochs."""
+    step = Training.training_step
 
-    def dying(module: Training, batch: object, place: int) -> torch.Tensor:
-        if module.current_epoch == 3:
+    def dying(module: Training, batch: Any, place: int) -> torch.Tensor:
+        if module.current_epoch == epochs:
             raise KeyboardInterrupt
         return step(module, batch, place)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Training, "training_step", dying)
         with pytest.raises(KeyboardInterrupt):
-            path.train(recipe_of(), tmp_path / "v", progress=False)
-    assert checkpoint_of(tmp_path / "v").is_file()
+            path.train(recipe_of(), out, progress=False)
+    assert checkpoint_of(out).is_file()
+
+
+def test_a_training_that_was_stopped_still_knows_its_best_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = scripted(monkeypatch, [0.1, 0.9, 0.3, 0.2, 0.1])
+    train_until_stopped(tmp_path / "v", 3)
     made = Trained.load(path.train(recipe_of(), tmp_path / "v", progress=False))
 
     assert len(seen) == 5
     assert all(torch.equal(x, seen[1][name]) for name, x in made.backbone.state_dict().items())
+
+
+def test_a_training_starts_over_if_its_held_out_images_changed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = scripted(monkeypatch, [0.1, 0.9, 0.3, 0.2, 0.1])
+    train_until_stopped(tmp_path / "v", 3)
+
+    def without_one(*given: Any) -> tuple[ImageSet, ImageSet]:
+        kept, held = hold_out(*given)
+        return kept, held.take(np.arange(1, len(held)))
+
+    monkeypatch.setattr(path, "hold_out", without_one)
+    path.train(recipe_of(), tmp_path / "v", progress=False)
+
+    assert len(seen) == 3 + 5
+    assert "is of another training with a different held-out images" in caplog.text
 
 
 def test_patience_without_held_out_images_is_refused(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from index.errors import InvalidArgument
 from index.evaluation.metrics import MEAN_AP, Retrieval
 from training.comparison.provenance import begun, card_sha, is_made, made_of, read_note, write_note, write_whole
 from training.data.checks import warn_of_repeats
@@ -29,6 +30,8 @@ from training.fitting import checkpoint_of
 from training.folder_lock import wait_until_unlocked
 from training.measurement import compare, embed_both, measure
 from training.overrides import with_overrides
+from training.plan_checks import check_with_references
+from training.recipe_checks import check_choices, check_numbers
 from training.recipes import FAMILIES, Recipe, digits
 from training.recipes.family import METHOD_PARTS, STANDALONE_PARTS, Family
 from training.train import recipe_data, train
@@ -89,6 +92,25 @@ class Run:
         references = {"old": recipe.old, "independent": recipe.independent}
         folders = [f"{field}={self.folder / name}" for field, name in references.items() if name]
         return with_overrides(recipe, [f"seed={recipe.seed + 10 * self.seed}", *folders])
+
+    def check(self, part: str) -> None:
+        """Refuse settings with which a part could not be trained once the parts that it needs are.
+
+        Raises:
+            InvalidArgument: names the version and the legal values.
+        """
+        recipe, ours = self.recipe(part), self.family.recipe(part)
+        references = {
+            field: self.recipe(name.removeprefix(f"{self.family.name}_"))
+            for field, name in (("old", ours.old), ("independent", ours.independent))
+            if name
+        }
+        try:
+            check_numbers(recipe)
+            check_choices(recipe)
+            check_with_references(recipe, references)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{recipe.name}: {error}", pointer=error.pointer) from error
 
     def version_folder(self, part: str) -> Path:
         """The folder of a part's version."""

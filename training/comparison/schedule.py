@@ -51,13 +51,15 @@ def compare_methods(
         jobs: number of trainings side by side.
 
     Raises:
-        InvalidArgument: there are several processes, or see `Run.is_trained`; then nothing was trained.
+        InvalidArgument: there are several processes, or see `Run.is_trained` and `Run.check`; then nothing was trained.
         RegraftError: a part cannot be trained; the others that were running are stopped.
     """
     require_one("a comparison of methods")
     tasks = [Task(run, part, overwrite) for run in runs for part in parts]
-    for task in tasks:
-        task.is_trained()
+    # What a setting breaks in the last part should be known before days go into the others; seeds change none of it.
+    untrained = {task.part: task for task in tasks if not task.is_trained()}
+    for task in untrained.values():
+        task.run.check(task.part)
     failed: set[SeedPart] = set()
     carried_out = _side_by_side(tasks, failed, jobs, log) if jobs > 1 else _one_after_another(tasks, failed, log)
     with closing(carried_out):

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, RegraftError
 from training.data.images import ImageDataset, ImageSet
 from training.recipes import Recipe
 
@@ -71,8 +71,8 @@ class EpochBatchSampler(Sampler[Draw]):
             yield Draw(rows, mix_seeds(self.seed, self.epoch, place, self.rank))
 
 
-class BatchDataset(Dataset[TrainingBatch]):
-    """A batch for each `Draw`.
+class BatchDataset(Dataset[TrainingBatch | RegraftError]):
+    """A batch for each `Draw`; in a worker process, or the error that there is none, for `BatchLoader` to raise.
 
     Args:
         tensors: the images.
@@ -86,7 +86,16 @@ class BatchDataset(Dataset[TrainingBatch]):
     ) -> None:
         self.tensors, self.cached, self.views, self.skip_images = tensors, cached, views, skip_images
 
-    def __getitem__(self, draw: Draw) -> TrainingBatch:
+    def __getitem__(self, draw: Draw) -> TrainingBatch | RegraftError:
+        try:
+            return self.batch(draw)
+        except RegraftError as error:
+            if get_worker_info() is None:
+                raise
+            return error
+
+    def batch(self, draw: Draw) -> TrainingBatch:
+        """The batch. Raises InvalidImage where an image cannot be decoded."""
         rows = draw.rows * self.views
         cached = {name: made_SN[rows] for name, made_SN in self.cached.items()}
         if self.skip_images:
@@ -95,6 +104,22 @@ class BatchDataset(Dataset[TrainingBatch]):
             torch.default_generator.manual_seed(draw.seed)
             image_BCHW, label_B = self.tensors.__getitems__(rows)
         return image_BCHW, label_B, cached
+
+
+class BatchLoader(DataLoader[TrainingBatch | RegraftError]):
+    """Loads a `BatchDataset`, and raises its workers' errors as they are.
+
+    torch raises an error of a worker with the worker's stack trace in place of its message.
+    """
+
+    def __iter__(self) -> Iterator[TrainingBatch]:  # type: ignore[override]  # torch wants its own, private class
+        return map(_raised, super().__iter__())
+
+
+def _raised(loaded: TrainingBatch | RegraftError) -> TrainingBatch:
+    if isinstance(loaded, RegraftError):
+        raise loaded
+    return loaded
 
 
 def training_batches(
@@ -107,12 +132,12 @@ def training_batches(
     views: int = 1,
     *,
     skip_images: bool = False,
-) -> DataLoader[TrainingBatch]:
+) -> BatchLoader:
     """The batches that train a recipe in one process, from an epoch on; see `EpochBatchSampler` and `BatchDataset`."""
     tensors = ImageDataset(images, recipe.preprocess, recipe.augment)
     order = EpochBatchSampler(len(tensors), recipe.batch_size, recipe.seed, rank, world)
     order.set_epoch(epoch)
-    return DataLoader(
+    return BatchLoader(
         BatchDataset(tensors, cached, views, skip_images=skip_images),
         batch_size=None,
         sampler=order,

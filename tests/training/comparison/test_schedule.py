@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -74,6 +75,25 @@ def test_versions_of_other_settings_are_not_replaced_unasked(tmp_path: Path) -> 
     with pytest.raises(InvalidArgument, match="digits_l2 exists but was trained without a note of its recipe"):
         compared(tmp_path, ["v1", "l2"], "v1.epochs=2")
     assert len(compared(tmp_path, ["v1", "l2"], "v1.epochs=2", overwrite=True)) == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("bt2.epochs=0", "digits_bt2: epochs of digits_bt2 must be 1 or more, not 0"),
+        ("milestones=1", "digits_v1: milestones must rise from 1 to below epochs=1"),
+        ("oca.dim=16", "digits_oca: oca's dim must be the old dimension plus extra ones, so above 16, not 16"),
+        ("v1.dim=24", "digits_bt2: bt2's dim must be the independent dimension 16 plus the old one 24, so 40"),
+        ("independent.dim=8", "digits_bt2: bt2's dim must be the independent dimension 8 plus the old one 16"),
+        ("bct.logits=flat", "digits_bct: logits must be one of unit, head, cosine, raw, not 'flat'"),
+    ],
+)
+def test_a_setting_that_a_later_part_cannot_be_trained_with_is_refused_before_the_first_is_trained(
+    setting: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(message)):
+        compared(tmp_path, ["v1", "independent", "bct", "bt2", "oca"], setting)
+    assert not any(tmp_path.rglob("*"))
 
 
 def test_a_version_whose_note_could_not_be_written_is_not_trained_again(
