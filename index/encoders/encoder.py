@@ -6,7 +6,7 @@ Shape suffixes: N images, C channels, H height, W width, D dimension, S side-inf
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +67,10 @@ class Encoder:
         self._encoder = _image_model(version, ENCODER, shape, self.card.dim, execution)
         side_dim = self.card.side_dim
         self._side = _image_model(version, SIDE, shape, side_dim, execution) if side_dim else None
-        self._run_probe(version.folder)
+        probe = _read_probe(version.folder, self.card)
+        several_NCHW = np.repeat(probe["image"], 3, axis=0)  # a model with a fixed batch size passes only one
+        for model in self._models():
+            self._check_probe(model, _run(model, several_NCHW), probe)
 
     def encode(self, images: Sequence[Image.Image]) -> Embedded:
         """Embed decoded images.
@@ -106,13 +109,13 @@ class Encoder:
         Raises:
             InvalidVersionFolder: as `encode`, the probe does not match, or the other images change the embedding.
         """
-        image_1CHW = self._run_probe(folder, 1)
-        self.encode_arrays(np.repeat(image_1CHW, BATCH, axis=0))
+        probe = _read_probe(folder, self.card)
         # Copies cannot show an average over the batch, or attention along it.
         before_CHW, after_CHW = _shades(self.spec)
-        mixed_NCHW = np.stack([before_CHW, image_1CHW[0], after_CHW])
-        for model in filter(None, (self._encoder, self._side)):
-            alone = _run(model, image_1CHW)
+        mixed_NCHW = np.stack([before_CHW, probe["image"][0], after_CHW])
+        for model in self._models():
+            alone = _run(model, probe["image"])
+            self._check_probe(model, alone, probe)
             off = float(np.abs(_run(model, mixed_NCHW)[1] - alone).max())
             if not off <= legal_difference(alone):
                 raise wrong(
@@ -120,15 +123,17 @@ class Encoder:
                     f"embeds the probe's image differently beside other images (by {off:.2g}); `regraft version create "
                     "--onnx` makes a version that runs such a model image by image",
                 )
+        self.encode_arrays(np.repeat(probe["image"], BATCH, axis=0))
 
-    def _run_probe(self, folder: Path, copies: int = 3) -> Pixels:
-        """Compare `copies` of the probe in a batch; several fail for a fixed batch size. Returns its image."""
-        probe = _read_probe(folder, self.card)
-        given = self.encode_arrays(np.repeat(probe["image"], copies, axis=0))
-        for name, array in (("embedding", given.vectors), ("side", given.side)):
-            if array is not None:
-                check_probe(PROBE, name, array, probe[name])
-        return probe["image"]
+    def _models(self) -> Iterator[Model]:
+        return filter(None, (self._encoder, self._side))
+
+    def _check_probe(self, model: Model, given: Vectors, probe: Mapping[str, Pixels]) -> None:
+        """Check what a model gave for copies of the probe's image."""
+        if model is self._encoder:
+            given = ready_to_compare(given, self._space, ENCODER, "image")
+        part = "embedding" if model is self._encoder else "side"
+        check_probe(PROBE, part, given, probe[part])
 
 
 def verify_version(folder: Path, known: Mapping[str, Card] | None = None, *, batches: bool = False) -> Version:
