@@ -6,6 +6,7 @@ probe. The key is read from the environment when needed, and never appears in a 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import email.utils
@@ -14,7 +15,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
 from ssl import SSLContext
@@ -101,7 +104,12 @@ class ApiEncoder:
         # None: the provider could not be called when the version was created.
         self._probe = read_text_probe(version) if TEXT_PROBE in card.files else None
         self._rate_limiter = _RateLimiter(card.api)
-        self._http = httpx.Client(timeout=CALL_SECONDS, follow_redirects=False, verify=_certificates())
+        # Asynchronous, because only there can a whole exchange have a time limit: a provider that sends its answer byte
+        # by byte reaches no limit of a single read.
+        self._loop = _event_loop()
+        self._http = httpx.AsyncClient(timeout=CALL_SECONDS, follow_redirects=False, verify=_certificates())
+        self._close = weakref.finalize(self, _close, self._http, self._loop)
+        self._close.atexit = False
         self._count_lock = threading.Lock()
 
     def prepare(self, text: str, side: str = "query") -> str:
@@ -124,8 +132,9 @@ class ApiEncoder:
         return self._embed(texts, None)
 
     def close(self) -> None:
-        """Close the connections to the provider."""
-        self._http.close()
+        """Close the connections to the provider; dropping the encoder does so as well, some time later."""
+        if (closing := self._close()) is not None:
+            closing.result()
 
     def _embed(self, texts: Sequence[str], until: float | None) -> Vectors:
         if self._probe is not None:
@@ -170,20 +179,10 @@ class ApiEncoder:
             raise self._timeout()
         headers = {} if not self.api.key else {"authorization": f"Bearer {self._key()}"}
         max_bytes = len(texts) * self._dim * MAX_BYTES_PER_NUMBER + (1 << 16)
-        deadline = time.monotonic() + seconds
+        exchange = self._exchange(body, headers, seconds, max_bytes)
         try:
-            stream = self._http.stream(
-                "POST", f"{self.api.url}/embeddings", json=body, headers=headers, timeout=httpx.Timeout(seconds)
-            )
-            with stream as response:
-                content = b""
-                for block in response.iter_bytes():
-                    content += block
-                    if len(content) > max_bytes:
-                        raise ProviderFault(f"{self.api.url} sends more than {max_bytes} bytes for {len(texts)} texts")
-                    if time.monotonic() > deadline:
-                        raise httpx.ReadTimeout("the answer does not end")
-        except httpx.TimeoutException as error:
+            response, content = asyncio.run_coroutine_threadsafe(exchange, self._loop).result()
+        except (TimeoutError, httpx.TimeoutException) as error:
             if until is not None:
                 raise self._timeout() from error
             raise _RetryableError(f"no answer within {seconds:.0f} seconds") from error
@@ -192,6 +191,23 @@ class ApiEncoder:
         if response.status_code != 200:
             self._refuse(response, content)
         return content
+
+    async def _exchange(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], seconds: float, max_bytes: int
+    ) -> tuple[httpx.Response, bytes]:
+        """One answer and its body. Raises TimeoutError after `seconds` in all, httpx.HTTPError and ProviderFault."""
+        content = b""
+        async with (
+            asyncio.timeout(seconds),
+            self._http.stream("POST", f"{self.api.url}/embeddings", json=body, headers=headers) as response,
+        ):
+            async for block in response.aiter_bytes():
+                content += block
+                if len(content) > max_bytes:
+                    raise ProviderFault(
+                        f"{self.api.url} sends more than {max_bytes} bytes for {len(body['input'])} texts"
+                    )
+        return response, content
 
     def _refuse(self, response: httpx.Response, content: bytes) -> None:
         """Raise the error of an answer other than 200."""
@@ -254,6 +270,18 @@ class ApiEncoder:
 
     def _timeout(self) -> ProviderTimeout:
         return ProviderTimeout(f"{self.api.url} did not answer within {QUERY_SECONDS:.0f} seconds")
+
+
+@cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all calls of this process, which runs on a thread of its own."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="providers", daemon=True).start()
+    return loop
+
+
+def _close(client: httpx.AsyncClient, loop: asyncio.AbstractEventLoop) -> Future[None]:
+    return asyncio.run_coroutine_threadsafe(client.aclose(), loop)
 
 
 @cache

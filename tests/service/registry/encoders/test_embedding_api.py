@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import email.utils
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +126,43 @@ def test_a_provider_that_stays_away_is_given_up_and_a_query_waits_only_so_long(
     with pytest.raises(ProviderTimeout):
         encoder.query_vectors(["a"])
     assert time.monotonic() - started < 0.9
+
+
+@pytest.mark.parametrize(
+    "begun", [b"HTTP/1.1 ", b"HTTP/1.1 200 OK\r\nx: ", b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n"]
+)
+def test_a_provider_that_answers_byte_by_byte_is_not_waited_for(
+    version: Version, begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time limit of each read would never be reached."""
+    monkeypatch.setattr(embedding_api, "QUERY_SECONDS", 0.3)
+    with dripping(begun) as url:
+        assert version.card.api is not None
+        card = replace(version.card, api=replace(version.card.api, url=url), files={})
+        with closing(ApiEncoder(Version(card, version.folder), [url])) as encoder:
+            started = time.monotonic()
+            with pytest.raises(ProviderTimeout, match=url):
+                encoder.query_vectors(["a"])
+            assert time.monotonic() - started < 2
+
+
+@contextmanager
+def dripping(begun: bytes) -> Iterator[str]:
+    """The URL of a server that begins to answer so, and then sends a byte every 50 ms for five seconds."""
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):  # the client is gone
+            connection.sendall(begun)
+            for _ in range(100):
+                connection.sendall(b"2")
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        thread.join()
 
 
 def _without(rows: list[Any], number: int, **changed: Any) -> list[Any]:
