@@ -7,14 +7,14 @@ Shape suffixes: S pairs, M new dimension, N old dimension, Q queries, I items.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, shortened
 from index.evaluation.adapters import Affine, SlerpAdapter, fit_slerp, low_rank, procrustes, ridge
 from index.evaluation.metrics import MEAN_AP, Compared, Retrieval, mixed_retrieval
 from index.evaluation.modes import choose_merge_mode
@@ -89,22 +89,22 @@ def check_pair_arrays(given: PairArrays, new: Card, old: Card, least: int, what:
     if given.labels is not None and given.labels.shape != (count,):
         raise InvalidArgument(f"{what} hold labels {given.labels.shape}, not ({count},)", pointer="/pairs/labels")
     if given.labels is not None:
-        _check_labels(given.labels, what)
+        check_labels(given.labels, what, "/pairs/labels")
     new_SM = check_vectors(given.new, new.dim, space_from_json(new.space), pointer="/pairs/new")
     old_SN = check_vectors(given.old, old.dim, space_from_json(old.space), pointer="/pairs/old")
     return PairArrays(new_SM, old_SN, given.labels)
 
 
-def _check_labels(labels_S: NDArray[Any], what: str) -> None:
-    """Refuse labels by which wrong answers would count as right."""
-    if labels_S.dtype.kind == "f" and np.isnan(labels_S).any():
+def check_labels(labels: NDArray[Any] | Sequence[str], what: str, pointer: str) -> None:
+    """Refuse labels by which wrong answers would count as right; `what` holds them. Raises InvalidArgument."""
+    if isinstance(labels, np.ndarray) and labels.dtype.kind == "f" and np.isnan(labels).any():
         raise InvalidArgument(
-            f"{what} hold labels that are NaN, which would be one class; leave those pairs out", pointer="/pairs/labels"
+            f"{what} hold labels that are NaN, which would be one class; leave those pairs out", pointer=pointer
         )
-    if len(np.unique(labels_S)) == 1:
+    if len(set(labels)) == 1:
+        shared = shortened(str(labels[0]))
         raise InvalidArgument(
-            f"{what} hold labels of only one class, {labels_S[0]}, so that every answer is right",
-            pointer="/pairs/labels",
+            f"{what} hold labels of only one class, {shared}, so that every answer is right", pointer=pointer
         )
 
 

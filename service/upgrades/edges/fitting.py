@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import Field
 
 from index.edges.transform import load_transform
@@ -30,6 +29,7 @@ from index.evaluation.fitting import (
     MAX_COMPARED_PAIRS,
     PairArrays,
     Pairs,
+    check_labels,
     check_pair_arrays,
     fit_adapter,
     fit_calibration_maps,
@@ -129,9 +129,6 @@ def fit(
         shared = f"items share a value of metadata field {request.label!r}" if sent is None else "pairs share a label"
         pointer = "/label" if sent is None else "/pairs/labels"
         raise InvalidArgument(f"no two of the {len(drawn.new)} {shared}", pointer=pointer)
-    if drawn.labels is not None and len(np.unique(drawn.labels)) == 1:
-        why = f"all {len(drawn.new)} items have one value of metadata field {request.label!r}"
-        raise InvalidArgument(f"{why}, so that every answer is right", pointer="/label")
     fitter = _Fitter(new.card, old.card, options)
     choice = choose_kind(FITS, fitter.search, pairs, old.card, request.seed) if request.kind == AUTO else None
     kind = choice.kind if choice else request.kind
@@ -248,6 +245,9 @@ def _pairs(
         )
     pairs = drawn if embedded is None else drawn.with_more(embedded)
     _check_enough(pairs, available, new, old, request)
+    if pairs.labels is not None:
+        what = f"the {len(pairs.labels)} items with metadata field {request.label!r}"
+        check_labels(pairs.labels, what, "/label")
     labels = None if pairs.labels is None else label_codes(pairs.labels)
     return PairArrays(pairs.new, pairs.old, labels), available, 0 if embedded is None else len(embedded.names)
 

@@ -94,7 +94,7 @@ class TestFit:
 
         refused = problem(fit(served, gallery=path.rpartition("/")[2], label="kind"), 422, "invalid_argument", "/label")
 
-        assert "all 60 items have one value of metadata field 'kind'" in refused["detail"]
+        assert "the 60 items with metadata field 'kind' hold labels of only one class, " in refused["detail"]
 
     def test_what_a_forward_edge_made_is_no_evidence(
         self, served: Any, worker: SteppedWorker, many: dict[str, bytes]
