@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from index.errors import InvalidFilter, shortened
+from index.errors import InvalidFilter, escaped, shortened
 
 Scalar = str | int | float | bool | None
 
@@ -182,7 +182,7 @@ def _parse(value: object, at: str, depth: int, size: _Size) -> Filter:
         if wrong is None:
             raise InvalidFilter(f"a filter must have exactly one name, not {len(value)}; {SHAPE}", pointer=at)
         wrong = shortened(wrong)
-        raise InvalidFilter(f"unknown name {wrong!r}; {SHAPE}", pointer=f"{at}/{_escaped(wrong)}")
+        raise InvalidFilter(f"unknown name {wrong!r}; {SHAPE}", pointer=f"{at}/{escaped(wrong)}")
     ((name, inner),) = value.items()
     if name == "not":
         return Not(_parse(inner, f"{at}/not", depth + 1, size))
@@ -196,7 +196,7 @@ def _condition(value: dict[str, object], at: str) -> Condition:
     operators = [name for name in value if name != "field"]
     if unknown := [name for name in operators if name not in OPERATORS]:
         name, legal = shortened(unknown[0]), ", ".join(OPERATORS)
-        raise InvalidFilter(f"unknown operator {name!r}; legal: {legal}", pointer=f"{at}/{_escaped(name)}")
+        raise InvalidFilter(f"unknown operator {name!r}; legal: {legal}", pointer=f"{at}/{escaped(name)}")
     if len(operators) != 1:
         legal = ", ".join(OPERATORS)
         raise InvalidFilter(
@@ -247,7 +247,7 @@ def _range(value: object, at: str) -> Range:
     if not isinstance(value, dict) or not value:
         raise InvalidFilter(f'range must be an object such as {{"gte": 1, "lt": 5}}; {legal}', pointer=at)
     if unknown := [name for name in value if name not in {*LOWER, *UPPER}]:
-        raise InvalidFilter(f"unknown bound {unknown[0]!r}; {legal}", pointer=f"{at}/{_escaped(unknown[0])}")
+        raise InvalidFilter(f"unknown bound {unknown[0]!r}; {legal}", pointer=f"{at}/{escaped(unknown[0])}")
     lower, upper = (_bound(value, names, at, legal) for names in (LOWER, UPPER))
     if lower and upper and isinstance(lower.value, str) != isinstance(upper.value, str):
         raise InvalidFilter("the bounds of a range must be two numbers or two strings", pointer=at)
@@ -293,11 +293,6 @@ def _named(value: object) -> str:
     """The JSON name of a value's type."""
     names: dict[type, str] = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
     return "null" if value is None else names.get(type(value), "a number")
-
-
-def _escaped(name: str) -> str:
-    """Escape a key for a JSON pointer (RFC 6901)."""
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 JOINS = ("and", "or", "not")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -105,7 +105,7 @@ def fit_file(service: Runtime, form: Form, context: ChangeContext) -> EdgeInfo:
     if not form.files:
         raise InvalidBody("the form must have one .npz file in the field 'pairs'", pointer="/pairs")
     request = _validated(
-        FitIn, {name: text if name in TEXTS else _json(name, text) for name, text in form.fields.items()}
+        FitIn, {name: text if name in TEXTS else parse_json(text, f"/{name}") for name, text in form.fields.items()}
     )
     return _fit(service, request, context, read_pairs(form.files[0].file, service.settings.max_body_bytes))
 
@@ -120,10 +120,3 @@ def _validated(kind: type[Model], value: object) -> Model:
         return kind.model_validate(value)
     except ValidationError as error:
         raise RequestValidationError([{**e, "loc": ("body", *e["loc"])} for e in error.errors()]) from error
-
-
-def _json(name: str, text: str) -> Any:
-    try:
-        return parse_json(text)
-    except InvalidBody as error:
-        raise InvalidBody(error.message, pointer=f"/{name}") from error

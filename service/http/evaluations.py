@@ -160,9 +160,7 @@ def by_images(service: Runtime, form: Form) -> EvaluationDraft:
     """Read a set of images from a form. Raises InvalidBody, BodyTooLarge or InvalidImage, naming the entry."""
     if "entries" not in form.fields:
         raise InvalidBody("the form must have the field 'entries', a JSON list", pointer="/entries")
-    with errors_at("/entries"):
-        value = parse_json(form.fields["entries"])
-    entries = _entries(value, {*ENTRY, "image"}, service.settings)
+    entries = _entries(parse_json(form.fields["entries"], "/entries"), {*ENTRY, "image"}, service.settings)
     files = {file.filename or "": file for file in form.files}
     if len(files) < len(form.files):
         raise InvalidBody("two files of the form have the same name", pointer="/images")

@@ -8,13 +8,16 @@ where that refuses or would round, to Python's own.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from json import JSONDecodeError, JSONDecoder
 from typing import Any, NoReturn
 
 import orjson
 
+from index.errors import escaped, shortened
 from service.errors import BodyTooLarge, InvalidBody
+from service.registry.embedding import errors_at
 
 SLICE = 1 << 18
 """Characters that are parsed at a time, in one or two milliseconds."""
@@ -40,16 +43,23 @@ class NotForOrjson(Exception):
     """The text has something that orjson refuses or would round: Python's parser decides."""
 
 
-def parse_json(raw: bytes | str) -> Any:
+def parse_json(raw: bytes | str, pointer: str = "") -> Any:
     """Parse JSON. NaN, Infinity and halves of surrogate pairs are refused, as they could never be sent back.
+
+    Args:
+        raw: the text.
+        pointer: where it is in the request; errors name this place, or the one below it that is invalid.
 
     Raises:
         InvalidBody: it is not such JSON; says where.
         BodyTooLarge: there are too many lists and objects, or an object has too many members.
     """
-    value = parse_any_json(raw)
+    with errors_at(pointer):
+        value = parse_any_json(raw)
     if _may_hold_halves(raw) and not is_whole(value):
-        raise InvalidBody("the body is not JSON: a string has half of a surrogate pair")
+        raise InvalidBody(
+            "the body is not JSON: a string has half of a surrogate pair", pointer=pointer + _half_in(value)
+        )
     return value
 
 
@@ -110,6 +120,23 @@ def is_whole(value: Any) -> bool:
             remaining += one
             remaining += one.values()
     return True
+
+
+def _half_in(value: Any) -> str:
+    """The JSON pointer of the first string that holds half of a surrogate pair; of a name of a member, its object."""
+    names: list[object] = []
+    levels: list[Iterator[tuple[object, Any]]] = [enumerate([value])]
+    while levels:
+        for name, inner in levels[-1]:
+            names[len(levels) - 1 :] = [name]
+            if not is_whole(list(inner) if isinstance(inner, dict) else inner if isinstance(inner, str) else ""):
+                return "".join(f"/{escaped(shortened(str(name)))}" for name in names[1:])
+            if isinstance(inner, (list, dict)):
+                levels.append(iter(inner.items()) if isinstance(inner, dict) else enumerate(inner))
+                break
+        else:
+            levels.pop()
+    return ""
 
 
 class _Reader:

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import compile_path
 
-from index.errors import RegraftError, shortened
+from index.errors import RegraftError, escaped, shortened
 from index.events import Event
 from service.errors import DatabaseUnavailable, ItemsRefused, message_of
 from service.store.database import COMMIT_STATE
@@ -145,4 +145,4 @@ def _methods(request: Request) -> list[str]:
 
 def _pointer(place: Sequence[int | str]) -> str:
     """FastAPI's location, below "body", "query" or "path", as a JSON pointer."""
-    return "".join(f"/{shortened(str(name)).replace('~', '~0').replace('/', '~1')}" for name in place[1:])
+    return "".join(f"/{escaped(shortened(str(name)))}" for name in place[1:])

@@ -72,6 +72,24 @@ def test_halves_of_surrogate_pairs_can_be_left_to_the_caller() -> None:
     assert parse_any_json(b'["\\ud800"]') == ["\ud800"]
 
 
+@pytest.mark.parametrize(
+    ("text", "pointer"),
+    [
+        (r'"\ud800"', ""),
+        (r'["a", {"b": [], "c": [1, "\udc00"]}, "\ud800"]', "/1/c/1"),
+        (r'{"a/b~": {"": "x\ud800y"}}', "/a~1b~0/"),
+        (r'{"entries": [{"label": "\ud83d\ude00"}, {"label": {"x\ud800": 1}}]}', "/entries/1/label"),
+        ('{"' + "a" * 500 + r'": "\ud800"}', f"/{'a' * 256}..."),
+        ('{"a":' * 900 + r'"\ud800"' + "}" * 900, "/a" * 900),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_named(text: str, pointer: str) -> None:
+    for place in ("", "/field"):
+        with pytest.raises(InvalidBody, match="surrogate") as refused:
+            parse_json(text, place)
+        assert refused.value.pointer == place + pointer
+
+
 @given(value=VALUES, spaces=st.sampled_from([None, 1]), ascii_only=st.booleans(), data=st.data())
 def test_text_read_in_slices_is_what_it_is_as_a_whole(
     value: Any, spaces: int | None, ascii_only: bool, data: st.DataObject

@@ -93,9 +93,9 @@ def test_a_bad_text_is_named(served: Any, filled: str, texts: Any, code: str, po
 
 def test_half_a_surrogate_pair_is_no_text(served: Any, filled: str) -> None:
     headers = {"content-type": "application/json"}
-    body = '{"texts": ["\\ud800"], "k": 1}'
+    body = '{"texts": ["class1", "\\ud800"], "k": 1}'
 
-    problem(served.http.post(f"{filled}/query", content=body, headers=headers), 422, "invalid_body")
+    problem(served.http.post(f"{filled}/query", content=body, headers=headers), 422, "invalid_body", "/texts/1")
 
 
 def test_there_is_a_largest_number_of_texts(served: Any, filled: str) -> None:
