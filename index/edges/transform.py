@@ -145,6 +145,11 @@ class Forward:
         """Whether the edge gives a variance of each item."""
         return "variance" in self.model.widths
 
+    @property
+    def has_side(self) -> bool:
+        """Whether the edge gives the new version's side-information."""
+        return "next_side" in self.model.widths
+
     def transform_items(self, x_ND: Vectors, side_NS: Vectors | None = None) -> TransformedItems:
         """All outputs of the edge for (N, old dim) vectors and, if it needs it, side-information."""
         given, extras = self.model.run(x_ND, side_NS)

@@ -50,10 +50,17 @@ def count_macs(model: Path, inputs: dict[str, tuple[int, ...]]) -> int:
 
 @dataclass(frozen=True)
 class ItemCost:
-    """The cost of moving one item: multiply-accumulates, and seconds of one worker (None: unknown)."""
+    """The cost of moving one item.
+
+    Attributes:
+        macs: multiply-accumulates; None: unknown.
+        seconds: of one worker; None: unknown.
+        floats: numbers stored in addition, of the vector and its side-information.
+    """
 
     macs: int | None
     seconds: float | None
+    floats: int
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class BackfillCost:
 
 
 def estimate_backfill(
-    items: int, cost: ItemCost, *, old_floats: int, new_floats: int, workers: int = 1, rate: float | None = None
+    items: int, cost: ItemCost, *, old_floats: int, workers: int = 1, rate: float | None = None
 ) -> BackfillCost:
     """Estimate a backfill; old embeddings are kept, because they are stored until their version is retired.
 
@@ -76,7 +83,6 @@ def estimate_backfill(
         items: number of items, at least 0.
         cost: cost of one item.
         old_floats: numbers stored per item before, vector and side-information.
-        new_floats: numbers stored per item in addition.
         workers: number of workers, assumed independent.
         rate: limit of items per second over all workers; None: no limit.
     """
@@ -90,7 +96,7 @@ def estimate_backfill(
         seconds,
         None if cost.macs is None else items * cost.macs,
         items * old_floats * FLOAT_BYTES,
-        items * (old_floats + new_floats) * FLOAT_BYTES,
+        items * (old_floats + cost.floats) * FLOAT_BYTES,
     )
 
 

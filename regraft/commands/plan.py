@@ -61,7 +61,7 @@ def plan(
         if cost is not None:
             bill = _provider_bill(after, items, item_tokens) if way == "reencode" else {}
             read = items * image_bytes if way == "reencode" and not bill else 0
-            estimate = _estimate(cost, before, after, items, workers)
+            estimate = _estimate(cost, before, items, workers)
             rows.append(_row(way, cost, estimate, read))
             ways.append({"way": way, **vars(estimate), "bytes_read": read, "macs_per_item": cost.macs, **bill})
     if not rows:
@@ -120,7 +120,7 @@ def _provider_cost(new: Version, rate: float | None, items: int, tokens: int) ->
     with needs("worker"):
         from index.evaluation.cost import ItemCost, provider_seconds
     least = provider_seconds(new.card.api, items, tokens) / items
-    return ItemCost(None, max(least, 1 / rate if rate else 0.0) or None)
+    return ItemCost(None, max(least, 1 / rate if rate else 0.0) or None, new.card.dim)
 
 
 def _reencode(new: Version, rate: float | None) -> ItemCost | None:
@@ -129,14 +129,14 @@ def _reencode(new: Version, rate: float | None) -> ItemCost | None:
     with needs("worker"):
         from index.encoders.encoder import Encoder
         from index.evaluation.cost import ItemCost, encoder_macs
-    macs = _macs(lambda: encoder_macs(new))
+    macs, floats = _macs(lambda: encoder_macs(new)), new.card.dim + new.card.side_dim
     if rate is None:
         import numpy as np
 
         encoder = Encoder(new)
         pixels = np.zeros((BATCH, encoder.spec.channels, encoder.spec.height, encoder.spec.width), np.float32)
-        return ItemCost(macs, _measure(lambda: encoder.encode_arrays(pixels)))
-    return ItemCost(macs, 1 / rate)
+        return ItemCost(macs, _measure(lambda: encoder.encode_arrays(pixels)), floats)
+    return ItemCost(macs, 1 / rate, floats)
 
 
 def _macs(count: Callable[[], int]) -> int | None:
@@ -156,15 +156,15 @@ def _transform(old: Version, new: Version, rate: float | None) -> ItemCost | Non
     with needs("worker"):
         from index.edges.transform import load_forward
         from index.evaluation.cost import ItemCost, forward_macs
-    macs = _macs(lambda: forward_macs(edge, old.card))
+    macs, transform = _macs(lambda: forward_macs(edge, old.card)), load_forward(edge, new.card, old.card)
+    floats = new.card.dim + (new.card.side_dim if transform.has_side else 0)
     if rate is None:
         import numpy as np
 
-        transform = load_forward(edge, new.card, old.card)
         vectors = np.full((BATCH, old.card.dim), old.card.dim**-0.5, np.float32)
         sides = np.zeros((BATCH, old.card.side_dim), np.float32)
-        return ItemCost(macs, _measure(lambda: transform.transform_items(vectors, sides)))
-    return ItemCost(macs, 1 / rate)
+        return ItemCost(macs, _measure(lambda: transform.transform_items(vectors, sides)), floats)
+    return ItemCost(macs, 1 / rate, floats)
 
 
 def _measure(run: Callable[[], object]) -> float:
@@ -177,16 +177,10 @@ def _measure(run: Callable[[], object]) -> float:
     return (time.perf_counter() - started) / (batches * BATCH)
 
 
-def _estimate(cost: ItemCost, old: Version, new: Version, items: int, workers: int) -> BackfillCost:
+def _estimate(cost: ItemCost, old: Version, items: int, workers: int) -> BackfillCost:
     from index.evaluation.cost import estimate_backfill
 
-    return estimate_backfill(
-        items,
-        cost,
-        old_floats=old.card.dim + old.card.side_dim,
-        new_floats=new.card.dim + new.card.side_dim,
-        workers=workers,
-    )
+    return estimate_backfill(items, cost, old_floats=old.card.dim + old.card.side_dim, workers=workers)
 
 
 def _row(way: str, cost: ItemCost, estimate: BackfillCost, bytes_read: int) -> list[str]:

@@ -83,8 +83,10 @@ def estimate(
     width = (target.card.dim + target.card.side_dim) * FLOAT_BYTES
     live = connection.execute(select(func.count()).where(*_live(scope))).scalar_one()
     taken = waiting if passed is None else item.c.id.in_(key_table(connection, sorted(passed)).keys)
-    # If only a part moves, those without an embedding by the target may come first.
-    added = min(items, found - _already_held(connection, taken, target)) * width
+    # If only a part moves, the items that add most may come first.
+    new = min(items, found - _already_held(connection, taken, target))
+    sides = min(new, _with_side(registry, embedder, target, kind, by_version))
+    added = (new * target.card.dim + sides * target.card.side_dim) * FLOAT_BYTES
     left = _left(connection, scope, order, by_version, items)
     after_retiring = min(with_target + added, live * width)
     return BackfillEstimate(
@@ -228,6 +230,16 @@ def _already_held(connection: Connection, waiting: ColumnElement[bool], target: 
     """How many items hold an embedding by the target, which is replaced."""
     held = select(func.count()).select_from(item.join(embedding, of_item()))
     return int(connection.execute(held.where(waiting, embedding.c.version_id == target.id)).scalar_one())
+
+
+def _with_side(
+    registry: Registry, embedder: Embedder, target: LoadedVersion, kind: Kind, by_version: Mapping[int | None, int]
+) -> int:
+    """How many of the items that would be read get side-information. Raises EdgeBroken."""
+    if kind is Kind.REENCODE or not target.card.side_dim:
+        return sum(by_version.values())
+    edges = {old: embedder.forward(registry.by_id(old), target) for old in by_version if old is not None}
+    return sum(by_version[old] for old, edge in edges.items() if edge is not None and edge.has_side)
 
 
 def _left(connection: Connection, scope: Scope, order: Order, by_version: Mapping[int | None, int], items: int) -> int:

@@ -16,7 +16,8 @@ alpha 0.4. If a version has both side_dim and a `forward` edge, the edge also ou
 `add_text(version, words)` adds a text entrance: each word has a vector, and a text is embedded as the direction of the
 mean of its words' vectors (`<unk>` for unknown words).
 
-`tell_variance(version, old)` adds a variance to a version's item edge from `old`.
+`tell_variance(version, old)` adds a variance to a version's item edge from `old`, `tell_no_side(version, old)` removes
+its side-information.
 
 `make_image(label, seed)` returns a decoded 8 x 8 image of class `label` (classes are far apart, seeds of one class are
 close), `image_bytes(image, format)` its file.
@@ -153,6 +154,16 @@ def tell_variance(version: Version, old: str) -> Version:
     model.graph.node.append(helper.make_node("MatMul", ["all", "first"], ["signed"]))
     model.graph.node.append(helper.make_node("Abs", ["signed"], ["variance"]))
     model.graph.output.append(helper.make_tensor_value_info("variance", TensorProto.FLOAT, ("N", 1)))
+    path.write_bytes(model.SerializeToString())
+    write_card(version.folder, version.card)
+    return load_version(version.folder)
+
+
+def tell_no_side(version: Version, old: str) -> Version:
+    """Remove the side-information from the outputs of a version's item edge from `old`, and load the version again."""
+    path = version.folder / "edges" / old / EDGE_MODEL[EdgeKind.FORWARD]
+    model = onnx.load(path)
+    del model.graph.output[1:]
     path.write_bytes(model.SerializeToString())
     write_card(version.folder, version.card)
     return load_version(version.folder)

@@ -14,6 +14,7 @@ from sqlalchemy import delete, select
 from service.backfills import completion, orders
 from service.store.tables import backfill_chunk, embedding, gallery, item, item_traffic
 from service.store.vector_codec import from_bytes
+from staging.builders import make_version, tell_no_side
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -146,6 +147,24 @@ class TestEstimate:
         ):
             told = ask(served, path, dry_run=True, **scope).json()
             assert told["bytes_after"] - told["bytes_now"] == added * 20, scope
+
+    @pytest.mark.parametrize(("name", "side_dim"), [("telling", 2), ("mute", 0)])
+    def test_side_information_counts_if_the_edge_gives_it(
+        self, served: Any, pictures: list[bytes], tmp_path: Path, name: str, side_dim: int
+    ) -> None:
+        """A transform by an edge without `next_side` stores vectors only; a reencode always stores both."""
+        made = make_version(tmp_path / name, name, 5, side_dim=2, edges=[(served.versions["v1"], "forward")])
+        assert served.register(made if side_dim else tell_no_side(made, "v1")).status_code == 201
+        path = fill(served, pictures, "v1", name)
+
+        told = {kind: ask(served, path, dry_run=True, kind=kind).json() for kind in ("transform", "reencode")}
+        assert ask(served, path, kind="transform").status_code == 202
+        served.work()
+        after = ask(served, path, dry_run=True).json()
+
+        added = {kind: estimate["bytes_after"] - estimate["bytes_now"] for kind, estimate in told.items()}
+        assert added == {"transform": 20 * (5 + side_dim) * 4, "reencode": 20 * (5 + 2) * 4}
+        assert after["bytes_now"] == told["transform"]["bytes_after"]
 
     def test_items_without_image_are_counted_in_the_scope_only(self, served: Any, pictures: list[bytes]) -> None:
         path = fill(served, pictures)
