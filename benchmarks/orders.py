@@ -46,7 +46,7 @@ def of_papers() -> Iterator[Row]:
     for protocol in PROTOCOLS.values():
         by_cmc, by_map = (dict(ordering(protocol, [], list(protocol.published), metric)) for metric in METRICS)
         for whose, order in by_cmc.items():
-            yield f"{whose}, CIFAR-100", order, by_map[whose]
+            yield f"{whose}, CIFAR-100", order, by_map.get(whose, "")
 
 
 def of_tables(text: str) -> Iterator[Row]:

@@ -15,7 +15,7 @@ from regraft.commands.train import INTERRUPTED
 
 
 def reproduce(
-    protocol: Annotated[str, typer.Argument(metavar="PROTOCOL", help="cifar100-b or cifar100-a.")],
+    protocol: Annotated[str, typer.Argument(metavar="PROTOCOL", help="cifar100-b, cifar100-b-data or cifar100-a.")],
     root: Annotated[str, typer.Option("--root", help="Folder of the data set.")],
     target: Annotated[
         Path | None,

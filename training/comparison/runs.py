@@ -215,8 +215,16 @@ class Run:
 
 
 def runs_of(family: Family, out: Path, seeds: int, settings: Sequence[str]) -> list[Run]:
-    """The runs of seeds 0 to `seeds` - 1, each in a folder below `out`."""
-    return [Run(family, seed, out / f"seed{seed}", settings) for seed in range(seeds)]
+    """The runs of seeds 0 to `seeds` - 1, each in a folder below `out`.
+
+    Raises:
+        InvalidArgument: a setting of a single recipe is none of that recipe, whether it is to be trained or not.
+    """
+    runs = [Run(family, seed, out / f"seed{seed}", settings) for seed in range(seeds)]
+    for part in family.parts():
+        if any(setting.startswith(f"{part}.") for setting in settings):
+            runs[0].recipe(part)
+    return runs
 
 
 @contextmanager

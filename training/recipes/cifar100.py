@@ -6,7 +6,9 @@ and test/ with a folder for each class.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from index.version import Preprocess
 from training.recipes.family import MANY_CLASSES, MANY_CLASSES_SGD, Family
@@ -64,6 +66,9 @@ SMALL = replace(
 # precision is ten times slower than float32.
 RESNET20 = replace(RESNET18, backbone="resnet20_32", epochs=30)
 
+RESNET18_SGD: dict[str, Mapping[str, Any]] = {**MANY_CLASSES_SGD, "hot_refresh": {"warmup_epochs": 1}}
+"""Without a warm-up the loss of Hot-Refresh was NaN after a hundred steps of a ResNet-18, in one of two trainings."""
+
 FAMILIES = (
     Family(
         "cifar100_small",
@@ -79,15 +84,13 @@ FAMILIES = (
         replace(RESNET20, seed=1),
         MANY_CLASSES_SGD,
     ),
-    Family(
-        "cifar100_class", "CIFAR-100, 50 classes -> 100", replace(RESNET18, classes=50), NEW_RESNET18, MANY_CLASSES_SGD
-    ),
+    Family("cifar100_class", "CIFAR-100, 50 classes -> 100", replace(RESNET18, classes=50), NEW_RESNET18, RESNET18_SGD),
     Family(
         "cifar100_data",
         "CIFAR-100, 30 % of the images -> all",
         replace(RESNET18, fraction=0.3),
         NEW_RESNET18,
-        MANY_CLASSES_SGD,
+        RESNET18_SGD,
     ),
     Family("cifar100_arch", "CIFAR-100, ResNet-18 -> ViT-B/16", RESNET18, NEW_VIT, MANY_CLASSES_SGD),
     Family(

@@ -122,6 +122,11 @@ def test_a_setting_may_be_for_one_recipe_alone(tmp_path: Path) -> None:
     assert run.recipe("fct").preprocess.height == 9
 
 
+def test_a_setting_that_a_recipe_lacks_is_refused_though_that_recipe_may_not_be_trained(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="recipe digits_fct has no field 'nonsense'"):
+        runs_of(COMPARED_FAMILIES["digits"], tmp_path, 1, ["fct.nonsense=3"])
+
+
 def test_a_time_limit_ends_as_ctrl_c_does_and_leaves_no_alarm_behind() -> None:
     with pytest.raises(KeyboardInterrupt), time_limit(0.001):
         time.sleep(5)
