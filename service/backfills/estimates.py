@@ -26,6 +26,7 @@ from service.backfills.planner import (
     stored_for,
     waiting_items,
 )
+from service.backfills.starting import BackfillRequest
 from service.backfills.supplied import count_missing, missing_items
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
@@ -61,7 +62,7 @@ def estimate(
     embedder: Embedder,
     target: LoadedVersion,
     scope: Scope,
-    request: Any,
+    request: BackfillRequest,
 ) -> BackfillEstimate:
     """Estimate a backfill with the share, limit and rate of `request`; nothing is written."""
     kind = Kind(scope.kind)

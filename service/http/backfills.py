@@ -2,52 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
 
 from fastapi import APIRouter, Response
-from pydantic import Field
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection
 
-from index.errors import InvalidArgument, NoEncoder, NoRoute, RegraftError
-from index.metadata.filter import parse_filter
+from index.errors import RegraftError
 from regraft.models import BackfillEstimate, BackfillInfo, BackfillList
-from service.backfills.embedder import Embedder
 from service.backfills.estimates import estimate, estimate_supplied
-from service.backfills.orders import Scope, check_uncertainty_known
-from service.backfills.planner import ACTIVE, BackfillState, Kind, change_state, forward_from
+from service.backfills.orders import check_uncertainty_known
+from service.backfills.planner import ACTIVE, BackfillState, change_state
 from service.backfills.records import UnknownBackfill, backfill_row, backfill_rows
+from service.backfills.starting import BackfillRequest, checked_scope, start
 from service.backfills.supplied import SUPPLIED, finish_if_complete
-from service.backfills.sweeps import new_sweep_columns
 from service.http.backfill_progress import describe, snapshot
 from service.http.request_context import RequestContext
 from service.http.requests import KEY_OPENS_BACKFILL, CheckedRoute, Newest, Service
-from service.registry.registry import LoadedVersion, Registry
 from service.runtime import Runtime
-from service.schemas import MAX_CHUNK, Body, Name, Number
+from service.schemas import Name, Number
 from service.store.audit import ChangeContext, record
-from service.store.repository import gallery_named, gallery_row, take_seq
-from service.store.rows import BackfillRow, first_of, one_of
-from service.store.sql_time import now
-from service.store.tables import backfill
+from service.store.repository import gallery_named, gallery_row
+from service.store.rows import BackfillRow
 from service.upgrades.curves.measure import StartedCurve
 from service.upgrades.curves.points import curve_of
 from service.upgrades.curves.probes import CurveIn
 
 router = APIRouter(route_class=CheckedRoute, tags=["backfills"])
-
-CHUNK_SIZE = {Kind.REENCODE: 64, Kind.TRANSFORM: 2048}
-"""Items per chunk: enough that claim and commit cost little compared with computing."""
-RATED_SECONDS = 0.5
-"""Most seconds that a chunk takes at the backfill's rate; otherwise its first chunk would exceed the rate."""
-
-
-class BackfillActive(RegraftError):
-    """The gallery has a backfill that is running or paused."""
-
-    status = 409
-    code = "backfill_active"
 
 
 class BackfillEnded(RegraftError):
@@ -57,14 +37,7 @@ class BackfillEnded(RegraftError):
     code = "backfill_ended"
 
 
-class NotCurrent(RegraftError):
-    """A backfill moves items to the gallery's current version only."""
-
-    status = 409
-    code = "not_current"
-
-
-class BackfillIn(Body):
+class BackfillIn(BackfillRequest):
     """What to move, in which order, and how fast: `rate` is items per second over all workers.
 
     `version` must be the current one. `share` (of the items that qualify at the start) and `limit` restrict how many
@@ -73,16 +46,6 @@ class BackfillIn(Body):
     tried before it is given up. `curve`: what to measure meanwhile.
     """
 
-    version: Name | None = None
-    kind: Literal["reencode", "transform", "supplied"] = "reencode"
-    order: Literal["random", "newest", "oldest", "uncertainty", "traffic", "transformed"] = "random"
-    chunk_size: Annotated[int | None, Field(ge=1, le=MAX_CHUNK)] = None
-    rate: Annotated[float | None, Field(ge=0.001)] = None
-    share: Annotated[float | None, Field(gt=0, le=1)] = None
-    limit: Annotated[int | None, Field(ge=1, lt=1 << 31)] = None
-    origin: Literal["encoded", "transformed", "supplied"] | None = None
-    filter: dict[str, Any] | None = None
-    attempts: Annotated[int, Field(ge=1, le=10)] = 3
     curve: CurveIn | None = None
 
 
@@ -95,8 +58,8 @@ def create(
         response.status_code = 200
         return _estimate(service, name, body)
     if body.order == "uncertainty" and body.kind != SUPPLIED:
-        with _checked_scope(service, name, body) as (_, embedder, _, scope):
-            check_uncertainty_known(service.database, service.registry, embedder, scope)
+        with checked_scope(service.database, service.registry, name, body) as (_, _, scope):
+            check_uncertainty_known(service.database, service.registry, service.embedder, scope)
     curve = None if body.curve is None else _begin_curve(service, name, body, body.curve)
     # Move to the version that was measured, not to one that was deployed meanwhile.
     planned = body if curve is None else body.model_copy(update={"version": curve.version})
@@ -146,124 +109,22 @@ def cancel(number: Number, service: Service, context: RequestContext) -> Backfil
     return _change_state(service, number, ACTIVE, BackfillState.CANCELLED, context)
 
 
-def start(
-    connection: Connection,
-    registry: Registry,
-    gallery_id: int,
-    request: BackfillIn,
-) -> BackfillRow:
-    """Add a backfill and return its row; the caller has it planned.
-
-    Raises:
-        NoCurrentVersion, NotCurrent: the target is not the gallery's current version.
-        VersionBroken, EdgeBroken: the target, or an item edge to it, is quarantined.
-        BackfillActive: another one is running or paused.
-        NoEncoder: `reencode` to a version without an encoder.
-        NoRoute: `transform` to a version without any item edge.
-    """
-    if request.filter is not None:
-        parse_filter(request.filter)
-    seq = take_seq(connection, gallery_id, 0)
-    target = _target(connection, registry, gallery_id, request.version)
-    _check_free(connection, gallery_id)
-    _check_possible(connection, registry, request, target)
-    values = {
-        "gallery_id": gallery_id,
-        "version_id": target.id,
-        "kind": request.kind,
-        "item_order": request.order,
-        "state": BackfillState.RUNNING,
-        "chunk_size": _chunk_size(request),
-        "rate": request.rate,
-        "next_claim": now(),
-        "total": 0,
-        "created": now(),
-        # The running time begins after planning, during which nothing moves.
-        "resumed": now() if request.kind == SUPPLIED else None,
-        "share": request.share,
-        "item_limit": request.limit,
-        "origin": request.origin,
-        "filter": request.filter,
-        "attempts": request.attempts,
-        **new_sweep_columns(seq),
-    }
-    return one_of(BackfillRow, connection.execute(insert(backfill).values(values).returning(backfill)))
-
-
-def _chunk_size(request: BackfillIn) -> int:
-    if request.kind == SUPPLIED:
-        return 1  # there are no chunks
-    size = request.chunk_size or CHUNK_SIZE[Kind(request.kind)]
-    return size if request.rate is None else max(1, min(size, int(request.rate * RATED_SECONDS)))
-
-
 def _begin_curve(service: Runtime, name: str, request: BackfillIn, curve: CurveIn) -> StartedCurve:
     """Embed the queries of a curve and measure its first point, before the transaction that locks the gallery."""
-    with _checked_scope(service, name, request) as (connection, _, target, scope):
+    with checked_scope(service.database, service.registry, name, request) as (connection, target, scope):
         chosen = service.curves.choose(connection, scope.gallery_id, target, curve)
     return service.curves.begin(name, target, chosen)
 
 
 def _estimate(service: Runtime, name: str, request: BackfillIn) -> BackfillEstimate:
-    with _checked_scope(service, name, request) as (connection, embedder, target, scope):
+    with checked_scope(service.database, service.registry, name, request) as (connection, target, scope):
         if request.curve is not None:
             service.curves.choose(connection, scope.gallery_id, target, request.curve)
         if request.kind == SUPPLIED:
             return estimate_supplied(service.registry, connection, target, scope)
         if request.order == "uncertainty":
-            check_uncertainty_known(service.database, service.registry, embedder, scope)
-        return estimate(service.database, service.registry, connection, embedder, target, scope, request)
-
-
-@contextmanager
-def _checked_scope(
-    service: Runtime, name: str, request: BackfillIn
-) -> Iterator[tuple[Connection, Embedder, LoadedVersion, Scope]]:
-    """Check a backfill without adding it; target and scope within one read transaction. Raises as `start`."""
-    with service.database.read() as connection:
-        gallery_id = gallery_named(connection, name).id
-        target = _target(connection, service.registry, gallery_id, request.version)
-        _check_free(connection, gallery_id)
-        _check_possible(connection, service.registry, request, target)
-        yield connection, service.embedder, target, Scope(gallery_id, request.kind, target.id, request.origin)
-
-
-def _target(connection: Connection, registry: Registry, gallery_id: int, name: str | None) -> LoadedVersion:
-    row = gallery_row(connection, gallery_id)
-    assert row is not None
-    current = registry.current_of(row)
-    if name is not None and registry.named(name) is not current:
-        raise NotCurrent(f"version {name!r} is not current ({current.name!r} is): deploy it first", pointer="/version")
-    return current
-
-
-def _check_free(connection: Connection, gallery_id: int) -> None:
-    active = select(backfill).where(backfill.c.gallery_id == gallery_id, backfill.c.state.in_(ACTIVE))
-    if row := first_of(BackfillRow, connection.execute(active)):
-        raise BackfillActive(f"backfill {row.id} of this gallery is {row.state}: wait for it or cancel it")
-
-
-def _check_possible(connection: Connection, registry: Registry, request: BackfillIn, target: LoadedVersion) -> None:
-    if request.kind == SUPPLIED:
-        limiting = ("chunk_size", "rate", "share", "limit", "origin", "filter")
-        if present := [name for name in limiting if getattr(request, name) is not None]:
-            why = f"a supplied backfill includes all items: omit {present[0]}"
-            raise InvalidArgument(why, pointer=f"/{present[0]}")
-        if request.order != "random":
-            raise InvalidArgument("a supplied backfill has no order: omit order", pointer="/order")
-        return
-    kind = Kind(request.kind)
-    target.check()
-    if kind is Kind.REENCODE and not (target.card.encoder or target.card.text):
-        raise NoEncoder(
-            f"kind reencode requires an encoder, which version {target.name!r} does not have", pointer="/kind"
-        )
-    if kind is Kind.TRANSFORM and connection.execute(forward_from(target.id)).first() is None:
-        raise NoRoute(
-            f"kind transform requires a forward edge to version {target.name!r}, which does not exist", pointer="/kind"
-        )
-    for declared in registry.item_edges_to(target) if kind is Kind.TRANSFORM else ():
-        declared.check()
+            check_uncertainty_known(service.database, service.registry, service.embedder, scope)
+        return estimate(service.database, service.registry, connection, service.embedder, target, scope, request)
 
 
 def _change_state(

@@ -12,8 +12,8 @@ from sqlalchemy import select
 
 from regraft.connection import certificates
 from service.backfills.scores import NO_SCORES
+from service.backfills.starting import BackfillRequest, start
 from service.backfills.sweeps import continue_sweep, release_sweep
-from service.http.backfills import BackfillIn, start
 from service.registry.placement import order_to
 from service.registry.registry import Registry
 from service.replica.engines import Engines
@@ -95,7 +95,7 @@ class Site:
         with self.database.write() as connection:
             gallery_id = connection.execute(select(gallery.c.id).where(gallery.c.name == name)).scalar_one()
             fields = {"chunk_size": 6, **fields}
-            job = start(connection, registry, gallery_id, BackfillIn(**fields))
+            job = start(connection, registry, gallery_id, BackfillRequest(**fields))
             if not planned:
                 release_sweep(connection, job)
         if planned:
