@@ -67,10 +67,7 @@ class Encoder:
         self._encoder = _image_model(version, ENCODER, shape, self.card.dim, execution)
         side_dim = self.card.side_dim
         self._side = _image_model(version, SIDE, shape, side_dim, execution) if side_dim else None
-        probe = _read_probe(version.folder, self.card)
-        several_NCHW = np.repeat(probe["image"], 3, axis=0)  # a model with a fixed batch size passes only one
-        for model in self._models():
-            self._check_probe(model, _run(model, several_NCHW), probe)
+        self._run_probe(version.folder)
 
     def encode(self, images: Sequence[Image.Image]) -> Embedded:
         """Embed decoded images.
@@ -124,6 +121,12 @@ class Encoder:
                     "--onnx` makes a version that runs such a model image by image",
                 )
         self.encode_arrays(np.repeat(probe["image"], BATCH, axis=0))
+
+    def _run_probe(self, folder: Path) -> None:
+        probe = _read_probe(folder, self.card)
+        several_NCHW = np.repeat(probe["image"], 3, axis=0)  # a model with a fixed batch size passes only one
+        for model in self._models():
+            self._check_probe(model, _run(model, several_NCHW), probe)
 
     def _models(self) -> Iterator[Model]:
         return filter(None, (self._encoder, self._side))
