@@ -46,4 +46,6 @@ class Doctor:
         findings = [finding for check in CHECKS for finding in check(context, fix)]
         # Last, because embeddings removed above change which one serves an item.
         findings += [*places.check(context), *sets.check(context)]
-        return sorted((f for f in findings if f.count), key=lambda f: (ORDER[f.severity], f.code))
+        # Each check whose store is away says so.
+        by_code = {finding.code: finding for finding in findings if finding.count}
+        return sorted(by_code.values(), key=lambda f: (ORDER[f.severity], f.code))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from service.doctor.on_disk import KeysOnDisk
 from service.registry.registry import Registry
 from service.settings import Settings
-from service.store.blobs import Blobs
+from service.store.blobs import Blobs, StoreUnreachable
 from service.store.database import Database
 from service.store.repository import all_galleries
 from service.store.rows import GalleryRow
@@ -55,19 +57,37 @@ class Context:
             return all_galleries(connection)
 
 
+@contextmanager
+def until_store_is_away(findings: list[Finding]) -> Iterator[None]:
+    """Context of a check's use of the image store: if this does not answer, add the finding `store_unreachable`.
+
+    What was found, and fixed, before is kept.
+    """
+    try:
+        yield
+    except StoreUnreachable as error:
+        findings.append(store_away(error))
+
+
+def store_away(error: StoreUnreachable) -> Finding:
+    """The finding `store_unreachable`."""
+    away = Finding("store_unreachable", "error", "image stores cannot be read", "make the store reachable")
+    away.add(error.message)
+    return away
+
+
 def remove_orphans(context: Context, orphan: Finding, stored: KeysOnDisk, advice: str, *, fix: bool) -> Finding:
     """Count stored keys (with their age in seconds) that nothing names; with `fix`, remove them.
 
-    If no stored key is named at all, nothing is removed, since a wrong setting must not cost all files; `advice`
-    then replaces that of the finding.
+    Those that cannot be removed are not counted as fixed. If no stored key is named at all, nothing is removed, since a
+    wrong setting must not cost all files; `advice` then replaces that of the finding.
     """
     any_named = stored.any_named()
     for unnamed_keys in stored.unnamed(ORPHAN_SECONDS):
         for key in unnamed_keys:
             orphan.add(key)
         if fix and any_named:
-            context.blobs.remove(unnamed_keys)
-            orphan.fixed += len(unnamed_keys)
+            orphan.fixed += len(unnamed_keys) - len(context.blobs.remove(unnamed_keys))
     if orphan.count and not any_named:
         orphan.severity, orphan.fixable, orphan.advice = "warning", False, advice
     return orphan

@@ -41,11 +41,12 @@ def _edges(context: Context) -> Finding:
 
 
 def _left(context: Context, fix: bool) -> Finding:
-    left = Finding("upload_left", "info", "remains of interrupted uploads", "removed at start", fixable=True)
+    advice = "the next start removes them, and --fix"
+    left = Finding("upload_left", "info", "remains of interrupted uploads", advice, fixable=True)
     for accepted in (context.settings.versions, context.settings.edges):
         for folder in abandoned_folders(accepted):
             left.add(folder.name)
             if fix:
                 shutil.rmtree(folder, ignore_errors=True)
-                left.fixed += 1
+                left.fixed += not folder.exists()
     return left

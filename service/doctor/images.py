@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from service.doctor.findings import Context, Finding, remove_orphans
+from service.doctor.findings import Context, Finding, remove_orphans, until_store_is_away
 from service.doctor.on_disk import KeysOnDisk
 from service.store.blob_references import references
-from service.store.blobs import StoreUnreachable
 from service.store.deletion import deleted_galleries
 
 
 def check(context: Context, fix: bool) -> list[Finding]:
-    """`store_unreachable`, else `orphan_blob`, `image_missing`, `evaluation_image_missing`."""
-    try:
-        context.blobs.check()
-    except StoreUnreachable as error:
-        away = Finding("store_unreachable", "error", "image stores cannot be read", "make the store reachable")
-        away.add(error.message)
-        return [away]
+    """`orphan_blob`, `image_missing`, `evaluation_image_missing`, `store_unreachable`."""
     missing = {
         "item": Finding(
             "image_missing",
@@ -33,7 +26,11 @@ def check(context: Context, fix: bool) -> list[Finding]:
             "restore the images, or add the evaluation set again",
         ),
     }
-    with closing(KeysOnDisk()) as stored:
+    orphan = Finding("orphan_blob", "info", "images that no row refers to", "--fix removes them", fixable=True)
+    advice = "no row refers to any image of this store: check that it belongs to this database; --fix keeps them"
+    findings = [orphan, *missing.values()]
+    with until_store_is_away(findings), closing(KeysOnDisk()) as stored:
+        context.blobs.check()
         # Listed before the rows are read: a listed blob has its row by then; one stored later is looked up.
         stored.put(context.blobs.all())
         with context.database.read() as connection:
@@ -42,6 +39,5 @@ def check(context: Context, fix: bool) -> list[Finding]:
                     missing[reference.kind].add(reference.owner)
             for gallery_id in deleted_galleries(connection):
                 stored.forget(f"{gallery_id}/")  # the blobs of a gallery that is being freed are removed with it
-        orphan = Finding("orphan_blob", "info", "images that no row refers to", "--fix removes them", fixable=True)
-        advice = "no row refers to any image of this store: check that it belongs to this database; --fix keeps them"
-        return [remove_orphans(context, orphan, stored, advice, fix=fix), *missing.values()]
+        remove_orphans(context, orphan, stored, advice, fix=fix)
+    return findings

@@ -12,12 +12,11 @@ from typing import NamedTuple
 from index.errors import InvalidVersionFolder
 from index.version import CARD, EDGE
 from index.version_folder.folder import files_of, load_version
-from service.doctor.findings import Context, Finding, remove_orphans
+from service.doctor.findings import Context, Finding, remove_orphans, until_store_is_away
 from service.doctor.on_disk import KeysOnDisk
 from service.registry.edge_records import EdgeRecord
 from service.registry.fetched_folders import edge_key, version_key
 from service.registry.registry import LoadedVersion, Registry
-from service.store.blobs import StoreUnreachable
 from service.store.object_store import FOLDERS
 
 
@@ -33,7 +32,7 @@ class StoredFolder(NamedTuple):
 
 
 def check(context: Context, fix: bool) -> list[Finding]:
-    """`folder_missing`, `folder_unknown`; none if the image store is on this machine or does not answer."""
+    """`folder_missing`, `folder_unknown`, `store_unreachable`; none if the image store is on this machine."""
     folders = context.registry.folders
     if not folders.is_remote:
         return []
@@ -47,22 +46,21 @@ def check(context: Context, fix: bool) -> list[Finding]:
     what = "folders in the image store that belong to no version or edge"
     unknown = Finding("folder_unknown", "info", what, "--fix removes them", fixable=True)
     advice = "no version or edge has a folder in this store: check that it belongs to this database; --fix keeps them"
-    try:
+    findings = [missing, unknown]
+    with until_store_is_away(findings), closing(KeysOnDisk()) as stored:
         context.blobs.check()
-        with closing(KeysOnDisk()) as stored:
-            # Listed before the rows are read: every listed folder has its row by then.
-            stored.put(context.blobs.all_folders())
-            context.registry.sync()
-            for stored_folder in _expected_folders(context.registry):
-                if stored.name(f"{FOLDERS}{stored_folder.key}.zip") and _is_whole(context.registry, stored_folder):
-                    continue
-                missing.add(stored_folder.name)
-                if fix and not stored_folder.problem:
-                    folders.put(stored_folder.here, stored_folder.key)
-                    missing.fixed += 1
-            return [missing, remove_orphans(context, unknown, stored, advice, fix=fix)]
-    except StoreUnreachable:  # the check of images reports it
-        return []
+        # Listed before the rows are read: every listed folder has its row by then.
+        stored.put(context.blobs.all_folders())
+        context.registry.sync()
+        for stored_folder in _expected_folders(context.registry):
+            if stored.name(f"{FOLDERS}{stored_folder.key}.zip") and _is_whole(context.registry, stored_folder):
+                continue
+            missing.add(stored_folder.name)
+            if fix and not stored_folder.problem:
+                folders.put(stored_folder.here, stored_folder.key)
+                missing.fixed += 1
+        remove_orphans(context, unknown, stored, advice, fix=fix)
+    return findings
 
 
 def _expected_folders(registry: Registry) -> Iterator[StoredFolder]:

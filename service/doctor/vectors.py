@@ -59,21 +59,15 @@ Fix = Callable[[Connection, StoredRow], bool]
 
 
 def check(context: Context, fix: bool) -> list[Finding]:
-    """The findings that `_findings` lists, or `vectors_unseen`."""
-    try:
-        return _check(context, fix)
-    except (StoreUnreachable, NoParquet) as error:
-        away = Finding("vectors_unseen", "error", "vectors cannot be read", "make what is missing available")
-        away.add(error.message)
-        return [away]
-
-
-def _check(context: Context, fix: bool) -> list[Finding]:
+    """The findings that `_findings` lists; the check ends, with those found so far, where the store is away."""
     found = _findings()
-    with closing(KeysOnDisk()) as digests:
-        for row in context.galleries():
-            for block in _readable(_embeddings(context, row), found["vector_unreadable"]):
-                _check_block(context, block, found, digests, fix=fix)
+    try:
+        with closing(KeysOnDisk()) as digests:
+            for row in context.galleries():
+                for block in _readable(_embeddings(context, row), found["vector_unreadable"]):
+                    _check_block(context, block, found, digests, fix=fix)
+    except (StoreUnreachable, NoParquet) as error:
+        found["vectors_unseen"].add(error.message)
     return list(found.values())
 
 
@@ -119,6 +113,7 @@ def _findings() -> dict[str, Finding]:
             "vectors are in files that are missing or damaged",
             "restore the files; else ingest the items again, or move them by a reencode backfill",
         ),
+        Finding("vectors_unseen", "error", "vectors cannot be read", "make what is missing available"),
         Finding(
             "duplicate_vector", "info", "items have the same vector as another item", "the same content is stored twice"
         ),
@@ -235,7 +230,7 @@ def _discard(
             row.blob for row, _ in damaged if row.blob is not None and not _holds_better(connection, row, intact)
         }
     # Before the transaction, for which writers wait, as the store may be slow.
-    images = {key for key in images_needed if context.blobs.exists(key)}
+    images = _stored_images(context, images_needed)
 
     def discard(connection: Connection, row: StoredRow) -> bool:
         if not (_holds_better(connection, row, intact) or _can_be_reencoded(context, connection, row, images)):
@@ -243,6 +238,14 @@ def _discard(
         return bool(connection.execute(delete(embedding).where(*_unchanged(row))).rowcount)
 
     _fix(context, damaged, found, discard)
+
+
+def _stored_images(context: Context, keys: Iterable[str]) -> AbstractSet[str]:
+    """Those of the keys that the store has; none if it does not answer, which the check of images reports."""
+    try:
+        return {key for key in keys if context.blobs.exists(key)}
+    except StoreUnreachable:
+        return frozenset()
 
 
 def _holds_better(connection: Connection, row: StoredRow, intact: AbstractSet[tuple[int, int]]) -> bool:

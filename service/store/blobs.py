@@ -231,7 +231,7 @@ class Blobs:
     def _recognise(self) -> None:
         """Raise FileNotFoundError if a place without a marker is not the store."""
         known_keys = self._known_keys()
-        if known_keys and not any(self.exists(key) for key in known_keys):
+        if known_keys and not any(self._exists(key) for key in known_keys):
             raise FileNotFoundError(
                 f"it has neither its marker nor any image; {PLACE} (if the images are lost, create an empty file "
                 f"{MARKER} there)"
@@ -265,11 +265,22 @@ class Blobs:
             return bytes(self._store.cat_file(self._path(key), start=start, end=end))
 
     def exists(self, key: str) -> bool:
-        """Whether the store has this key."""
-        return bool(self._store.exists(self._path(key)))
+        """Whether the store has this key. Raises StoreUnreachable."""
+        try:
+            return self._exists(key)
+        except OSError as error:
+            raise self._outage_error(error) from error
+
+    def _exists(self, key: str) -> bool:
+        with as_os_errors():
+            return bool(self._store.exists(self._path(key)))
 
     def all(self) -> Iterator[tuple[str, float]]:
-        """Every key of an image or text, with its age in seconds (0 if unknown); other files are left out."""
+        """Every key of an image or text, with its age in seconds (0 if unknown); other files are left out.
+
+        Raises:
+            StoreUnreachable: the store does not answer; so do the other lists.
+        """
         return ((key, age) for key, age in self._all("") if is_content(key))
 
     def all_vector_files(self) -> Iterator[tuple[str, float]]:
@@ -281,10 +292,14 @@ class Blobs:
         return ((key, age) for key, age in self._all(FOLDERS) if is_folder(key))
 
     def _all(self, below: str) -> Iterator[tuple[str, float]]:
-        place, now = self._path(below).rstrip("/"), self._now()
-        for path, written in self._local_files(place) if self._local else self._remote_files(place):
-            seconds = now if written is None else written if isinstance(written, (int, float)) else written.timestamp()
-            yield path.removeprefix(self._root).lstrip("/"), max(now - float(seconds), 0.0)
+        place = self._path(below).rstrip("/")
+        try:
+            now = self._now()
+            for path, written in self._local_files(place) if self._local else self._remote_files(place):
+                when = now if written is None else written if isinstance(written, (int, float)) else written.timestamp()
+                yield path.removeprefix(self._root).lstrip("/"), max(now - float(when), 0.0)
+        except OSError as error:
+            raise self._outage_error(error) from error
 
     def _now(self) -> float:
         """UTC seconds since the epoch by the clock that dates the store's files: machines may differ by minutes."""
@@ -297,7 +312,7 @@ class Blobs:
             with as_os_errors():
                 return float(self._store.modified(self._path(key)).timestamp())
         finally:
-            self._remove(key)
+            self.remove([key])
 
     def _local_files(self, folder: str) -> Iterator[tuple[str, Any]]:
         """Every file below a folder, and when it was written; lazily, as there may be many."""
@@ -312,25 +327,28 @@ class Blobs:
     def _remote_files(self, place: str) -> Iterator[tuple[str, Any]]:
         """Every file of a store over the network, and when it was written; one listing per gallery."""
         # No check by `exists` first: for a folder, its result depends on the folder's content.
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), as_os_errors():
             for found in self._store.ls(place, detail=True):
                 name, folder = found["name"], found["type"] == "directory"
                 for path, details in (self._store.find(name, detail=True) if folder else {name: found}).items():
                     yield str(path), details.get("mtime") or details.get("LastModified")
 
-    def remove(self, keys: Iterable[str]) -> None:
-        """Remove keys; one that cannot be removed is logged and left as an orphan."""
+    def remove(self, keys: Iterable[str]) -> list[str]:
+        """Remove keys; one that cannot be removed is logged and left as an orphan. Returns those left."""
+        left: list[str] = []
         with _Parallel(1 if self._local else MAX_PARALLEL) as parallel:
             for key in keys:
-                parallel.add(self._remove, key)
+                parallel.add(self._remove, key, left)
+        return left
 
-    def _remove(self, key: str) -> None:
+    def _remove(self, key: str, left: list[str]) -> None:
         try:
             self._store.rm_file(self._path(key))
         except FileNotFoundError:
             pass
         except Exception:
             logger.warning(Event("blob_orphaned", key=key), exc_info=True)
+            left.append(key)
 
     def remove_gallery(self, gallery_id: int) -> None:
         """Remove every image and text of a gallery; errors are logged."""

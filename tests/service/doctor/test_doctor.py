@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from sqlalchemy import delete, func, insert, select, update
 
 from index.version import Version
@@ -21,13 +22,14 @@ from service.doctor.findings import Finding
 from service.settings import Settings
 from service.store import partitions
 from service.store.blob_references import open_blobs
-from service.store.blobs import Blobs
+from service.store.blobs import Blobs, StoreUnreachable
 from service.store.database import Database
 from service.store.deletion import delete_gallery
 from service.store.offloader import Offloader
 from service.store.repository import take_seq
 from service.store.tables import embedding, evaluation, evaluation_embedding, gallery, item
 from service.store.vector_codec import from_bytes, to_bytes
+from service.store.vector_reader import with_vectors
 from staging.builders import make_version
 from staging.served import serving
 from staging.settling import settled_at_once
@@ -171,6 +173,88 @@ def test_a_vector_that_cannot_be_read_is_nothing_better(ward: Ward, monkeypatch:
     assert found["vector_unreadable"].count == 6
     assert (found["not_finite"].count, found["not_finite"].fixed) == (1, 0)
     assert ward.rows(select(func.count()).select_from(embedding)) == [(10,)]
+
+
+def test_what_was_found_and_fixed_before_the_store_went_away_is_reported(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images are looked up for an embedding that is removed; the one of i5 is nothing better."""
+    ward.damage("i1", 1, np.asarray([0, 3, 4, 0]))
+    ward.damage("i0", 2, np.zeros(6))
+    ward.damage("i5", 1, np.zeros(4))
+
+    monkeypatch.setattr(Blobs, "exists", away)
+    found = ward.examine(fix=True)
+
+    assert {code: (one.count, one.fixed) for code, one in found.items()} == {
+        "not_unit_vector": (1, 1),
+        "zero_vector": (2, 1),
+    }
+
+
+@pytest.mark.parametrize("lost", ["vectors", "files", "images"])
+def test_a_check_that_the_store_leaves_keeps_its_findings(
+    ward: Ward, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vectors of the last items, the second file, or the list of images cannot be read any more."""
+    settled_at_once(monkeypatch)
+    blobs = open_blobs(ward.database, ward.settings.blobs_url)
+    Offloader(ward.database, blobs, "objects").look()
+    first, second = sorted(key for key, _ in blobs.all_vector_files())
+    (ward.settings.data / "blobs" / first).unlink()  # the vectors of v1
+    blocks, read_part = 0, Blobs.read_part
+
+    def two_blocks(*given: Any) -> Any:
+        nonlocal blocks
+        blocks += 1
+        return with_vectors(*given) if blocks <= 2 else away()
+
+    def all_but_second(blobs: Blobs, key: str, start: int, end: int) -> bytes | None:
+        return away() if (key, start) == (second, 0) else read_part(blobs, key, start, end)
+
+    monkeypatch.setattr(vectors, "ITEMS", 2)
+    if lost == "vectors":
+        monkeypatch.setattr(vectors, "with_vectors", two_blocks)
+    elif lost == "files":
+        monkeypatch.setattr(Blobs, "read_part", all_but_second)
+    else:
+        monkeypatch.setattr(Blobs, "all", away)
+    with closing(Database(ward.settings.database_url)) as database:  # which has read nothing yet
+        found = Ward(ward.settings, database).examine(fix=True)
+
+    assert found.pop("vector_file_missing").count == 1
+    assert {code: one.count for code, one in found.items()} == {
+        "vectors": {"vector_unreadable": 4, "vectors_unseen": 1},
+        "files": {"vectors_unseen": 1, "store_unreachable": 1},
+        "images": {"vector_unreadable": 6, "store_unreachable": 1},
+    }[lost]
+
+
+def away(*_: object) -> Any:
+    raise StoreUnreachable("no route")
+
+
+def test_what_could_not_be_removed_is_not_counted_as_fixed(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = ward.settings.versions / ".incoming-1"
+    left.mkdir()
+    orphan = ward.settings.data / "blobs" / "1" / ("0" * 32)
+    orphan.write_bytes(b"")
+    os.utime(orphan, (1, 1))
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError("read-only")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFileSystem, "rm_file", refused)
+        patch.setattr(os, "rmdir", refused)
+        found = ward.examine(fix=True)
+    assert {code: (one.count, one.fixed) for code, one in found.items()} == {
+        "upload_left": (1, 0),
+        "orphan_blob": (1, 0),
+    }
+    assert {code: one.fixed for code, one in ward.examine(fix=True).items()} == {"upload_left": 1, "orphan_blob": 1}
+    assert not left.exists()
+    assert not orphan.exists()
 
 
 def test_a_deleted_gallery_that_is_still_being_read_ends_no_examination(

@@ -316,7 +316,13 @@ def test_an_object_store_that_is_away_says_so_and_is_used_again_when_it_is_back(
     named += blobs.write(1, [b"a"])
     s3.stop()
 
-    for work in (lambda: blobs.write(1, [b"b"]), lambda: blobs.read(named[0]), lambda: blobs.fetch(named[0])):
+    for work in (
+        lambda: blobs.write(1, [b"b"]),
+        lambda: blobs.read(named[0]),
+        lambda: blobs.fetch(named[0]),
+        lambda: blobs.exists(named[0]),
+        lambda: list(blobs.all()),
+    ):
         with pytest.raises(StoreUnreachable, match="s3://"):
             work()
     assert "unreachable" in str(blobs.problem)
@@ -359,8 +365,9 @@ def test_an_image_that_cannot_be_removed_is_told_and_left(tmp_path: Path, caplog
     (tmp_path / "1" / "folder" / "below").mkdir(parents=True)
 
     with caplog.at_level(logging.WARNING):
-        blobs.remove(["1/folder"])
+        left = blobs.remove(["1/folder", "1/never"])
 
+    assert left == ["1/folder"]
     assert "1/folder" in caplog.text
 
 
