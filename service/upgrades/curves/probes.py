@@ -28,6 +28,7 @@ from service.store.blobs import Blobs
 from service.store.sql_arrays import blocks
 from service.store.tables import item
 from service.upgrades.gates.measuring import RECALL
+from service.upgrades.gates.relevance import check_no_label
 from service.upgrades.gates.samples import (
     READ_BLOCK,
     Entry,
@@ -37,6 +38,7 @@ from service.upgrades.gates.samples import (
     evaluation_row,
     read_embeddings,
     read_entries,
+    too_few_readable,
 )
 
 FULL_RANKINGS = (MEAN_AP, RECALL)
@@ -117,8 +119,8 @@ def check(request: CurveIn, *, relevant: bool) -> None:
     if not request.labelled and request.evaluation is not None:
         why = "recall@k compares items of the gallery with each other: omit evaluation, or use another metric"
         raise InvalidArgument(why, pointer="/metric")
-    if relevant and request.label is not None:
-        raise InvalidArgument("the evaluation set has relevant items: omit label", pointer="/label")
+    if relevant:
+        check_no_label(request.label)
     if request.labelled and request.label is None and not relevant:
         why = f"metric {request.measured!r} requires label: the metadata field with the label of each item"
         raise InvalidArgument(why, pointer="/label")
@@ -204,7 +206,7 @@ def embed_queries(
     embeddable = [entry for entry in entries if all(embeds(version.card, entry.blob or "") for version in versions)]
     sample = embed(blobs, decoder, embeddable or entries, versions, timed=0)
     if len(sample) < 2:
-        raise InvalidArgument("fewer than two images of the sample can be read", pointer="/sample")
+        raise too_few_readable("/sample")
     return Probes(
         sample.entries, {v: found.vectors for v, found in sample.embedded.items()}, request.evaluation is None
     )

@@ -13,9 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, false, select
 
+from index.errors import InvalidArgument
 from service.store.sql_arrays import blocks
 from service.store.tables import item
 from service.upgrades.gates.samples import READ_BLOCK, Entry, QuerySide, Sample
+
+
+def check_no_label(label: str | None) -> None:
+    """Raise InvalidArgument if a request for such a set gives a `label`, which would be a second truth."""
+    if label is not None:
+        raise InvalidArgument("the evaluation set has relevant items: omit label", pointer="/label")
 
 
 def live_keys(connection: Connection, gallery_id: int, entries: Sequence[Entry]) -> dict[str, int]:

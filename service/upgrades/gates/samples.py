@@ -171,11 +171,20 @@ def draw(
         if len(drawn) >= sample:
             break
     if len(drawn) < 2:
-        needed = "with an image or a text" + (f" and metadata field {label!r}" if label else "")
-        raise InvalidArgument(
-            f"a measurement requires two items {needed}; the gallery has {len(drawn)}", pointer="/label"
-        )
+        raise too_few_items("an image or a text", label, len(drawn))
     return drawn[:sample]
+
+
+def too_few_items(needed: str, label: str | None, found: int) -> InvalidArgument:
+    """The error if a gallery has fewer than two items with what they need and, if given, the metadata field `label`."""
+    labelled = f" and metadata field {label!r}" if label else ""
+    why = f"a measurement requires two items with {needed}{labelled}; the gallery has {found}"
+    return InvalidArgument(why, pointer="/label")
+
+
+def too_few_readable(pointer: str) -> InvalidArgument:
+    """The error if fewer than two images or texts can be read."""
+    return InvalidArgument("fewer than two images of the sample can be read", pointer=pointer)
 
 
 def evaluation_row(connection: Connection, gallery_id: int, number: int) -> EvaluationRow:

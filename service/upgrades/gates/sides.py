@@ -30,7 +30,16 @@ from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes, is_usable
 from service.store.vector_reader import read_vectors
-from service.upgrades.gates.samples import READ_BLOCK, TIMED, Entry, Sample, field_text, quantiles
+from service.upgrades.gates.samples import (
+    READ_BLOCK,
+    TIMED,
+    Entry,
+    Sample,
+    field_text,
+    quantiles,
+    too_few_items,
+    too_few_readable,
+)
 
 MAX_PAIRS = 100_000_000
 """Pairs of a query and an item that are compared: 1,000 queries against 100,000 items."""
@@ -127,12 +136,7 @@ def draw_sides(
             f"no item of the gallery has an embedding by {old.name!r} to compare", pointer="/evaluation"
         )
     if len(drawn.queries) < 2 and not options.outside_queries:
-        needed = f"with an image or an embedding by {new.name!r}"
-        labelled = f" and metadata field {options.label!r}" if options.label else ""
-        found = len(drawn.queries)
-        raise InvalidArgument(
-            f"a measurement requires two items {needed}{labelled}; the gallery has {found}", pointer="/label"
-        )
+        raise too_few_items(f"an image or an embedding by {new.name!r}", options.label, len(drawn.queries))
     return drawn
 
 
@@ -178,7 +182,7 @@ def embed_sides(
         unreadable |= {number for number, inputs in images.items() if inputs is None}
     entries, queries, both = _comparable(drawn, known, unreadable, old)
     if queries < 2 and drawn.queries:
-        raise InvalidArgument("fewer than two images of the sample can be read", pointer="/label")
+        raise too_few_readable("/label")
     embedded = {old.name: _stack(known, old, entries), new.name: _stack(known, new, entries[:both])}
     query_numbers = {entry.number for entry in entries[:queries]}
     complete = [
