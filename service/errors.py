@@ -68,6 +68,11 @@ class NoCurrentVersion(RegraftError):
     status = 409
     code = "no_current_version"
 
+    @classmethod
+    def of(cls, gallery: str) -> NoCurrentVersion:
+        """The error of a gallery, by its name."""
+        return cls(f"gallery {gallery!r} has no current version: deploy one first")
+
 
 class VersionBroken(RegraftError):
     """The version's folder differs from what was registered: it is quarantined."""

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from index.evaluation.fitting import PairArrays
 from regraft.models import DomainCheck, EdgeInfo
-from service.errors import InvalidBody
 from service.http.body_schemas import FILE, fields, reads
 from service.http.edges import describe
 from service.http.forms import FORM, JSON, Form, media_type, read_form
@@ -78,9 +77,8 @@ async def check_domain(request: Request, service: Service) -> DomainCheck:
         raw = await read_body(request, most)
         return await service.run_blocking(lambda: _check_domain(service, parse_json(raw), None))
     async with read_form(request, files="vectors", fields=TEXTS, max_files=1, max_field_bytes=most) as form:
-        if not form.files:
-            raise InvalidBody("the form must have one .npy file in the field 'vectors'", pointer="/vectors")
-        return await service.run_blocking(lambda: _check_domain(service, dict(form.fields), form.files[0].file))
+        vectors = form.only_file("vectors", ".npy").file
+        return await service.run_blocking(lambda: _check_domain(service, dict(form.fields), vectors))
 
 
 def _check_domain(service: Runtime, value: object, stream: BinaryIO | None) -> DomainCheck:
@@ -102,12 +100,11 @@ def fit_file(service: Runtime, form: Form, context: ChangeContext) -> EdgeInfo:
         InvalidBody: the file is missing or not an .npz of pairs, or a field is not JSON.
         RequestValidationError: a field is missing or invalid.
     """
-    if not form.files:
-        raise InvalidBody("the form must have one .npz file in the field 'pairs'", pointer="/pairs")
+    pairs = form.only_file("pairs", ".npz").file
     request = _validated(
         FitIn, {name: text if name in TEXTS else parse_json(text, f"/{name}") for name, text in form.fields.items()}
     )
-    return _fit(service, request, context, read_pairs(form.files[0].file, service.settings.max_body_bytes))
+    return _fit(service, request, context, read_pairs(pairs, service.settings.max_body_bytes))
 
 
 def _fit(service: Runtime, request: FitIn, context: ChangeContext, pairs: PairArrays | None = None) -> EdgeInfo:

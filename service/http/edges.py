@@ -32,7 +32,7 @@ from service.runtime import Runtime
 from service.schemas import MOST, NAME, Body, KindName, Name, Reason
 from service.store.api_keys import ApiKeyRow
 from service.store.audit import ChangeContext
-from service.upgrades.edges.changes import accept, check_no_edge, find, remove
+from service.upgrades.edges.changes import accept, both_versions, check_no_edge, find, remove
 from service.upgrades.edges.claims import VerifyIn, measure, verify
 from service.upgrades.edges.dependents import Dependent
 
@@ -140,16 +140,15 @@ def add_archive(service: Runtime, form: Form, context: ChangeContext) -> EdgeRec
     """
     if missing := next((name for name in ("new", "old") if name not in form.fields), None):
         raise InvalidBody(f"the form must have the field {missing!r}, the name of a version", pointer=f"/{missing}")
-    if not form.files:
-        raise InvalidBody("the form must have one file in the field 'archive'", pointer="/archive")
+    archive = form.only_file("archive").file
     replacing = FLAG.get(form.fields.get("replace", "false"))
     if replacing is None:
         raise InvalidBody("replace must be true or false", pointer="/replace")
     service.registry.sync()
-    new, old = _both_versions(service, form.fields["new"], form.fields["old"])
+    new, old = both_versions(service.registry, form.fields["new"], form.fields["old"])
     with incoming_folder(service.settings.edges) as workspace:
         packed, folder = workspace / "archive.zip", workspace / "folder"
-        _save(form.files[0].file, packed)
+        _save(archive, packed)
         unpack_version(packed, folder, EDGE)
         edge = load_edge(folder, new.name, old.name)
         if edge.kind is EdgeKind.IDENTITY and not edge.scores:
@@ -177,7 +176,7 @@ def add_plain(service: Runtime, raw: bytes, context: ChangeContext) -> EdgeRecor
     except ValidationError as error:
         raise RequestValidationError([{**e, "loc": ("body", *e["loc"])} for e in error.errors()]) from error
     service.registry.sync()
-    new, old = _both_versions(service, request.new, request.old)
+    new, old = both_versions(service.registry, request.new, request.old)
     kind = EdgeKind(request.kind)
     edge = Edge(new.name, old.name, kind, old_encoder=old.card.encoder)
     to_old = _check(service, edge, new, old, request.replace)
@@ -235,12 +234,6 @@ def _dependent(dependent: Dependent) -> DependentGallery:
         moved=dependent.moved,
         lost=dependent.lost,
     )
-
-
-def _both_versions(service: Runtime, new: str, old: str) -> tuple[LoadedVersion, LoadedVersion]:
-    if new == old:
-        raise InvalidArgument("new and old must be different versions", pointer="/old")
-    return service.registry.named(new), service.registry.named(old)
 
 
 def _check(service: Runtime, edge: Edge, new: LoadedVersion, old: LoadedVersion, replacing: bool) -> Transform:

@@ -22,7 +22,7 @@ from index.space import Vectors, space_from_json
 from regraft.models import EvaluationInfo, EvaluationList
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, many, reads
-from service.http.forms import FORM, JSON, Form, media_type, read_form
+from service.http.forms import FORM, JSON, NO_SUCH_FILE, Form, media_type, read_form
 from service.http.ingest_store import write_contents
 from service.http.ingest_texts import read_text
 from service.http.parsing import parse_json
@@ -161,14 +161,10 @@ def by_images(service: Runtime, form: Form) -> EvaluationDraft:
     if "entries" not in form.fields:
         raise InvalidBody("the form must have the field 'entries', a JSON list", pointer="/entries")
     entries = _entries(parse_json(form.fields["entries"], "/entries"), {*ENTRY, "image"}, service.settings)
-    files = {file.filename or "": file for file in form.files}
-    if len(files) < len(form.files):
-        raise InvalidBody("two files of the form have the same name", pointer="/images")
-    images = []
+    files, images = form.files_by_name(), []
     for number, entry in enumerate(entries):
         if not isinstance(entry.get("image"), str) or entry["image"] not in files:
-            why = "image must be the file name of one of the form's files"
-            raise InvalidBody(why, pointer=f"/entries/{number}/image")
+            raise InvalidBody(NO_SUCH_FILE, pointer=f"/entries/{number}/image")
         file = files[entry["image"]].file
         file.seek(0)
         images.append(file.read())

@@ -20,6 +20,9 @@ MAX_FIELDS = 16
 JSON = "application/json"
 FORM = "multipart/form-data"
 
+NO_SUCH_FILE = "image must be the file name of one of the form's files"
+"""The error of an item or entry that names no file of its form."""
+
 
 class UnsupportedMediaType(RegraftError):
     """This route reads application/json or multipart/form-data."""
@@ -35,6 +38,20 @@ class Form:
     fields: Mapping[str, str]
     files: Sequence[UploadFile]
     array: UploadFile | None = None
+
+    def only_file(self, field: str, kind: str = "") -> UploadFile:
+        """The file of a form that takes one; `kind`: its suffix. Raises InvalidBody if it is missing."""
+        if not self.files:
+            what = f"{kind} file".lstrip()
+            raise InvalidBody(f"the form must have one {what} in the field {field!r}", pointer=f"/{field}")
+        return self.files[0]
+
+    def files_by_name(self) -> dict[str, UploadFile]:
+        """The images, which items and entries name. Raises InvalidBody if two have the same name."""
+        named = {file.filename or "": file for file in self.files}
+        if len(named) < len(self.files):
+            raise InvalidBody("two files of the form have the same name", pointer="/images")
+        return named
 
 
 def media_type(request: Request, *legal: str) -> str:

@@ -23,7 +23,7 @@ from index.space import Vectors
 from index.version import Origin
 from service.errors import InvalidBody, InvalidItem
 from service.http.arrow import read_items
-from service.http.forms import Form
+from service.http.forms import NO_SUCH_FILE, Form
 from service.http.ingest_batch import IngestBatch, ItemDraft, read_batch
 from service.http.ingest_store import (
     Destination,
@@ -33,7 +33,7 @@ from service.http.ingest_store import (
     store_contents,
     while_current_holds,
 )
-from service.http.ingest_texts import are_texts, check_reads_texts, encode_texts, ingest_texts, store_embeddings
+from service.http.ingest_texts import are_texts, encode_texts, ingest_texts, store_embeddings
 from service.http.npy import read_npy
 from service.http.parsing import parse_any_json
 from service.registry.embedding import errors_at, read_pixels
@@ -164,14 +164,11 @@ def _listed(form: Form) -> Any:
 
 def _files(form: Form, batch: IngestBatch) -> dict[str, UploadFile]:
     """The files by name; an item whose image is not the name of a file becomes an error."""
-    files = {file.filename or "": file for file in form.files}
-    if len(files) < len(form.files):
-        raise InvalidBody("two files of the form have the same name", pointer="/images")
+    files = form.files_by_name()
     images = [draft for draft in batch.drafts if draft.text is None]
     for draft in [d for d in images if not isinstance(d.content, str) or d.content not in files]:
         batch.drafts.remove(draft)
-        missing = InvalidItem("image must be the file name of one of the form's files", pointer="/image")
-        batch.refuse(draft.index, draft.id, missing)
+        batch.refuse(draft.index, draft.id, InvalidItem(NO_SUCH_FILE, pointer="/image"))
     return files
 
 
@@ -189,7 +186,7 @@ def _encode_texts(to: Destination, batch: IngestBatch) -> tuple[list[tuple[ItemD
     drafts = [replace(draft, content=draft.text) for draft in batch.drafts if draft.text is not None]
     if not drafts:
         return [], []
-    check_reads_texts(to, drafts[0].index)
+    to.service.registry.check_reads_texts(to.current, f"/items/{drafts[0].index}/text")
     return encode_texts(to, batch, drafts)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from index.errors import RegraftError
 from index.version import Origin
 from service.backfills.supplied import tracking_supplied
-from service.errors import ItemExists, NoCurrentVersion, UnknownGallery
+from service.errors import ItemExists, UnknownGallery
 from service.http.ingest_batch import IngestBatch, ItemDraft
 from service.registry.registry import LoadedVersion
 from service.registry.storing import StoredItems, UpdateMode, store
@@ -163,6 +163,4 @@ def while_current_holds(
 def _destination(service: Runtime, name: str) -> tuple[int, LoadedVersion]:
     with service.database.lookup() as connection:
         row = gallery_named(connection, name)
-    if row.current_id is None:
-        raise NoCurrentVersion(f"gallery {name!r} has no current version: deploy one first")
-    return row.id, service.registry.by_id(row.current_id)
+    return row.id, service.registry.current_of(row)

@@ -11,7 +11,7 @@ from itertools import repeat
 from typing import Any
 
 from index.encoders.text import check_text
-from index.errors import InvalidText, NoTextEntrance, RegraftError
+from index.errors import InvalidText, RegraftError
 from service.errors import InvalidBody
 from service.http.ingest_batch import IngestBatch, ItemDraft, read_batch
 from service.http.ingest_store import Destination, Ingested, refuse_existing, store_batch, store_contents
@@ -41,7 +41,7 @@ def ingest_texts(to: Destination, body: Mapping[str, Any]) -> Ingested:
     if "version" in body:
         why = "version is only legal with embeddings: the current version embeds texts"
         raise InvalidBody(why, pointer="/version")
-    check_reads_texts(to)
+    to.service.registry.check_reads_texts(to.current, "/items/0/text")
     batch = read_batch(body.get("items"), "text", to.service.settings)
     refuse_existing(to, batch)
     items, contents = encode_texts(to, batch, batch.drafts)
@@ -67,14 +67,6 @@ def store_embeddings(
     if not texts:
         return store_batch(to, version, bare, batch)
     return store_contents(to, version, texts, contents, repeat(TEXT), batch, bare)
-
-
-def check_reads_texts(to: Destination, number: int = 0) -> None:
-    """Raise NoTextEntrance, pointing to the item `number`, if the current version does not embed texts."""
-    if not to.current.card.text:
-        legal = ", ".join(sorted(to.service.registry.text_encoders())) or "none"
-        why = f"the current version {to.current.name!r} has no text entrance (versions with one: {legal})"
-        raise NoTextEntrance(why, pointer=f"/items/{number}/text")
 
 
 def read_text(value: object, max_bytes: int) -> bytes:

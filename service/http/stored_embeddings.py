@@ -80,9 +80,7 @@ async def put(
         max_files=1,
         max_field_bytes=service.settings.max_json_bytes,
     ) as form:
-        if not form.files:
-            raise InvalidBody("the form must have a file in NumPy's format (.npy)", pointer="/embeddings")
-        array = Form(form.fields, (), form.files[0])
+        array = Form(form.fields, (), form.only_file("embeddings", ".npy"))
         return await service.run_write(lambda: respond(ingest_array(service, name, array, options)))
 
 

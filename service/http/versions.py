@@ -18,7 +18,7 @@ from index.version import Edge, Version
 from index.version_folder.archive import unpack_version
 from index.version_folder.folder import card_sha256, load_version
 from regraft.models import EdgeSummary, VersionInfo, VersionList
-from service.errors import DeletedMeanwhile, InvalidBody, VersionExists
+from service.errors import DeletedMeanwhile, VersionExists
 from service.http.body_schemas import FILE, fields, reads
 from service.http.forms import FORM, media_type, read_form
 from service.http.request_context import CONFIRMED, RequestContext
@@ -46,9 +46,8 @@ async def register(request: Request, response: Response, service: Service, conte
     """
     media_type(request, FORM)
     async with read_form(request, files="archive", fields=set(), max_files=1, max_field_bytes=1024) as form:
-        if not form.files:
-            raise InvalidBody("the form must have one file in the field 'archive'", pointer="/archive")
-        described, is_new = await service.run_write(register_archive, service, form.files[0].file, context)
+        archive = form.only_file("archive").file
+        described, is_new = await service.run_write(register_archive, service, archive, context)
     response.status_code = context.status(201 if is_new else 200)
     return described
 

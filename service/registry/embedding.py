@@ -15,7 +15,7 @@ import numpy as np
 from index.encoders.decoding import Decoder
 from index.encoders.encoder import BATCH
 from index.encoders.image import Pixels, preprocess
-from index.errors import NoTextEntrance, RegraftError
+from index.errors import RegraftError
 from index.query.query_plan import Encode
 from index.space import Vectors
 from index.version import Preprocess
@@ -56,10 +56,7 @@ def embed_texts(registry: Registry, texts: Sequence[str]) -> Encode:
     """An `Encode` of texts, which raises NoTextEntrance for a version without one, InvalidText at `/texts/<number>`."""
 
     def encode(version: LoadedVersion) -> Vectors:
-        if not version.card.text:
-            legal = ", ".join(sorted(registry.text_encoders())) or "none"
-            why = f"version {version.name!r} has no text entrance (versions with one: {legal})"
-            raise NoTextEntrance(why, pointer="/texts")
+        registry.check_reads_texts(version, "/texts")
         entrance = version.texts()
 
         def read(number: int) -> Any:

@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from index.edges.graph import Graph, Route
 from index.encoders.encoder import Encoder
-from index.errors import ChangedOnDisk, InvalidVersionFolder, RegraftError, shortened
+from index.errors import ChangedOnDisk, InvalidVersionFolder, NoTextEntrance, RegraftError, shortened
 from index.events import Event
 from index.space import Space, space_from_json
 from index.version import EDGE, Card, Edge, EdgeKey, EdgeKind, Version
@@ -311,7 +311,7 @@ class Registry:
     def current_of(self, gallery: GalleryRow) -> LoadedVersion:
         """The version that is current in a gallery. Raises NoCurrentVersion."""
         if gallery.current_id is None:
-            raise NoCurrentVersion(f"gallery {gallery.name!r} has no current version: deploy one first")
+            raise NoCurrentVersion.of(gallery.name)
         return self.by_id(gallery.current_id)
 
     def encoders(self) -> frozenset[str]:
@@ -321,6 +321,13 @@ class Registry:
     def text_encoders(self) -> frozenset[str]:
         """Names of the versions that can encode texts."""
         return frozenset(r.name for r in self.all() if r.card.text and r.can_open("texts"))
+
+    def check_reads_texts(self, target: LoadedVersion, pointer: str) -> None:
+        """Raise NoTextEntrance, which names the versions with one, if a version does not embed texts."""
+        if not target.card.text:
+            legal = ", ".join(sorted(self.text_encoders())) or "none"
+            why = f"version {target.name!r} has no text entrance (versions with one: {legal})"
+            raise NoTextEntrance(why, pointer=pointer)
 
     def drop_idle(self, needed: Collection[str] = ()) -> None:
         """Drop encoders that are idle for longer than the setting; those of versions in `needed` are not idle."""

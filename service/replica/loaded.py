@@ -93,7 +93,7 @@ class LoadedGallery:
     def check_current(self) -> None:
         """Raise NoCurrentVersion if no version is deployed."""
         if self.current is None:
-            raise NoCurrentVersion(f"gallery {self.name!r} has no current version: deploy one first")
+            raise NoCurrentVersion.of(self.name)
 
     def apply(
         self,

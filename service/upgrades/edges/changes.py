@@ -80,6 +80,13 @@ class Removal:
     blocked_by: tuple[int, ...]
 
 
+def both_versions(registry: Registry, new: str, old: str) -> tuple[LoadedVersion, LoadedVersion]:
+    """The two versions of a new edge. Raises UnknownVersion; InvalidArgument if they are the same."""
+    if new == old:
+        raise InvalidArgument("new and old must be different versions", pointer="/old")
+    return registry.named(new), registry.named(old)
+
+
 def check_no_edge(registry: Registry, key: EdgeKey, replacing: bool) -> None:
     """Raise EdgeExists if there is an edge of this key and `replacing` is false."""
     if not replacing and registry.edge(key) is not None:

@@ -51,7 +51,7 @@ from service.store.audit import ChangeContext
 from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.repository import gallery_named
-from service.upgrades.edges.changes import accept, check_no_edge
+from service.upgrades.edges.changes import accept, both_versions, check_no_edge
 from service.upgrades.edges.sampling import make_pairs
 
 MIN_PAIRS = 20
@@ -115,9 +115,7 @@ def fit(
         InvalidArgument, InvalidVector: an option, the kind or the sent pairs cannot be used.
     """
     registry.sync()
-    new, old = (registry.named(name) for name in (request.new, request.old))
-    if new is old:
-        raise InvalidArgument("new and old must be different versions", pointer="/old")
+    new, old = both_versions(registry, request.new, request.old)
     for served in {SERVED[kind] for kind in (FITS if request.kind == AUTO else [request.kind])}:
         check_no_edge(registry, (new.name, old.name, served.value), request.replace)
     options = _options(request)

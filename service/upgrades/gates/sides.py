@@ -18,7 +18,7 @@ from sqlalchemy import Connection, and_, false, select
 
 from index.encoders.decoding import Decoder
 from index.encoders.encoder import BATCH, Embedded
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, NoEncoder, RegraftError
 from index.space import Vectors
 from index.version import Origin
 from service.registry.registry import LoadedVersion
@@ -99,6 +99,7 @@ def draw_sides(
 
     Raises:
         InvalidArgument: fewer than two items can be queries, or none can be compared.
+        NoEncoder: fewer than two can be queries, as the new version embeds neither images nor texts.
     """
     drawn = DrawnSides(stored={old.name: {}, new.name: {}}, paired=options.paired)
     max_items = (
@@ -110,10 +111,8 @@ def draw_sides(
     computed = dict.fromkeys(drawn.stored, 0)
     for entry in _entries(connection, gallery_id, (old, new), options, drawn):
         has_old, has_new = (entry.number in drawn.stored[version.name] for version in (old, new))
-        can_query = has_new or entry.blob is not None
-        if options.outside_queries:  # the item is no query, so the new version need not embed it
-            can_query = has_new or (entry.blob is not None and embeds(new.card, entry.blob))
-        if (not has_old and entry.blob is None) or (options.paired and not can_query):
+        can_query = has_new or _can_embed(new, entry.blob)
+        if not (has_old or _can_embed(old, entry.blob)) or (options.paired and not can_query):
             continue
         room = has_new or computed[new.name] < MAX_EMBEDDED
         if len(drawn.queries) < query_count:
@@ -136,8 +135,16 @@ def draw_sides(
             f"no item of the gallery has an embedding by {old.name!r} to compare", pointer="/evaluation"
         )
     if len(drawn.queries) < 2 and not options.outside_queries:
-        raise too_few_items(f"an image or an embedding by {new.name!r}", options.label, len(drawn.queries))
+        raise _too_few_queries(new, options.label, len(drawn.queries))
     return drawn
+
+
+def _too_few_queries(new: LoadedVersion, label: str | None, found: int) -> RegraftError:
+    own = f"an embedding by {new.name!r}"
+    inputs = " or ".join([*["an image"] * bool(new.card.encoder), *["a text"] * new.card.text])
+    if inputs:
+        return too_few_items(f"{own}, or {inputs} that it embeds", label, found)
+    return NoEncoder(f"version {new.name!r} has no encoder: {too_few_items(own, label, found).message}")
 
 
 def _is_unaffordable(items: int, max_items: int, old_has_room: bool, new_has_room: bool) -> bool:
@@ -217,23 +224,22 @@ def _entries(
         eligible = [key for key in block if options.label is None or labels[key] is not None]
         drawn.unlabelled += len(block) - len(eligible)
         for version in versions:
-            with_image = {key for key in eligible if rows[key].blob}
+            with_image = {key for key in eligible if _can_embed(version, rows[key].blob)}
             drawn.stored[version.name] |= _stored(connection, gallery_id, version, eligible, with_image)
         for row in map(rows.__getitem__, eligible):
             slice_text = field_text(row.metadata, options.slice)
-            yield Entry(row.id, _readable(row.blob, versions[1]), labels[row.id], slice_text, row.external_id)
+            yield Entry(row.id, row.blob, labels[row.id], slice_text, row.external_id)
 
 
-def _readable(blob: str | None, new: LoadedVersion) -> str | None:
-    """The blob of an item; None if the new version has an encoder, but not for this kind of content."""
-    other = new.card.encoder or new.card.text
-    return blob if blob is None or not other or embeds(new.card, blob) else None
+def _can_embed(version: LoadedVersion, blob: str | None) -> bool:
+    """Whether an item has an image or text that the version embeds."""
+    return blob is not None and embeds(version.card, blob)
 
 
 def _stored(
     connection: Connection, gallery_id: int, version: LoadedVersion, ids: Sequence[int], with_image: set[int]
 ) -> dict[int, EmbeddedRow]:
-    """Stored embeddings by a version; one made by an edge is used only if the item has no image or text to embed."""
+    """Stored embeddings by a version; one made by an edge is used only if it cannot embed the item."""
     conditions = (in_gallery(embedding, gallery_id), embedding.c.version_id == version.id, embedding.c.item_id.in_(ids))
     rows = [
         row
