@@ -40,7 +40,7 @@ from sqlalchemy import create_engine, delete, select, text, update
 from index.edges.transform import load_forward
 from index.encoders.encoder import BATCH, Encoder
 from index.encoders.image import decode_image, preprocess
-from index.evaluation.cost import encoder_macs, forward_macs
+from index.evaluation.macs import encoder_macs, forward_macs
 from index.version import Version
 from index.version_folder.archive import pack_version
 from service.backfills.worker import Worker

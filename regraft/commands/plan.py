@@ -128,7 +128,8 @@ def _reencode(new: Version, rate: float | None) -> ItemCost | None:
         return None
     with needs("worker"):
         from index.encoders.encoder import Encoder
-        from index.evaluation.cost import ItemCost, encoder_macs
+        from index.evaluation.cost import ItemCost
+        from index.evaluation.macs import encoder_macs
     macs, floats = _macs(lambda: encoder_macs(new)), new.card.dim + new.card.side_dim
     if rate is None:
         import numpy as np
@@ -155,7 +156,8 @@ def _transform(old: Version, new: Version, rate: float | None) -> ItemCost | Non
         return None
     with needs("worker"):
         from index.edges.transform import load_forward
-        from index.evaluation.cost import ItemCost, forward_macs
+        from index.evaluation.cost import ItemCost
+        from index.evaluation.macs import forward_macs
     macs, transform = _macs(lambda: forward_macs(edge, old.card)), load_forward(edge, new.card, old.card)
     floats = new.card.dim + (new.card.side_dim if transform.has_side else 0)
     if rate is None:

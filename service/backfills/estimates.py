@@ -11,7 +11,8 @@ import numpy as np
 from sqlalchemy import ColumnElement, Connection, and_, false, func, select
 
 from index.errors import RegraftError
-from index.evaluation.cost import FLOAT_BYTES, encoder_macs, forward_macs, provider_price, provider_seconds
+from index.evaluation.cost import FLOAT_BYTES, provider_price, provider_seconds
+from index.evaluation.macs import encoder_macs, forward_macs
 from regraft.models import BackfillEstimate, ItemMacs
 from service.backfills.chunks import write_moved
 from service.backfills.embedder import Embedder, outcome_of

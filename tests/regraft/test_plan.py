@@ -33,7 +33,7 @@ def test_a_plan_of_models_that_cannot_be_counted_still_tells_time_and_bytes(run,
     command = ["plan", examples / "photos-v1", examples / "photos-v2", "--reencode-rate", 100]
 
     code, counted, _ = run(*command)
-    monkeypatch.setattr("index.evaluation.cost.encoder_macs", Mock(side_effect=InvalidVersionFolder("unknown")))
+    monkeypatch.setattr("index.evaluation.macs.encoder_macs", Mock(side_effect=InvalidVersionFolder("unknown")))
     _, shown, _ = run(*command)
 
     assert code == 0
