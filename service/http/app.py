@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import signal
 import sys
@@ -108,7 +109,8 @@ def create_app(settings: Settings, *, migrated: bool = False) -> FastAPI:
         process = running(settings, migrated=migrated)
         app.state.runtime = await run_in_threadpool(process.__enter__)
         try:
-            yield
+            with suppress(asyncio.CancelledError):  # the user forces the end, of which uvicorn would log a traceback
+                yield
         finally:
             await run_in_threadpool(process.__exit__, None, None, None)
 

@@ -147,10 +147,11 @@ class Guard:
         except RegraftError as error:
             await problem_of(error, exchange.request_id)(scope, receive, exchange.send)
         except asyncio.CancelledError:
-            # The server stops waiting. The request's work on a thread still runs to its end.
+            # The server stops waiting. The request's work on a thread still runs to its end. Not raised again: uvicorn
+            # would log a failure with its traceback. It closes the connection of a response that is not complete.
+            logger.warning(Event("request_cut_off", method=scope["method"], path=scope["path"]))
             if not exchange.started:
                 await problem_of(ShuttingDown(), exchange.request_id)(scope, receive, exchange.send)
-            raise
         except ClientDisconnect:
             logger.debug(Event("client_left", method=scope["method"], path=scope["path"]))
         except MemoryError:

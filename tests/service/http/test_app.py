@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import subprocess
@@ -101,3 +102,27 @@ def test_an_unknown_route_and_a_wrong_method_are_named_with_what_is_legal(served
 
     assert unknown["detail"] == "there is no route '/v1/galerie'; GET /openapi.json lists them"
     assert wrong["detail"] == "PUT is not legal for '/v1/galleries'; legal: GET, POST"
+
+
+def test_an_end_that_the_user_forces_is_no_failure(tmp_path: Path) -> None:
+    """A second Ctrl-C ends uvicorn without the shutdown of the application, whose task is then cancelled."""
+    sent: list[str] = []
+
+    async def force() -> None:
+        messages: asyncio.Queue[Any] = asyncio.Queue()
+        started = asyncio.Event()
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+            started.set()
+
+        messages.put_nowait({"type": "lifespan.startup"})
+        application = app.create_app(Settings(data=tmp_path))
+        task = asyncio.create_task(application({"type": "lifespan", "state": {}}, messages.get, send))
+        await started.wait()
+        task.cancel()
+        await task
+
+    asyncio.run(force())
+
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]

@@ -239,8 +239,7 @@ def test_a_request_cut_off_by_the_end_of_the_service_is_told_so() -> None:
         task.cancel()
         await task
 
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(cut_off())
+    asyncio.run(cut_off())  # raises nothing, of which uvicorn would log a traceback
 
     assert [sent[0]["status"]] == counted == [503]
     assert json.loads(sent[1]["body"])["code"] == "shutting_down"
