@@ -189,7 +189,8 @@ def _way_out(connection: Connection, registry: Registry, gallery: GalleryRow, de
         if count := _count(connection, and_(depending, given_up)):
             ways.append(f"a {kind.value} backfill failed for {count} of them: see its failures")
     if stuck := _count(connection, and_(depending, ~movable)):
-        ways.append(f"{stuck} can only be deleted or ingested again")
+        supplied = f"given embeddings by {current.name!r} made elsewhere"
+        ways.append(f"{stuck} can only be {supplied}, ingested again or deleted")
     return "; ".join(ways)
 
 

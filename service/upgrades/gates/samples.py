@@ -171,7 +171,7 @@ def draw(
         if len(drawn) >= sample:
             break
     if len(drawn) < 2:
-        raise too_few_items("an image or a text", label, len(drawn))
+        raise too_few_items(f"an image or a text that {target.name!r} embeds", label, len(drawn))
     return drawn[:sample]
 
 

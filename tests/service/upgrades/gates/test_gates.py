@@ -30,13 +30,15 @@ def made(versions: dict[str, Version], tmp_path_factory: Any) -> dict[str, Versi
     """Versions over `poor`, which sees one component and knows the rest as side-information."""
     root = tmp_path_factory.mktemp("made")
     poor = make_version(root / "poor", "poor", 1, side_dim=62)
+    blind = make_version(root / "blind", "blind", 4, encoder=False, edges=[(versions["v1"], "identity")])
     return {
         "poor": poor,
         "wrong": make_version(root / "wrong", "wrong", 4, seed=5, edges=[(versions["v1"], "identity")]),
         "apart": make_version(root / "apart", "apart", 5, seed=9),
         "fct": make_version(root / "fct", "fct", 5, edges=[(poor, "forward")]),
         "chain": make_version(root / "chain", "chain", 6, drift=0.05, edges=[(versions["v2"], "identity")]),
-        "blind": make_version(root / "blind", "blind", 4, encoder=False, edges=[(versions["v1"], "identity")]),
+        "blind": blind,
+        "sighted": make_version(root / "sighted", "sighted", 4, edges=[(blind, "identity")]),
     }
 
 
@@ -298,6 +300,22 @@ class TestSample:
 
         assert (report["queries"], report["items"], report["new_new_items"]) == (3, 23, 3)
 
+    def test_where_a_version_has_no_encoder_items_with_images_are_measured_by_their_embeddings(
+        self, served: Any, labelled: Any
+    ) -> None:
+        path = labelled()
+        held = [{"id": f"i{n}", "embedding": [1.0, n, 0, 0]} for n in range(12)]
+        sent = served.http.put(f"{path}/items:embeddings", json={"version": "blind", "items": held})
+        assert sent.json()["failed"] == 0
+
+        reports = [gate(served, path, "blind", label=label).json() for label in (None, "digit")]
+        served.deploy(path, "blind", override="only its gates are of interest")
+        back = [gate(served, path, "sighted", label=label).json() for label in (None, "digit")]
+
+        # Eight items hold no embedding by it: they are on the gallery side of queries that need no own ranking.
+        assert [(report["queries"], report["items"]) for report in reports] == [(12, 12), (12, 20)]
+        assert [(report["queries"], report["items"]) for report in back] == [(12, 12), (12, 12)]
+
     def test_items_without_image_or_label_deleted_and_unreadable_ones_are_left_out(
         self, served: Any, labelled: Any, pictures: list[bytes]
     ) -> None:
@@ -353,8 +371,12 @@ class TestRefused:
     def test_there_must_be_a_current_version_to_compare_with(self, served: Any) -> None:
         assert refusal(gate(served, served.gallery(None), "v2"))[:2] == (409, "no_current_version")
 
-    def test_both_versions_need_an_encoder(self, served: Any, labelled: Any) -> None:
-        assert refusal(gate(served, labelled(), "blind"))[:2] == (409, "no_encoder")
+    def test_a_version_without_an_encoder_needs_embeddings(self, served: Any, labelled: Any) -> None:
+        refused = gate(served, labelled(), "blind")
+
+        assert refusal(refused)[:2] == (409, "no_encoder")
+        needed = "two items with an embedding by 'blind' and metadata field 'digit'; the gallery has 0"
+        assert refused.json()["detail"] == f"version 'blind' has no encoder: a measurement requires {needed}"
 
     def test_the_current_version_is_not_compared_with_itself(self, served: Any, labelled: Any) -> None:
         assert refusal(gate(served, labelled(), "v1")) == (422, "invalid_argument", ["/version"])
