@@ -1,4 +1,4 @@
-"""`regraft serve`, `worker` and `migrate`: the processes of a service, which SIGINT and SIGTERM stop cleanly."""
+"""`regraft serve`, `worker` and `migrate`, which SIGINT and SIGTERM stop cleanly."""
 
 from __future__ import annotations
 
@@ -7,39 +7,31 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from index.errors import RegraftError
-from index.events import Event
 from index.garbage_collection import gc_paused
 from regraft.commands.answers import answer, out
+from regraft.commands.children import LISTENING, STOP_SECONDS, Servers, Workers, stop_with_parent, terminate_with_parent
 from regraft.commands.options import needs
 from regraft.commands.settings import FOLLOW_PARENT, Data, apply_options, checked_settings, usable_database
-from regraft.own_packages import HERE
 
 if TYPE_CHECKING:
     from service.settings import Settings
 
 NICENESS = 10
 """Niceness of a worker, which usually shares the machine with a service: queries have priority over a backfill."""
-STOP_SECONDS = 15.0
-"""Seconds a worker has to finish its chunk when it is stopped; else its lease expires."""
 STUCK = 4
-"""Exit code of a worker that did not end in that time."""
-RESTART_PAUSE_SECONDS = 1.0
-LISTENING = "REGRAFT_LISTENING_SOCKET"
-"""Environment variable of server processes: the file descriptor of the socket that all accept from."""
+"""Exit code of a worker that did not end in `STOP_SECONDS`."""
 BACKLOG = 2048
 
 logger = logging.getLogger(__name__)
@@ -62,21 +54,17 @@ def serve(
         from service.http.auth import check_exposure
         from service.logs import configure
         from service.store.database import upgrade
-        from service.store.object_store import open_store
-        from service.store.vector_parquet import parquet
     settings = checked_settings()
     check_exposure(settings)
     settings.execution.check()
     check_device(settings.index_device)
     if (listening := os.environ.get(LISTENING)) is not None:
-        threading.Thread(target=_terminate_on_eof, daemon=True).start()
+        threading.Thread(target=terminate_with_parent, daemon=True).start()
         run_service(settings, socket.socket(fileno=int(listening)))
         _exit_while_indexing()
         return
     _check_free(settings)
-    open_store(settings.blobs_url)  # for a readable error if it cannot be used
-    if settings.vectors == "objects":
-        parquet()
+    _check_stores(settings)
     configure(settings.log_format, settings.log_level)
     # Before the workers start, so that they do not race for it, and for a readable error.
     with usable_database(settings):
@@ -118,6 +106,16 @@ def _check_free(settings: Settings) -> None:
     """Check that the port is free before anything is created. Raises CannotListen."""
     # Without listening: clients that connect now must be refused, not disconnected later.
     _bound_socket(settings.host, settings.port).close()
+
+
+def _check_stores(settings: Settings) -> None:
+    """Raise a readable error if images, or vectors in files, cannot be stored."""
+    from service.store.object_store import open_store
+    from service.store.vector_parquet import parquet
+
+    open_store(settings.blobs_url)
+    if settings.vectors == "objects":
+        parquet()
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -165,16 +163,12 @@ def worker(
         apply_options({"data": data})
         with needs("serve"):
             from service.backfills.worker import run
-            from service.store.object_store import open_store
-            from service.store.vector_parquet import parquet
 
         if os.environ.get(FOLLOW_PARENT):
-            threading.Thread(target=_stop_on_eof, args=(stop,), daemon=True).start()
+            threading.Thread(target=stop_with_parent, args=(stop,), daemon=True).start()
         settings = checked_settings()
         settings.execution.check()
-        open_store(settings.blobs_url)
-        if settings.vectors == "objects":
-            parquet()
+        _check_stores(settings)
         answer({"data": settings.data})
         with usable_database(settings):
             os.nice(NICENESS)
@@ -226,94 +220,6 @@ class CannotListen(RegraftError):
     code = "cannot_listen"
 
 
-class Workers:
-    """Worker processes for the time of this context; one that dies is restarted."""
-
-    kind = "worker"
-
-    def __init__(self, count: int) -> None:
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._keep_running, daemon=True) for _ in range(count)]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _keep_running(self) -> None:
-        while not self._stop.is_set():
-            try:
-                process = self._start()
-            except OSError as error:  # the system has no memory or process left at the moment
-                logger.warning(Event(f"{self.kind}_not_started", reason=str(error)))
-                self._stop.wait(RESTART_PAUSE_SECONDS)
-                continue
-            while process.poll() is None and not self._stop.wait(0.1):
-                pass
-            if process.poll() is None:
-                _end(process)
-            elif not self._stop.wait(RESTART_PAUSE_SECONDS):
-                logger.error(Event(f"{self.kind}_ended", code=process.returncode))
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        return _start_worker()
-
-
-class Servers(Workers):
-    """The same for server processes, which accept from one socket: if one dies, the others accept its connections."""
-
-    kind = "server"
-
-    def __init__(self, count: int, listener: socket.socket) -> None:
-        super().__init__(count)
-        self._listener = listener
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        from service.http.draining import drop_new_connections
-
-        # All servers end together; a single one must not keep the others from accepting.
-        drop_new_connections(self._listener.fileno())
-        super().__exit__(kind, value, trace)
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        number = self._listener.fileno()
-        return _start("serve", {LISTENING: str(number)}, (number,))
-
-
-def _start_worker() -> subprocess.Popen[bytes]:
-    return _start("worker", {})
-
-
-def _start(name: str, more: Mapping[str, str], kept: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
-    """Run a `regraft` command in a process that inherits these file descriptors and stops when this one ends."""
-    # -P: import nothing from the working directory, which may have another `service` or `index`.
-    command = [sys.executable, "-P", "-m", "regraft", name]
-    paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # A separate session: Ctrl-C only reaches the service, which then ends its workers in order.
-    environment = {**os.environ, "PYTHONPATH": paths, FOLLOW_PARENT: "1", **more}
-    return subprocess.Popen(  # noqa: S603
-        command, stdin=subprocess.PIPE, env=environment, start_new_session=True, pass_fds=kept
-    )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 @contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
     """An event that SIGINT and SIGTERM set; a while after it this process exits even if the block is still running.
@@ -349,21 +255,6 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
         for thread in threads:
             thread.join()
         os.close(read_end)
-
-
-def _terminate_on_eof() -> None:
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    while True:  # repeated, because a server that does not serve yet would ignore it
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(RESTART_PAUSE_SECONDS)
-
-
-def _stop_on_eof(stop: threading.Event) -> None:
-    # Not through `sys.stdin`: the interpreter cannot exit while a thread waits in its buffer.
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    stop.set()
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

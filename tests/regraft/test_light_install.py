@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from regraft.commands import processes
+from regraft.commands import children
 from regraft.commands.options import needs
 
 ROOT = Path(__file__).parents[2]
@@ -164,7 +164,7 @@ def test_a_worker_imports_nothing_from_the_working_directory(monkeypatch, tmp_pa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REGRAFT_DATABASE_URL", "nonsense")
 
-    worker = processes._start_worker()
+    worker = children.start_worker()
 
     assert worker.stdin is not None
     worker.stdin.close()

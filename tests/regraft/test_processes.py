@@ -1,8 +1,7 @@
-"""`serve` keeps its workers running, and ends them with itself."""
+"""`serve`, `worker` and `migrate`: what they say before they start, and how they end."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -15,18 +14,14 @@ import time
 from contextlib import closing
 
 import pytest
-from alembic import command
 
 from regraft.client import Client
 from regraft.commands import processes
-from regraft.commands.processes import Workers
 from service.backfills import worker
 from service.settings import Settings
-from service.store.database import migrating, schema_revision
 from staging.forked import Forked, environment
 from staging.waiting import until
 
-SLEEPING = "import time; time.sleep(60)"
 INDEXING = """
 import sys, time
 import faiss, numpy
@@ -51,103 +46,6 @@ sys.argv[1:] = ["serve", "--workers", "0", "--port", "0"]
 from regraft.cli import main
 main()
 """
-STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); {SLEEPING}"
-
-
-@pytest.fixture
-def started(monkeypatch):
-    """Every process that was started, running the code that is set on the fixture instead of a worker."""
-
-    class Started(list):
-        code = SLEEPING
-
-        def start(self) -> subprocess.Popen[bytes]:
-            process = subprocess.Popen([sys.executable, "-c", self.code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            self.append(process)
-            return process
-
-    made = Started()
-    monkeypatch.setattr(processes, "_start_worker", made.start)
-    yield made
-    for process in made:
-        process.kill()
-        process.communicate()
-
-
-def test_as_many_workers_run_as_were_asked_for_and_none_is_left_behind(started):
-    with Workers(2):
-        until(lambda: len(started) == 2)
-        assert [process.poll() for process in started] == [None, None]
-
-    assert all(process.poll() is not None for process in started)
-
-
-def test_a_worker_that_dies_is_started_again(started, monkeypatch, caplog):
-    monkeypatch.setattr(processes, "RESTART_PAUSE_SECONDS", 0.0)
-    with Workers(1):
-        until(lambda: len(started) == 1)
-        started[0].kill()
-        until(lambda: len(started) == 2)
-        assert started[1].poll() is None
-
-    assert "action=worker_ended code=-9" in caplog.text
-
-
-def test_a_worker_is_started_once_the_system_permits_it_again(monkeypatch, caplog):
-    monkeypatch.setattr(processes, "RESTART_PAUSE_SECONDS", 0.0)
-    starts = iter([OSError(errno.EAGAIN, "Resource temporarily unavailable"), OSError(errno.ENOMEM, "no memory")])
-    made = []
-
-    def start() -> subprocess.Popen[bytes]:
-        if (refused := next(starts, None)) is not None:
-            raise refused
-        made.append(subprocess.Popen([sys.executable, "-c", SLEEPING], stdin=subprocess.PIPE))
-        return made[-1]
-
-    monkeypatch.setattr(processes, "_start_worker", start)
-    with Workers(1):
-        until(lambda: len(made) == 1)
-
-    assert made[0].poll() is not None
-    made[0].stdin.close()
-    assert caplog.text.count("action=worker_not_started reason=") == 2
-
-
-def test_a_worker_that_does_not_listen_is_killed_in_the_end(started, monkeypatch):
-    monkeypatch.setattr(processes, "STOP_SECONDS", 0.2)
-    started.code = STUBBORN
-    with Workers(1):
-        until(lambda: len(started) == 1)
-        started[0].stdout.readline()
-
-    assert started[0].returncode == -9
-
-
-def test_workers_end_also_when_the_service_fails(started):
-    def serve() -> None:
-        with Workers(1):
-            until(lambda: len(started) == 1)
-            raise OSError("address in use")
-
-    with pytest.raises(OSError, match="in use"):
-        serve()
-
-    assert started[0].poll() is not None
-
-
-def test_a_worker_of_a_service_stops_when_its_input_ends(monkeypatch):
-    reading, writing = os.pipe()
-    stop = threading.Event()
-    with os.fdopen(reading) as stream:
-        monkeypatch.setattr(sys, "stdin", stream)
-        watching = threading.Thread(target=processes._stop_on_eof, args=(stop,), daemon=True)
-        watching.start()
-        assert not stop.wait(0.05)
-
-        os.close(writing)
-        watching.join(5)
-
-    assert stop.is_set()
 
 
 def test_a_service_that_is_stopped_while_it_measures_an_index_in_faiss_ends_with_code_0(tmp_path):
@@ -243,40 +141,6 @@ def test_a_data_folder_that_is_a_file_is_told(run, command, tmp_path):
     code, _, said = run(command, "--data", tmp_path / "d")
 
     assert (code, said.endswith("d is a file, not a folder\n")) == (1, True)
-
-
-def test_the_doctor_makes_no_database_and_migrate_says_that_it_did(run, tmp_path):
-    code, _, said = run("doctor", "--data", tmp_path / "d")
-
-    assert (code, f"{tmp_path}/d/regraft.db does not exist" in said) == (1, True)
-    assert not (tmp_path / "d").exists()
-    assert "created its tables" in run("migrate", "--data", tmp_path / "d")[1]
-    assert "is up to date" in run("migrate", "--data", tmp_path / "d")[1]
-    assert run("doctor", "--data", tmp_path / "d")[:2] == (0, "no problems found\n")
-
-
-def test_the_doctor_of_a_database_without_tables_says_so_and_makes_none(run, tmp_path):
-    with closing(sqlite3.connect(tmp_path / "regraft.db")) as foreign:
-        foreign.execute("create table mine (a)")
-
-    code, _, said = run("doctor", "--data", tmp_path)
-
-    assert (code, f"sqlite:///{tmp_path}/regraft.db has no Regraft tables" in said) == (1, True)
-    with closing(sqlite3.connect(tmp_path / "regraft.db")) as foreign:
-        assert foreign.execute("select name from sqlite_master").fetchall() == [("mine",)]
-
-
-def test_the_doctor_does_not_migrate_a_database_that_an_earlier_release_may_use(run, tmp_path):
-    url = f"sqlite:///{tmp_path}/regraft.db"
-    with migrating(url) as config:
-        command.upgrade(config, "0006")
-
-    code, _, said = run("doctor", "--data", tmp_path)
-
-    assert (code, f"{url} is of an earlier release (migration 0006 of " in said) == (1, True)
-    assert schema_revision(url) == "0006"
-    assert run("migrate", "--data", tmp_path)[0] == 0
-    assert run("doctor", "--data", tmp_path)[:2] == (0, "no problems found\n")
 
 
 STUCK_CALL = """
