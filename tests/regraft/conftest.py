@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from unittest.mock import patch
 
 import httpx
@@ -15,6 +17,7 @@ from regraft.client import Client
 from regraft.commands import command as commands
 from staging.answers import whole
 from staging.builders import make_image, make_version
+from staging.fake_databases import FAKES
 from staging.logged import log_as_before
 
 
@@ -88,3 +91,19 @@ def image_set(tmp_path):
         arrays[f"{part}_images"] = np.stack([np.asarray(make_image(int(c), seed + n)) for n, c in enumerate(labels)])
     np.savez(tmp_path / "images.npz", **arrays)
     return tmp_path / "images.npz"
+
+
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """The clients of other databases are fakes, and `somewhere` is a folder that each takes for its own."""
+    for place in (tmp_path / "somewhere", tmp_path / "below" / "somewhere"):
+        place.mkdir(parents=True)
+        for name in ("meta.json", "chroma.sqlite3"):
+            (place / name).touch()
+    monkeypatch.chdir(tmp_path)
+    for kind, (module, fake) in FAKES.items():
+        monkeypatch.setitem(sys.modules, module, fake)
+        monkeypatch.delitem(sys.modules, f"regraft.sources.{kind}", raising=False)
+    yield
+    for kind in FAKES:
+        sys.modules.pop(f"regraft.sources.{kind}", None)
