@@ -33,7 +33,7 @@ from service.errors import (
     Unauthorized,
 )
 from service.http import console
-from service.http.problems import UNCHANGED, problem, problem_of
+from service.http.problems import UNCHANGED, failure_of, problem, problem_of
 from service.http.scopes import check_allowed
 from service.runtime import Runtime
 from service.settings import Settings
@@ -145,7 +145,7 @@ class Guard:
             exchange.bound(exchange.limit)
             await self.app(scope, exchange.receive, exchange.send)
         except RegraftError as error:
-            await problem_of(error, exchange.request_id)(scope, receive, exchange.send)
+            await failure_of(error, scope)(scope, receive, exchange.send)
         except asyncio.CancelledError:
             # The server stops waiting. The request's work on a thread still runs to its end. Not raised again: uvicorn
             # would log a failure with its traceback. It closes the connection of a response that is not complete.

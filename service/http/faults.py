@@ -12,7 +12,7 @@ from starlette.responses import Response
 from index.errors import RegraftError
 from index.events import Event
 from service.errors import DatabaseDamaged, StorageFull
-from service.http.problems import database_error, problem_of, request_id_of
+from service.http.problems import database_error, failure_of, problem_of, request_id_of
 from service.store.faults import is_damage, is_full, storage_full, storage_read_only
 
 logger = logging.getLogger(__name__)
@@ -39,9 +39,9 @@ async def _fault(request: Request, error: Exception) -> Response:
     full = error if isinstance(error, StorageFull) else storage_full(error) if is_full(error) else None
     if full is not None:
         request.app.state.runtime.space.note_full()
-        return problem_of(full, request_id_of(request))
+        return failure_of(full, request.scope)
     if is_damage(error):
-        return problem_of(DatabaseDamaged(), request_id_of(request))
+        return failure_of(DatabaseDamaged(), request.scope)
     if isinstance(error, OSError) and error.errno in TOO_MANY:
         logger.error(Event("too_many_files"), exc_info=error)
         return problem_of(TooManyFiles(), request_id_of(request))

@@ -16,6 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import compile_path
+from starlette.types import Scope
 
 from index.errors import RegraftError, escaped, shortened
 from index.events import Event
@@ -24,6 +25,7 @@ from service.store.database import COMMIT_STATE
 
 logger = logging.getLogger(__name__)
 
+READINESS = "/v1/health/ready"
 MOST_ERRORS = 100
 """Most faults of one body that a response lists."""
 CODES = {
@@ -84,6 +86,17 @@ def problem_of(error: RegraftError, request_id: str) -> Response:
     return problem(request_id, error.status, error.code, error.message, errors)
 
 
+def failure_of(error: RegraftError, scope: Scope) -> Response:
+    """The response to a `RegraftError`, which is logged if its status is 500 or more.
+
+    Metrics count such answers, but only their clients see why. Probes of readiness repeat, so they are not logged.
+    """
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and scope["path"] != READINESS:
+        where = {"method": scope["method"], "path": scope["path"]}
+        logger.warning(Event("request_refused", **where, status=error.status, code=error.code, reason=error.message))
+    return problem_of(error, scope["state"]["request_id"])
+
+
 def install(app: FastAPI) -> None:
     """Turn expected errors into problem responses; `service.http.auth.Guard` does so for unexpected ones."""
     app.add_exception_handler(RegraftError, _regraft_error)
@@ -99,7 +112,7 @@ def request_id_of(request: Request) -> str:
 
 async def _regraft_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RegraftError)
-    return problem_of(error, request_id_of(request))
+    return failure_of(error, request.scope)
 
 
 async def database_error(request: Request, error: Exception) -> Response:

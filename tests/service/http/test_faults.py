@@ -83,6 +83,7 @@ def test_a_full_disk_is_told_and_readiness_tells_it_until_there_is_space(
     pictures: list[bytes],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     what: str,
 ) -> None:
     made = make_version(tmp_path / "v", f"full-{what}", 6, edges=[(versions["v1"], "truncate")])
@@ -99,7 +100,7 @@ def test_a_full_disk_is_told_and_readiness_tells_it_until_there_is_space(
         ),
         "images": lambda: served.ingest(path, {"a": pictures[0]}),
     }[what]
-    problem(send(), 503, "storage_full")
+    assert problem(send(), 503, "storage_full")["request_id"] in caplog.text
     assert any("is full" in told for told in problems(served))
     assert served.http.get(path).json()["items"] == 0
 
@@ -293,7 +294,7 @@ def test_images_stay_while_the_commit_that_forgets_them_has_not_come(
 
 
 def test_a_database_that_is_damaged_while_the_service_runs_is_told(
-    tmp_path: Path, versions: dict[str, Version]
+    tmp_path: Path, versions: dict[str, Version], caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = Settings(data=tmp_path / "data")
     with serving(settings) as served:
@@ -310,8 +311,9 @@ def test_a_database_that_is_damaged_while_the_service_runs_is_told(
             file.seek((root - 1) * size)
             file.write(b"\xff" * size)
 
-        problem(served.http.get(f"{path}/items"), 503, "database_damaged")
-        problem(served.http.get("/health/ready"), 503, "database_damaged")
+        assert problem(served.http.get(f"{path}/items"), 503, "database_damaged")["request_id"] in caplog.text
+        probe = problem(served.http.get("/health/ready"), 503, "database_damaged")
+        assert probe["request_id"] not in caplog.text  # probes repeat, and would fill the log
         body = {"version": "v1", "embeddings": [[1, 2, 3, 4]]}
         assert served.http.post(f"{path}/query", json=body).status_code == 200  # answered from memory
         problem(served.http.post(f"{path}/items", json={"items": items[:1]}), 503, "database_damaged")

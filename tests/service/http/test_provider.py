@@ -112,11 +112,14 @@ def test_items_of_one_provider_are_reached_from_the_next_by_its_old_model(site: 
     ],
 )
 def test_a_query_says_that_the_provider_is_at_fault(
-    site: Any, provider: Provider, wrong: Any, status: int, code: str
+    site: Any, provider: Provider, caplog: pytest.LogCaptureFixture, wrong: Any, status: int, code: str
 ) -> None:
     path = stored(site, "one")
     provider.always = wrong
     told = problem(ask(site, path), status, code)
+    logged = [record.msg.fields for record in caplog.records if str(record.msg).startswith("action=request_refused")]
+    expected = {"method": "POST", "path": f"/v1{path}/query", "status": status, "code": code, "reason": told["detail"]}
+    assert logged == [expected | {"request": told["request_id"]}] * (status >= 500)
     assert provider.url in told["detail"]
     assert provider.key not in str(told)
     items = {"items": [{"id": "new", "text": "east"}]}
