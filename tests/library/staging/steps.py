@@ -31,9 +31,14 @@ def gate(served: Any, path: str, version: str = "v2", params: Any = None, **body
     return served.http.post(f"{path}/gates", json={"version": version, **body}, params=params or {})
 
 
+def gate_by_digit(served: Any, path: str, version: str, **body: Any) -> Any:
+    """A gate on the items' metadata `digit`, unless `body` says otherwise."""
+    return gate(served, path, version, **{"label": "digit", **body})
+
+
 def gate_id(served: Any, path: str, version: str = "v2") -> int:
     """The number of a gate on the items' metadata `digit`."""
-    made = gate(served, path, version, label="digit")
+    made = gate_by_digit(served, path, version)
     assert made.status_code == 201, made.text
     return int(made.json()["id"])
 

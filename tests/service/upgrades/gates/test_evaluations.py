@@ -1,4 +1,4 @@
-"""Evaluation sets, and gates that measure on them: metrics, slices, pages, and the calibrations that come of it."""
+"""Evaluation sets, and gates that measure on them: metrics, slices, and the calibrations that come of it."""
 
 from __future__ import annotations
 
@@ -347,53 +347,6 @@ class TestMetrics:
             refused = gate(served, path, slice="colour", **fields)
             assert refusal(refused) == (422, "invalid_argument", ["/slice"])
             assert "'colour'" in refused.json()["detail"]
-
-
-class TestPage:
-    def test_it_shows_the_report_and_loads_nothing(self, served: Any, path: str) -> None:
-        report = gate(served, path, label="digit", slice="digit").json()
-
-        shown = served.http.get(f"{path}/gates/{report['id']}/page")
-
-        assert shown.headers["content-type"].startswith("text/html")
-        assert "default-src 'none'" in shown.headers["content-security-policy"]
-        assert report["verdict"] in shown.text
-        assert f"{report['new_old']['value']:.1%}" in shown.text
-        assert shown.text.count("<svg") == 2 + bool(report["slices"])
-        assert "<script" not in shown.text
-        assert "src=" not in shown.text
-        assert served.http.get(f"{path}/gates/{10**9}/page").status_code == 404
-
-    def test_slices_read_as_they_were_written(self, served: Any, pictures: list[bytes]) -> None:
-        path = served.gallery("v1")
-        shops = ["ok", 3]
-        items = [{"id": str(n), "metadata": {"shop": shops[n % 2], "l": n % 4}, "image": str(n)} for n in range(20)]
-        served.post_items(path, items, [(str(n), picture) for n, picture in enumerate(pictures)])
-        report = gate(served, path, label="l", slice="shop").json()
-
-        text = served.http.get(f"{path}/gates/{report['id']}/page").text
-
-        assert {one["value"] for one in report["slices"]} == {'"ok"', "3"}
-        assert ">ok (10)<" in text
-        assert ">3 (10)<" in text
-
-    def test_what_users_wrote_cannot_become_markup(self, served: Any, pictures: list[bytes]) -> None:
-        path = served.gallery("v1")
-        field = "<script>alert(1)</script>"
-        items = [{"id": str(n), "metadata": {field: f"<b>{n % 2}</b>", "l": n % 2}, "image": str(n)} for n in range(12)]
-        served.post_items(path, items, [(str(n), pictures[n]) for n in range(12)])
-        number = gate(served, path, label="l", slice=field).json()["id"]
-
-        text = served.http.get(f"{path}/gates/{number}/page").text
-
-        assert "<script" not in text
-        assert "<b>" not in text
-        assert "&lt;b&gt;" in text
-
-    def test_gates_are_listed(self, served: Any, path: str) -> None:
-        made = [gate(served, path, label="digit", seed=seed).json() for seed in (1, 2)]
-
-        assert served.http.get(f"{path}/gates").json()["gates"] == made
 
 
 def test_one_long_label_does_not_make_room_for_all_labels_of_its_length(

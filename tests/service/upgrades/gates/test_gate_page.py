@@ -18,6 +18,7 @@ from index.version import Version
 from service.http.gate_plots import differences, ticks
 from service.store.tables import item
 from service.upgrades.gates import measuring
+from staging import steps
 from staging.builders import image_bytes, make_image, make_version
 
 
@@ -209,3 +210,47 @@ class TestAxes:
 
     def test_nothing_that_differs_is_drawn_too(self) -> None:
         assert ">0<" in differences([("all", {"value": 0.0, "low": 0.0, "high": 0.0})], "points")
+
+
+def test_it_shows_the_report_and_loads_nothing(served: Any, pictures: list[bytes]) -> None:
+    path = served.filled(pictures, about=lambda n: {"digit": n % 5})
+    report = steps.gate(served, path, "v2", label="digit", slice="digit").json()
+
+    shown = served.http.get(f"{path}/gates/{report['id']}/page")
+
+    assert shown.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in shown.headers["content-security-policy"]
+    assert report["verdict"] in shown.text
+    assert f"{report['new_old']['value']:.1%}" in shown.text
+    assert shown.text.count("<svg") == 2 + bool(report["slices"])
+    assert "<script" not in shown.text
+    assert "src=" not in shown.text
+    assert served.http.get(f"{path}/gates/{10**9}/page").status_code == 404
+
+
+def test_slices_read_as_they_were_written(served: Any, pictures: list[bytes]) -> None:
+    path = served.gallery("v1")
+    shops = ["ok", 3]
+    items = [{"id": str(n), "metadata": {"shop": shops[n % 2], "l": n % 4}, "image": str(n)} for n in range(20)]
+    served.post_items(path, items, [(str(n), picture) for n, picture in enumerate(pictures)])
+    report = steps.gate(served, path, "v2", label="l", slice="shop").json()
+
+    text = served.http.get(f"{path}/gates/{report['id']}/page").text
+
+    assert {one["value"] for one in report["slices"]} == {'"ok"', "3"}
+    assert ">ok (10)<" in text
+    assert ">3 (10)<" in text
+
+
+def test_what_users_wrote_cannot_become_markup(served: Any, pictures: list[bytes]) -> None:
+    path = served.gallery("v1")
+    field = "<script>alert(1)</script>"
+    items = [{"id": str(n), "metadata": {field: f"<b>{n % 2}</b>", "l": n % 2}, "image": str(n)} for n in range(12)]
+    served.post_items(path, items, [(str(n), pictures[n]) for n in range(12)])
+    number = steps.gate(served, path, "v2", label="l", slice=field).json()["id"]
+
+    text = served.http.get(f"{path}/gates/{number}/page").text
+
+    assert "<script" not in text
+    assert "<b>" not in text
+    assert "&lt;b&gt;" in text
