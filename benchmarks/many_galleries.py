@@ -24,7 +24,8 @@ from index.version_folder.folder import load_version, write_card
 from service.registry.version_records import insert_version
 from service.runtime import running
 from service.settings import Settings
-from service.store.database import Database, upgrade
+from service.store.database import Database
+from service.store.migration import upgrade
 from service.store.repository import NewItem, insert_gallery, store_items, take_seq
 from service.store.tables import gallery
 

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs on the connection that `service.store.database.migrating` opened, in its transaction.
+"""Alembic's entry: runs on the connection that `service.store.migration.migrating` opened, in its transaction.
 
 A new revision, from a checkout: with `migrating(url) as config`, call `alembic.command.revision(config, "what it does",
 autogenerate=True)`, then write CHECK constraints by hand: Alembic neither generates nor compares them.

@@ -32,9 +32,10 @@ from service.store.api_keys import ApiKeys
 from service.store.blob_references import open_blobs
 from service.store.blobs import Blobs, StoreUnreachable
 from service.store.checkpoints import Checkpoints
-from service.store.database import Database, is_sqlite, upgrade
+from service.store.database import Database, is_sqlite
 from service.store.faults import DiskSpace
 from service.store.item_counts import ItemCountCache
+from service.store.migration import upgrade
 from service.store.offloader import Offloader
 from service.upgrades.curves.measure import Curves
 from service.upgrades.deployments.reaper import Reaper

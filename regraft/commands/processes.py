@@ -53,7 +53,7 @@ def serve(
         from service.http.app import serve as run_service
         from service.http.auth import check_exposure
         from service.logs import configure
-        from service.store.database import upgrade
+        from service.store.migration import upgrade
     settings = checked_settings()
     check_exposure(settings)
     settings.execution.check()
@@ -203,7 +203,8 @@ def migrate(data: Data = None) -> None:
     apply_options({"data": data})
     with needs("serve"):
         from service.logs import configure
-        from service.store.database import upgrade, without_password
+        from service.store.database import without_password
+        from service.store.migration import upgrade
     settings = checked_settings()
     configure(settings.log_format, settings.log_level)
     with usable_database(settings):

@@ -35,8 +35,9 @@ from service.registry.registry import Registry
 from service.settings import Settings
 from service.store import partitions
 from service.store.blob_references import open_blobs
-from service.store.database import Database, upgrade, without_password
+from service.store.database import Database, without_password
 from service.store.leases import Leases
+from service.store.migration import upgrade
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Connections and transactions of SQLite (in WAL mode) or PostgreSQL, by three methods of `Database`; and migrations.
+"""Connections and transactions of SQLite (in WAL mode) or PostgreSQL, by three methods of `Database`.
 
 `write` is one transaction that changes something, `read` one consistent snapshot over several statements, `lookup`
 single statements without a transaction (the query path). Only a request or a worker's step opens them.
@@ -6,32 +6,25 @@ single statements without a transaction (the query path). Only a request or a wo
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, make_url, select, text
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.pool import PoolProxiedConnection
 
-from index.events import Event
 from service.errors import DeletedMeanwhile
-from service.settings import CONNECTIONS, Settings
+from service.settings import CONNECTIONS
 from service.store.change_waiters import NotifyWaiter, PollingWaiter
-from service.store.faults import check_references, check_sqlite, is_busy, is_damage, is_lost_reference, needs_reconnect
+from service.store.faults import is_damage, is_lost_reference, needs_reconnect
 from service.store.sql_time import prepare_sqlite
 from service.store.vector_reader import VectorReader
-
-if TYPE_CHECKING:
-    from alembic.config import Config
-
-logger = logging.getLogger(__name__)
 
 IsolationLevel = Literal["READ COMMITTED", "REPEATABLE READ", "AUTOCOMMIT"]
 
@@ -59,16 +52,8 @@ WRITER_CACHE_KIB = 65_536
 CHECKPOINT_PAGES = 16_384
 """Pages of 4 KiB in SQLite's log before they are copied into the database; fewer copies mean fewer random writes."""
 
-MIGRATION_LOCK = 0x7265_6772_6166_74
-"""The advisory lock held while a PostgreSQL database is migrated."""
-
 TIMELINE = text("select case when not pg_is_in_recovery() then left(pg_walfile_name(pg_current_wal_lsn()), 8) end")
 """The timeline of a PostgreSQL server, null while it is a standby, which begins a new one when it becomes primary."""
-
-TABLE_SECONDS = 5
-"""How long a migration of PostgreSQL waits for the lock of a table."""
-
-MIGRATIONS = Path(__file__).parents[2] / "migrations"
 
 
 class CommitState:
@@ -88,9 +73,9 @@ class Database:
         """`connections`: the most that it opens to a PostgreSQL server."""
         sqlite, half, quarter = is_sqlite(url), connections // 2, connections // 4
         self._log = Path(f"{make_url(url).database}-wal")
-        self._writer = _sqlite_engine(url, "BEGIN IMMEDIATE") if sqlite else _server_engine(url, "READ COMMITTED", half)
-        self._reader = _sqlite_engine(url, "BEGIN") if sqlite else _server_engine(url, "REPEATABLE READ", quarter)
-        self._finder = _sqlite_engine(url) if sqlite else _server_engine(url, "AUTOCOMMIT", quarter)
+        self._writer = sqlite_engine(url, "BEGIN IMMEDIATE") if sqlite else _server_engine(url, "READ COMMITTED", half)
+        self._reader = sqlite_engine(url, "BEGIN") if sqlite else _server_engine(url, "REPEATABLE READ", quarter)
+        self._finder = sqlite_engine(url) if sqlite else _server_engine(url, "AUTOCOMMIT", quarter)
         self.vectors = VectorReader()
         """Reads vectors from files; an execution option of each connection."""
         for engine in (self._writer, self._reader, self._finder):
@@ -215,121 +200,6 @@ def _lost_references() -> Iterator[None]:
         raise
 
 
-def upgrade(settings: Settings) -> bool:
-    """Create the database, or migrate it to this program's newest schema; idempotent. Returns whether it had no tables.
-
-    A database with the schema of a later release stays unchanged: from 0.2.0 on, a release only adds to what the
-    previous one reads and writes, so that both can run while one replaces the other (docs/deployment.md).
-    """
-    settings.versions.mkdir(parents=True, exist_ok=True)
-    if is_sqlite(settings.database_url):
-        check_sqlite(settings.database_url)
-    while (new := _run_migrations(settings.database_url)) is None:
-        logger.warning(Event("waiting_for_database", reason="another process writes to it, or migrates it"))
-    return new
-
-
-def _run_migrations(url: str) -> bool | None:
-    """Run the pending migrations. Returns whether the database had no tables.
-
-    None: another process is writing to the SQLite file, perhaps migrating it.
-    """
-    program_revisions, revision = revisions(), schema_revision(url)
-    if revision is not None and revision > program_revisions[-1]:
-        logger.warning(Event("schema_is_newer", database=revision, program=program_revisions[-1]))
-    elif revision != program_revisions[-1]:
-        try:
-            with migrating(url) as config:
-                # Read again: another process may have migrated it while this one waited.
-                revision = _revision(config.attributes["connection"])
-                to_newest(config)
-        except OperationalError as error:
-            if not is_busy(error):
-                raise
-            return None
-    return revision is None
-
-
-def revisions() -> list[str]:
-    """The numbers of all migrations of this program, in order."""
-    # The name of a migration's file is its date, its number and what it does.
-    return sorted(path.stem.partition("_")[0].rpartition("-")[2] for path in (MIGRATIONS / "versions").glob("*.py"))
-
-
-def schema_revision(url: str) -> str | None:
-    """The last migration of a database; None: it has no tables of Regraft.
-
-    Read without Alembic, so that a start without pending migrations need not import it.
-    """
-    engine = _sqlite_engine(url) if is_sqlite(url) else _postgresql_engine(url)
-    try:
-        with engine.connect() as connection:
-            return _revision(connection)
-    finally:
-        engine.dispose()
-
-
-def _revision(connection: Connection) -> str | None:
-    if not inspect(connection).has_table("alembic_version"):
-        return None
-    return connection.execute(text("select version_num from alembic_version")).scalar_one_or_none()
-
-
-def to_newest(config: Config) -> None:
-    """Run all pending migrations."""
-    from alembic import command
-
-    command.upgrade(config, "head")
-
-
-@contextmanager
-def migrating(url: str) -> Iterator[Config]:
-    """Context with an Alembic configuration whose commands run in one transaction on `url`."""
-    from alembic.config import Config
-
-    sqlite = is_sqlite(url)
-    # Rebuilding a parent table would cascade into its children, so foreign keys are off, and checked at the end.
-    engine = _sqlite_engine(url, "BEGIN IMMEDIATE", foreign_keys=False) if sqlite else _postgresql_engine(url)
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    try:
-        with engine.begin() as connection:
-            if not sqlite:
-                # Concurrent migrations would fail on existing tables; SQLite's transaction excludes others anyway.
-                connection.execute(select(func.pg_advisory_xact_lock(MIGRATION_LOCK)))
-                # Set after that lock, as another migration may take long. Waiting for a table blocks later statements.
-                connection.execute(text(f"set local lock_timeout = '{TABLE_SECONDS}s'"))
-            counted = _autoincrements(connection) if sqlite else {}
-            config.attributes["connection"] = connection
-            yield config
-            opened = connection.connection.driver_connection
-            if isinstance(opened, sqlite3.Connection):
-                _restore_autoincrements(opened, counted)
-                check_references(opened, url)
-    finally:
-        engine.dispose()
-
-
-def _autoincrements(connection: Connection) -> dict[str, int]:
-    """The largest key that each of SQLite's AUTOINCREMENT tables has ever assigned."""
-    if not inspect(connection).has_table("sqlite_sequence"):
-        return {}
-    return {row.name: row.seq for row in connection.execute(text("select name, seq from sqlite_sequence"))}
-
-
-def _restore_autoincrements(connection: sqlite3.Connection, counted: dict[str, int]) -> None:
-    """Restore these keys, since a rebuilt table would count from the largest key left in it."""
-    for name, last in counted.items():
-        known = {"name": name, "last": last}
-        connection.execute("update sqlite_sequence set seq = max(seq, :last) where name = :name", known)
-        connection.execute(
-            "insert into sqlite_sequence (name, seq) select name, :last from sqlite_master where type = 'table'"
-            " and name = :name and name not in (select name from sqlite_sequence)",
-            known,
-        )
-
-
 def is_sqlite(url: str) -> bool:
     """Whether a database is SQLite, a file that processes of one machine share."""
     return make_url(url).get_backend_name() == "sqlite"
@@ -343,7 +213,7 @@ def without_password(url: str) -> str:
 def _server_engine(url: str, isolation_level: IsolationLevel, limit: int) -> Engine:
     kept = min(limit, IDLE_CONNECTIONS)
     # Pinged before each use, so that no request gets a dead connection after a restart of the server.
-    return _postgresql_engine(
+    return postgresql_engine(
         url,
         isolation_level=isolation_level,
         pool_pre_ping=True,
@@ -358,14 +228,15 @@ def _limit_idle_transactions(connection: Any, _: object) -> None:
     connection.commit()
 
 
-def _postgresql_engine(url: str, **options: Any) -> Engine:
+def postgresql_engine(url: str, **options: Any) -> Engine:
     """An engine of a PostgreSQL server; settings in its URL override `SILENCE_LIMITS`."""
     url_options = make_url(url).query
     limits = {name: value for name, value in SILENCE_LIMITS.items() if name not in url_options}
     return create_engine(url, connect_args=limits, **options)
 
 
-def _sqlite_engine(url: str, begin: str | None = None, *, foreign_keys: bool = True) -> Engine:
+def sqlite_engine(url: str, begin: str | None = None, *, foreign_keys: bool = True) -> Engine:
+    """An engine of a SQLite file; `begin`: the statement that begins each transaction, None: the driver does."""
     engine = create_engine(
         url, pool_size=POOL_SIZE, max_overflow=-1, connect_args={"timeout": BUSY_SECONDS, "isolation_level": None}
     )

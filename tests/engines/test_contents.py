@@ -16,8 +16,9 @@ from index.engines.digest import UNKNOWN, digests
 from service.registry.version_records import insert_version
 from service.settings import Settings
 from service.store.contents import gallery_contents
-from service.store.database import Database, upgrade
+from service.store.database import Database
 from service.store.embeddings import put_embeddings
+from service.store.migration import upgrade
 from service.store.repository import NewItem, delete_items, insert_gallery, store_items, take_seq
 from service.store.tables import embedding
 from staging.builders import make_version

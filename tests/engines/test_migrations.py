@@ -9,9 +9,10 @@ from alembic import command
 from sqlalchemy import Engine, create_engine, func, insert, inspect, select, text
 from sqlalchemy.exc import OperationalError
 
-import service.store.database
+import service.store.migration
 from service.settings import Settings
-from service.store.database import Database, migrating, upgrade
+from service.store.database import Database
+from service.store.migration import migrating, upgrade
 from service.store.tables import edge, embedding, gallery, item, metadata, version
 from staging.together import together
 
@@ -170,7 +171,7 @@ def test_services_and_workers_that_start_together_migrate_once(settings: Setting
 def test_a_migration_gives_up_where_somebody_holds_its_table(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service.store.database, "TABLE_SECONDS", 0.1)
+    monkeypatch.setattr(service.store.migration, "TABLE_SECONDS", 0.1)
     with migrating(settings.database_url) as config:
         command.upgrade(config, "0006")
     before, using = schema(settings), create_engine(settings.database_url)

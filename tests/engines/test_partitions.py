@@ -16,8 +16,9 @@ from sqlalchemy import Connection, QueuePool, event, insert, text
 from service.errors import DeletedMeanwhile
 from service.settings import Settings
 from service.store import partitions
-from service.store.database import Database, migrating, upgrade
+from service.store.database import Database
 from service.store.embeddings import put_embeddings, vectors_of
+from service.store.migration import migrating, upgrade
 from service.store.repository import NewItem, changes, insert_gallery, store_items, take_seq
 from service.store.tables import version
 from service.upgrades.deployments import reaper

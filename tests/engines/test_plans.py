@@ -5,7 +5,8 @@ from __future__ import annotations
 from sqlalchemy import Connection, event, insert, select, text
 
 from service.settings import Settings
-from service.store.database import Database, upgrade
+from service.store.database import Database
+from service.store.migration import upgrade
 from service.store.repository import insert_gallery, items_after
 from service.store.sql_arrays import select_keys
 from service.store.tables import item, version

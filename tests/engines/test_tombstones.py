@@ -13,8 +13,9 @@ from sqlalchemy import insert, select, update
 
 from service.backfills.planner import BackfillState
 from service.settings import Settings
-from service.store.database import Database, upgrade
+from service.store.database import Database
 from service.store.deletion import delete_gallery
+from service.store.migration import upgrade
 from service.store.repository import delete_items, take_seq
 from service.store.tables import backfill_curve, backfill_failure, embedding, gallery, item, item_traffic
 from service.upgrades import tombstones

@@ -22,10 +22,11 @@ from service.settings import Settings
 from service.store import offloader, offloading, sql_time
 from service.store.blob_references import open_blobs
 from service.store.blobs import Blobs, StoreUnreachable
-from service.store.database import Database, upgrade
+from service.store.database import Database
 from service.store.deletion import delete_gallery, forget_gallery, free_items
 from service.store.embeddings import embeddings_by_id, put_embeddings, vectors_of
 from service.store.job_leases import acquire_job
+from service.store.migration import upgrade
 from service.store.offloader import Offloader
 from service.store.repository import NewItem, changes, delete_items, insert_gallery, rows_of, store_items, take_seq
 from service.store.tables import embedding

@@ -16,7 +16,7 @@ from service.http import app, deployments, item_deletion, passing_items, version
 from service.replica import indexer, snapshots
 from service.replica.cache import Cache
 from service.settings import Settings
-from service.store.database import upgrade
+from service.store.migration import upgrade
 from service.upgrades import gallery_removal, removal, tombstones
 from service.upgrades.deployments import reaper
 from service.upgrades.deployments.transition import TransitionContext

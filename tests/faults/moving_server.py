@@ -11,7 +11,7 @@ from service.http import app
 from service.settings import Settings
 from service.store import offloader, offloading
 from service.store.blobs import Blobs
-from service.store.database import upgrade
+from service.store.migration import upgrade
 
 STEP_SECONDS = 0.02
 """So that who kills it finds it in the middle."""

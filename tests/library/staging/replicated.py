@@ -14,7 +14,8 @@ from service.registry.registry import Registry
 from service.registry.version_records import insert_version
 from service.replica.replica import Replica
 from service.settings import Settings
-from service.store.database import Database, upgrade
+from service.store.database import Database
+from service.store.migration import upgrade
 from service.store.repository import NewItem, delete_items, insert_gallery, store_items, take_seq
 from service.store.tables import gallery
 

@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Route
 from index import isolated
 from service.http import app
 from service.settings import Settings
-from service.store import database
+from service.store import migration
 
 COMPILE_ROUTES = app._compile_routes
 
@@ -36,7 +36,7 @@ def verified_here() -> Iterator[None]:
 def migrated_once() -> Iterator[None]:
     """Create the newest schema in an empty SQLite database directly, without migrations (test_migrations.py)."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(database, "to_newest", _to_newest)
+        patch.setattr(migration, "to_newest", _to_newest)
         yield
 
 
@@ -87,7 +87,7 @@ def _schema() -> list[str]:
     """The SQL statements of the newest schema."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "migrated.db"
-        with database.migrating(f"sqlite:///{path}") as config:
+        with migration.migrating(f"sqlite:///{path}") as config:
             command.upgrade(config, "head")
         with closing(sqlite3.connect(path)) as migrated:
             written = "select sql from sqlite_master where sql is not null and name not like 'sqlite_%' order by rowid"

@@ -9,7 +9,8 @@ import pytest
 
 from service.settings import Settings
 from service.store import sql_time
-from service.store.database import Database, upgrade
+from service.store.database import Database
+from service.store.migration import upgrade
 from staging.plans import Clock, Planning
 
 

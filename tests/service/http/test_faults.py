@@ -25,7 +25,8 @@ from regraft.commands.doctor import doctor
 from service.errors import DatabaseDamaged
 from service.settings import Settings
 from service.store import blobs, faults
-from service.store.database import Database, upgrade
+from service.store.database import Database
+from service.store.migration import upgrade
 from service.store.tables import evaluation_entry
 from staging.builders import make_version
 from staging.forked import environment, run

@@ -11,7 +11,8 @@ from sqlalchemy.exc import IntegrityError
 from service.errors import DeletedMeanwhile
 from service.settings import Settings
 from service.store.checkpoints import LEAST_BYTES, Checkpoints
-from service.store.database import Database, upgrade
+from service.store.database import Database
+from service.store.migration import upgrade
 from service.store.tables import gallery, item
 
 

@@ -10,9 +10,10 @@ from sqlalchemy import Connection
 
 from service.settings import Settings
 from service.store import sql_time
-from service.store.database import Database, upgrade
+from service.store.database import Database
 from service.store.engine_leases import acquire_engine_lease, engine_leases
 from service.store.job_leases import acquire_job
+from service.store.migration import upgrade
 from staging.plans import Clock
 
 LEASE = 10.0

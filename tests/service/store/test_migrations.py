@@ -15,10 +15,12 @@ from sqlalchemy.exc import IntegrityError
 
 import service.store.database
 import service.store.engine_leases  # it has a table of its own
+import service.store.migration
 from service.errors import DatabaseDamaged
 from service.settings import Settings
 from service.store.api_keys import add_key, all_keys
-from service.store.database import MIGRATIONS, Database, migrating, upgrade
+from service.store.database import Database
+from service.store.migration import MIGRATIONS, migrating, upgrade
 from service.store.tables import edge, embedding, gallery, item, metadata, version
 from service.store.vector_files import begin_file, file_row, vector_file
 from service.upgrades.deployments.history import history, rollback_chain
@@ -150,7 +152,7 @@ def test_a_database_that_has_the_newest_schema_is_not_migrated(
 ) -> None:
     upgrade(settings)
     migrated: list[str] = []
-    monkeypatch.setattr(service.store.database, "to_newest", lambda config: migrated.append("again"))
+    monkeypatch.setattr(service.store.migration, "to_newest", lambda config: migrated.append("again"))
 
     upgrade(settings)
     assert migrated == []
@@ -195,7 +197,7 @@ def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Write the body of one more migration."""
     copied = tmp_path / "migrations"
     shutil.copytree(MIGRATIONS, copied)
-    monkeypatch.setattr(service.store.database, "MIGRATIONS", copied)
+    monkeypatch.setattr(service.store.migration, "MIGRATIONS", copied)
     head = ScriptDirectory(str(copied)).get_current_head()
     return lambda body: (copied / "versions" / "9999_next.py").write_text(REVISION.format(body=body, head=head))
 

@@ -12,7 +12,8 @@ from sqlalchemy import Connection, insert
 
 from service.settings import Settings
 from service.store import random_items
-from service.store.database import Database, upgrade
+from service.store.database import Database
+from service.store.migration import upgrade
 from service.store.random_items import RandomItems
 from service.store.ranges import Keys
 from service.store.repository import insert_gallery

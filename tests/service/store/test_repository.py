@@ -14,9 +14,10 @@ from service.errors import UnknownGallery, UnknownItem
 from service.settings import Settings
 from service.store import repository
 from service.store import sql_arrays as listed
-from service.store.database import Database, upgrade
+from service.store.database import Database
 from service.store.deletion import delete_gallery, deleted_galleries, forget_gallery, free_items
 from service.store.embeddings import put_embeddings
+from service.store.migration import upgrade
 from service.store.partitioned import of_item
 from service.store.repository import (
     NewItem,
