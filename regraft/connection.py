@@ -37,6 +37,11 @@ MAX_REQUESTS = 100
 """Concurrent requests of an AsyncClient, not counting streams."""
 TIMEOUT = "REGRAFT_TIMEOUT"
 NO_CONTENT = 204
+HINTS = {
+    "CERTIFICATE_VERIFY_FAILED": "for a private authority, set SSL_CERT_FILE to the file of its certificate",
+    "WRONG_VERSION_NUMBER": "does this address speak http:// instead of https://?",
+}
+"""What may help against errors of TLS, by OpenSSL's name for them."""
 
 
 class Problem(RegraftError):
@@ -173,7 +178,8 @@ class Connection(ABC):
             raise UnexpectedAnswer(f"the answer of {self.url} cannot be decompressed: {error}") from error
         except httpx.TransportError as error:
             why = str(error) or type(error).__name__
-            raise Unreachable(f"no answer from {self.url} ({why}); is `regraft serve` running?") from error
+            hint = next((told for sign, told in HINTS.items() if sign in why), "is `regraft serve` running?")
+            raise Unreachable(f"no answer from {self.url} ({why}); {hint}") from error
         if not response.is_success:
             raise problem_of(response)
         return response

@@ -71,7 +71,8 @@ def create(
     if curve is not None:
         service.curves.keep(row.id, curve)
     service.planner.plan(row)
-    response.headers["Location"] = f"/v1/backfills/{row.id}"
+    # Relative to this route's path, since the service may be behind a proxy, below a prefix.
+    response.headers["Location"] = f"../../backfills/{row.id}"
     return snapshot(service, row.id).shown
 
 

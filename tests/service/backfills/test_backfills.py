@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import numpy as np
 import pytest
@@ -63,7 +64,9 @@ class TestStart:
 
         assert started.status_code == 202
         body = started.json()
-        assert started.headers["location"] == f"/v1/backfills/{body['id']}"
+        below_a_prefix = f"https://host/prefix/v1{filled}/backfills"
+        place = urljoin(below_a_prefix, started.headers["location"])
+        assert place == f"https://host/prefix/v1/backfills/{body['id']}"
         assert body["active_seconds"] >= 0
         assert {**body, "id": 0, "created": 0, "active_seconds": 0} == {
             "id": 0,
