@@ -23,10 +23,11 @@ from typing import Annotated, Any
 import httpx
 import numpy as np
 import typer
+from clustered_gallery import DIM, about
 from command_line import run_main
-from http_speed import DIM, about, served
 from index_speed import draw
-from million import BLOCK, client, fill, register, search, wait_until_sealed
+from million import BLOCK, fill, register_both, search, wait_until_sealed
+from real_service import client, served
 
 from index.engines.segments import SEAL_ROWS
 
@@ -38,7 +39,7 @@ def main(items: Annotated[int, typer.Option(min=SEAL_ROWS)] = 100_000) -> None:
     vectors, queries = draw(items, 200, DIM)
     fifth = len(vectors) // 5
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (url, _), client(url) as http:
-        register(http, Path(folder))
+        register_both(http, Path(folder))
         http.post("/galleries", json={"name": "g"}).raise_for_status()
         http.post("/galleries/g/deployments", json={"version": "v1"}).raise_for_status()
         fill(http, vectors[:1], "v1")

@@ -33,14 +33,12 @@ from command_line import Counts, choice_of, run_main
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "library"))
 
-from http_speed import DIM, K, clustered, cpu_seconds, served
-from ingest import answers
-from million import client, fill, resident_bytes
+from clustered_gallery import DIM, K, clustered
+from million import fill
+from real_service import answers, client, cpu_seconds, register, resident_bytes, served
 
 from index.engines.segments import SETTLED_ROWS
 from index.version import Card
-from index.version_folder.archive import pack_version
-from index.version_folder.folder import load_version, write_card
 from staging.milvus import MilvusTestServer
 from staging.postgres import Server
 
@@ -132,10 +130,7 @@ def elsewhere(kind: str, scratch: Path) -> Iterator[Engine]:
 def make(http: httpx.Client, scratch: Path, kind: str) -> None:
     while not answers(http):
         time.sleep(0.05)
-    (folder := scratch / "v1").mkdir()
-    write_card(folder, Card("v1", DIM, {"kind": "cosine"}, None, method="independent"))
-    pack_version(load_version(folder).folder, archive := scratch / "v1.zip")
-    http.post("/versions", files={"archive": archive.read_bytes()}).raise_for_status()
+    register(http, scratch, Card("v1", DIM, {"kind": "cosine"}, None, method="independent"))
     http.post("/galleries", json={"name": "g", "index": {"kind": kind}}).raise_for_status()
     http.post("/galleries/g/deployments", json={"version": "v1"}).raise_for_status()
     query(http, np.ones((1, DIM)))

@@ -23,8 +23,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pyarrow as pa
+from clustered_gallery import DIM, about, clustered, fill
 from command_line import Count, run_main
-from http_speed import DIM, about, clustered, cpu_seconds, fill, served
+from real_service import cpu_seconds, served
 
 from regraft.inputs import arrow_stream
 from regraft.routes.items import ARROW

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import faiss
 import httpx
 import numpy as np
-from ingest import free_port
+from real_service import free_port
 
 from index.engines.config import IndexConfig
 from index.engines.segment import Segment

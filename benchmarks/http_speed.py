@@ -13,39 +13,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import re
 import socket
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
 import faiss
-import httpx
 import numpy as np
+from clustered_gallery import K, about, clustered, fill, searched
 from command_line import Count, Seconds, run_main
 from http_peers import CHROMA, chroma_of, floor_of
-from ingest import answers, free_port
+from load import beside, host_and_port, is_whole, load, request
+from real_service import cpu_seconds, served, wait_until_at_rest
 
-from index.engines.segments import SETTLED_ROWS, SETTLED_SECONDS
-from index.version import Card
-from index.version_folder.archive import pack_version
-from index.version_folder.folder import load_version, write_card
-
-DIM, K = 128, 10
 JSON = "application/json"
 CONNECTIONS = (1, 8, 32)
-BATCH = 5_000
-SEALING_SECONDS = 3_600.0
-RESTING_SECONDS, RESTING_SHARE = 5.0, 0.1
-"""A service that takes no more than this share of a processor for so long has nothing left to build."""
-CENTRES = 200
 
 
 def main(
@@ -84,86 +70,6 @@ def main(
                 print(f"health beside {connections} connections: p50 {p50:.2f}, p99 {p99:.2f} ms")
 
 
-def clustered(items: int) -> tuple[Any, Any]:
-    """Unit vectors around centres, and queries of the same kind."""
-    rng = np.random.default_rng(0)
-    centres = rng.normal(size=(CENTRES, DIM))
-    made = centres[rng.integers(0, CENTRES, items + 200)] + 0.7 * rng.normal(size=(items + 200, DIM))
-    made = (made / np.linalg.norm(made, axis=1, keepdims=True)).astype(np.float32)
-    return made[:items], made[items:]
-
-
-@contextmanager
-def served(scratch: Path, processes: int = 1) -> Iterator[tuple[str, int]]:
-    port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "regraft",
-        "serve",
-        "--port",
-        str(port),
-        "--workers",
-        "0",
-        "--processes",
-        str(processes),
-        "--data",
-        str(scratch / "d"),
-    ]
-    log = (scratch / "log").open("w")
-    service = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        yield f"http://127.0.0.1:{port}", service.pid
-    finally:
-        service.terminate()
-        service.wait()
-
-
-def fill(url: str, scratch: Path, vectors: Any, index: str) -> None:
-    """Store the vectors, and wait until few are scanned, unless that is the index."""
-    folder = scratch / "plain"
-    folder.mkdir()
-    write_card(folder, Card("plain", DIM, {"kind": "cosine"}, None, method="independent"))
-    pack_version(load_version(folder).folder, archive := scratch / "plain.zip")
-    with httpx.Client(base_url=f"{url}/v1", timeout=120, trust_env=False) as http:
-        while not answers(http):
-            time.sleep(0.1)
-        http.post("/versions", files={"archive": archive.read_bytes()}).raise_for_status()
-        http.post("/galleries", json={"name": "asked", "index": {"kind": index}}).raise_for_status()
-        http.post("/galleries/asked/deployments", json={"version": "plain"}).raise_for_status()
-        for start in range(0, len(vectors), BATCH):
-            block = vectors[start : start + BATCH].tolist()
-            listed = [
-                {"id": f"i{start + n}", "metadata": about(start + n), "embedding": v} for n, v in enumerate(block)
-            ]
-            http.post("/galleries/asked/items", json={"items": listed}).raise_for_status()
-    until = time.monotonic() + SEALING_SECONDS
-    while index != "exact" and searched(url, vectors[:1])[0] >= SETTLED_ROWS and time.monotonic() < until:
-        time.sleep(1)
-
-
-def searched(url: str, query: Any) -> tuple[int, int]:
-    """How many items a query is compared with one by one, and the effort that the service chose for the others."""
-    ask = {"version": "plain", "embeddings": query.tolist(), "k": K, "explain": True}
-    answer = httpx.post(f"{url}/v1/galleries/asked/query", json=ask, timeout=120, trust_env=False)
-    (shard,) = answer.raise_for_status().json()["explain"]["shards"]
-    return shard["scanned"]["exact"], shard["scanned"]["effort"]
-
-
-def wait_until_at_rest(pid: int) -> None:
-    """After the last write; what has settled is sealed and merged."""
-    until = time.monotonic() + SEALING_SECONDS
-    time.sleep(SETTLED_SECONDS)
-    spent, before = math.inf, cpu_seconds(pid)
-    while spent > RESTING_SHARE * RESTING_SECONDS and time.monotonic() < until:
-        time.sleep(RESTING_SECONDS)
-        spent, before = cpu_seconds(pid) - before, cpu_seconds(pid)
-
-
-def about(number: int) -> dict[str, Any]:
-    return {"label": number % 7, "name": f"item number {number}"}
-
-
 def body(vector: Any, body_format: str) -> tuple[bytes, str]:
     """The body of a query, and where to: a media type and query parameters."""
     if body_format == "npy":
@@ -173,15 +79,6 @@ def body(vector: Any, body_format: str) -> tuple[bytes, str]:
         return file.getvalue(), f"application/x-npy?version=plain&k={K}"
     asked = {"version": "plain", "embeddings": [vector.astype(float).tolist()], "k": K}
     return json.dumps(asked).encode(), JSON
-
-
-def request(url: str, path: str, content: bytes, kind: str) -> bytes:
-    media, _, params = kind.partition("?")
-    head = f"POST {path}{'?' if params else ''}{params} HTTP/1.1\r\nhost: {url.removeprefix('http://')}\r\n"
-    return f"{head}content-type: {media}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
-
-
-# The client
 
 
 def recall(url: str, asks: Sequence[bytes], truth: Any) -> float:
@@ -197,18 +94,6 @@ def recall(url: str, asks: Sequence[bytes], truth: Any) -> float:
     return float(np.mean(found))
 
 
-def host_and_port(url: str) -> tuple[str, int]:
-    host, _, port = url.removeprefix("http://").rpartition(":")
-    return host, int(port)
-
-
-def is_whole(answer: bytes) -> bool:
-    """Whether all of an answer of HTTP is there."""
-    head, separator, rest = answer.partition(b"\r\n\r\n")
-    length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
-    return bool(separator) and len(rest) >= int(length)
-
-
 def show(name: str, connections: int, recall: float, pid: int, url: str, asks: Sequence[bytes], seconds: float) -> None:
     asyncio.run(load(url, asks, connections, 0.5))
     before = cpu_seconds(pid)
@@ -217,72 +102,6 @@ def show(name: str, connections: int, recall: float, pid: int, url: str, asks: S
     p50, p99 = np.percentile(took, [50, 99]) * 1000
     rate, cost = f"{len(took) / seconds:,.0f}", f"{1000 * spent:.2f}"
     print(f"| {name} | {connections} | {recall:.3f} | {p50:.2f} | {p99:.2f} | {rate} | {cost} |", flush=True)
-
-
-async def load(url: str, asks: Sequence[bytes], connections: int, seconds: float) -> list[float]:
-    host, port = host_and_port(url)
-    took: list[float] = []
-    ended = time.perf_counter() + seconds
-    loop = asyncio.get_running_loop()
-    clients = [
-        (await loop.create_connection(lambda: Client(asks, ended, took), host, port))[1] for _ in range(connections)
-    ]
-    await asyncio.gather(*(client.done for client in clients))
-    return took
-
-
-async def beside(url: str, asks: Sequence[bytes], connections: int, other: bytes, seconds: float) -> list[float]:
-    """How long another request takes beside so many connections that ask."""
-    loads = [load(url, asks, connections, seconds)] if connections else []
-    took, *_ = await asyncio.gather(load(url, [other], 1, seconds), *loads)
-    return took
-
-
-class Client(asyncio.Protocol):
-    """Asks, reads the answer, asks again."""
-
-    def __init__(self, asks: Sequence[bytes], ended: float, took: list[float]) -> None:
-        self._asks, self._ended, self._took = asks, ended, took
-        self._number, self._data, self._left = 0, b"", -1
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        self._ask()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(error or ConnectionError("the server closed the connection"))
-
-    def data_received(self, data: bytes) -> None:
-        self._data += data
-        if not is_whole(self._data):
-            return
-        if not self._data.startswith(b"HTTP/1.1 200"):
-            self.done.set_exception(RuntimeError(self._data.decode()))
-            return
-        now = time.perf_counter()
-        self._took.append(now - self._started)
-        if now < self._ended:
-            self._ask()
-        else:
-            self.done.set_result(None)
-            self._transport.close()
-
-    def _ask(self) -> None:
-        self._data, self._number = b"", (self._number + 1) % len(self._asks)
-        self._started = time.perf_counter()
-        self._transport.write(self._asks[self._number])
-
-
-def cpu_seconds(pid: int) -> float:
-    """Of a process and its children."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    children = [
-        child for thread in Path(f"/proc/{pid}/task").glob("*/children") for child in thread.read_text().split()
-    ]
-    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return own + sum(cpu_seconds(int(child)) for child in children)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,9 @@ import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from clustered_gallery import DIM, about, clustered, fill
 from command_line import Count, run_main
-from http_speed import DIM, about, clustered, cpu_seconds, fill, served
+from real_service import cpu_seconds, served
 
 from regraft import Client
 from regraft.sources.base import Wanted

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,10 +21,9 @@ from typing import Any
 import httpx
 import numpy as np
 from command_line import Count, Seconds, run_main
+from real_service import answers, free_port, register
 
 from index.version import Card
-from index.version_folder.archive import pack_version
-from index.version_folder.folder import load_version, write_card
 
 BEFORE_SECONDS = 5.0
 
@@ -55,25 +53,14 @@ def main(batch_size: Count = 10_000, dim: Count = 128, seconds: Seconds = 30.0) 
 
 
 def fill(url: str, dim: int, scratch: Path) -> None:
-    folder = scratch / "plain-folder"
-    folder.mkdir()
-    write_card(folder, Card("plain", dim, {"kind": "l2"}, None, method="independent"))
-    pack_version(load_version(folder).folder, archive := scratch / "plain.zip")
     with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
         while not answers(http):
             time.sleep(0.1)
-        http.post("/versions", files={"archive": archive.read_bytes()}).raise_for_status()
+        register(http, scratch, Card("plain", dim, {"kind": "l2"}, None, method="independent"))
         for name in ("asked", "filled"):
             http.post("/galleries", json={"name": name}).raise_for_status()
             http.post(f"/galleries/{name}/deployments", json={"version": "plain"}).raise_for_status()
         http.post("/galleries/asked/items", json=batch(1000, dim)).raise_for_status()
-
-
-def answers(http: httpx.Client) -> bool:
-    try:
-        return http.get("/health/ready").is_success
-    except httpx.TransportError:
-        return False
 
 
 def batch(items: int, dim: int) -> dict[str, Any]:
@@ -110,12 +97,6 @@ def query(url: str, dim: int, seconds: float, counted: tuple[Any, int] | None) -
 def show(beside: str, took: list[float], batches: int) -> None:
     p50, p99 = np.percentile(took, [50, 99])
     print(f"| {beside} | {len(took)} | {p50:.1f} | {p99:.1f} | {max(took):.1f} | {batches} |", flush=True)
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -27,15 +27,14 @@ from typing import Any, Literal
 import faiss
 import httpx
 import numpy as np
+from clustered_gallery import DIM, about
 from command_line import Count, run_main
-from http_speed import DIM, SEALING_SECONDS, about, load, request, served, wait_until_at_rest
 from index_speed import CLUSTERS
-from ingest import answers
+from load import load, request
+from real_service import SEALING_SECONDS, client, register, resident_bytes, served, wait_until_at_rest
 
 from index.engines.segments import SEAL_ROWS
 from index.version import Card, Edge, EdgeKind, Score
-from index.version_folder.archive import pack_version
-from index.version_folder.folder import load_version, write_card, write_edge
 
 BLOCK, K, ASKED = 10_000, 10, 200
 ASKING_SECONDS = 4.0
@@ -48,7 +47,7 @@ def main(items: Count = 1_000_000, index: Literal["auto", "hnsw", "ivf"] = "auto
         scratch = Path(folder)
         with served(scratch) as (url, pid):
             with client(url) as http:
-                register(http, scratch, dim)
+                register_both(http, scratch, dim)
                 http.post("/galleries", json={"name": "g", "index": {"kind": index}}).raise_for_status()
                 http.post("/galleries/g/deployments", json={"version": "v1"}).raise_for_status()
                 report("ingested", timed(lambda: fill(http, vectors, "v1")), f"{len(vectors)} x {dim} by arrays")
@@ -81,24 +80,11 @@ def main(items: Count = 1_000_000, index: Literal["auto", "hnsw", "ivf"] = "auto
             )
 
 
-@contextmanager
-def client(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"{url}/v1", timeout=600, trust_env=False) as http:
-        while not answers(http):
-            time.sleep(0.02)
-        yield http
-
-
-def register(http: httpx.Client, scratch: Path, dim: int = DIM) -> None:
+def register_both(http: httpx.Client, scratch: Path, dim: int = DIM) -> None:
     """Two versions of embeddings only, the second one with an identity edge to the first."""
-    for name in ("v1", "v2"):
-        (folder := scratch / name).mkdir()
-        edges = [Edge("v2", "v1", EdgeKind.IDENTITY, {"cmc@1": Score(0.9, 0.8, 1.0)})] if name == "v2" else []
-        for edge in edges:
-            write_edge(folder, edge)
-        write_card(folder, Card(name, dim, {"kind": "cosine"}, None, method="independent"))
-        pack_version(load_version(folder).folder, archive := scratch / f"{name}.zip")
-        http.post("/versions", files={"archive": archive.read_bytes()}).raise_for_status()
+    edge = Edge("v2", "v1", EdgeKind.IDENTITY, {"cmc@1": Score(0.9, 0.8, 1.0)})
+    for name, edges in (("v1", []), ("v2", [edge])):
+        register(http, scratch, Card(name, dim, {"kind": "cosine"}, None, method="independent"), *edges)
 
 
 def fill(http: httpx.Client, vectors: Any, version: str) -> None:
@@ -188,10 +174,6 @@ def timed(work: Any) -> float:
 def report(what: str, seconds: float, about_it: str) -> None:
     shown = f"{seconds:.1f} s" if seconds > 2 else f"{seconds * 1e3:.0f} ms"
     print(f"| {what} | {shown} | {about_it} |", flush=True)
-
-
-def resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def disk_bytes(folder: Path) -> int:

@@ -30,7 +30,7 @@ from sqlalchemy import create_engine, text
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "library"))
 
-from http_speed import clustered, fill
+from clustered_gallery import clustered, fill
 
 from service.settings import Settings
 from staging.postgres import Server
