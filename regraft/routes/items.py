@@ -219,8 +219,8 @@ class ItemRoutes(Connection):
 
     @route
     async def delete_item(self, gallery: str, item: str) -> None:
-        """DELETE /v1/galleries/{gallery}/items/{item}."""
-        await self._delete(path_of("galleries", gallery, "items", item))
+        """DELETE /v1/galleries/{gallery}/items/{item}; `confirm`, in case a proxy changes the path."""
+        await self._delete(path_of("galleries", gallery, "items", item), params={"confirm": item})
 
     @route
     async def delete_items(

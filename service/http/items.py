@@ -29,7 +29,7 @@ from service.http.item_deletion import delete_named, delete_passing
 from service.http.item_metadata import patch_named, patch_passing
 from service.http.item_texts import texts_of
 from service.http.parsing import parse_any_json
-from service.http.request_context import RequestContext
+from service.http.request_context import CONFIRMED_IF_GIVEN, RequestContext
 from service.http.requests import CheckedRoute, Service, read_body
 from service.registry.placement import Places, places_in
 from service.registry.storing import UpdateMode
@@ -289,7 +289,7 @@ def show(name: Name, item_id: ItemId, service: Service) -> ItemDetail:
     return ItemDetail(**described, embeddings=embeddings)
 
 
-@router.delete("/galleries/{name}/items/{item_id:path}", status_code=204)
+@router.delete("/galleries/{name}/items/{item_id:path}", status_code=204, dependencies=[CONFIRMED_IF_GIVEN])
 def remove(name: Name, item_id: ItemId, service: Service) -> None:
     """Delete an item."""
     if not delete_named(service, name, [item_id]):

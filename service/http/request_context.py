@@ -35,9 +35,10 @@ async def conditional_context_of(
     return ConditionalContext(request.state.who, dry_run, if_match)
 
 
-async def confirmed(
-    request: Request, confirm: Annotated[str, Query(description="the last part of the path, repeated")]
-) -> None:
+REPEATED = Query(description="the last part of the path, repeated")
+
+
+async def confirmed(request: Request, confirm: Annotated[str, REPEATED]) -> None:
     """Raise InvalidArgument unless a deletion of more than an item repeats the last part of its path.
 
     A client that joins ids into paths, or a proxy that normalises them, may turn the deletion of an item
@@ -48,6 +49,16 @@ async def confirmed(
         raise InvalidArgument(f"confirm must be {last!r}: the last part of the path, repeated", pointer="/confirm")
 
 
+async def confirmed_if_given(request: Request, confirm: Annotated[str | None, REPEATED] = None) -> None:
+    """The same for the deletion of an item, which need not repeat its id.
+
+    A proxy that merges slashes turns the deletion of the item `a//b` into that of `a/b`.
+    """
+    if confirm is not None:
+        await confirmed(request, confirm)
+
+
 CONFIRMED = Depends(confirmed)
+CONFIRMED_IF_GIVEN = Depends(confirmed_if_given)
 RequestContext = Annotated[ChangeContext, Depends(context_of)]
 IfMatchContext = Annotated[ConditionalContext, Depends(conditional_context_of)]

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from index.item_id import are_plain_ids, is_item_id
+from regraft.client import Client, Problem
 from staging.builders import make_version
 from staging.served import problem
 
@@ -75,6 +77,29 @@ def test_a_deletion_of_more_than_an_item_says_twice_what_it_deletes(served: Any)
     problem(served.http.delete(path), 422, "invalid_request", "/confirm")
     problem(served.http.delete(path, params={"confirm": "other"}), 422, "invalid_argument", "/confirm")
     assert served.remove(path).status_code == 204
+
+
+def test_a_proxy_that_merges_slashes_makes_the_client_delete_no_other_item(served: Any) -> None:
+    """As nginx does by default, if it also removes a prefix."""
+    path = served.gallery()
+    ids = ["a//b", "a/b", "c%20d"]
+    served.http.post(f"{path}/items", json=listed(*ids))
+
+    def merged(request: httpx.Request) -> httpx.Response:
+        url = served.http.base_url.join(quote(request.url.path.replace("//", "/")))
+        return served.http.request(request.method, url, params=request.url.params)
+
+    with Client("http://proxy", transport=httpx.MockTransport(merged)) as client:
+        gallery = path.rpartition("/")[2]
+        with pytest.raises(Problem, match="confirm must be 'a/b'"):
+            client.delete_item(gallery, "a//b")
+        client.delete_item(gallery, "a/b")
+
+    with Client(str(served.http.base_url).removesuffix("/v1/")) as client:
+        assert [item.id for item in client.items(gallery).items] == ["a//b", "c%20d"]
+        client.delete_item(gallery, "c%20d")
+        client.delete_item(gallery, "a//b")
+    assert served.http.get(path).json()["items"] == 0
 
 
 @pytest.mark.parametrize(
