@@ -30,7 +30,7 @@ from service.store.repository import gallery_named
 from service.store.rows import DeploymentRow
 from service.upgrades.deployments.history import DeploymentState, deployment_row, etag, history, transitions
 from service.upgrades.deployments.lifecycle import begin, lock, move, roll_back
-from service.upgrades.deployments.notes import notes
+from service.upgrades.deployments.notes import cancelled_backfills, notes
 from service.upgrades.deployments.retiring import precheck, retire
 from service.upgrades.deployments.transition import TransitionContext, TransitionRequest
 
@@ -135,9 +135,9 @@ def create_rollback(
             context.who, service.replica, body.reason, if_match=context.if_match, force=body.force
         )
         row = roll_back(connection, service.registry, gallery_id, request)
-        lost = transitions(connection, row.id)[-1].evidence.get("out_of_reach", {})
-    answer = _answer(service, response, gallery_id, row, context)
-    return RollbackResult(**answer.model_dump(), out_of_reach=lost)
+        step = transitions(connection, row.id)[-1]
+    answer = _answer(service, response, gallery_id, row, context, list(cancelled_backfills(step)))
+    return RollbackResult(**answer.model_dump(), out_of_reach=step.evidence.get("out_of_reach", {}))
 
 
 @router.post("/galleries/{name}/retire")

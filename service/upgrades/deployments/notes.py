@@ -29,7 +29,15 @@ def notes(connection: Connection, registry: Registry, item_counts: ItemCounts, r
         found += _verdict(report, version.name, current.name)
         if report is not None:
             found += _third_versions(connection, registry, item_counts, report, version, current)
-    return [*found, *_short_canary(transitions(connection, row.id)[-1], row.settings or {})]
+    step = transitions(connection, row.id)[-1]
+    return [*found, *_short_canary(step, row.settings or {}), *cancelled_backfills(step)]
+
+
+def cancelled_backfills(step: TransitionRow) -> Iterator[str]:
+    """Backfills to other versions that the step cancelled, running or paused."""
+    if count := step.evidence.get("backfills_cancelled"):
+        which = "an unfinished backfill" if count == 1 else f"{count} unfinished backfills"
+        yield f"this cancels {which} to another version: what was moved stays moved"
 
 
 def _by_old_encoders(

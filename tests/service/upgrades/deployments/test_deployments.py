@@ -271,8 +271,10 @@ class TestBackfillsOfOthers:
         if action:
             served.http.post(f"/backfills/{number}/{action}")
 
-        assert change(served, filled).status_code == 201
+        told = change(served, filled)
 
+        assert told.status_code == 201
+        assert told.json()["notes"][-1].startswith("this cancels an unfinished backfill to another version")
         ended = served.http.get(f"/backfills/{number}").json()
         assert ended["state"] == "cancelled"
         assert ended["finished"] >= ended["created"]
