@@ -156,7 +156,9 @@ def serve(
     _open_many_files()
     # Nothing here depends on the address or scheme of a request, so no header of a proxy has to be trusted.
     options: dict[str, Any] = {"access_log": False, "log_config": None, "proxy_headers": False}
-    options |= {"http": HttpProtocol, "timeout_keep_alive": IDLE_SECONDS}
+    # No route is a WebSocket: a connection that becomes one would leave HttpProtocol with its limits, before any key is
+    # checked, and never be forgotten by it.
+    options |= {"http": HttpProtocol, "ws": "none", "timeout_keep_alive": IDLE_SECONDS}
     config = uvicorn.Config(app, host=settings.host, port=settings.port, **options)
     server = Server(config, app, shared=listener is not None, listening=listening)
     with suppress(KeyboardInterrupt):

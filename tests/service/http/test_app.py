@@ -82,10 +82,12 @@ def test_a_server_opens_all_the_files_that_it_may() -> None:
 def test_a_connection_may_rest_longer_than_clients_and_proxies_keep_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seconds = []
+    """Nor does one become a WebSocket, which would be free of all limits."""
+    configs = []
 
     def run(server: Server, _: object) -> None:
-        seconds.append(server.config.timeout_keep_alive)
+        server.config.load()
+        configs.append(server.config)
         server.started = True
 
     monkeypatch.setattr(Server, "run", run)
@@ -93,7 +95,8 @@ def test_a_connection_may_rest_longer_than_clients_and_proxies_keep_one(
     monkeypatch.setattr(app, "_share_interpreter", lambda: None)
     app.serve(Settings(data=tmp_path))
 
-    assert seconds[0] > 60
+    assert configs[0].timeout_keep_alive > 60
+    assert configs[0].ws_protocol_class is None
 
 
 def test_an_unknown_route_and_a_wrong_method_are_named_with_what_is_legal(served: Any) -> None:
