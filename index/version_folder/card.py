@@ -209,9 +209,11 @@ def _is_base_url(url: str) -> bool:
 
 
 def _parse_score(fields: _Fields, name: str, value: object) -> Score:
-    if not isinstance(value, dict) or set(value) != {"value", "low", "high"}:
-        raise fields.wrong(f"scores/{name}", "must hold the numbers value, low and high")
-    if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value.values()):
+    if (
+        not isinstance(value, dict)
+        or set(value) != {"value", "low", "high"}
+        or any(type(number) not in (int, float) for number in value.values())
+    ):
         raise fields.wrong(f"scores/{name}", "must hold the numbers value, low and high")
     return Score(**value)
 
