@@ -78,7 +78,7 @@ examples: $(DEV)  ## train the version folders under examples/ again
 openapi: $(DEMO)  ## write docs/openapi.json again, after a change of a route
 	$(BIN)/python -m service.http.openapi_file docs/openapi.json
 
-photos: $(DEV)  ## train examples/photos-* again, from photo-sets/ (docs/photos.md); about an hour
+photos: $(DEV)  ## train examples/photos-* again, from photo-sets/ (docs/photos.md); half an hour
 	$(BIN)/regraft train photos_v1 --out examples/photos-v1 --overwrite
 	$(BIN)/regraft train photos_oca --out examples/photos-v2 --overwrite
 

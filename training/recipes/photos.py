@@ -31,7 +31,7 @@ def photos_v1() -> Recipe:
         head="norm_softmax",
         rate=3e-3,
         weight_decay=1e-4,
-        epochs=5,
+        epochs=20,
         warmup_epochs=1,
         batch_size=128,
         threads=1,
@@ -43,7 +43,7 @@ def photos_oca() -> Recipe:
     return replace(
         photos_v1(),
         name="photos_oca",
-        summary="photos: a new version that goes on from the old one, with 32 more dimensions (OCA; ten minutes)",
+        summary="photos: a new version that goes on from the old one, with 32 more dimensions (OCA; half an hour)",
         method="oca",
         options={"logits": "cosine", "scale": 32.0, "influence_weight": 4.0, "alignment_weight": 5.0},
         dim=96,
@@ -51,7 +51,7 @@ def photos_oca() -> Recipe:
         weights="examples/photos-v1/weights.safetensors",
         cache_old=True,
         class_share=0.9,
-        epochs=4,
+        epochs=40,
         seed=1,
     )
 
