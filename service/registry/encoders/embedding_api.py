@@ -166,7 +166,7 @@ class ApiEncoder:
                     self._rate_limiter.wait(sum(map(len, texts)) / CHARACTERS_PER_TOKEN, until)
                     return self._read(texts, self._post(texts, until))
         except _RetryableError as error:
-            raise ProviderUnavailable(f"{self.api.url}: {error}") from error
+            raise ProviderUnavailable(f"{self.api.url} {error}") from error
         raise AssertionError("an attempt returns or raises")
 
     def _post(self, texts: Sequence[str], until: float | None) -> bytes:
@@ -185,9 +185,9 @@ class ApiEncoder:
         except (TimeoutError, httpx.TimeoutException) as error:
             if until is not None:
                 raise self._timeout() from error
-            raise _RetryableError(f"no answer within {seconds:.0f} seconds") from error
+            raise _RetryableError(f"did not answer within {seconds:.0f} seconds") from error
         except httpx.HTTPError as error:
-            raise _RetryableError(f"no answer ({type(error).__name__})") from error
+            raise _RetryableError(f"did not answer ({type(error).__name__})") from error
         if response.status_code != 200:
             self._refuse(response, content)
         return content
@@ -213,7 +213,10 @@ class ApiEncoder:
         """Raise the error of an answer other than 200."""
         status = response.status_code
         if status == 429 or status >= 500:
-            raise _RetryableError(f"status {status}", _seconds(response.headers.get("retry-after")))
+            after = _seconds(response.headers.get("retry-after"))
+            why = " (too many requests, or a quota is used up)" * (status == 429)
+            wait = "" if after is None else f"; it asks to wait {after:.0f} seconds"
+            raise _RetryableError(f"answered status {status}{why}{wait}", after)
         if status in {400, 413, 422}:
             raise InvalidText(f"{self.api.url} refuses the texts ({status}): {self._message(content)}")
         # The provider's message about a key may contain a part of it.

@@ -112,6 +112,16 @@ def test_what_will_not_go_better_is_told_at_once(provider: Provider, encoder: Ap
     assert len(provider.requests) == 1
 
 
+def test_a_refusal_for_now_says_what_a_429_means_and_the_pause_that_was_asked_for(
+    provider: Provider, encoder: ApiEncoder
+) -> None:
+    provider.always = fails(429, retry_after="3600")
+    with pytest.raises(ProviderUnavailable) as told:
+        encoder.vectors(["a"])
+    why = "answered status 429 (too many requests, or a quota is used up); it asks to wait 3600 seconds"
+    assert str(told.value) == f"{provider.url} {why}"
+
+
 def test_a_provider_that_stays_away_is_given_up_and_a_query_waits_only_so_long(
     provider: Provider, encoder: ApiEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
