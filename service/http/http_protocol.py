@@ -2,14 +2,16 @@
 
 It closes connections whose client does not send the rest of a request, or does not read a response: uvicorn would wait
 without limit, and each connection holds a descriptor and the response. It refuses too long heads of requests, before
-any key is checked: uvicorn has no limit.
+any key is checked: uvicorn has no limit. It answers requests that ask for another protocol (`Upgrade`) in this one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 CHECK_SECONDS = 10.0
@@ -29,6 +31,7 @@ class HttpProtocol(HttpToolsProtocol):
     _unread_checks = 0
     _unread_bytes = 0
     _head_bytes = 0
+    _upgrade: BaseException | None = None
     _next_check: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -44,7 +47,11 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Read the received bytes, with a limit for heads and trailers."""
         self._head_bytes += len(data)
-        super().data_received(data)
+        while True:
+            super().data_received(data)
+            if self._upgrade is None:
+                break
+            data, self._upgrade = self._without_upgrade(data), None
         if self._head_bytes > MAX_HEAD_BYTES:
             self.send_400_response(f"The request headers are longer than {MAX_HEAD_BYTES} bytes.")
 
@@ -52,6 +59,36 @@ class HttpProtocol(HttpToolsProtocol):
         """Read the first bytes of a request."""
         self._owed_checks = self._head_bytes = 0
         super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Begin to answer, unless the head asks for another protocol: then it is read once more, without that."""
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Read the end of a request."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _should_upgrade(self) -> bool:
+        return False
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Note where the parser stopped, at the end of a head that asks for another protocol.
+
+        Java's client asks for HTTP/2 with every request. uvicorn would drop the body, or read it as the next request.
+        """
+        self._upgrade = sys.exc_info()[1]
+
+    def _without_upgrade(self, data: bytes) -> bytes:
+        """The head again, without `Upgrade`, and what follows it in `data`; for a new parser."""
+        assert self._upgrade is not None
+        rest, method = data[self._upgrade.args[0] :], self.parser.get_method()
+        self.parser = httptools.HttpRequestParser(self)
+        if method == b"CONNECT":  # the head of no request that is answered here
+            return b"CONNECT\r\n"
+        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method, self.url, b"".join(lines), rest)
 
     def on_body(self, body: bytes) -> None:
         """Read the next bytes of a request's body."""

@@ -69,6 +69,37 @@ def test_head_and_body_are_written_together_in_their_order_and_nothing_is_kept_o
     assert asyncio.run(run()) == done
 
 
+@pytest.mark.parametrize("to", [b"h2c", b"websocket"])
+@pytest.mark.parametrize("cut", [0, 30, 95, 130])
+def test_a_request_that_asks_for_another_protocol_is_answered_in_this_one(to: bytes, cut: int) -> None:
+    """As Java's client does with every request; its body is not dropped, nor read as a request."""
+    body = b"DELETE /b HTTP/1.1\r\nHost: here\r\n\r\n"
+    asks = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAMA\r\n" % to
+    first = b"POST /a HTTP/1.1\r\nHost: here\r\n%bContent-Length: %d\r\n\r\n%b" % (asks, len(body), body)
+    last = b"GET /c HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n"
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        read, more = b"", True
+        while more:
+            message = await receive()
+            read, more = read + message.get("body", b""), message.get("more_body", False)
+        seen.append((scope["type"], scope["method"], scope["path"], read))
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    whole = first + first + last
+    answer = talk(app, [whole[:cut], whole[cut:]] if cut else [whole], 0.05)
+
+    posted = ("http", "POST", "/a", body)
+    assert seen == [posted, posted, ("http", "GET", "/c", b"")]
+    assert answer.count(b"HTTP/1.1 204") == 3
+
+
+def test_a_tunnel_is_refused() -> None:
+    assert b" 400 " in talk(None, [b"CONNECT here:1 HTTP/1.1\r\nHost: here\r\n\r\n"], 0.05)
+
+
 def talk(app: Any, sent: Sequence[bytes], pause: float) -> bytes:
     """What a server answers to parts of a request that come one after the other."""
 
