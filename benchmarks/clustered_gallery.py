@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from real_service import SEALING_SECONDS, answers, register
+from real_service import SEALING_SECONDS, client, register
 
 from index.engines.segments import SETTLED_ROWS
 from index.version import Card
@@ -33,9 +33,7 @@ def about(number: int) -> dict[str, Any]:
 
 def fill(url: str, scratch: Path, vectors: Any, index: str) -> None:
     """Store the vectors, and wait until few are scanned, unless that is the index."""
-    with httpx.Client(base_url=f"{url}/v1", timeout=120, trust_env=False) as http:
-        while not answers(http):
-            time.sleep(0.1)
+    with client(url) as http:
         register(http, scratch, Card("plain", DIM, {"kind": "cosine"}, None, method="independent"))
         http.post("/galleries", json={"name": "asked", "index": {"kind": index}}).raise_for_status()
         http.post("/galleries/asked/deployments", json={"version": "plain"}).raise_for_status()

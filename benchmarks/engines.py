@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "library"))
 
 from clustered_gallery import DIM, K, clustered
 from million import fill
-from real_service import answers, client, cpu_seconds, register, resident_bytes, served
+from real_service import client, cpu_seconds, register, resident_bytes, served
 
 from index.engines.segments import SETTLED_ROWS
 from index.version import Card
@@ -128,8 +128,6 @@ def elsewhere(kind: str, scratch: Path) -> Iterator[Engine]:
 
 
 def make(http: httpx.Client, scratch: Path, kind: str) -> None:
-    while not answers(http):
-        time.sleep(0.05)
     register(http, scratch, Card("v1", DIM, {"kind": "cosine"}, None, method="independent"))
     http.post("/galleries", json={"name": "g", "index": {"kind": kind}}).raise_for_status()
     http.post("/galleries/g/deployments", json={"version": "v1"}).raise_for_status()
@@ -143,8 +141,6 @@ def query(http: httpx.Client, queries: Any, **how: Any) -> Any:
 
 def wait_until_stored(http: httpx.Client, kind: str, queries: Any) -> None:
     """Until the rows have left memory, or are in an index as far as they are to be."""
-    while not answers(http):
-        time.sleep(0.05)
     most = SETTLED_ROWS if kind == "auto" else 1
     deadline = time.monotonic() + MOST_SECONDS
     while time.monotonic() < deadline:

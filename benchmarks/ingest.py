@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import Any
 import httpx
 import numpy as np
 from command_line import Count, Seconds, run_main
-from real_service import answers, free_port, register
+from real_service import client, register, served
 
 from index.version import Card
 
@@ -29,33 +27,24 @@ BEFORE_SECONDS = 5.0
 
 
 def main(batch_size: Count = 10_000, dim: Count = 128, seconds: Seconds = 30.0) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        port = free_port()
-        command = [sys.executable, "-m", "regraft", "serve", "--port", str(port), "--workers", "0", "--data", scratch]
-        service = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        url = f"http://127.0.0.1:{port}/v1"
-        try:
-            fill(url, dim, Path(scratch))
-            print(f"| queries beside | queries | p50 ms | p99 ms | longest ms | batches |\n|{' --- |' * 6}")
-            show("nothing", *query(url, dim, BEFORE_SECONDS, None))
-            context = multiprocessing.get_context("spawn")
-            sent = context.Value("i", 0)
-            sender = context.Process(target=send, args=(url, batch_size, dim, seconds, sent))
-            sender.start()
-            while not sent.value:
-                time.sleep(0.1)
-            before = sent.value
-            show(f"batches of {batch_size} x {dim}", *query(url, dim, seconds / 2, (sent, before)))
-            sender.join()
-        finally:
-            service.terminate()
-            service.wait()
+    with tempfile.TemporaryDirectory() as scratch, served(Path(scratch)) as (address, _):
+        fill(address, dim, Path(scratch))
+        url = f"{address}/v1"
+        print(f"| queries beside | queries | p50 ms | p99 ms | longest ms | batches |\n|{' --- |' * 6}")
+        show("nothing", *query(url, dim, BEFORE_SECONDS, None))
+        context = multiprocessing.get_context("spawn")
+        sent = context.Value("i", 0)
+        sender = context.Process(target=send, args=(url, batch_size, dim, seconds, sent))
+        sender.start()
+        while not sent.value:
+            time.sleep(0.1)
+        before = sent.value
+        show(f"batches of {batch_size} x {dim}", *query(url, dim, seconds / 2, (sent, before)))
+        sender.join()
 
 
 def fill(url: str, dim: int, scratch: Path) -> None:
-    with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
-        while not answers(http):
-            time.sleep(0.1)
+    with client(url) as http:
         register(http, scratch, Card("plain", dim, {"kind": "l2"}, None, method="independent"))
         for name in ("asked", "filled"):
             http.post("/galleries", json={"name": name}).raise_for_status()

@@ -50,7 +50,7 @@ class Client(asyncio.Protocol):
 
     def __init__(self, asks: Sequence[bytes], ended: float, took: list[float]) -> None:
         self._asks, self._ended, self._took = asks, ended, took
-        self._number, self._data, self._left = 0, b"", -1
+        self._number, self._data = 0, b""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: Any) -> None:

@@ -202,7 +202,7 @@ class CheckpointWriter(lightning.Callback):
         return done
 
 
-def identity(module: BaseTraining, data: Data, validation: Validation | None = None) -> dict[str, Any]:
+def identity(module: BaseTraining, data: Data, validation: Validation | None) -> dict[str, Any]:
     """Everything that decides a training's result, by name: tells it from others that would write the same folder.
 
     The number of data loader workers is left out, as batches do not depend on it, see `training.data.batching`.

@@ -66,14 +66,9 @@ def until_store_is_away(findings: list[Finding]) -> Iterator[None]:
     try:
         yield
     except StoreUnreachable as error:
-        findings.append(store_away(error))
-
-
-def store_away(error: StoreUnreachable) -> Finding:
-    """The finding `store_unreachable`."""
-    away = Finding("store_unreachable", "error", "image stores cannot be read", "make the store reachable")
-    away.add(error.message)
-    return away
+        away = Finding("store_unreachable", "error", "image stores cannot be read", "make the store reachable")
+        away.add(error.message)
+        findings.append(away)
 
 
 def remove_orphans(context: Context, orphan: Finding, stored: KeysOnDisk, advice: str, *, fix: bool) -> Finding:

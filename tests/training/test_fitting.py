@@ -289,7 +289,7 @@ def test_a_training_is_told_from_others_by_what_decides_its_weights(
     data = path.recipe_data(RECIPE)
     one, two = (BaseTraining(recipe) for recipe in (RECIPE, replace(RECIPE, **changed)))
 
-    assert changes(identity(one, data), identity(two, images(data))) == other
+    assert changes(identity(one, data, None), identity(two, images(data), None)) == other
 
 
 def test_images_are_read_to_tell_trainings_apart_only_once_there_is_a_checkpoint(

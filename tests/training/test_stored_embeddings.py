@@ -242,7 +242,7 @@ def test_other_embeddings_are_another_training(place: Path) -> None:
     np.savez(place / "other.npz", classes=np.arange(10), embeddings=-tower(list(NAMES)))
     module = type("Module", (), {"recipe": RECIPES["digits_l2"](), "frozen_models": {}})()
     one, other = (
-        fitting.identity(module, load_data("digits_new", "", stored=(place / name, version)))
+        fitting.identity(module, load_data("digits_new", "", stored=(place / name, version)), None)
         for name in ("e.npz", "other.npz")
     )
 

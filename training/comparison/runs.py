@@ -99,12 +99,8 @@ class Run:
         Raises:
             InvalidArgument: names the version and the legal values.
         """
-        recipe, ours = self.recipe(part), self.family.recipe(part)
-        references = {
-            field: self.recipe(name.removeprefix(f"{self.family.name}_"))
-            for field, name in (("old", ours.old), ("independent", ours.independent))
-            if name
-        }
+        recipe = self.recipe(part)
+        references = {field: self.recipe(reference) for field, reference in self._reference_parts(part).items()}
         try:
             check_numbers(recipe)
             check_choices(recipe)
@@ -206,12 +202,17 @@ class Run:
 
     def references(self, part: str) -> list[str]:
         """The parts that this one is trained with."""
-        recipe = self.family.recipe(part)
-        return [name.removeprefix(f"{self.family.name}_") for name in (recipe.old, recipe.independent) if name]
+        return list(self._reference_parts(part).values())
 
     def needs(self, part: str) -> list[str]:
         """The parts that this one is trained or measured with."""
         return [name for name in dict.fromkeys([old_part(part), *self.references(part)]) if name != part]
+
+    def _reference_parts(self, part: str) -> dict[str, str]:
+        """Field of the recipe -> the part that it names."""
+        recipe = self.family.recipe(part)
+        names = {"old": recipe.old, "independent": recipe.independent}
+        return {field: name.removeprefix(f"{self.family.name}_") for field, name in names.items() if name}
 
 
 def runs_of(family: Family, out: Path, seeds: int, settings: Sequence[str]) -> list[Run]:

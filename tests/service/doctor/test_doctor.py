@@ -51,6 +51,13 @@ class Ward:
     def examine(self, fix: bool = False) -> dict[str, Finding]:
         return {finding.code: finding for finding in Doctor(self.settings, self.database).examine(fix=fix)}
 
+    def offload(self, patch: pytest.MonkeyPatch) -> list[str]:
+        """Move all vectors into files; the keys of these, in order."""
+        settled_at_once(patch)
+        blobs = open_blobs(self.database, self.settings.blobs_url)
+        Offloader(self.database, blobs, "objects").look()
+        return sorted(key for key, _ in blobs.all_vector_files())
+
     def damage(self, name: str, version_id: int, vector: np.ndarray | None) -> None:
         mine = (embedding.c.item_id == self.ids[name], embedding.c.version_id == version_id)
         with self.database.write() as connection:
@@ -159,10 +166,7 @@ def test_what_nothing_better_remains_of_is_left_as_it_is(ward: Ward, lost: str) 
 
 
 def test_a_vector_that_cannot_be_read_is_nothing_better(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
-    settled_at_once(monkeypatch)
-    blobs = open_blobs(ward.database, ward.settings.blobs_url)
-    Offloader(ward.database, blobs, "objects").look()
-    (ward.settings.data / "blobs" / min(key for key, _ in blobs.all_vector_files())).unlink()  # those of v1
+    (ward.settings.data / "blobs" / ward.offload(monkeypatch)[0]).unlink()  # those of v1
     ward.damage("i0", 2, np.asarray([np.nan, 1, 0, 0, 0, 0]))
     with ward.database.write() as connection:
         connection.execute(update(item).where(item.c.external_id == "i0").values(blob=None))
@@ -197,10 +201,7 @@ def test_a_check_that_the_store_leaves_keeps_its_findings(
     ward: Ward, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The vectors of the last items, the second file, or the list of images cannot be read any more."""
-    settled_at_once(monkeypatch)
-    blobs = open_blobs(ward.database, ward.settings.blobs_url)
-    Offloader(ward.database, blobs, "objects").look()
-    first, second = sorted(key for key, _ in blobs.all_vector_files())
+    first, second = ward.offload(monkeypatch)
     (ward.settings.data / "blobs" / first).unlink()  # the vectors of v1
     blocks, read_part = 0, Blobs.read_part
 
@@ -413,11 +414,8 @@ def test_items_nobody_can_reach_and_versions_nobody_uses(ward: Ward, tmp_path: P
 def test_files_of_vectors_are_looked_into_and_nothing_in_them_is_discarded(
     ward: Ward, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settled_at_once(monkeypatch)
-    blobs = open_blobs(ward.database, ward.settings.blobs_url)
-    Offloader(ward.database, blobs, "objects").look()
+    first = ward.settings.data / "blobs" / ward.offload(monkeypatch)[0]  # those of v1
     assert ward.examine(fix=True) == {}
-    first = ward.settings.data / "blobs" / min(key for key, _ in blobs.all_vector_files())  # those of v1
     if harm == "gone":
         first.unlink()
     elif harm == "changed":
