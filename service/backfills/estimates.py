@@ -18,6 +18,7 @@ from service.backfills.chunks import write_moved
 from service.backfills.embedder import Embedder, outcome_of
 from service.backfills.orders import Scope
 from service.backfills.planner import (
+    HAS_TEXT,
     Kind,
     Order,
     capped_count,
@@ -83,11 +84,15 @@ def estimate(
         total = max(total or 0.0, items / request.rate)
     now, with_target = _bytes_now(registry, connection, scope, target)
     width = (target.card.dim + target.card.side_dim) * FLOAT_BYTES
-    live = connection.execute(select(func.count()).where(*_live(scope))).scalar_one()
+    live = _count(connection, *_live(scope))
     taken = waiting if passed is None else item.c.id.in_(key_table(connection, sorted(passed)).keys)
     # If only a part moves, the items that add most may come first.
     new = min(items, found - _already_held(connection, taken, target))
-    sides = min(new, _with_side(registry, embedder, target, kind, by_version))
+    if kind is Kind.REENCODE:
+        with_side = _count(connection, taken, ~HAS_TEXT)  # side-information is made from images
+    else:
+        with_side = _given_side(registry, embedder, target, by_version)
+    sides = min(new, with_side)
     added = (new * target.card.dim + sides * target.card.side_dim) * FLOAT_BYTES
     left = _left(connection, scope, order, by_version, items)
     after_retiring = min(with_target + added, live * width)
@@ -210,7 +215,7 @@ def _without_image(connection: Connection, scope: Scope, order: Order, given: di
         there = and_(there, served_origin(order, scope.origin))
     if given is not None:
         return len(passing(connection, there, given))
-    return int(connection.execute(select(func.count()).where(there)).scalar_one())
+    return _count(connection, there)
 
 
 def _bytes_now(registry: Registry, connection: Connection, scope: Scope, target: LoadedVersion) -> tuple[int, int]:
@@ -234,21 +239,25 @@ def _already_held(connection: Connection, waiting: ColumnElement[bool], target: 
     return int(connection.execute(held.where(waiting, embedding.c.version_id == target.id)).scalar_one())
 
 
-def _with_side(
-    registry: Registry, embedder: Embedder, target: LoadedVersion, kind: Kind, by_version: Mapping[int | None, int]
+def _given_side(
+    registry: Registry, embedder: Embedder, target: LoadedVersion, by_version: Mapping[int | None, int]
 ) -> int:
-    """How many of the items that would be read get side-information. Raises EdgeBroken."""
-    if kind is Kind.REENCODE or not target.card.side_dim:
-        return sum(by_version.values())
+    """How many of the items that a transform would read get side-information. Raises EdgeBroken."""
+    if not target.card.side_dim:
+        return 0
     edges = {old: embedder.forward(registry.by_id(old), target) for old in by_version if old is not None}
     return sum(by_version[old] for old, edge in edges.items() if edge is not None and edge.has_side)
 
 
 def _left(connection: Connection, scope: Scope, order: Order, by_version: Mapping[int | None, int], items: int) -> int:
     """How many live items another version would serve afterwards; an upper bound if not all waiting items move."""
-    statement = select(func.count()).where(*_live(scope), _elsewhere(scope, order))
     arriving = items - min(by_version.get(scope.version_id, 0), items)
-    return int(connection.execute(statement).scalar_one()) - arriving
+    return _count(connection, *_live(scope), _elsewhere(scope, order)) - arriving
+
+
+def _count(connection: Connection, *conditions: ColumnElement[bool]) -> int:
+    """How many rows of `item` meet all conditions."""
+    return int(connection.execute(select(func.count()).select_from(item).where(*conditions)).scalar_one())
 
 
 def _reencode_macs(target: LoadedVersion) -> int | None:

@@ -45,12 +45,15 @@ class BackfillState(StrEnum):
 ACTIVE = (BackfillState.RUNNING, BackfillState.PAUSED)
 
 
+HAS_TEXT = item.c.blob.like(f"%{TEXT}")
+"""Whether a row of `item` has a text instead of an image; NULL if it has neither."""
+
+
 def embeddable(version_id: int) -> ColumnElement[bool]:
     """Whether a row of `item` has an image or a text that the version can embed."""
-    text = item.c.blob.like(f"%{TEXT}")
     texts = _card_has(version_id, ("files", TEXT_ENCODER), ("api", "url"))
     images = _card_has(version_id, ("files", ENCODER))
-    return and_(item.c.blob.is_not(None), or_(and_(text, texts), and_(~text, images)))
+    return and_(item.c.blob.is_not(None), or_(and_(HAS_TEXT, texts), and_(~HAS_TEXT, images)))
 
 
 def _card_has(version_id: int, *fields: tuple[str, str]) -> ColumnElement[bool]:

@@ -14,7 +14,7 @@ from sqlalchemy import delete, select
 from service.backfills import completion, orders
 from service.store.tables import backfill_chunk, embedding, gallery, item, item_traffic
 from service.store.vector_codec import from_bytes
-from staging.builders import make_version, tell_no_side
+from staging.builders import add_text, make_version, tell_no_side
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -165,6 +165,22 @@ class TestEstimate:
         added = {kind: estimate["bytes_after"] - estimate["bytes_now"] for kind, estimate in told.items()}
         assert added == {"transform": 20 * (5 + side_dim) * 4, "reencode": 20 * (5 + 2) * 4}
         assert after["bytes_now"] == told["transform"]["bytes_after"]
+
+    def test_texts_get_no_side_information(self, served: Any, pictures: list[bytes], tmp_path: Path) -> None:
+        bare = make_version(tmp_path / "reader", "reader", 5, side_dim=2)
+        assert served.register(add_text(bare, {"east": np.eye(5)[0], "north": np.eye(5)[1]})).status_code == 201
+        path = served.filled(pictures[:4])
+        entries = [{"id": f"t{n}", "text": "east north", "embedding": [1, 2, 3, 4]} for n in range(6)]
+        assert served.http.post(f"{path}/items", json={"version": "v1", "items": entries}).json()["failed"] == 0
+        served.deploy(path, "reader")
+
+        told = {limit: ask(served, path, dry_run=True, limit=limit).json() for limit in (10, 3)}
+        assert ask(served, path).status_code == 202
+        served.work()
+
+        assert told[10]["bytes_after"] - told[10]["bytes_now"] == (10 * 5 + 4 * 2) * 4
+        assert told[3]["bytes_after"] - told[3]["bytes_now"] == (3 * 5 + 3 * 2) * 4
+        assert ask(served, path, dry_run=True).json()["bytes_now"] == told[10]["bytes_after"]
 
     def test_items_without_image_are_counted_in_the_scope_only(self, served: Any, pictures: list[bytes]) -> None:
         path = fill(served, pictures)
