@@ -25,8 +25,9 @@ from service.registry.version_records import insert_version
 from service.runtime import running
 from service.settings import Settings
 from service.store.database import Database
+from service.store.galleries import insert_gallery, take_seq
+from service.store.items import NewItem, store_items
 from service.store.migration import upgrade
-from service.store.repository import NewItem, insert_gallery, store_items, take_seq
 from service.store.tables import gallery
 
 GALLERIES = [10, 10_000]

@@ -31,8 +31,8 @@ from service.backfills.outcome import EmbeddedItems, Failed
 from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, BackfillState, Kind, Order, stored_for
 from service.backfills.sweeps import next_number
 from service.store.embeddings import put_embeddings
+from service.store.galleries import take_seq
 from service.store.job_leases import MAX_LEASES_AHEAD
-from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, first_of, one_of
 from service.store.sql_arrays import key_table
 from service.store.sql_time import now

@@ -17,7 +17,7 @@ from index.item_id import is_writable
 from service.backfills.planner import ACTIVE, BackfillState, change_state
 from service.store.database import Database
 from service.store.embeddings import has_own_embedding
-from service.store.repository import take_seq
+from service.store.galleries import take_seq
 from service.store.rows import BackfillRow, first_of
 from service.store.sql_arrays import texts
 from service.store.tables import backfill, item

@@ -51,10 +51,10 @@ from service.backfills.planner import (
 )
 from service.backfills.scores import ItemScores, read_scores
 from service.store.database import Database
+from service.store.galleries import take_seq
 from service.store.job_leases import is_expired
 from service.store.leases import Leases
 from service.store.ranges import KEYS_PER_RANGE, Keys, keys_by_age, regroup, take
-from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, first_of, one_of
 from service.store.sql_arrays import key_table, select_keys
 from service.store.sql_time import now

@@ -11,7 +11,7 @@ from service.registry.registry import Registry
 from service.settings import Settings
 from service.store.blobs import Blobs, StoreUnreachable
 from service.store.database import Database
-from service.store.repository import all_galleries
+from service.store.galleries import all_galleries
 from service.store.rows import GalleryRow
 
 EXAMPLES = 5

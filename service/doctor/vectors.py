@@ -19,8 +19,8 @@ from service.doctor.on_disk import KeysOnDisk
 from service.errors import UnknownGallery
 from service.registry.registry import LoadedVersion
 from service.store.blobs import StoreUnreachable
+from service.store.galleries import take_seq
 from service.store.partitioned import in_gallery, of_item
-from service.store.repository import take_seq
 from service.store.rows import GalleryRow, all_of
 from service.store.sql_arrays import blocks, key_range
 from service.store.tables import embedding, gallery, item

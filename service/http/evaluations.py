@@ -35,7 +35,7 @@ from service.schemas import ID, Name, Number, check_embeddings, take_object
 from service.settings import Settings
 from service.store.audit import ChangeContext, record
 from service.store.blob_keys import TEXT as TEXT_KEY
-from service.store.repository import gallery_named, take_seq
+from service.store.galleries import gallery_named, take_seq
 from service.store.rows import EvaluationRow, one_of
 from service.store.tables import evaluation, evaluation_embedding, evaluation_entry
 from service.store.vector_codec import to_bytes

@@ -42,7 +42,7 @@ from service.registry.storing import UpdateMode
 from service.runtime import Runtime
 from service.schemas import check_embeddings, take_object
 from service.store.blob_keys import TEXT
-from service.store.repository import NewItem
+from service.store.items import NewItem
 
 
 def ingest_images(service: Runtime, name: str, form: Form, options: IngestOptions) -> Ingested:

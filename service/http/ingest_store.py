@@ -17,7 +17,8 @@ from service.registry.storing import StoredItems, UpdateMode, store
 from service.runtime import Runtime
 from service.store import partitions
 from service.store.blobs import StoreUnreachable
-from service.store.repository import NewItem, gallery_named, gallery_row, rows_of, take_seq
+from service.store.galleries import gallery_named, gallery_row, take_seq
+from service.store.items import NewItem, rows_of
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from service.http.ingest_store import Destination, Ingested, refuse_existing, st
 from service.registry.embedding import errors_at
 from service.registry.registry import LoadedVersion
 from service.store.blob_keys import TEXT
-from service.store.repository import NewItem
+from service.store.items import NewItem
 
 
 def are_texts(listed: object) -> bool:

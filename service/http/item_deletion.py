@@ -10,7 +10,8 @@ from sqlalchemy import Connection
 from service.backfills.supplied import tracking_supplied
 from service.http.passing_items import change_passing
 from service.runtime import Runtime
-from service.store.repository import delete_items, gallery_named, rows_of, take_seq
+from service.store.galleries import gallery_named, take_seq
+from service.store.items import delete_items, rows_of
 
 
 def delete_named(service: Runtime, name: str, ids: Sequence[str], *, dry_run: bool = False) -> set[str]:

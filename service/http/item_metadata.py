@@ -15,7 +15,8 @@ from service.http.passing_items import change_passing
 from service.http.stored_json import storage_problem
 from service.runtime import Runtime
 from service.store.audit import ChangeContext
-from service.store.repository import gallery_named, rows_of, set_metadata, take_seq
+from service.store.galleries import gallery_named, take_seq
+from service.store.items import rows_of, set_metadata
 from service.store.rows import ItemRow
 
 Patch = Mapping[str, Any]

@@ -38,7 +38,8 @@ from service.schemas import FILTER, ID, NAME, Body, DeletionIn, ItemId, Metadata
 from service.store.blob_keys import is_text
 from service.store.embeddings import embeddings_of
 from service.store.filtering import page_of_passing
-from service.store.repository import gallery_named, items_after, live_item
+from service.store.galleries import gallery_named
+from service.store.items import items_after, live_item
 from service.store.rows import ItemRow
 from service.store.sql_arrays import key_table
 from service.store.tables import item

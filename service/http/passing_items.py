@@ -12,8 +12,8 @@ from index.metadata.filter import parse_filter
 from service.http.auth import ShuttingDown
 from service.runtime import Runtime
 from service.store.filtering import passing
+from service.store.galleries import gallery_named, take_seq
 from service.store.ranges import Keys, keys_by_age, regroup
-from service.store.repository import gallery_named, take_seq
 from service.store.sql_arrays import key_table
 from service.store.tables import item
 

@@ -28,7 +28,9 @@ from service.registry.registry import LoadedVersion
 from service.registry.storing import UpdateMode
 from service.schemas import ID, NAME, Name
 from service.store.embeddings import has_own_embedding, vectors_of
-from service.store.repository import gallery_named, items_after, versions_with_embeddings
+from service.store.galleries import gallery_named
+from service.store.held_versions import versions_with_embeddings
+from service.store.items import items_after
 from service.store.sql_arrays import to_json
 from service.store.tables import item
 from service.store.vector_codec import from_bytes, is_usable

@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from index.edges.graph import Graph, Route
 from index.errors import NoRoute, RegraftError
 from service.registry.registry import LoadedVersion, Registry
-from service.store.repository import versions_emptied, versions_with_embeddings
+from service.store.held_versions import versions_emptied, versions_with_embeddings
 from service.store.rows import GalleryRow
 
 NO_VERSIONS: frozenset[str] = frozenset()

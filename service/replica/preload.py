@@ -16,7 +16,7 @@ from service.errors import UnknownGallery
 from service.logs import RecurringErrors
 from service.replica.replica import Replica
 from service.store.database import Database
-from service.store.repository import all_galleries
+from service.store.galleries import all_galleries
 
 logger = logging.getLogger(__name__)
 

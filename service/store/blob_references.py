@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import Column, ColumnElement, Connection, FromClause, Select, and_, select
 
 from service.store.blobs import Blobs
-from service.store.database import Database
-from service.store.repository import NOT_DELETED, STREAMED
+from service.store.database import STREAMED, Database
+from service.store.galleries import NOT_DELETED
 from service.store.tables import evaluation, evaluation_entry, gallery, image_store, item
 from service.store.vector_files import newest_files
 

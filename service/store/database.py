@@ -51,7 +51,8 @@ WRITER_CACHE_KIB = 65_536
 """SQLite's page cache of a writing connection: a backfill in random order needs the same pages again and again."""
 CHECKPOINT_PAGES = 16_384
 """Pages of 4 KiB in SQLite's log before they are copied into the database; fewer copies mean fewer random writes."""
-
+STREAMED = {"stream_results": True}
+"""Options of one statement; on a connection, they would make PostgreSQL use a cursor for all later ones, too."""
 TIMELINE = text("select case when not pg_is_in_recovery() then left(pg_walfile_name(pg_current_wal_lsn()), 8) end")
 """The timeline of a PostgreSQL server, null while it is a standby, which begins a new one when it becomes primary."""
 

@@ -10,8 +10,8 @@ import time
 
 from sqlalchemy import Connection, delete, select, update
 
+from service.store.galleries import NOT_DELETED, take_seq
 from service.store.partitioned import in_gallery
-from service.store.repository import NOT_DELETED, take_seq
 from service.store.sql_arrays import key_table
 from service.store.tables import (
     backfill,

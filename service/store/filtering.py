@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, Text, and_, cast, literal, sel
 
 from index.metadata.filter import parse_filter
 from index.metadata.metadata import Item, Metadata
-from service.store.repository import STREAMED
+from service.store.database import STREAMED
 from service.store.sql_arrays import key_range
 from service.store.tables import item
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection
 
-from service.store.repository import live_items_by_version
+from service.store.held_versions import live_items_by_version
 from service.store.rows import GalleryRow
 
 MAX_GALLERIES = 10_000

@@ -23,10 +23,10 @@ from service.logs import RecurringErrors
 from service.settings import VectorStore
 from service.store.blobs import Blobs
 from service.store.database import Database
+from service.store.galleries import gallery_states
 from service.store.job_leases import acquire_job
 from service.store.leases import Leases
 from service.store.offloading import drop_unused, load_back, offload, sweep
-from service.store.repository import gallery_states
 from service.store.vector_files import (
     any_file,
     changed_files,

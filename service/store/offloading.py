@@ -26,9 +26,9 @@ from index.events import Event
 from service.errors import UnknownGallery
 from service.store.blobs import Blobs
 from service.store.database import Database
+from service.store.galleries import take_seq
 from service.store.object_store import VECTOR_FILES
 from service.store.partitioned import in_gallery
-from service.store.repository import take_seq
 from service.store.sql_arrays import blocks, key_table
 from service.store.sql_time import now
 from service.store.tables import embedding, item

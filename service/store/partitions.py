@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from index.events import Event
 from service.errors import UnknownGallery
 from service.store.database import COMMIT_STATE, CommitState, Database
-from service.store.repository import take_seq
+from service.store.galleries import take_seq
 
 logger = logging.getLogger(__name__)
 

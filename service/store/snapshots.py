@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, delete, insert, literal, select
 
-from service.store.repository import NOT_DELETED
+from service.store.galleries import NOT_DELETED
 from service.store.sql_time import now
 from service.store.tables import gallery, gallery_snapshot
 

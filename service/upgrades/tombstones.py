@@ -19,7 +19,7 @@ from service.background import Background
 from service.errors import UnknownGallery
 from service.logs import RecurringErrors
 from service.store.database import Database
-from service.store.repository import NOT_DELETED, take_seq
+from service.store.galleries import NOT_DELETED, take_seq
 from service.store.sql_arrays import key_table
 from service.store.sql_time import now
 from service.store.tables import backfill, backfill_curve, backfill_failure, gallery, item, item_traffic

@@ -18,8 +18,8 @@ from service.settings import Settings
 from service.store import change_waiters
 from service.store.database import Database
 from service.store.deletion import delete_gallery
+from service.store.galleries import insert_gallery, take_seq
 from service.store.migration import upgrade
-from service.store.repository import insert_gallery, take_seq
 from staging.builders import make_version
 from staging.waiting import until
 

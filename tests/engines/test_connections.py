@@ -29,7 +29,7 @@ import service.http.galleries
 import service.store.database
 from service.settings import Settings
 from service.store.database import Database
-from service.store.repository import insert_gallery, take_seq
+from service.store.galleries import insert_gallery, take_seq
 from staging.served import serving
 
 pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)

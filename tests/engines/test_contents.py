@@ -18,8 +18,9 @@ from service.settings import Settings
 from service.store.contents import gallery_contents
 from service.store.database import Database
 from service.store.embeddings import put_embeddings
+from service.store.galleries import insert_gallery, take_seq
+from service.store.items import NewItem, delete_items, store_items
 from service.store.migration import upgrade
-from service.store.repository import NewItem, delete_items, insert_gallery, store_items, take_seq
 from service.store.tables import embedding
 from staging.builders import make_version
 

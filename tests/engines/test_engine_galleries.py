@@ -73,7 +73,7 @@ def url(server: Any) -> Iterator[str]:
 @pytest.fixture
 def elsewhere(place: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setattr(engine_writer, "PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr("service.store.repository.FEED_BLOCK", 7)
+    monkeypatch.setattr("service.store.change_feed.FEED_BLOCK", 7)
     return Settings(data=tmp_path / "data", **place)
 
 

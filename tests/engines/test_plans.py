@@ -6,8 +6,9 @@ from sqlalchemy import Connection, event, insert, select, text
 
 from service.settings import Settings
 from service.store.database import Database
+from service.store.galleries import insert_gallery
+from service.store.items import items_after
 from service.store.migration import upgrade
-from service.store.repository import insert_gallery, items_after
 from service.store.sql_arrays import select_keys
 from service.store.tables import item, version
 from staging.plans import Planning

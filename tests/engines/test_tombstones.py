@@ -15,8 +15,9 @@ from service.backfills.planner import BackfillState
 from service.settings import Settings
 from service.store.database import Database
 from service.store.deletion import delete_gallery
+from service.store.galleries import take_seq
+from service.store.items import delete_items
 from service.store.migration import upgrade
-from service.store.repository import delete_items, take_seq
 from service.store.tables import backfill_curve, backfill_failure, embedding, gallery, item, item_traffic
 from service.upgrades import tombstones
 from service.upgrades.curves.points import CurveState

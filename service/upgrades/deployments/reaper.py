@@ -26,8 +26,8 @@ from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.deletion import deleted_galleries
 from service.store.embeddings import first_held
+from service.store.galleries import gallery_row, take_seq
 from service.store.partitioned import in_gallery
-from service.store.repository import gallery_row, take_seq
 from service.store.rows import EMPTIED
 from service.store.sql_arrays import key_range, key_table
 from service.store.tables import deployment, embedding, item

@@ -20,8 +20,8 @@ from service.registry.registry import LoadedVersion, Registry
 from service.store import partitions
 from service.store.database import Database
 from service.store.embeddings import first_held
+from service.store.galleries import gallery_named
 from service.store.partitioned import of_item
-from service.store.repository import gallery_named
 from service.store.rows import EMPTIED, BackfillRow, DeploymentRow, GalleryRow, all_of
 from service.store.sql_arrays import select_keys
 from service.store.tables import backfill, backfill_failure, deployment, embedding, item

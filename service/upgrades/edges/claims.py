@@ -30,7 +30,7 @@ from service.registry.stored_contents import InputRequest, Inputs, embed, embeds
 from service.schemas import Body, Name, Seed
 from service.store.blobs import Blobs
 from service.store.database import Database
-from service.store.repository import gallery_named
+from service.store.galleries import gallery_named
 
 TOLERANCE = 0.01
 """Largest legal distance of two embeddings of an image, relative to the old one's length; a cosine of 0.99995."""

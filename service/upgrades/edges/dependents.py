@@ -22,7 +22,7 @@ from service.registry.rollout_records import trial_versions
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.database import Database
-from service.store.repository import versions_emptied
+from service.store.held_versions import versions_emptied
 from service.store.rows import GalleryRow
 
 

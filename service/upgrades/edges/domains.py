@@ -17,9 +17,9 @@ from service.registry.registry import LoadedVersion, Registry
 from service.schemas import Body, KindName, Name, Seed
 from service.store.database import Database
 from service.store.embeddings import has_own_embedding
+from service.store.galleries import gallery_named
 from service.store.partitioned import in_gallery
 from service.store.random_items import RandomItems
-from service.store.repository import gallery_named
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes, is_usable

@@ -50,7 +50,7 @@ from service.schemas import Body, FieldPath, Name, Seed
 from service.store.audit import ChangeContext
 from service.store.blobs import Blobs
 from service.store.database import Database
-from service.store.repository import gallery_named
+from service.store.galleries import gallery_named
 from service.upgrades.edges.changes import accept, both_versions, check_no_edge
 from service.upgrades.edges.sampling import make_pairs
 

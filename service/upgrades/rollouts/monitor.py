@@ -32,7 +32,7 @@ from service.registry.rollout_records import CANARY, SHADOW, Counters, Rollout, 
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.database import Database
-from service.store.repository import take_seq
+from service.store.galleries import take_seq
 from service.upgrades.deployments.history import DeploymentState, on_its_way
 from service.upgrades.deployments.lifecycle import roll_back
 from service.upgrades.deployments.transition import TransitionRequest

@@ -13,8 +13,8 @@ import pytest
 
 from service.store import offloading, sql_time
 from service.store.blobs import Blobs, StoreUnreachable
+from service.store.change_feed import changes
 from service.store.deletion import delete_gallery, forget_gallery, free_items
-from service.store.repository import changes
 from service.store.vector_files import drop_file, files
 from service.store.vector_parquet import NoParquet
 from staging.vector_site import DIM, IDS, V1, Site, written_meanwhile

@@ -11,7 +11,7 @@ import pytest
 
 from service.store import offloader, offloading
 from service.store.blobs import Blobs
-from service.store.repository import insert_gallery
+from service.store.galleries import insert_gallery
 from staging.vector_site import DIM, GALLERIES, IDS, Site, written_meanwhile
 
 

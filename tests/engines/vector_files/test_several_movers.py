@@ -11,8 +11,9 @@ import pytest
 
 from service.store import offloader, offloading
 from service.store.blobs import Blobs
+from service.store.galleries import insert_gallery
+from service.store.items import rows_of
 from service.store.job_leases import acquire_job
-from service.store.repository import insert_gallery, rows_of
 from service.store.vector_files import files
 from staging.vector_site import DIM, IDS, V1, Site
 

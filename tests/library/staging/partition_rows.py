@@ -10,7 +10,8 @@ import numpy as np
 from sqlalchemy import Connection, text
 
 from service.store.database import Database
-from service.store.repository import NewItem, store_items, take_seq
+from service.store.galleries import take_seq
+from service.store.items import NewItem, store_items
 
 PLACES = "select tableoid::regclass::text, item_id, gallery_id, version_id from embedding order by item_id, version_id"
 

@@ -15,8 +15,9 @@ from service.registry.version_records import insert_version
 from service.replica.replica import Replica
 from service.settings import Settings
 from service.store.database import Database
+from service.store.galleries import insert_gallery, take_seq
+from service.store.items import NewItem, delete_items, store_items
 from service.store.migration import upgrade
-from service.store.repository import NewItem, delete_items, insert_gallery, store_items, take_seq
 from service.store.tables import gallery
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from sqlalchemy import Connection, select
 
 from service.store.database import Database
-from service.store.repository import gallery_named
+from service.store.galleries import gallery_named
 from service.store.tables import backfill, deployment, embedding, item, version
 from service.store.vector_reader import read_vectors
 

@@ -12,7 +12,8 @@ from sqlalchemy import select, update
 
 from service.replica.loaded import LoadedGallery
 from service.store.embeddings import put_embeddings
-from service.store.repository import NewItem, store_items, take_seq
+from service.store.galleries import take_seq
+from service.store.items import NewItem, store_items
 from service.store.tables import gallery, item
 from staging.builders import make_version
 from staging.replicated import ReplicatedWorld

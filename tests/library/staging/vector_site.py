@@ -12,10 +12,12 @@ from sqlalchemy import func, select
 from index.space import Vectors
 from service.settings import Settings
 from service.store.blob_references import open_blobs
+from service.store.change_feed import changes
 from service.store.database import Database
 from service.store.embeddings import embeddings_by_id, put_embeddings, vectors_of
+from service.store.galleries import insert_gallery, take_seq
+from service.store.items import NewItem, delete_items, rows_of, store_items
 from service.store.offloader import Offloader
-from service.store.repository import NewItem, changes, delete_items, insert_gallery, rows_of, store_items, take_seq
 from service.store.tables import embedding
 from service.store.vector_files import IS_IN_DATABASE, files
 

@@ -14,7 +14,7 @@ from service.backfills.outcome import Failed
 from service.backfills.planner import BackfillState, change_state, drained
 from service.backfills.scores import sorted_scores
 from service.store import sql_time
-from service.store.repository import delete_items
+from service.store.items import delete_items
 from service.store.tables import backfill_failure, item
 from staging.plans import V2, Clock, Planning, flat, moved_of
 

@@ -13,7 +13,8 @@ from service.backfills.completion import Planner
 from service.backfills.planner import BackfillState
 from service.doctor.examination import Doctor
 from service.store.embeddings import put_embeddings
-from service.store.repository import gallery_named, rows_of
+from service.store.galleries import gallery_named
+from service.store.items import rows_of
 from service.store.tables import embedding
 from staging.served import problem
 from staging.waiting import until

@@ -25,8 +25,8 @@ from service.store.blob_references import open_blobs
 from service.store.blobs import Blobs, StoreUnreachable
 from service.store.database import Database
 from service.store.deletion import delete_gallery
+from service.store.galleries import take_seq
 from service.store.offloader import Offloader
-from service.store.repository import take_seq
 from service.store.tables import embedding, evaluation, evaluation_embedding, gallery, item
 from service.store.vector_codec import from_bytes, to_bytes
 from service.store.vector_reader import with_vectors

@@ -14,7 +14,9 @@ from sqlalchemy.exc import OperationalError
 from service.settings import Settings
 from service.store import item_counts
 from service.store.deletion import delete_gallery, forget_gallery, free_items
-from service.store.repository import NewItem, live_items_by_version, store_items, take_seq
+from service.store.galleries import take_seq
+from service.store.held_versions import live_items_by_version
+from service.store.items import NewItem, store_items
 from service.store.tables import gallery, item, metadata
 from service.upgrades import gallery_removal
 from service.upgrades.deployments import reaper

@@ -16,7 +16,8 @@ from service.registry.storing import UpdateMode, store
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.database import Database
-from service.store.repository import NewItem, take_seq
+from service.store.galleries import take_seq
+from service.store.items import NewItem
 from staging.builders import make_version
 from staging.replicated import ReplicatedWorld
 

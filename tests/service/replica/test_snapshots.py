@@ -11,8 +11,9 @@ from index.engines import segments
 from service.replica import snapshots
 from service.replica.load_progress import LoadProgress
 from service.replica.replica import Replica
+from service.store.change_feed import feed_of
 from service.store.deletion import delete_gallery, forget_gallery, free_items
-from service.store.repository import feed_of, take_seq
+from service.store.galleries import take_seq
 from service.store.snapshots import MAX_RECORDED, record_snapshot, snapshots_of
 from service.store.tables import item
 from service.upgrades.tombstones import TombstonePurger

@@ -19,7 +19,8 @@ from index.errors import DeviceUnavailable
 from service.replica import replica
 from service.runtime import running
 from service.settings import Settings
-from service.store.repository import feed_of, insert_gallery, set_index
+from service.store.change_feed import feed_of
+from service.store.galleries import insert_gallery, set_index
 from service.store.tables import embedding
 from service.store.vector_codec import digests_to_bytes, to_bytes
 from staging.builders import make_version

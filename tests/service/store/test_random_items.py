@@ -13,10 +13,10 @@ from sqlalchemy import Connection, insert
 from service.settings import Settings
 from service.store import random_items
 from service.store.database import Database
+from service.store.galleries import insert_gallery
 from service.store.migration import upgrade
 from service.store.random_items import RandomItems
 from service.store.ranges import Keys
-from service.store.repository import insert_gallery
 from service.store.tables import item
 
 ITEMS = 500

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, update
 
 from service.store.embeddings import put_embeddings
-from service.store.repository import take_seq
+from service.store.galleries import take_seq
 from service.store.tables import deployment, gallery, item
 from service.upgrades.deployments import retiring
 from service.upgrades.deployments.transition import TransitionRequest

@@ -12,27 +12,17 @@ from sqlalchemy import Connection, insert, select
 from index.metadata.metadata import Item
 from service.errors import UnknownGallery, UnknownItem
 from service.settings import Settings
-from service.store import repository
+from service.store import change_feed
 from service.store import sql_arrays as listed
+from service.store.change_feed import changes
 from service.store.database import Database
 from service.store.deletion import delete_gallery, deleted_galleries, forget_gallery, free_items
 from service.store.embeddings import put_embeddings
+from service.store.galleries import gallery_named, gallery_row, insert_gallery, take_seq
+from service.store.held_versions import live_items_by_version, versions_with_embeddings
+from service.store.items import NewItem, delete_items, items_after, items_named, live_item, store_items
 from service.store.migration import upgrade
 from service.store.partitioned import of_item
-from service.store.repository import (
-    NewItem,
-    changes,
-    delete_items,
-    gallery_named,
-    gallery_row,
-    insert_gallery,
-    items_after,
-    live_item,
-    live_items_by_version,
-    store_items,
-    take_seq,
-    versions_with_embeddings,
-)
 from service.store.tables import embedding, item, version
 from service.store.vector_codec import from_bytes, to_bytes
 
@@ -82,7 +72,7 @@ def test_new_items_are_told_at_once_as_the_feed_tells_them(connection: Connectio
     added = [new("plain"), new("awkward", **awkward), new("named\u00e4 , [")]
     store_items(connection, 1, 1, added, first)
 
-    told = repository.items_named(connection, 1, first, [one.external_id for one in added])
+    told = items_named(connection, 1, first, [one.external_id for one in added])
 
     rows = [row for block in changes(connection, 1, first - 1) for row in block]
     assert list(told.items()) == [(row[0], Item(*row[4:7])) for row in rows]
@@ -225,7 +215,7 @@ def test_pages_pass_over_deleted_items(connection: Connection) -> None:
 
 def test_more_items_than_a_statement_takes(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listed, "BLOCK", 7)
-    monkeypatch.setattr(repository, "FEED_BLOCK", 4)
+    monkeypatch.setattr(change_feed, "FEED_BLOCK", 4)
     items = [new(str(n), n) for n in range(30)]
 
     store(connection, *items)
