@@ -47,11 +47,14 @@ def embed_items(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> It
 
     Raises:
         UnknownItem: the gallery does not hold an item; names the first.
+        StoreUnreachable: the image store does not answer; no image counts as lost.
     """
     groups: defaultdict[tuple[str, frozenset[str]], list[QueryItem]] = defaultdict(list)
     for query in _read(service, live, ids):
         encoders = frozenset(query.embeddings) | _encoders(service, query.blob)
         version = live.current.name if live.current and live.current.name in encoders else query.active
+        if query.embeddings and version not in query.embeddings and _is_lost(service, query.blob):
+            version, encoders = query.active, frozenset(query.embeddings)
         groups[version, encoders].append(query)
     for (version, encoders), members in groups.items():
         encode = functools.cache(functools.partial(_encode, service, members))
@@ -64,6 +67,14 @@ def _encoders(service: Runtime, blob: str | None) -> frozenset[str]:
     if blob is None:
         return frozenset()
     return service.registry.text_encoders() if is_text(blob) else service.registry.encoders()
+
+
+def _is_lost(service: Runtime, blob: str | None) -> bool:
+    """Whether an image or text is missing. Raises StoreUnreachable."""
+    if blob is None or service.blobs.exists(blob):
+        return False
+    service.blobs.check()
+    return True
 
 
 def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator[QueryItem]:

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import select, update
 
 from index.encoders.encoder import Encoder
 from index.encoders.image import decode_image
 from index.version import Version
+from service.store.tables import embedding, item
 from staging.builders import make_version
 from staging.served import problem
 
@@ -43,6 +45,15 @@ def store(served: Any, path: str, numbers: range, pictures: list[bytes]) -> None
 
 def ask(served: Any, path: str, **body: Any) -> Any:
     return served.http.post(f"{path}/query", json=body)
+
+
+def lose_image(served: Any, path: str, name: str) -> int:
+    """Remove an item's image from the store; returns the item's key."""
+    live = served.runtime.replica.find(path.rpartition("/")[2])
+    with served.runtime.database.lookup() as connection:
+        row = connection.execute(select(item).where(item.c.gallery_id == live.id, item.c.external_id == name)).one()
+    assert served.runtime.blobs.remove([row.blob]) == []
+    return int(row.id)
 
 
 def ids(response: Any) -> list[list[str]]:
@@ -90,15 +101,29 @@ class TestItems:
         assert [(d["version"], d["items"]) for d in answer["degraded"]] == [("v2", 2)]
         assert "no edge leads" in answer["degraded"][0]["reason"]
 
-    def test_an_item_whose_image_is_gone_is_named(self, served: Any, pictures: list[bytes]) -> None:
+    def test_an_item_whose_image_is_lost_asks_as_the_version_it_has(self, served: Any, pictures: list[bytes]) -> None:
         path = served.gallery()
         store(served, path, range(3), pictures)
         served.deploy(path, "v2")
-        service = served.runtime
-        live = service.replica.find(path.rpartition("/")[2])
-        service.blobs.remove_gallery(live.id)
+        store(served, path, range(3, 5), pictures)
+        lose_image(served, path, "i0")
 
-        problem(ask(served, path, items=["i0"], k=1), 404, "no_image", "/items/0")
+        answer = ask(served, path, items=["i1", "i0"], k=5).json()
+
+        (kept, lost) = answer["results"]
+        assert (kept["version"], {m["id"] for m in kept["matches"]}) == ("v2", {"i0", "i2", "i3", "i4"})
+        assert (lost["version"], {m["id"] for m in lost["matches"]}) == ("v1", {"i1", "i2"})
+        assert [(d["version"], d["items"]) for d in answer["degraded"]] == [("v2", 2)]
+        problem(ask(served, path, items=["i0"], k=5, strict=True), 409, "no_route")
+
+    def test_an_item_whose_image_and_embedding_are_lost_is_named(self, served: Any, pictures: list[bytes]) -> None:
+        path = served.gallery()
+        store(served, path, range(2), pictures)
+        key = lose_image(served, path, "i0")
+        with served.runtime.database.write() as connection:
+            connection.execute(update(embedding).where(embedding.c.item_id == key).values(vector=b"damaged"))
+
+        problem(ask(served, path, items=["i1", "i0"], k=1), 404, "no_image", "/items/1")
 
     def test_an_item_that_is_not_there_is_named(self, served: Any, filled: str) -> None:
         problem(ask(served, filled, items=["i3", "i99"], k=1), 404, "unknown_item", "/items/1")
