@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regraft import inputs
-from regraft.connection import Connection, Json
+from regraft.connection import Connection, Json, UnexpectedAnswer
 from regraft.inputs import NPY, ArrowTable, InvalidInput
 from regraft.models import DeleteResult, EmbeddingPage, IngestResult, ItemDetail, ItemPage, MetadataResult, MissingPage
 from regraft.paths import MAX_PARAMS, change_params, flag, path_of
@@ -185,8 +185,16 @@ class ItemRoutes(Connection):
 
     @route
     async def item(self, gallery: str, item: str) -> ItemDetail:
-        """GET /v1/galleries/{gallery}/items/{item}: metadata, text, active version, embeddings without vectors."""
-        return await self._ask(ItemDetail, "GET", path_of("galleries", gallery, "items", item))
+        """GET /v1/galleries/{gallery}/items/{item}: metadata, text, active version, embeddings without vectors.
+
+        Raises:
+            UnexpectedAnswer: it shows another item, as a proxy that merges slashes reads `a/b` instead of `a//b`.
+        """
+        shown = await self._ask(ItemDetail, "GET", path_of("galleries", gallery, "items", item))
+        if shown.id != str(item):
+            why = f"item {str(item)!r} was asked for, and the answer shows {shown.id!r}: a proxy changes the path"
+            raise UnexpectedAnswer(why)
+        return shown
 
     @route
     async def item_image(self, gallery: str, item: str) -> bytes:

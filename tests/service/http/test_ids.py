@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from index.item_id import are_plain_ids, is_item_id
-from regraft.client import Client, Problem
+from regraft.client import Client, Problem, UnexpectedAnswer
 from staging.builders import make_version
 from staging.served import problem
 
@@ -79,7 +79,7 @@ def test_a_deletion_of_more_than_an_item_says_twice_what_it_deletes(served: Any)
     assert served.remove(path).status_code == 204
 
 
-def test_a_proxy_that_merges_slashes_makes_the_client_delete_no_other_item(served: Any) -> None:
+def test_a_proxy_that_merges_slashes_makes_the_client_delete_and_show_no_other_item(served: Any) -> None:
     """As nginx does by default, if it also removes a prefix."""
     path = served.gallery()
     ids = ["a//b", "a/b", "c%20d"]
@@ -93,10 +93,14 @@ def test_a_proxy_that_merges_slashes_makes_the_client_delete_no_other_item(serve
         gallery = path.rpartition("/")[2]
         with pytest.raises(Problem, match="confirm must be 'a/b'"):
             client.delete_item(gallery, "a//b")
+        with pytest.raises(UnexpectedAnswer, match="item 'a//b' was asked for, and the answer shows 'a/b'"):
+            client.item(gallery, "a//b")
+        assert client.item(gallery, "a/b").id == "a/b"
         client.delete_item(gallery, "a/b")
 
     with Client(str(served.http.base_url).removesuffix("/v1/")) as client:
         assert [item.id for item in client.items(gallery).items] == ["a//b", "c%20d"]
+        assert [client.item(gallery, key).id for key in ("a//b", "c%20d")] == ["a//b", "c%20d"]
         client.delete_item(gallery, "c%20d")
         client.delete_item(gallery, "a//b")
     assert served.http.get(path).json()["items"] == 0
