@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from regraft.client import Client, TextItem
+from regraft.connection import Problem
 from regraft.ingest_batch import ingest_in_halves
 from regraft.models import IngestResult, ItemError
 from regraft.sources.base import Batch, Column, ItemSource
 from regraft.transfer.import_state import Progress, StoredIds, locked_ids, resume, save
 
 PAGE = 1000
-NO_ROUTE, DUPLICATE_ID = "no_route", "duplicate_id"
+NO_ROUTE, DUPLICATE_ID, NO_TEXT_ENTRANCE = "no_route", "duplicate_id", "no_text_entrance"
 T = TypeVar("T")
 
 
@@ -153,8 +154,8 @@ def _store(
         item: dict[str, Any] = {"id": batch.ids[row], "embedding": vector}
         if not update_only and row not in known and batch.metadata[row] is not None:
             item["metadata"] = batch.metadata[row]
-        if not update_only and row not in known and batch.texts and batch.texts[row] is not None:
-            item["text"] = batch.texts[row]
+        if not update_only and row not in known and batch.texts and (batch.texts[row] or "").strip():
+            item["text"] = batch.texts[row]  # a blank one would be refused, and the vector with it
         items.append(item)
     send = client.put_embeddings if update_only else client.ingest_embeddings
     return _send_rows(
@@ -178,4 +179,13 @@ def _store_texts(
     if not rows:
         return {}
     items = [TextItem(batch.ids[row], batch.texts[row] or "", batch.metadata[row]) for row in rows]
-    return _send_rows(rows, items, lambda some: client.ingest_texts(gallery, some), progress)
+    try:
+        return _send_rows(rows, items, lambda some: client.ingest_texts(gallery, some), progress)
+    except Problem as problem:
+        if problem.code != NO_TEXT_ENTRANCE:
+            raise
+        # Of the batch, not of a row: but rows that lack a vector must not end an import of vectors.
+        return {
+            row: ItemError(index=0, id=batch.ids[row], code=problem.code, detail=problem.detail, pointer="/text")
+            for row in rows
+        }

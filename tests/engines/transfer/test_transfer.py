@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import make_url
 
+from index.creation.supplied import Supplied
 from index.errors import InvalidArgument
-from regraft import Client
+from regraft import Client, Version
 from regraft.client import TextItem
 from regraft.sources.base import Wanted
 from regraft.sources.opening import open_source
@@ -148,6 +149,37 @@ def test_texts_alone_are_imported_and_embedded(client: Client, tmp_path: Path) -
 
     assert (done.stored, done.skipped) == (1, {"no id": 1, "no vector": 1, "invalid_text": 1})
     assert [(one.text, one.metadata) for one in client.items(name, with_text=True).items] == [("east", {"n": 1})]
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_blank_text_costs_a_row_nothing_but_its_text(client: Client, tmp_path: Path, size: int) -> None:
+    rows = {"id": ["a", "b"], "body": [" \n", "east"], "v": OLD[:2].tolist()}
+    pq.write_table(pa.table(rows), file := tmp_path / "texts.parquet")
+
+    source = TableFile(file, Wanted(text="body", vectors={"v": "v1"}))
+    done = import_gallery(client, name := gallery(client, "texts", "v1"), source, tmp_path / "state", size=size)
+
+    assert (done.stored, done.skipped) == (2, {})
+    items = client.items(name, with_text=True).items
+    assert {one.id: one.text for one in items} == {"a": None, "b": "east"}
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_a_text_without_a_vector_that_the_current_version_cannot_embed_is_counted(
+    client: Client, tmp_path: Path, size: int
+) -> None:
+    client.register_version(Version.create(tmp_path / "from-outside", Supplied(4)).folder)
+    rows = {"id": ["a", "b", "c"], "body": ["north", "east", "north"], "v": [None, OLD[1].tolist(), None]}
+    pq.write_table(pa.table(rows), file := tmp_path / "texts.parquet")
+
+    source = TableFile(file, Wanted(text="body", vectors={"v": "from-outside"}))
+    done = import_gallery(
+        client, name := gallery(client, "texts", "from-outside"), source, tmp_path / "state", size=size
+    )
+
+    assert (done.read, done.stored, done.skipped) == (3, 1, {"no_text_entrance": 2})
+    assert done.examples["no_text_entrance"].startswith("a: version 'from-outside' has no text entrance")
+    assert [(one.id, one.text) for one in client.items(name, with_text=True).items] == [("b", "east")]
 
 
 @pytest.mark.parametrize(("kind", "named"), [("integer", "{}"), ("char(8)", "k{:02}"), ("bit(8)", "{:08b}")])
