@@ -84,6 +84,12 @@ def check_choices(recipe: Recipe) -> None:
         find_augmentation(augment)
     if recipe.patience and not recipe.held_out:
         raise InvalidArgument("patience requires held_out", pointer="/patience")
+    if recipe.warmup_epochs > recipe.epochs:
+        # The training would end before its rate is the recipe's.
+        raise InvalidArgument(
+            f"warmup_epochs must be 0 to {recipe.epochs}, the epochs of the training, not {recipe.warmup_epochs}",
+            pointer="/warmup_epochs",
+        )
     if list(recipe.milestones) != sorted(set(recipe.milestones)) or not all(
         0 < epoch < recipe.epochs for epoch in recipe.milestones
     ):

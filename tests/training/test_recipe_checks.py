@@ -96,6 +96,7 @@ def test_every_option_that_is_a_number_has_limits_and_its_default_is_within() ->
         ({"augment": "mirror"}, "augment 'mirror' is unknown; legal: none, "),
         ({"side_augment": "mirror"}, "augment 'mirror' is unknown; legal: none, "),
         ({"patience": 1}, "patience requires held_out"),
+        ({"warmup_epochs": 3}, "warmup_epochs must be 0 to 2, the epochs of the training, not 3"),
         *(
             ({"milestones": m}, "milestones must rise from 1 to below epochs=2")
             for m in ((2,), (0,), (-1,), (5, 1), (1, 1))
