@@ -193,6 +193,13 @@ class OutOfMemoryUnknown(RegraftError):
     code = "out_of_memory_unknown"
 
 
+class ShuttingDown(RegraftError):
+    """The service stopped before it could answer; it is unknown whether the request was carried out."""
+
+    status = 503
+    code = "shutting_down"
+
+
 class DatabaseUnavailable(RegraftError):
     """The database does not answer; it is unknown whether a requested change was made."""
 

@@ -30,6 +30,7 @@ from service.errors import (
     OutOfMemory,
     OutOfMemoryCommitted,
     OutOfMemoryUnknown,
+    ShuttingDown,
     Unauthorized,
 )
 from service.http import console
@@ -61,13 +62,6 @@ OWN_PAGES = {b"none", b"same-origin"}
 """`Sec-Fetch-Site` of addresses that a user entered, and of this service's own pages."""
 Count = Callable[[Scope, int, float], None]
 """Counts a request: its scope, the status of its response (0: there was none), and its seconds."""
-
-
-class ShuttingDown(RegraftError):
-    """The service stopped before it could answer; it is unknown whether the request was carried out."""
-
-    status = 503
-    code = "shutting_down"
 
 
 class ExposedWithoutKey(RegraftError):

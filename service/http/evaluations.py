@@ -23,12 +23,12 @@ from regraft.models import EvaluationInfo, EvaluationList
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, many, reads
 from service.http.forms import FORM, JSON, NO_SUCH_FILE, Form, media_type, read_form
-from service.http.ingest_store import write_contents
-from service.http.ingest_texts import read_text
 from service.http.parsing import parse_json
 from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service, read_body
-from service.http.stored_json import storage_problem
+from service.items.stored_json import storage_problem
+from service.items.texts import read_text
+from service.items.transaction import write_contents
 from service.registry.embedding import errors_at
 from service.runtime import Runtime
 from service.schemas import ID, Name, Number, check_embeddings, take_object

@@ -24,13 +24,13 @@ from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives,
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.ingest import ingest_array, ingest_images, ingest_json, ingest_table
-from service.http.ingest_store import Ingested, IngestOptions
-from service.http.item_deletion import delete_named, delete_passing
-from service.http.item_metadata import patch_named, patch_passing
 from service.http.item_texts import texts_of
 from service.http.parsing import parse_any_json
 from service.http.request_context import CONFIRMED_IF_GIVEN, RequestContext
 from service.http.requests import CheckedRoute, Service, read_body
+from service.items.deletion import delete_named, delete_passing
+from service.items.metadata import patch_named, patch_passing
+from service.items.transaction import Ingested, IngestOptions
 from service.registry.placement import Places, places_in
 from service.registry.storing import UpdateMode
 from service.runtime import Runtime

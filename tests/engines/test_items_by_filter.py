@@ -13,7 +13,7 @@ from hypothesis import settings as drawn
 from hypothesis import strategies as st
 
 from naive_filters import documents, filters, holds
-from service.http import passing_items
+from service.items import by_filter
 from service.store import filtering
 from service.store.sql_arrays import key_range
 from staging.served import JSON, Served, problem
@@ -140,8 +140,8 @@ def test_what_is_no_filter_is_refused(shop: Served) -> None:
 @pytest.fixture
 def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
     """Deletes three items a transaction, and does something once all that pass are found, before the first goes."""
-    monkeypatch.setattr(passing_items, "BLOCK", 3)
-    block = passing_items._change_block
+    monkeypatch.setattr(by_filter, "BLOCK", 3)
+    block = by_filter._change_block
 
     def planned(act: Callable[[], Any]) -> None:
         todo = [act]
@@ -151,7 +151,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], No
                 todo.pop()()
             return block(*given)
 
-        monkeypatch.setattr(passing_items, "_change_block", acting)
+        monkeypatch.setattr(by_filter, "_change_block", acting)
 
     return planned
 

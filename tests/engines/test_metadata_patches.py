@@ -14,8 +14,8 @@ from hypothesis import settings as drawn
 from hypothesis import strategies as st
 
 from naive_filters import documents, filters, holds
-from service.http import passing_items
-from service.http.item_metadata import merge_patch
+from service.items import by_filter
+from service.items.metadata import merge_patch
 from service.settings import Settings
 from staging.served import JSON, Served, problem, serving
 
@@ -132,7 +132,7 @@ def test_an_atomic_batch_and_a_dry_run_change_nothing(shop: Served) -> None:
 def test_an_item_that_would_hold_too_much_is_named_and_the_others_are_patched(
     shop: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passing_items, "BLOCK", 3)
+    monkeypatch.setattr(by_filter, "BLOCK", 3)
     path, most = shop.gallery("plain"), shop.runtime.settings.max_metadata_bytes
     about = {f"i{n}": {"even": n % 2 == 0} for n in range(20)}
     shop.store(path, about | {"i4": {"even": True, "long": "x" * (most - 100)}})

@@ -12,7 +12,8 @@ from typing import Any
 from index import contents
 from index.engines import segment, segments
 from index.gallery import Gallery
-from service.http import app, deployments, item_deletion, passing_items, versions
+from service.http import app, deployments, versions
+from service.items import by_filter, deletion
 from service.replica import indexer, snapshots
 from service.replica.cache import Cache
 from service.settings import Settings
@@ -39,8 +40,8 @@ POINTS: dict[str, list[tuple[Any, str, bool]]] = {
     "loading": [(Gallery, "load", True)],
     "unloading": [(Cache, "make_room", True)],
     "purging": [(tombstones, "_purge_block", True)],
-    "removing": [(item_deletion, "_delete", True)],
-    "removed": [(passing_items, "_change_block", True)],
+    "removing": [(deletion, "_delete", True)],
+    "removed": [(by_filter, "_change_block", True)],
     "registering": [(versions, "sync_all", True)],
     "unregistering": [(removal, "sync_all", True)],
     "connecting": [(changes, "sync_all", True)],
@@ -64,7 +65,7 @@ def doom(call: Callable[..., Any], at_end: bool, number: int, calls: Any) -> Cal
 
 if __name__ == "__main__":
     port, point, number = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    reaper.BLOCK = gallery_removal.BLOCK = passing_items.BLOCK = tombstones.BLOCK = 10
+    reaper.BLOCK = gallery_removal.BLOCK = by_filter.BLOCK = tombstones.BLOCK = 10
     memory = {}
     if point in SMALL:
         segments.SEAL_ROWS = segment.MIN_APPROXIMATE = 10

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import service.http.ingest_store
+import service.items.transaction
 from staging.ingest import blobs
 from staging.served import problem
 
@@ -16,7 +16,7 @@ def test_a_batch_encoded_while_another_version_was_deployed_is_encoded_again(
     served: Any, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = served.gallery("v1")
-    store = service.http.ingest_store.store_batch
+    store = service.items.transaction.store_batch
     seen: list[str] = []
 
     def deploy_first(to: Any, *rest: Any) -> Any:
@@ -26,7 +26,7 @@ def test_a_batch_encoded_while_another_version_was_deployed_is_encoded_again(
         seen.append(to.current.name)
         return store(to, *rest)
 
-    monkeypatch.setattr(service.http.ingest_store, "store_batch", deploy_first)
+    monkeypatch.setattr(service.items.transaction, "store_batch", deploy_first)
     count = len(blobs(served))
 
     assert served.ingest(path, {"a": pictures[0]}).json()["stored"] == 1

@@ -1,4 +1,4 @@
-"""Items with texts, embedded by the current version's text entrance, or sent with an embedding made elsewhere.
+"""Texts as items, embedded by the current version's text entrance.
 
 A text is stored unchanged, in UTF-8. Like an image, it replaces the content and embeddings of an existing item.
 """
@@ -13,10 +13,9 @@ from typing import Any
 from index.encoders.text import check_text
 from index.errors import InvalidText, RegraftError
 from service.errors import InvalidBody
-from service.http.ingest_batch import IngestBatch, ItemDraft, read_batch
-from service.http.ingest_store import Destination, Ingested, refuse_existing, store_batch, store_contents
+from service.items.batch import IngestBatch, ItemDraft, read_batch
+from service.items.transaction import Destination, Ingested, refuse_existing, store_contents
 from service.registry.embedding import errors_at
-from service.registry.registry import LoadedVersion
 from service.store.blob_keys import TEXT
 from service.store.items import NewItem
 
@@ -47,26 +46,6 @@ def ingest_texts(to: Destination, body: Mapping[str, Any]) -> Ingested:
     items, contents = encode_texts(to, batch, batch.drafts)
     batch.settle(to.options.atomic)
     return store_contents(to, to.current, items, contents, repeat(TEXT), batch)
-
-
-def store_embeddings(
-    to: Destination, version: LoadedVersion, items: Sequence[tuple[ItemDraft, NewItem]], batch: IngestBatch
-) -> Ingested:
-    """Store embeddings by `version`, and the texts that some of them embed. Raises as `ingest_texts`."""
-    bare = [pair for pair in items if pair[0].text is None]
-    texts, contents = [], []
-    for draft, item in items if len(bare) < len(items) else ():
-        if draft.text is None:
-            continue
-        try:
-            contents.append(read_text(draft.text, to.service.settings.max_text_bytes))
-            texts.append((draft, item))
-        except RegraftError as error:
-            batch.refuse(draft.index, draft.id, error)
-    batch.settle(to.options.atomic)
-    if not texts:
-        return store_batch(to, version, bare, batch)
-    return store_contents(to, version, texts, contents, repeat(TEXT), batch, bare)
 
 
 def read_text(value: object, max_bytes: int) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 from index.errors import RegraftError
 from index.item_id import LEGAL_ID, MAX_ID, are_plain_ids, is_item_id
 from service.errors import BodyTooLarge, DuplicateId, InvalidBody, InvalidItem, ItemsRefused
-from service.http.stored_json import are_plain, storage_problem
+from service.items.stored_json import are_plain, storage_problem
 from service.registry.image_losses import ImageLosses
 from service.schemas import take_object
 from service.settings import Settings

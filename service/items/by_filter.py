@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, false, func, select
 
 from index.metadata.filter import parse_filter
-from service.http.auth import ShuttingDown
+from service.errors import ShuttingDown
 from service.runtime import Runtime
 from service.store.filtering import passing
 from service.store.galleries import gallery_named, take_seq

@@ -1,4 +1,8 @@
-"""Store a batch of any kind in one transaction, provided that the version it was encoded for is still current."""
+"""Store a batch of any kind in one transaction, provided that the version it was encoded for is still current.
+
+All items are checked and encoded, and images and texts written, before the transaction, so nothing is half applied. An
+invalid item is reported by its index and the others are stored, unless the batch is atomic or no item is valid.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from index.errors import RegraftError
 from index.version import Origin
 from service.backfills.supplied import tracking_supplied
 from service.errors import ItemExists, UnknownGallery
-from service.http.ingest_batch import IngestBatch, ItemDraft
+from service.items.batch import IngestBatch, ItemDraft
 from service.registry.registry import LoadedVersion
 from service.registry.storing import StoredItems, UpdateMode, store
 from service.runtime import Runtime

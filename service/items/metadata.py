@@ -10,9 +10,9 @@ from sqlalchemy import Connection
 from index.errors import RegraftError
 from regraft.models import ItemError, MetadataResult
 from service.errors import InvalidItem, UnknownItem
-from service.http.ingest_batch import read_batch
-from service.http.passing_items import change_passing
-from service.http.stored_json import storage_problem
+from service.items.batch import read_batch
+from service.items.by_filter import change_passing
+from service.items.stored_json import storage_problem
 from service.runtime import Runtime
 from service.store.audit import ChangeContext
 from service.store.galleries import gallery_named, take_seq

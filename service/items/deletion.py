@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from service.backfills.supplied import tracking_supplied
-from service.http.passing_items import change_passing
+from service.items.by_filter import change_passing
 from service.runtime import Runtime
 from service.store.galleries import gallery_named, take_seq
 from service.store.items import delete_items, rows_of
