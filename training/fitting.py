@@ -196,7 +196,7 @@ class CheckpointWriter(lightning.Callback):
         if other := changes(self.training, training):
             if processes.is_rank_zero():
                 _log.warning(
-                    "%s is of another training with a different %s; the training starts over", self.path, other
+                    "%s is of another training, which differs in %s; the training starts over", self.path, other
                 )
             return 0
         return done

@@ -254,7 +254,7 @@ def test_a_checkpoint_of_another_training_does_not_count_and_what_differs_is_sai
 
     path.train(RECIPE, out, progress=False)
     assert weights(out) == weights(undisturbed)
-    assert "is of another training with a different seed" in caplog.text
+    assert "is of another training, which differs in seed" in caplog.text
 
 
 def test_a_training_goes_on_where_its_images_were_moved(

@@ -167,7 +167,7 @@ def test_a_training_starts_over_if_its_held_out_images_changed_meanwhile(
     path.train(recipe_of(), tmp_path / "v", progress=False)
 
     assert len(seen) == 3 + 5
-    assert "is of another training with a different held-out images" in caplog.text
+    assert "is of another training, which differs in held-out images" in caplog.text
 
 
 def test_patience_without_held_out_images_is_refused(tmp_path: Path) -> None:
