@@ -1,16 +1,23 @@
-"""The bodies of an ingest, read here and stored by `service.items`; an entry point for each kind of body."""
+"""The bodies of an ingest, read here and stored by `service.items`; an entry point for each kind of body.
+
+`ingest_body` finds out which kind it is. Forms are parsed by the routes, each of which takes other files.
+"""
 
 from __future__ import annotations
 
-from typing import Any, BinaryIO
+import json
+from functools import partial
+from typing import Annotated, Any, BinaryIO, Literal
 
+from fastapi import Query, Request, Response
 from numpy.typing import NDArray
 
-from service.errors import InvalidBody, InvalidItem
-from service.http.arrow import read_items
-from service.http.forms import NO_SUCH_FILE, Form
+from service.errors import InvalidBody, InvalidItem, UnknownParameter
+from service.http.arrow import ARROW, read_items
+from service.http.forms import FORM, JSON, NO_SUCH_FILE, Form, media_type
 from service.http.npy import read_npy
 from service.http.parsing import parse_any_json
+from service.http.requests import read_body
 from service.items import images
 from service.items.batch import IngestBatch, read_batch
 from service.items.embeddings import ingest_embeddings
@@ -20,6 +27,36 @@ from service.registry.embedding import errors_at
 from service.registry.storing import UpdateMode
 from service.runtime import Runtime
 from service.schemas import take_object
+
+MadeBy = Annotated[
+    Literal["supplied", "transformed"],
+    Query(description="origin of embeddings; `transformed`: made by a forward edge, in another gallery"),
+]
+TableVersion = Annotated[str | None, Query(description="version of the embeddings of a table in Arrow's format")]
+
+
+async def ingest_body(
+    request: Request, service: Runtime, name: str, version: str | None, options: IngestOptions
+) -> Response | None:
+    """Store the embeddings of a body in JSON or a table in Arrow's format; None: it is a form."""
+    kind = media_type(request, JSON, FORM, ARROW)
+    if version is not None and kind != ARROW:
+        raise UnknownParameter("version must be in the body, except for a table in Arrow's format", pointer="/version")
+    if kind == FORM:
+        return None
+    raw = await read_body(
+        request, service.settings.max_body_bytes if kind == ARROW else service.settings.max_json_bytes
+    )
+    if kind == ARROW:
+        stored = partial(ingest_table, service, name, raw, version, options)
+    else:
+        stored = partial(ingest_json, service, name, raw, options)
+    return await service.run_write(lambda: respond(stored()))
+
+
+def respond(ingested: Ingested) -> Response:
+    """The response to an ingest, in ASCII, since ids of invalid items are repeated; encoded on the calling thread."""
+    return Response(json.dumps(ingested.as_json()), media_type=JSON)
 
 
 def ingest_images(service: Runtime, name: str, form: Form, options: IngestOptions) -> Ingested:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Mapping
-from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from PIL import Image, UnidentifiedImageError
@@ -18,20 +15,19 @@ from index.errors import InvalidArgument, InvalidFilter
 from index.metadata.filter import parse_filter
 from index.version import Origin
 from regraft.models import DeleteResult, EmbeddingInfo, IngestResult, ItemDetail, ItemInfo, ItemPage, MetadataResult
-from service.errors import InvalidBody, NoImage, UnknownParameter
-from service.http.arrow import ARROW
+from service.errors import InvalidBody, NoImage
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives, many, reads
 from service.http.cursors import decode_cursor, encode_cursor
-from service.http.forms import FORM, JSON, media_type, read_form
-from service.http.ingest import ingest_array, ingest_images, ingest_json, ingest_table
-from service.http.item_texts import texts_of
+from service.http.forms import read_form
+from service.http.ingest import MadeBy, TableVersion, ingest_array, ingest_body, ingest_images, respond
 from service.http.parsing import parse_any_json
 from service.http.request_context import CONFIRMED_IF_GIVEN, RequestContext
-from service.http.requests import CheckedRoute, Service, read_body
+from service.http.requests import CheckedRoute, Service
+from service.http.shown_items import MAX_PAGE, WithText, describe_item, texts_of
 from service.items.deletion import delete_named, delete_passing
 from service.items.metadata import patch_named, patch_passing
-from service.items.transaction import Ingested, IngestOptions
-from service.registry.placement import Places, places_in
+from service.items.transaction import IngestOptions
+from service.registry.placement import places_in
 from service.registry.storing import UpdateMode
 from service.runtime import Runtime
 from service.schemas import FILTER, ID, NAME, Body, DeletionIn, ItemId, MetadataIn, Name
@@ -46,16 +42,8 @@ from service.store.tables import item
 
 router = APIRouter(route_class=CheckedRoute, tags=["items"])
 
-MAX_PAGE = 1000
-
 Replace = Annotated[bool | None, Query(description="existing items: true: replaced entirely; false: refused")]
 MODES = {None: UpdateMode.UPSERT, True: UpdateMode.REPLACE, False: UpdateMode.INSERT_ONLY}
-MadeBy = Annotated[
-    Literal["supplied", "transformed"],
-    Query(description="origin of embeddings; `transformed`: made by a forward edge, in another gallery"),
-]
-TableVersion = Annotated[str | None, Query(description="version of the embeddings of a table in Arrow's format")]
-WithText = Annotated[bool, Query(description="show the texts of items")]
 FilterText = Annotated[
     str | None, Query(alias="filter", description="metadata filter as JSON: only items that match it")
 ]
@@ -141,30 +129,6 @@ async def ingest(
             raise InvalidArgument("origin is only legal with embeddings, not with images", pointer="/origin")
         stored = ingest_images if form.array is None else ingest_array
         return await service.run_write(lambda: respond(stored(service, name, form, options)))
-
-
-async def ingest_body(
-    request: Request, service: Runtime, name: str, version: str | None, options: IngestOptions
-) -> Response | None:
-    """Store the embeddings of a body in JSON or a table in Arrow's format; None: it is a form."""
-    kind = media_type(request, JSON, FORM, ARROW)
-    if version is not None and kind != ARROW:
-        raise UnknownParameter("version must be in the body, except for a table in Arrow's format", pointer="/version")
-    if kind == FORM:
-        return None
-    raw = await read_body(
-        request, service.settings.max_body_bytes if kind == ARROW else service.settings.max_json_bytes
-    )
-    if kind == ARROW:
-        stored = partial(ingest_table, service, name, raw, version, options)
-    else:
-        stored = partial(ingest_json, service, name, raw, options)
-    return await service.run_write(lambda: respond(stored()))
-
-
-def respond(ingested: Ingested) -> Response:
-    """The response to an ingest, in ASCII, since ids of invalid items are repeated; encoded on the calling thread."""
-    return Response(json.dumps(ingested.as_json()), media_type=JSON)
 
 
 @router.get("/galleries/{name}/items")
@@ -313,23 +277,3 @@ def _media_type_of(image: bytes) -> str:
             return Image.MIME[opened.format or ""]
     except UnidentifiedImageError:  # damaged since it was stored
         return "application/octet-stream"
-
-
-def describe_item(
-    service: Runtime, places: Places, row: ItemRow, origins: Mapping[int, str], texts: Mapping[str | None, str | None]
-) -> dict[str, Any]:
-    """The fields of `regraft.models.ItemInfo`.
-
-    `origins`: version id -> origin of the item's embedding. `texts`: blob key -> text, if texts are shown.
-    """
-    for version_id in origins:
-        service.registry.by_id(version_id)  # loads versions that another process has registered
-    return {
-        "id": row.external_id,
-        "metadata": row.metadata,
-        "active": service.registry.by_id(places.best(origins)).name if origins else None,
-        "image": row.blob is not None and not is_text(row.blob),
-        "text": texts.get(row.blob),
-        "seq": row.seq,
-        "created": row.created,
-    }

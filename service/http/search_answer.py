@@ -25,8 +25,8 @@ from regraft.models import (
     SearchSeconds,
     ShardSeconds,
 )
-from service.http.item_texts import add_texts, too_long
 from service.http.search_request import KINDS, QueryBatch, SearchRequest
+from service.http.shown_items import add_texts, too_long
 from service.runtime import Runtime
 
 RankedMatch = tuple[float, float, int, int]

@@ -17,11 +17,10 @@ from service.http.body_schemas import EMBEDDING as NUMBERS
 from service.http.body_schemas import FILE, fields, gives, many, reads
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import JSON, Form, read_form
-from service.http.ingest import ingest_array
-from service.http.item_texts import texts_of
-from service.http.items import MAX_PAGE, MadeBy, TableVersion, WithText, describe_item, ingest_body, respond
+from service.http.ingest import MadeBy, TableVersion, ingest_array, ingest_body, respond
 from service.http.parsing import parse_any_json
 from service.http.requests import CheckedRoute, Service
+from service.http.shown_items import MAX_PAGE, WithText, describe_item, texts_of
 from service.items.transaction import IngestOptions
 from service.registry.placement import places_in
 from service.registry.registry import LoadedVersion

@@ -1,14 +1,16 @@
-"""The texts of stored items, for responses that show them."""
+"""Stored items in responses: their fields, their texts, and the parameters of routes that list them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
+from fastapi import Query
 from sqlalchemy import select
 
 from index.errors import InvalidArgument, InvalidText
+from service.registry.placement import Places
 from service.registry.stored_contents import decode_text
 from service.runtime import Runtime
 from service.store.blob_keys import TEXT, is_text
@@ -16,6 +18,31 @@ from service.store.blobs import Blobs
 from service.store.rows import ItemRow
 from service.store.sql_arrays import key_table
 from service.store.tables import item
+
+MAX_PAGE = 1000
+"""Most items of a page."""
+
+WithText = Annotated[bool, Query(description="show the texts of items")]
+
+
+def describe_item(
+    service: Runtime, places: Places, row: ItemRow, origins: Mapping[int, str], texts: Mapping[str | None, str | None]
+) -> dict[str, Any]:
+    """The fields of `regraft.models.ItemInfo`.
+
+    `origins`: version id -> origin of the item's embedding. `texts`: blob key -> text, if texts are shown.
+    """
+    for version_id in origins:
+        service.registry.by_id(version_id)  # loads versions that another process has registered
+    return {
+        "id": row.external_id,
+        "metadata": row.metadata,
+        "active": service.registry.by_id(places.best(origins)).name if origins else None,
+        "image": row.blob is not None and not is_text(row.blob),
+        "text": texts.get(row.blob),
+        "seq": row.seq,
+        "created": row.created,
+    }
 
 
 def texts_of(blobs: Blobs, rows: Iterable[ItemRow]) -> dict[str | None, str | None]:
