@@ -123,6 +123,18 @@ class Wanted:
             raise InvalidArgument(why, pointer="/vector")
         return next(iter(self.vectors.items())) if self.vectors else (default, self.version)
 
+    def vector_of(self, there: Sequence[str], collection: str) -> tuple[str, str | None]:
+        """The field of vectors, of those `there`, and its version; by default `vector`, or the only one.
+
+        Raises:
+            InvalidArgument: several fields are wanted, or an unknown one.
+        """
+        name, version = self.vector(there[0] if len(there) == 1 else "vector")
+        if name not in there:
+            legal = ", ".join(there) or "none"
+            raise InvalidArgument(f"{collection} has no vector {name!r}, only: {legal}", pointer="/vector")
+        return name, version
+
     def named_vectors(self, there: Collection[str], collection: str) -> Mapping[str, str | None]:
         """Name -> version of the wanted vectors of a collection with named vectors; by default its first one.
 

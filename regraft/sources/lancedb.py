@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import lancedb
+import pyarrow as pa
 
 from regraft.sources.base import Batch, Wanted, batch_of, display_address
 
@@ -20,6 +21,10 @@ class LanceTable:
             replace(wanted, id=wanted.id or "id"),
         )
         self._table = lancedb.connect(address).open_table(table)
+        self._vectors = [field.name for field in self._table.schema if _is_vector(field.type)]
+        # A list of any length may hold vectors as well, by its name.
+        named = [name for name in wanted.vectors or ("vector",) if name in self.fields]
+        self._vector, self._version = wanted.vector_of(named or self._vectors, table)
 
     @property
     def identity(self) -> str:
@@ -38,10 +43,16 @@ class LanceTable:
         return list(self._table.schema.names)
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
-        name, version = self._wanted.vector("vector")
         at = int(after or 0)
         while rows := self._table.search().limit(size).offset(at).to_list():
             texts, ids = self._wanted.texts_of(rows, first=at == 0), self._wanted.ids_of(rows, (), first=at == 0)
             at += len(rows)
-            metadata = [self._wanted.metadata_of(row, str(self._wanted.id), name) for row in rows]
-            yield batch_of(list(zip(ids, [row.get(name) for row in rows], metadata, strict=True)), version, at, texts)
+            # A vector is no metadata, unless it is asked for.
+            taken = (str(self._wanted.id), self._vector, *self._vectors)
+            metadata = [self._wanted.metadata_of(row, *taken) for row in rows]
+            vectors = [row.get(self._vector) for row in rows]
+            yield batch_of(list(zip(ids, vectors, metadata, strict=True)), self._version, at, texts)
+
+
+def _is_vector(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type))

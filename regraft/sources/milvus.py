@@ -24,7 +24,8 @@ class MilvusCollection:
         about = self._client.describe_collection(collection)
         self._key = next(field["name"] for field in about["fields"] if field.get("is_primary"))
         self._fields = None if about.get("enable_dynamic_field") else [field["name"] for field in about["fields"]]
-        self._vector, self._version = wanted.vector("vector")
+        self._vectors = [field["name"] for field in about["fields"] if "VECTOR" in field["type"].name]
+        self._vector, self._version = wanted.vector_of(self._vectors, collection)
         if "://" not in address:
             # A collection in a file must be loaded before it is read; on a server loading is up to its owner.
             self._client.load_collection(collection)
@@ -64,6 +65,7 @@ class MilvusCollection:
 
     def _batch(self, rows: Sequence[Mapping[str, Any]], after: Any, *, first: bool) -> Batch:
         ids = self._wanted.ids_of(rows, [row[self._key] for row in rows], first=first)
-        metadata = [self._wanted.metadata_of(row, self._wanted.id or self._key, self._vector) for row in rows]
+        # A vector is no metadata, unless it is asked for.
+        metadata = [self._wanted.metadata_of(row, self._wanted.id or self._key, *self._vectors) for row in rows]
         given = [(key, row.get(self._vector), one) for key, row, one in zip(ids, rows, metadata, strict=True)]
         return batch_of(given, self._version, after, self._wanted.texts_of(rows, first=first))

@@ -35,6 +35,8 @@ class OpenSearchIndex:
         for mapping in reversed(mappings):
             self._fields |= mapping.get("properties", {})
         self._complete = all(str(mapping.get("dynamic", True)).lower() in COMPLETE for mapping in mappings)
+        # A vector is no metadata, unless it is asked for.
+        self._vectors = [name for name, about in self._fields.items() if about.get("type") == "knn_vector"]
         self._vector, self._version = self._column()
 
     @property
@@ -72,14 +74,14 @@ class OpenSearchIndex:
     def _row(self, hit: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any] | None]:
         source = hit["_source"]
         key = source.get(self._wanted.id) if self._wanted.id else hit[OWN_ID]
-        return key, source.get(self._vector), self._wanted.metadata_of(source, self._vector, self._wanted.id or "")
+        metadata = self._wanted.metadata_of(source, self._vector, *self._vectors, self._wanted.id or "")
+        return key, source.get(self._vector), metadata
 
     def _column(self) -> tuple[str, str | None]:
         """The field of vectors and its version."""
-        vectors = [name for name, about in self._fields.items() if about.get("type") == "knn_vector"]
-        name, version = self._wanted.vector(vectors[0] if len(vectors) == 1 else "")
+        name, version = self._wanted.vector(self._vectors[0] if len(self._vectors) == 1 else "")
         if name not in self._fields:
-            legal = ", ".join(vectors) or "none"
+            legal = ", ".join(self._vectors) or "none"
             raise InvalidArgument(
                 f"{self._index}: --vector FIELD must name a field of vectors: {legal}", pointer="/vector"
             )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.types import datetime
 
 from index.engines.pg_connections import libpq_url
 from index.errors import InvalidArgument
 from regraft.sources.base import NO_ID, Batch, Wanted, batch_of
+
+VECTORS = ["vector", "halfvec", "sparsevec"]
+"""pgvector's types."""
 
 
 class PgvectorTable:
@@ -29,6 +33,9 @@ class PgvectorTable:
                 self._identity = f"pgvector {at.host}:{at.port}/{at.dbname} {table} {self._id}"
                 described = connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(self._name)).description
                 self._columns = [column.name for column in described or ()]
+                found = connection.execute("SELECT oid FROM pg_type WHERE typname = ANY(%s)", (VECTORS,))
+                kinds = {oid for (oid,) in found}
+                self._vectors = [column.name for column in described or () if column.type_code in kinds]
         except psycopg.Error as error:
             raise InvalidArgument(f"the table {table!r} cannot be read: {str(error).splitlines()[0]}") from error
         needed = (self._id, self._vector, *(() if wanted.text is None else (wanted.text,)))
@@ -54,9 +61,11 @@ class PgvectorTable:
         return self._columns
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
-        others = [name for name in self._columns if name not in (self._id, self._vector)]
+        others = self._others()
         # One transaction per page: a transaction of hours would keep old rows from being vacuumed.
         with psycopg.connect(self._address, autocommit=True) as connection:
+            for kind, loader in DATES.items():
+                connection.adapters.register_loader(kind, loader)
             while rows := self._page(connection, others, size, after):
                 about = [dict(zip(others, row[2:], strict=True)) for row in rows]
                 given = [(row[0], row[1], self._wanted.metadata_of(one)) for row, one in zip(rows, about, strict=True)]
@@ -65,6 +74,14 @@ class PgvectorTable:
             unnamed = sql.SQL("SELECT count(*) FROM {} WHERE {} IS NULL").format(self._name, sql.Identifier(self._id))
             if (found := connection.execute(unnamed).fetchone()) and found[0]:
                 yield Batch(found[0], [], [], [], after, {NO_ID: found[0]})
+
+    def _others(self) -> list[str]:
+        """The columns to read beside id and vector. A vector is no metadata, unless it is asked for."""
+        if self._wanted.metadata is None:
+            asked = [name for name in self._columns if name not in self._vectors]
+        else:
+            asked = [*self._wanted.metadata, *([] if self._wanted.text is None else [self._wanted.text])]
+        return [name for name in dict.fromkeys(asked) if name not in (self._id, self._vector)]
 
     def _page(self, connection: psycopg.Connection[Any], others: Sequence[str], size: int, after: Any) -> list[Any]:
         """The next rows with an id: the id as text, the vector, and the other columns."""
@@ -78,3 +95,35 @@ class PgvectorTable:
         behind = sql.SQL(" WHERE {} IS NOT NULL" if after is None else " WHERE {} > %s").format(key)
         ordered = sql.SQL(" ORDER BY {} LIMIT %s").format(key)
         return connection.execute(chosen + behind + ordered, (size,) if after is None else (after, size)).fetchall()
+
+
+class _Date(datetime.DateLoader):
+    """Dates that Python has not, such as `infinity` or one before Christ, stay PostgreSQL's text."""
+
+    def load(self, data: Any) -> Any:
+        return _or_text(super().load, data)
+
+
+class _Timestamp(datetime.TimestampLoader):
+    """As `_Date`."""
+
+    def load(self, data: Any) -> Any:
+        return _or_text(super().load, data)
+
+
+class _Timestamptz(datetime.TimestamptzLoader):
+    """As `_Date`."""
+
+    def load(self, data: Any) -> Any:
+        return _or_text(super().load, data)
+
+
+def _or_text(load: Callable[[Any], Any], data: Any) -> Any:
+    try:
+        return load(data)
+    except psycopg.DataError:
+        return bytes(data).decode()
+
+
+DATES: Mapping[str, Any] = {"date": _Date, "timestamp": _Timestamp, "timestamptz": _Timestamptz}
+"""Type -> how its values are read."""

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from index.errors import InvalidArgument
 from regraft.sources.base import Wanted, display_address
 from regraft.sources.opening import open_source
-from staging.fake_databases import FAKES, ROWS, FakeChroma, FakeMilvus, FakeQdrant
+from staging.fake_databases import FAKES, ROWS, FakeChroma, FakeLance, FakeMilvus, FakeQdrant
 from staging.source_rows import check, read
 
 
@@ -130,6 +131,37 @@ def test_vectors_that_would_be_ordered_otherwise_are_refused(
             next(source.batches(3))
     else:
         assert sum(batch.read for batch in source.batches(3)) == 10
+
+
+@pytest.mark.usefixtures("faked")
+@pytest.mark.parametrize("kind", ["lancedb", "milvus"])
+def test_a_field_of_vectors_that_a_database_does_not_have_is_refused_before_a_row_is_read(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidArgument, match="things has no vector 'vectr', only: vector"):
+        open_source(f"{kind}:somewhere#things", Wanted(vectors={"vectr": "v1"}))
+    vectors = {"first": pa.list_(pa.float32(), 4), "second": pa.list_(pa.float16(), 4)}
+    monkeypatch.setattr(FakeLance, "schema", pa.schema({"id": pa.int64(), "tags": pa.list_(pa.string()), **vectors}))
+    fields = {"id": "INT64", "tags": "ARRAY", "first": "FLOAT_VECTOR", "second": "SPARSE_FLOAT_VECTOR"}
+    monkeypatch.setattr(FakeMilvus, "fields", fields)
+    with pytest.raises(InvalidArgument, match="things has no vector 'vector', only: first, second"):
+        open_source(f"{kind}:somewhere#things", Wanted())
+
+
+def test_the_only_field_of_vectors_needs_no_name() -> None:
+    assert Wanted(version="v1").vector_of(["emb"], "things") == ("emb", "v1")
+    assert Wanted(version="v1").vector_of(["emb", "vector"], "things") == ("vector", "v1")
+
+
+@pytest.mark.usefixtures("faked")
+@pytest.mark.parametrize("kind", ["lancedb", "milvus"])
+def test_another_field_of_vectors_is_metadata_only_if_asked_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = {"vector": pa.list_(pa.float32(), 4), "n": pa.list_(pa.float16(), 4)}
+    monkeypatch.setattr(FakeLance, "schema", pa.schema({"id": pa.int64(), **vectors}))
+    monkeypatch.setattr(FakeMilvus, "fields", {"id": "INT64", "vector": "FLOAT_VECTOR", "n": "FLOAT16_VECTOR"})
+
+    assert read(open_source(f"{kind}:somewhere#things", Wanted()))[2] == [None] * 10
+    assert read(open_source(f"{kind}:somewhere#things", Wanted(metadata=["n"])))[2][1] == {"n": 1}
 
 
 @pytest.mark.usefixtures("faked")

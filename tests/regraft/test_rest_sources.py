@@ -233,3 +233,17 @@ def test_a_field_of_metadata_that_no_row_can_have_is_refused(address: str, monke
             open_source(source.format(address), Wanted(metadata=["n", "citty"]), key=key)
     monkeypatch.setattr(Fake, "mapping", {"dynamic": "false"})  # documents may have fields that the mapping lacks
     assert open_source(f"opensearch:{address}#things", Wanted(metadata=["citty"]), key="admin:secret").count == COUNT
+
+
+def test_another_field_of_vectors_is_metadata_only_if_asked_for(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FIELDS, "n", {"type": "knn_vector"})
+    wanted = (Wanted(vectors={"v": "v1"}, metadata=metadata) for metadata in (None, ["n"]))
+
+    first, second = (
+        next(open_source(f"opensearch:{address}#things", one, key="admin:secret").batches(3)).metadata[1]
+        for one in wanted
+    )
+
+    assert first is not None
+    assert "n" not in first
+    assert second == {"n": 1}

@@ -23,6 +23,7 @@ from regraft.sources.pgvector import PgvectorTable
 from regraft.sources.table import TableFile
 from regraft.transfer.exports import ExportResult, export_gallery
 from regraft.transfer.imports import import_gallery
+from staging.postgres import Server
 from staging.served import Served
 from staging.transferred import COUNT, NEW, OLD, answers, gallery, held
 
@@ -207,3 +208,43 @@ def test_rows_of_a_table_come_once_in_the_order_of_their_ids_and_those_without_o
     assert (sum(batch.read for batch in batches), batches[-1].skipped) == (COUNT, {"no id": 8})
     assert batches[-1].cursor == batches[-2].cursor
     assert sources[0].identity != sources[1].identity
+
+
+def test_dates_of_a_table_that_python_has_not_stay_text_and_other_columns_are_not_read(server: Server) -> None:
+    url = server.create()
+    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(plain) as connection:
+        connection.execute("CREATE TABLE things (id int, embedding real[], d date, t timestamp, z timestamptz, n int)")
+        connection.execute("SET TIME ZONE 'UTC'")
+        said = [("infinity", "-infinity", "infinity"), ("0044-03-15 BC", "2024-01-02 03:04:05", "2024-01-02 03:04:05")]
+        rows = [(n, OLD[n].tolist(), *one, n) for n, one in enumerate(said)]
+        connection.cursor().executemany("INSERT INTO things VALUES (%s, %s, %s, %s, %s, %s)", rows)
+    (everything,) = PgvectorTable(plain, "things", Wanted()).batches(9)
+    with psycopg.connect(plain) as connection:
+        connection.execute("ALTER TABLE things ADD COLUMN odd interval DEFAULT '-178000000 years'")  # none of Python's
+    (named,) = PgvectorTable(plain, "things", Wanted(metadata=["d"])).batches(9)
+    server.drop(url)
+
+    assert everything.metadata == [
+        {"d": "infinity", "t": "-infinity", "z": "infinity", "n": 0},
+        {"d": "0044-03-15 BC", "t": "2024-01-02T03:04:05", "z": "2024-01-02T03:04:05+00:00", "n": 1},
+    ]
+    assert named.metadata == [{"d": "infinity"}, {"d": "0044-03-15 BC"}]
+
+
+def test_another_column_of_vectors_is_metadata_only_if_asked_for(server: Server) -> None:
+    url = server.create()
+    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(plain) as connection:
+        try:
+            connection.execute("CREATE EXTENSION vector")
+        except psycopg.Error:
+            pytest.skip("this PostgreSQL has no pgvector")
+        connection.execute("CREATE TABLE things (id int, embedding vector(2), a vector(2), b halfvec(2), n int)")
+        connection.execute("INSERT INTO things VALUES (1, '[1,2]', '[3,4]', '[5,6]', 7)")
+    wanted = (Wanted(), Wanted(metadata=["a"]))
+    (everything,), (named,) = (PgvectorTable(plain, "things", one).batches(9) for one in wanted)
+    server.drop(url)
+
+    assert (everything.metadata, everything.columns[0].vectors.tolist()) == ([{"n": 7}], [[1.0, 2.0]])
+    assert named.metadata == [{"a": "[3,4]"}]

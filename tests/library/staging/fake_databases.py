@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 
 ROWS = np.arange(40, dtype=np.float32).reshape(10, 4)
 IDS = [str(n) for n in range(10)]
@@ -51,7 +52,7 @@ class FakeChroma:
 
 
 class FakeLance:
-    schema = SimpleNamespace(names=["id", "vector", "n"])
+    schema = pa.schema({"id": pa.int64(), "vector": pa.list_(pa.float32(), 4), "n": pa.int64()})
 
     def open_table(self, _: str) -> FakeLance:
         return self
@@ -78,12 +79,14 @@ class FakeLance:
 
 class FakeMilvus:
     about: ClassVar[dict[str, Any]] = {"enable_dynamic_field": False}
+    fields: ClassVar = {"id": "INT64", "vector": "FLOAT_VECTOR", "n": "INT64"}
 
     def __init__(self, uri: str, token: str) -> None:
         pass
 
     def describe_collection(self, _: str) -> Any:
-        return {"fields": [{"name": "id", "is_primary": True}, {"name": "vector"}, {"name": "n"}], **self.about}
+        fields = [{"name": name, "type": SimpleNamespace(name=kind)} for name, kind in self.fields.items()]
+        return {"fields": [{**field, "is_primary": field["name"] == "id"} for field in fields], **self.about}
 
     def load_collection(self, _: str) -> None: ...
 
