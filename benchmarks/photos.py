@@ -21,7 +21,8 @@ from PIL import Image
 
 from index.edges.transform import load_transform
 from index.encoders.encoder import Encoder
-from index.evaluation.metrics import MEAN_AP, Retrieval, mean_interval, paired_bootstrap, retrieval
+from index.evaluation.metrics import Retrieval, mean_interval, paired_bootstrap, retrieval
+from index.evaluation.scores import METRICS
 from index.space import Cosine, Vectors
 from index.version import Score
 from index.version_folder.folder import load_version
@@ -30,7 +31,6 @@ from training.sources import load_data
 
 OLD, NEW = Path("examples/photos-v1"), Path("examples/photos-v2")
 TINY, LEVELS = 16, 4
-METRICS = ("cmc@1", "cmc@5", MEAN_AP)
 BLOCK = 256
 
 

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from index.creation.probes import ParityError
 from index.errors import InvalidArgument, InvalidVersionFolder
+from index.evaluation.scores import scores
 from index.version import EDGE_MODEL, ENCODER, PROBE, SIDE, Card, Edge, Version
 from index.version_folder.folder import write_card, write_edge
 from index.version_folder.new_folder import check_target, new_folder
 from training.data.images import Data, ImageDataset
-from training.measurement import Report, scores
+from training.measurement import Report
 from training.method import ItemEdge
 from training.references import load_folder
 from training.tracing import to_onnx

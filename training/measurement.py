@@ -15,16 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from index.evaluation.fitting import calibration_field
-from index.evaluation.metrics import MEAN_AP, Compared, Retrieval, negative_flips, paired_bootstrap, retrieval
+from index.evaluation.metrics import Compared, Retrieval, negative_flips, retrieval
 from index.evaluation.relevance import LabelRelevance
+from index.evaluation.scores import METRICS, gain
 from index.space import Vectors, space_from_json
 from index.version import EdgeKind, Preprocess, Score
 from training.data.images import Data, ImageSet, batches
 from training.divergence import check_finite
 from training.stored_embeddings import StoredVersion
 from training.trained import Trained
-
-METRICS = ("cmc@1", "cmc@5", MEAN_AP)
 
 
 @dataclass(frozen=True)
@@ -58,17 +57,6 @@ class Report:
                 yield f"{name} on cmc@1: {_interval(gain(better, worse))}"
         if self.old_old is not None and self.new_old is not None:
             yield f"queries right before and wrong now: {negative_flips(self.old_old.hits[1], self.new_old.hits[1])}"
-
-
-def scores(measured: Retrieval) -> dict[str, Score]:
-    """The metrics of `METRICS` with their intervals."""
-    return {metric: measured.interval(metric) for metric in METRICS}
-
-
-def gain(better: Retrieval, worse: Retrieval, metric: str = "cmc@1") -> Score:
-    """Paired bootstrap of a difference over the queries valid on both sides."""
-    both = better.valid & worse.valid
-    return paired_bootstrap(better.per_query(metric)[both], worse.per_query(metric)[both])
 
 
 def measure(new: Trained, old: Trained | StoredVersion | None, data: Data) -> Report:

@@ -18,7 +18,8 @@ from index.edges.transform import normalise_or_zero
 from index.errors import InvalidArgument
 from index.evaluation.adapters import Affine, SlerpAdapter
 from index.evaluation.fitting import MAX_COMPARED_PAIRS, Pairs, measure, split_pairs
-from index.evaluation.metrics import MEAN_AP, Retrieval, paired_bootstrap
+from index.evaluation.metrics import MEAN_AP, Retrieval
+from index.evaluation.scores import gain
 from index.space import Vectors, space_from_json
 from index.version import Card, Score
 
@@ -62,7 +63,7 @@ class ChosenKind:
         )
         if not others:
             return f"{self.kind} is the only kind that could be fitted."
-        ahead = cmc_gain(best, self.reached[others[0]])
+        ahead = gain(best, self.reached[others[0]])
         sure = "" if ahead.low > 0 else ", which may be chance"
         return f"{self.kind} was chosen, {ahead.value:.1%} of queries ahead of {others[0]}{sure}."
 
@@ -156,17 +157,11 @@ def learning_curve(kind: str, fit: Fit, pairs: Pairs, old: Card, whole: Retrieva
         fewer = replace(pairs, new_SM=pairs.new_SM[:count], old_SN=pairs.old_SN[:count], labels_S=labels_S)
         with suppress(InvalidArgument):
             points[count] = measure(fit(kind, fewer)(pairs.new_QM, pairs.old_QN), pairs, old)
-    doubled = cmc_gain(whole, points[counts[-1]]) if counts[-1] in points else None
+    doubled = gain(whole, points[counts[-1]]) if counts[-1] in points else None
     points[len(pairs.new_SM)] = whole
     return LearningCurve(
         {count: measured.interval(METRIC) for count, measured in points.items()}, int(whole.valid.sum()), doubled
     )
-
-
-def cmc_gain(better: Retrieval, worse: Retrieval) -> Score:
-    """Difference in CMC@1 by paired bootstrap over the queries that are valid on both sides."""
-    both = better.valid & worse.valid
-    return paired_bootstrap(better.per_query(METRIC)[both], worse.per_query(METRIC)[both])
 
 
 def recommendation(kind: str, new_old: Retrieval, old_old: Retrieval | None) -> str:
@@ -188,11 +183,11 @@ def recommendation(kind: str, new_old: Retrieval, old_old: Retrieval | None) -> 
             )
         found = f"{new_old.mean(METRIC):.1%} of held-out queries find their own item first"
         return f"{found}; labels, or a gate, would tell whether what is alike is found.{cost}"
-    gain = cmc_gain(new_old, old_old)
-    told = f"new queries against the old version's own, among old items: {_interval(gain)}"
-    if gain.low > 0:
+    difference = gain(new_old, old_old)
+    told = f"new queries against the old version's own, among old items: {_interval(difference)}"
+    if difference.low > 0:
         return f"Worth deploying: {told}.{cost}"
-    if gain.high < 0:
+    if difference.high < 0:
         return f"Old items are found worse until a backfill moves them: {told}.{cost}"
     return f"As good as before, as far as {int(new_old.valid.sum())} queries tell: {told}.{cost}"
 

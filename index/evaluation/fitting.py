@@ -16,13 +16,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from index.errors import InvalidArgument, shortened
 from index.evaluation.adapters import Affine, SlerpAdapter, fit_slerp, low_rank, procrustes, ridge
-from index.evaluation.metrics import MEAN_AP, Compared, Retrieval, mixed_retrieval
+from index.evaluation.metrics import Compared, Retrieval, mixed_retrieval
 from index.evaluation.modes import choose_merge_mode
 from index.evaluation.relevance import LabelRelevance
 from index.evaluation.score_maps import fit_maps
 from index.query.edge_maps import EDGE, MODE, OWN, default_mode
 from index.space import Cosine, Vectors, check_vectors, space_from_json
-from index.version import Card, EdgeKind, Score
+from index.version import Card, EdgeKind
 
 Ints = NDArray[np.int64]
 
@@ -30,7 +30,6 @@ HELD_OUT, MAX_HELD_OUT = 5, 10_000
 """One in HELD_OUT pairs, at most MAX_HELD_OUT, measures the edge and is not used for the fit."""
 MAX_COMPARED_PAIRS = 10_000
 """Largest number of pairs for slerp, which compares all pairs with each other once for each weight."""
-METRICS = ("cmc@1", "cmc@5", MEAN_AP)
 
 
 class PairArrays(NamedTuple):
@@ -134,6 +133,12 @@ def split_pairs(new_SM: Vectors, old_SN: Vectors, labels_S: ArrayLike | None, se
     )
 
 
+def check_shared(pairs: Pairs, shared: str, pointer: str) -> None:
+    """Raise InvalidArgument if no query has another pair of its label; `shared`: such as `pairs share a label`."""
+    if not pairs.relevance.valid.any():
+        raise InvalidArgument(f"no two of the {len(pairs.new_items_IM)} {shared}", pointer=pointer)
+
+
 def fit_adapter(kind: str, pairs: Pairs, new: Card, old: Card, options: Mapping[str, float]) -> Affine | SlerpAdapter:
     """Fit one of `FITS`; if the smaller dimension is below the default rank of `low_rank`, its half is the default.
 
@@ -173,11 +178,6 @@ def measure(queries_QN: Vectors, pairs: Pairs, old: Card) -> Retrieval:
     compared = Compared(queries_QN, pairs.old_items_IN, space_from_json(old.space))
     relevance = pairs.relevance
     return mixed_retrieval([compared], relevance.query_codes, relevance.item_codes, remove_self=relevance.self_Q)
-
-
-def intervals(measured: Retrieval) -> dict[str, Score]:
-    """The metrics of `METRICS` with their bootstrap intervals over queries."""
-    return {metric: measured.interval(metric) for metric in METRICS}
 
 
 def fit_calibration_maps(kind: EdgeKind, queries_QN: Vectors, pairs: Pairs, new: Card, old: Card) -> dict[str, Any]:

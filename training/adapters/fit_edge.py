@@ -30,6 +30,7 @@ from index.evaluation.adapter_choice import (
 from index.evaluation.adapters import Affine, SlerpAdapter, few_pairs_warning
 from index.evaluation.fitting import FITS, Pairs, fit_adapter, fit_calibration_maps, legal_options, measure
 from index.evaluation.metrics import Retrieval
+from index.evaluation.scores import gain, scores
 from index.space import Cosine, space_from_json
 from index.version import EDGE_MODEL, Card, Edge, EdgeKind, Version
 from index.version_folder.folder import load_version, write_card, write_edge
@@ -39,7 +40,6 @@ from training.evaluation.cross_version import oldest_first
 from training.evaluation.embeddings import has_onnxruntime
 from training.evaluation.tables import interval
 from training.export import PARITY_IMAGES, can_export, write_model
-from training.measurement import gain, scores
 from training.overrides import converted
 from training.recipe_checks import check_number
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from index.errors import InvalidArgument, InvalidVector
-from index.evaluation.fitting import HELD_OUT, PairArrays, Pairs, check_pair_arrays, split_pairs
+from index.errors import InvalidVector
+from index.evaluation.fitting import HELD_OUT, PairArrays, Pairs, check_pair_arrays, check_shared, split_pairs
 from index.version import Version
 from training.data.images import Data
 from training.data.npz import open_npz
@@ -37,8 +37,7 @@ def read_pairs(path: Path, old: Version, new: Version, seed: int = 0) -> Pairs:
     except InvalidVector as error:
         raise InvalidVector(f"pairs {path}, {error.pointer}: {error}", pointer=error.pointer) from error
     parted = split_pairs(*pairs, seed)
-    if not parted.relevance.valid.any():
-        raise InvalidArgument(f"no two of the {len(pairs.new)} pairs {path} share a label", pointer="/pairs/labels")
+    check_shared(parted, f"pairs {path} share a label", "/pairs/labels")
     return parted
 
 

@@ -28,6 +28,7 @@ from index.evaluation.metrics import (
 )
 from index.evaluation.ordering import POINTS, PendingItems, backfill_order, check_order
 from index.evaluation.relevance import LabelRelevance
+from index.evaluation.scores import METRICS, gain
 from index.version import Card, Score, Version
 from training.data.images import Data
 from training.evaluation.criterion import Strict, strict_criterion
@@ -35,7 +36,6 @@ from training.evaluation.cross_version import CrossVersion, CrossVersions, oldes
 from training.evaluation.edges import with_unexported_edges
 from training.evaluation.embeddings import embed_version
 from training.evaluation.rates import verification_rates
-from training.measurement import METRICS, gain
 
 ORDERS = ("random", "uncertainty")
 REENCODE = "reencode"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from index.evaluation.curves import CALIBRATED, RAW
+from index.evaluation.scores import METRICS
 from index.version import Score
 from training.evaluation.loss_curves import LossCurves
 from training.evaluation.matrix import Evaluation
-from training.measurement import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

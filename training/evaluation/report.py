@@ -12,6 +12,7 @@ from typing import Any
 
 from index.errors import InvalidArgument
 from index.evaluation.curves import CALIBRATED, RAW
+from index.evaluation.scores import METRICS
 from index.version import Card, Version
 from index.version_folder.folder import load_version
 from index.version_folder.new_folder import Unwritable, check_outside
@@ -21,7 +22,6 @@ from training.evaluation.matches import match_table
 from training.evaluation.matrix import DECIDING_METRIC, Evaluation, evaluate
 from training.evaluation.plots import as_svg, bars_figure, curves_figure, learning_figure, matrix_figure
 from training.evaluation.tables import as_json, interval, route
-from training.measurement import METRICS
 
 EVALUATION = "evaluation.json"
 STYLE = """

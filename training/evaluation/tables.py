@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from index.evaluation.curves import CALIBRATED, RAW, MeasuredCurve
+from index.evaluation.scores import METRICS
 from index.version import Score
 from training.evaluation.matrix import Cell, Evaluation, Upgrade
-from training.measurement import METRICS
 
 NONE = "-"
 

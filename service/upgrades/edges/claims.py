@@ -19,8 +19,8 @@ from index.edges.transform import Transform
 from index.encoders.decoding import Decoder
 from index.encoders.encoder import BATCH
 from index.errors import RegraftError
-from index.evaluation.fitting import intervals
 from index.evaluation.metrics import retrieval
+from index.evaluation.scores import scores
 from index.space import Space, Vectors
 from index.version import PROBE, Score
 from index.version_folder.artifacts import read_arrays
@@ -179,7 +179,7 @@ def _comparisons(
 
 def _scores(comparison: ComparedImages, space: Space) -> dict[str, Score]:
     own = np.arange(len(comparison.names))
-    return intervals(retrieval(comparison.new, own, comparison.old, own, space))
+    return scores(retrieval(comparison.new, own, comparison.old, own, space))
 
 
 def _probes(new: LoadedVersion, old: LoadedVersion) -> ComparedImages | None:

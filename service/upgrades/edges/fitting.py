@@ -31,15 +31,16 @@ from index.evaluation.fitting import (
     Pairs,
     check_labels,
     check_pair_arrays,
+    check_shared,
     fit_adapter,
     fit_calibration_maps,
-    intervals,
     legal_options,
     measure,
     split_pairs,
 )
 from index.evaluation.metrics import Retrieval
 from index.evaluation.relevance import label_codes
+from index.evaluation.scores import scores
 from index.incoming import incoming_folder
 from index.version import EDGE, Card, Edge, EdgeKind
 from service.registry.edge_records import EdgeOrigin, EdgeRecord
@@ -123,10 +124,10 @@ def fit(
     if request.kind == "slerp" and len(drawn.new) > MAX_COMPARED_PAIRS:
         raise InvalidArgument(f"kind slerp accepts at most {MAX_COMPARED_PAIRS} pairs", pointer="/pairs")
     pairs = split_pairs(*drawn, request.seed)
-    if not pairs.relevance.valid.any():
-        shared = f"items share a value of metadata field {request.label!r}" if sent is None else "pairs share a label"
-        pointer = "/label" if sent is None else "/pairs/labels"
-        raise InvalidArgument(f"no two of the {len(drawn.new)} {shared}", pointer=pointer)
+    if sent is None:
+        check_shared(pairs, f"items share a value of metadata field {request.label!r}", "/label")
+    else:
+        check_shared(pairs, "pairs share a label", "/pairs/labels")
     fitter = _Fitter(new.card, old.card, options)
     choice = choose_kind(FITS, fitter.search, pairs, old.card, request.seed) if request.kind == AUTO else None
     kind = choice.kind if choice else request.kind
@@ -141,7 +142,7 @@ def fit(
         edge = replace(
             unmeasured,
             support=len(pairs.new_SM),
-            scores=intervals(measured),
+            scores=scores(measured),
             calibration=fit_calibration_maps(unmeasured.kind, queries, pairs, new.card, old.card)
             if pairs.labelled
             else None,
@@ -200,7 +201,7 @@ def _evidence(
     curve = learning_curve(kind, fitter.search, pairs, fitter.old, measured)
     chosen = [choice.in_words()] if choice else []
     return {
-        "old_old": {name: vars(score) for name, score in intervals(old_old).items()} if old_old else None,
+        "old_old": {name: vars(score) for name, score in scores(old_old).items()} if old_old else None,
         **(choice.as_json() if choice else {}),
         "curve": curve.as_json(),
         "advice": [*chosen, curve.in_words(), recommendation(kind, measured, old_old)],

@@ -13,7 +13,6 @@ from index.evaluation.adapter_choice import (
     ChosenKind,
     Search,
     choose_kind,
-    cmc_gain,
     learning_curve,
     recommendation,
     serving_map,
@@ -140,15 +139,6 @@ def test_a_curve_of_a_kind_that_needs_labels_has_them_at_every_point() -> None:
     whole = measure(search("slerp", pairs)(pairs.new_QM, pairs.old_QN), pairs, OLD)
 
     assert len(learning_curve("slerp", search, pairs, OLD, whole).scores) == 3
-
-
-def test_what_was_gained_is_told_of_the_queries_that_both_sides_can_answer() -> None:
-    better, worse = (
-        Retrieval({1: np.array(hit)}, np.array(hit, float), np.array(valid))
-        for hit, valid in (([1, 1, 0, 0], [1, 1, 1, 0]), ([0, 1, 1, 1], [0, 1, 1, 1]))
-    )
-    both = replace(better, valid=better.valid.astype(bool)), replace(worse, valid=worse.valid.astype(bool))
-    assert cmc_gain(*both).value == -0.5
 
 
 def ranked(right: float) -> Retrieval:

@@ -15,11 +15,11 @@ from index.evaluation.fitting import (
     Pairs,
     fit_adapter,
     fit_calibration_maps,
-    intervals,
     legal_options,
     measure,
     split_pairs,
 )
+from index.evaluation.scores import scores
 from index.query.merge import Mode
 from index.space import Cosine, Vectors
 from index.version import Card, EdgeKind
@@ -77,11 +77,11 @@ def test_what_is_measured_is_the_ranking_written_out(pairs: Pairs, old_card: Car
         right.append(hits[0])
         precision.append(np.mean([hits[: at + 1].mean() for at in np.flatnonzero(hits)]))
 
-    scores = intervals(measure(queries, pairs, old_card))
+    told = scores(measure(queries, pairs, old_card))
 
-    assert scores["cmc@1"].value == pytest.approx(np.mean(right))
-    assert scores["mAP@1.0"].value == pytest.approx(np.mean(precision), abs=1e-6)
-    assert set(scores) == {"cmc@1", "cmc@5", "mAP@1.0"}
+    assert told["cmc@1"].value == pytest.approx(np.mean(right))
+    assert told["mAP@1.0"].value == pytest.approx(np.mean(precision), abs=1e-6)
+    assert set(told) == {"cmc@1", "cmc@5", "mAP@1.0"}
 
 
 def test_without_labels_an_item_must_find_itself() -> None:

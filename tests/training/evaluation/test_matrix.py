@@ -17,6 +17,7 @@ from index.errors import InvalidArgument
 from index.evaluation.curves import CALIBRATED, RAW
 from index.evaluation.metrics import Compared, mean_interval, p_com, p_up, update_gain
 from index.evaluation.relevance import LabelRelevance
+from index.evaluation.scores import METRICS
 from index.space import space_from_json
 from index.version import Score, Version
 from index.version_folder.folder import load_version
@@ -34,7 +35,6 @@ from training.evaluation.matrix import (
     relevance_of,
 )
 from training.evaluation.tables import as_json, lines
-from training.measurement import METRICS
 
 ROOT = Path(__file__).parents[3]
 
