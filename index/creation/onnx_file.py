@@ -33,7 +33,7 @@ class OnnxFile:
         path: a model with one input, (N, C, H, W) or (N, H, W, C), N free or 1; external weights are included.
         preprocess: from an image to that input.
         space: the `space` field of a card. For `cosine` the output is normalised to length 1.
-        pool: `none` for an output (N, D), `mean` or `cls` for (N, tokens, D), `mean` for (N, D, H, W).
+        pool: `none` for an output (N, D), `mean` or `cls` for (N, tokens, D), `mean` for (N, D, H, W) or (N, H, W, D).
         output: name of the output, if there are several.
     """
 
@@ -50,6 +50,8 @@ class OnnxFile:
         source = onnx_graph.with_pixel_input(given, self.preprocess)
         free = onnx_graph.with_free_batch(source, images_NCHW[:TRIED])
         raw = onnx_graph.run_one_by_one(onnx_graph.open_session(source), images_NCHW)
+        if onnx_graph.has_channels_last(raw.shape[1:], self.preprocess):
+            free, raw = onnx_graph.with_channels_first(free), raw.transpose(0, 3, 1, 2)
         pooled_ND = _pooled(raw, self.pool)
         if isinstance(space, Cosine) and (zero := int((~pooled_ND.any(axis=1)).sum())):
             raise InvalidArgument(

@@ -181,6 +181,24 @@ def with_free_batch(model: ModelProto, images_NCHW: NDArray[np.float32]) -> Mode
     raise InvalidArgument("the model's output for an image depends on the other images of the batch", pointer="/onnx")
 
 
+def has_channels_last(shape: Sequence[int], spec: Preprocess) -> bool:
+    """Whether an output (N, *shape) is a map (N, H, W, D), as of TensorFlow, and not (N, D, H, W).
+
+    A map has the proportions of the image, up to a pixel. If those of both places fit, D is first.
+    """
+
+    def is_map(high: int, wide: int) -> bool:
+        return abs(high * spec.width - wide * spec.height) < max(spec.height, spec.width)
+
+    return len(shape) == 3 and is_map(shape[0], shape[1]) and not is_map(shape[1], shape[2])
+
+
+def with_channels_first(model: ModelProto) -> ModelProto:
+    """Change the output from (N, H, W, D) to (N, D, H, W)."""
+    last = model.graph.output[0].name
+    return _ending(model, [helper.make_node("Transpose", [last], [f"{PREFIX}maps"], perm=[0, 3, 1, 2])])
+
+
 def with_pooling(model: ModelProto, shape: Sequence[int], pool: str) -> ModelProto:
     """Pool the output (N, D), (N, T, D) or (N, D, H, W) to (N, D).
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from index.creation import probes
+from index.creation import onnx_graph, probes
 from index.creation.onnx_file import OnnxFile
 from index.creation.supplied import Supplied
 from index.encoders.encoder import Encoder, verify_version
@@ -67,8 +67,13 @@ def old_linear(path: Path) -> Path:
     return path
 
 
-def conv(path: Path, made: tuple, *, last: bool = False, tokens: bool = False) -> Path:
-    """Patches of 4 x 4 pixels -> (N, 6, 2, 2), or tokens (N, 4, 6); `last`: of (N, H, W, C)."""
+def conv(
+    path: Path, made: tuple, *, last: bool = False, tokens: bool = False, averaged: bool = False, turned: bool = False
+) -> Path:
+    """Patches of 4 x 4 pixels -> (N, 6, 2, 2), or tokens (N, 4, 6); `last`: of (N, H, W, C).
+
+    `averaged`: their mean, (N, 6, 1, 1). `turned`: maps with channels last.
+    """
     nodes = [helper.make_node("Transpose", ["images"], ["first"], perm=[0, 3, 1, 2])] if last else []
     nodes.append(helper.make_node("Conv", ["first" if last else "images", "weight"], ["maps"], strides=[4, 4]))
     arrays = {"weight": weights(6, 3, 4, 4)}
@@ -77,7 +82,9 @@ def conv(path: Path, made: tuple, *, last: bool = False, tokens: bool = False) -
         nodes.append(helper.make_node("Reshape", ["maps", "shape"], ["rows"]))
         nodes.append(helper.make_node("Transpose", ["rows"], ["made"], perm=[0, 2, 1]))
     else:
-        nodes.append(helper.make_node("Identity", ["maps"], ["made"]))
+        nodes.append(helper.make_node("GlobalAveragePool" if averaged else "Identity", ["maps"], ["few"]))
+        perm = [0, 2, 3, 1] if turned else [0, 1, 2, 3]
+        nodes.append(helper.make_node("Transpose", ["few"], ["made"], perm=perm))
     return save(path, nodes, (1, 8, 8, 3) if last else (1, 3, 8, 8), made, **arrays)
 
 
@@ -102,6 +109,16 @@ MODELS = {
     "half": (lambda path: linear(path, kind=TensorProto.FLOAT16), "none", lambda x: x.ravel() @ weights(192, 5)),
     "maps": (lambda path: conv(path, (1, 6, 2, 2)), "mean", lambda x: patches(x).mean(axis=0)),
     "channels last": (lambda path: conv(path, (1, 6, 2, 2), last=True), "mean", lambda x: patches(x).mean(axis=0)),
+    "maps, channels last": (
+        lambda path: conv(path, (1, 2, 2, 6), last=True, turned=True),
+        "mean",
+        lambda x: patches(x).mean(axis=0),
+    ),
+    "one pixel, channels last": (
+        lambda path: conv(path, (1, 1, 1, 6), last=True, averaged=True, turned=True),
+        "none",
+        lambda x: patches(x).mean(axis=0),
+    ),
     "tokens": (lambda path: conv(path, (1, 4, 6), tokens=True), "mean", lambda x: patches(x).mean(axis=0)),
     "class token": (lambda path: conv(path, (1, 4, 6), tokens=True), "cls", lambda x: patches(x)[0]),
 }
@@ -124,6 +141,28 @@ def test_an_onnx_file_becomes_a_version_that_a_registration_takes(tmp_path, mode
         expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     given = Encoder(made).vectors(pixels)
     np.testing.assert_allclose(given, expected, atol=(2e-2 if model == "half" else 1e-5) * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("shape", "last"),
+    [
+        ((7, 7, 1280), True),
+        ((1280, 7, 7), False),
+        ((16, 8, 24), True),
+        ((24, 16, 8), False),
+        ((13, 7, 24), True),  # rounded up by the model
+        ((1, 1, 24), True),
+        ((24, 1, 1), False),
+        ((8, 4, 2), False),  # either
+        ((2048, 6, 1), False),  # stripes
+        ((7, 7), False),
+    ],
+)
+def test_channels_are_last_where_only_the_first_two_sides_are_an_images(shape, last):
+    square = shape[:2] == (7, 7) or shape[1:] == (7, 7)
+    spec = Preprocess(224, 224) if square else Preprocess(256, 128)
+
+    assert onnx_graph.has_channels_last(shape, spec) is last
 
 
 @pytest.mark.parametrize("model", ["fixed inside", "half", "class token"])
