@@ -232,7 +232,7 @@ def test_dates_of_a_table_that_python_has_not_stay_text_and_other_columns_are_no
     assert named.metadata == [{"d": "infinity"}, {"d": "0044-03-15 BC"}]
 
 
-def test_another_column_of_vectors_is_metadata_only_if_asked_for(server: Server) -> None:
+def test_another_column_of_vectors_and_the_ids_are_metadata_only_if_asked_for(server: Server) -> None:
     url = server.create()
     plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(plain) as connection:
@@ -242,9 +242,9 @@ def test_another_column_of_vectors_is_metadata_only_if_asked_for(server: Server)
             pytest.skip("this PostgreSQL has no pgvector")
         connection.execute("CREATE TABLE things (id int, embedding vector(2), a vector(2), b halfvec(2), n int)")
         connection.execute("INSERT INTO things VALUES (1, '[1,2]', '[3,4]', '[5,6]', 7)")
-    wanted = (Wanted(), Wanted(metadata=["a"]))
+    wanted = (Wanted(), Wanted(metadata=["a", "id"]))
     (everything,), (named,) = (PgvectorTable(plain, "things", one).batches(9) for one in wanted)
     server.drop(url)
 
     assert (everything.metadata, everything.columns[0].vectors.tolist()) == ([{"n": 7}], [[1.0, 2.0]])
-    assert named.metadata == [{"a": "[3,4]"}]
+    assert named.metadata == [{"a": "[3,4]", "id": 1}]
