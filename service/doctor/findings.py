@@ -41,6 +41,12 @@ class Finding:
         if len(self.examples) < EXAMPLES:
             self.examples.append(example)
 
+    def withdraw(self, example: str) -> None:
+        """Count one less, which is no problem any more."""
+        self.count -= 1
+        if example in self.examples:
+            self.examples.remove(example)
+
 
 @dataclass(frozen=True)
 class Context:

@@ -52,8 +52,14 @@ class StoredRow(NamedTuple):
     """The database column of `vector`, which may hold the vector's place in a file instead."""
 
 
-Damaged = tuple[StoredRow, str]
-"""A damaged embedding, and the code of its finding."""
+class Damaged(NamedTuple):
+    """A damaged embedding, the code of its finding, and how this names it."""
+
+    row: StoredRow
+    code: str
+    example: str
+
+
 Fix = Callable[[Connection, StoredRow], bool]
 """Fixes an embedding unless it has changed since it was read; returns whether it did."""
 
@@ -80,8 +86,10 @@ def _check_block(
     for version_id in {row.version_id for row in block}:
         rows = [row for row in block if row.version_id == version_id]
         well_shaped = _check_shapes(context.registry.by_id(version_id), rows, found, damaged)
-        unnormalised += _check_numbers(context.registry.by_id(version_id), well_shaped, found, damaged)
-    bad = {(row.item_id, row.version_id) for row, _ in damaged}
+        unnormalised += _check_numbers(context.registry.by_id(version_id), well_shaped, damaged)
+    for one in (*damaged, *unnormalised):
+        found[one.code].add(one.example)
+    bad = {(one.row.item_id, one.row.version_id) for one in damaged}
     for row in block:
         if (row.item_id, row.version_id) not in bad:
             _check_duplicate(row, digests, found["duplicate_vector"])
@@ -162,16 +170,14 @@ def _check_shapes(
         if len(row.vector) == card.dim * STORED.itemsize:
             well_shaped.append(row)
         else:
-            found["wrong_dimension"].add(f"{_label(row)}: {len(row.vector) // STORED.itemsize} of {card.name}")
-            damaged.append((row, "wrong_dimension"))
+            example = f"{_label(row)}: {len(row.vector) // STORED.itemsize} of {card.name}"
+            damaged.append(Damaged(row, "wrong_dimension", example))
         if row.side is not None and len(row.side) != card.side_dim * STORED.itemsize:
             found["wrong_side"].add(f"{_label(row)}: {len(row.side) // STORED.itemsize} of {card.name}")
     return well_shaped
 
 
-def _check_numbers(
-    version: LoadedVersion, rows: Sequence[StoredRow], found: dict[str, Finding], damaged: list[Damaged]
-) -> list[Damaged]:
+def _check_numbers(version: LoadedVersion, rows: Sequence[StoredRow], damaged: list[Damaged]) -> list[Damaged]:
     """Check vectors of the right length; returns those that can be normalised."""
     unnormalised: list[Damaged] = []
     vectors = from_bytes([row.vector for row in rows], version.card.dim).astype(np.float64)
@@ -181,11 +187,10 @@ def _check_numbers(
     for row, good, norm in zip(rows, finite, length, strict=True):
         code = "not_finite" if not good else "zero_vector" if cosine and norm == 0 else None
         if code is not None:
-            found[code].add(f"{_label(row)} of {version.name}")
-            damaged.append((row, code))
+            damaged.append(Damaged(row, code, f"{_label(row)} of {version.name}"))
         elif cosine and abs(norm - 1) > UNIT_TOLERANCE:
-            found["not_unit_vector"].add(f"{_label(row)} of {version.name}: {norm:.4g}")
-            unnormalised.append((row, "not_unit_vector"))
+            example = f"{_label(row)} of {version.name}: {norm:.4g}"
+            unnormalised.append(Damaged(row, "not_unit_vector", example))
     return unnormalised
 
 
@@ -198,16 +203,21 @@ def _check_duplicate(row: StoredRow, digests: KeysOnDisk, found: Finding) -> Non
 
 
 def _fix(context: Context, rows: Sequence[Damaged], found: dict[str, Finding], change: Fix) -> None:
-    """Fix rows of one gallery, one block per transaction, with new feed numbers for replicas."""
+    """Fix rows of one gallery, one block per transaction, with new feed numbers for replicas.
+
+    Those that another doctor has fixed meanwhile are no findings any more.
+    """
     for block in blocks(rows, BLOCK):
-        gallery_id = block[0][0].gallery_id
+        gallery_id = block[0].row.gallery_id
         with suppress(UnknownGallery), context.database.write() as connection:
             first = take_seq(connection, gallery_id, len(block))
-            with tracking_supplied(connection, gallery_id, sorted({row.external_id for row, _ in block})):
-                for seq, (row, code) in enumerate(block, first):
+            with tracking_supplied(connection, gallery_id, sorted({one.row.external_id for one in block})):
+                for seq, (row, code, example) in enumerate(block, first):
                     if change(connection, row):
                         found[code].fixed += 1
                         _renumber(connection, row, seq)
+                    elif _is_settled(connection, row):
+                        found[code].withdraw(example)
 
 
 def _normalise(context: Context, connection: Connection, row: StoredRow) -> bool:
@@ -227,7 +237,7 @@ def _discard(
     """
     with context.database.lookup() as connection:
         images_needed = {
-            row.blob for row, _ in damaged if row.blob is not None and not _holds_better(connection, row, intact)
+            row.blob for row, *_ in damaged if row.blob is not None and not _holds_better(connection, row, intact)
         }
     # Before the transaction, for which writers wait, as the store may be slow.
     images = _stored_images(context, images_needed)
@@ -264,13 +274,22 @@ def _can_be_reencoded(context: Context, connection: Connection, row: StoredRow, 
     return bool(current.card.encoder) and not current.problem
 
 
-def _unchanged(row: StoredRow) -> tuple[Any, ...]:
-    same = (
+def _is_settled(connection: Connection, row: StoredRow) -> bool:
+    """Whether the embedding was removed or replaced since it was read, and not only moved into a file or out of it."""
+    stored = connection.execute(select(embedding.c.vector).where(*_key_of(row))).scalar_one_or_none()
+    return stored is None or not (stored in {row.stored, row.vector} or is_place(stored))
+
+
+def _key_of(row: StoredRow) -> tuple[Any, ...]:
+    return (
         in_gallery(embedding, row.gallery_id),
         embedding.c.item_id == row.item_id,
         embedding.c.version_id == row.version_id,
     )
-    return (*same, embedding.c.vector == row.stored)
+
+
+def _unchanged(row: StoredRow) -> tuple[Any, ...]:
+    return (*_key_of(row), embedding.c.vector == row.stored)
 
 
 def _renumber(connection: Connection, row: StoredRow, seq: int) -> None:

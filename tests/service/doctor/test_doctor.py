@@ -334,6 +334,42 @@ def test_a_long_vector_is_brought_to_unit_length_and_replicas_are_told(ward: War
     assert ward.rows(select(item.c.seq).where(item.c.external_id == "i5"))[0] > before
 
 
+def test_what_another_doctor_fixed_meanwhile_is_no_finding(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    ward.damage("i5", 1, np.asarray([0, 3, 4, 0]))
+    ward.damage("i0", 1, np.zeros(4))  # and holds one by v2
+    faster: dict[str, Finding] = {}
+    fix = vectors._fix
+
+    def slower(*given: Any) -> None:
+        monkeypatch.setattr(vectors, "_fix", fix)
+        faster.update(ward.examine(fix=True))
+        fix(*given)
+
+    monkeypatch.setattr(vectors, "_fix", slower)
+
+    assert ward.examine(fix=True) == {}
+
+    assert {code: one.fixed for code, one in faster.items()} == {"not_unit_vector": 1, "zero_vector": 1}
+
+
+def test_what_was_moved_into_a_file_meanwhile_is_still_a_finding(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    ward.damage("i5", 1, np.asarray([0, 3, 4, 0]))
+    with ward.database.write() as connection:
+        connection.execute(update(embedding).values(digest=None))  # else damaged ones stay where they are
+    fix = vectors._fix
+
+    def slower(*given: Any) -> None:
+        monkeypatch.setattr(vectors, "_fix", fix)
+        ward.offload(monkeypatch)
+        fix(*given)
+
+    monkeypatch.setattr(vectors, "_fix", slower)
+
+    found = ward.examine(fix=True)["not_unit_vector"]
+
+    assert (found.count, found.fixed, found.examples) == (1, 0, [f"{ward.gallery}/i5 of v1: 5"])
+
+
 def test_images_are_looked_for_while_nobody_waits_to_write(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("i4", "i5"):  # hold nothing else but an image
         ward.damage(name, 1, np.zeros(4))
