@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -28,13 +26,15 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import httpx
 import numpy as np
+import real_service
 import typer
 from command_line import Count, Seconds, run_main
 from random_versions import FCT_EDGE, SMALL_EDGE, Net, picture, resnet50, small, write_version
+from real_service import client, data_of, upload
 from sqlalchemy import create_engine, delete, select, text, update
 
 from index.edges.transform import load_forward
@@ -42,7 +42,6 @@ from index.encoders.encoder import BATCH, Encoder
 from index.encoders.image import decode_image, preprocess
 from index.evaluation.macs import encoder_macs, forward_macs
 from index.version import Version
-from index.version_folder.archive import pack_version
 from service.backfills.worker import Worker
 from service.settings import Settings
 from service.store.blob_references import open_blobs
@@ -79,43 +78,25 @@ def main(
             queries(vectors, seconds, rate)
 
 
-class Server:
-    """A real service in a process of its own, and a client."""
+class Server(NamedTuple):
+    """A client of a real service in a process of its own, and the settings of both."""
 
-    def __init__(self, data: Path, settings: Settings | None = None) -> None:
-        """`settings`: others than those of SQLite."""
-        self.settings = settings or Settings(data=data)
-        with closing(socket.socket()) as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        command = [sys.executable, "-m", "regraft", "serve", "--workers", "0", "--port", str(port), "--data", str(data)]
-        self.log = (data.parent / "server.log").open("wb")
-        place = {"REGRAFT_DATABASE_URL": self.settings.database_url}
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env={**os.environ, **place})
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}/v1", timeout=600)
-        while True:
-            try:
-                if self.http.get("/health/ready").status_code == 200:
-                    return
-            except httpx.TransportError:
-                time.sleep(0.05)
+    http: httpx.Client
+    settings: Settings
 
     def post(self, path: str, **body: Any) -> Any:
         answer = self.http.post(path, json=body)
         assert answer.is_success, answer.text
         return answer.json()
 
-    def register(self, version: Version) -> None:
-        archive = version.folder.parent / f"{version.name}.zip"
-        pack_version(version.folder, archive)
-        answer = self.http.post("/versions", files={"archive": archive.read_bytes()})
-        assert answer.is_success, answer.text
 
-    def close(self) -> None:
-        self.http.close()
-        self.process.terminate()
-        self.process.wait()
-        self.log.close()
+@contextmanager
+def serving(scratch: Path, database_url: str = "") -> Iterator[Server]:
+    """A service with what is in `scratch`; `database_url`: of a database elsewhere."""
+    data = data_of(scratch)
+    settings = Settings(data=data, database_url=database_url) if database_url else Settings(data=data)
+    with real_service.served(scratch, database_url=database_url) as (url, _), client(url) as http:
+        yield Server(http, settings)
 
 
 def fill(server: Server, name: str, old: str, new: str, images: int, vectors: int, dim: int) -> None:
@@ -249,15 +230,11 @@ def served(
         root = Path(scratch)
         v1 = write_version(root / "v1", "v1", 128, small, None)
         v2 = write_version(root / "v2", "v2", 256, body, v1, hidden)
-        data = root / "data"
-        server = Server(data, Settings(data=data, database_url=database_url) if database_url else None)
-        try:
+        with serving(root, database_url) as server:
             for version in (v1, v2):
-                server.register(version)
+                upload(server.http, version)
             fill(server, "g", "v1", "v2", images, vectors, 128)
             yield server, v1, v2
-        finally:
-            server.close()
 
 
 def reencode(title: str, body: Callable[[Net], tuple[str, int]], images: int, rounds: int) -> None:

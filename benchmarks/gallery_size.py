@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from backfill import Server, fill
+from backfill import Server, fill, serving
 from command_line import Counts, run_main
 from random_versions import small, write_version
+from real_service import upload
 from sqlalchemy import create_engine, func, select
 
 from service.registry.registry import Registry
@@ -52,18 +53,14 @@ def run(count: int) -> dict[str, float]:
         root = Path(scratch)
         v1 = write_version(root / "v1", "v1", 128, small, None)
         v2 = write_version(root / "v2", "v2", 256, small, v1)
-        server = Server(root / "data")
-        try:
+        with serving(root) as server:
             for version in (v1, v2):
-                server.register(version)
+                upload(server.http, version)
             for name, many in (("g", count), ("h", 1)):
                 fill(server, name, "v1", "v2", 0, many, 128)
-            server.close()
-            loading = load(server.settings)
-            server = Server(root / "data")
+        loading = load(server.settings)
+        with serving(root) as server:
             return {"loading, processor time": loading, **measure(server)}
-        finally:
-            server.close()
 
 
 def load(settings: Settings) -> float:

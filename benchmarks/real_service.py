@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from index.engines.segments import SETTLED_SECONDS
-from index.version import Card, Edge
+from index.version import Card, Edge, Version
 from index.version_folder.archive import pack_version
 from index.version_folder.folder import load_version, write_card, write_edge
 
@@ -25,8 +25,8 @@ RESTING_SECONDS, RESTING_SHARE = 5.0, 0.1
 
 
 @contextmanager
-def served(scratch: Path, processes: int = 1) -> Iterator[tuple[str, int]]:
-    """Its address and process id; `scratch` gets its data and its log."""
+def served(scratch: Path, processes: int = 1, database_url: str = "") -> Iterator[tuple[str, int]]:
+    """Its address and process id; `scratch` gets its log and its data, with the database unless `database_url`."""
     port = free_port()
     command = [
         sys.executable,
@@ -40,15 +40,20 @@ def served(scratch: Path, processes: int = 1) -> Iterator[tuple[str, int]]:
         "--processes",
         str(processes),
         "--data",
-        str(scratch / "d"),
+        str(data_of(scratch)),
     ]
+    place = {"REGRAFT_DATABASE_URL": database_url} if database_url else {}
     log = (scratch / "log").open("w")
-    service = subprocess.Popen(command, stdout=log, stderr=log)
+    service = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **place})
     try:
         yield f"http://127.0.0.1:{port}", service.pid
     finally:
         service.terminate()
         service.wait()
+
+
+def data_of(scratch: Path) -> Path:
+    return scratch / "d"
 
 
 def free_port() -> int:
@@ -79,7 +84,12 @@ def register(http: httpx.Client, scratch: Path, card: Card, *edges: Edge) -> Non
     for edge in edges:
         write_edge(folder, edge)
     write_card(folder, card)
-    pack_version(load_version(folder).folder, archive := scratch / f"{card.name}.zip")
+    upload(http, load_version(folder))
+
+
+def upload(http: httpx.Client, version: Version) -> None:
+    """Register a version of a folder."""
+    pack_version(version.folder, archive := version.folder.parent / f"{version.name}.zip")
     http.post("/versions", files={"archive": archive.read_bytes()}).raise_for_status()
 
 
