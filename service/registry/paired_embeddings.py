@@ -20,7 +20,7 @@ from service.store.embeddings import has_own_embedding
 from service.store.partitioned import of_item
 from service.store.random_items import RandomItems
 from service.store.rows import all_of
-from service.store.sql_arrays import BLOCK, blocks
+from service.store.sql_arrays import BLOCK
 from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes, is_usable
 from service.store.vector_reader import with_vectors
@@ -52,13 +52,6 @@ class PairRow(NamedTuple):
     metadata: dict[str, Any]
     new: bytes
     old: bytes
-
-
-class BlobRow(NamedTuple):
-    """An item and its blob."""
-
-    external_id: str
-    blob: str
 
 
 def _pairs_statement(
@@ -117,13 +110,3 @@ def label_text(metadata: Mapping[str, Any], label: str) -> str:
 
 def _labelled(row: PairRow, label: str) -> bool:
     return value_at(row.metadata, label) is not None
-
-
-def draw_with_blobs(connection: Connection, gallery_id: int, limit: int, seed: int) -> list[BlobRow]:
-    """Up to `limit` live items of a gallery that have an image or a text, drawn by `seed`."""
-    has_image = and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.blob.is_not(None))
-    found: list[BlobRow] = []
-    for block in blocks(RandomItems(connection, has_image, seed).first(limit)):
-        result = connection.execute(select(item.c.external_id, item.c.blob).where(item.c.id.in_(block)))
-        found += all_of(BlobRow, result)
-    return found

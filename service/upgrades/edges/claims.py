@@ -8,7 +8,7 @@ Arrays of vectors are (images, dimension).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -17,20 +17,19 @@ from pydantic import Field
 
 from index.edges.transform import Transform
 from index.encoders.decoding import Decoder
-from index.encoders.encoder import BATCH
 from index.errors import RegraftError
 from index.evaluation.metrics import retrieval
 from index.evaluation.scores import scores
 from index.space import Space, Vectors
 from index.version import PROBE, Score
 from index.version_folder.artifacts import read_arrays
-from service.registry.paired_embeddings import BlobRow, draw_pairs, draw_with_blobs
+from service.registry.paired_embeddings import draw_pairs
 from service.registry.registry import LoadedVersion
-from service.registry.stored_contents import InputRequest, Inputs, embed, embeds, read_inputs
 from service.schemas import Body, Name, Seed
 from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.galleries import gallery_named
+from service.upgrades.edges.sampling import make_pairs
 
 TOLERANCE = 0.01
 """Largest legal distance of two embeddings of an image, relative to the old one's length; a cosine of 0.99995."""
@@ -200,45 +199,24 @@ def _probe(version: LoadedVersion, shape: dict[str, tuple[int, ...]]) -> Vectors
 def _items(
     database: Database, blobs: Blobs, decoder: Decoder, new: LoadedVersion, old: LoadedVersion, request: VerifyIn
 ) -> ComparedImages | None:
-    """As many items as requested: those that hold both embeddings, then those that both versions can embed."""
+    """As many items as requested: those that hold both embeddings, then those whose missing ones can be computed."""
     if request.gallery is None:
         return None
-    encodes = bool((new.card.encoder and old.card.encoder) or (new.card.text and old.card.text))
     with database.read() as connection:
         gallery_id = gallery_named(connection, request.gallery).id
-        drawn, _ = draw_pairs(
+        pairs, _ = draw_pairs(
             connection, new, old, gallery_id=gallery_id, label=None, sample=request.items, seed=request.seed
         )
-        rows = (
-            draw_with_blobs(connection, gallery_id, request.items + len(drawn.names), request.seed) if encodes else ()
+    if missing := request.items - len(pairs.names):
+        more = make_pairs(
+            database, blobs, decoder, (new, old), gallery_id=gallery_id, label=None, count=missing, seed=request.seed
         )
-    names, new_parts, old_parts = list(drawn.names), [drawn.new], [drawn.old]
-    drawn_names = set(names)
-    versions = (new, old) if encodes else ()
-    for readable in _readable(blobs, decoder, [row for row in rows if row.external_id not in drawn_names], versions):
-        batch = readable[: request.items - len(names)]
-        if len(names) == request.items:
-            break
-        if not batch:
-            continue
-        names += [name for name, _ in batch]
-        for version, parts in ((new, new_parts), (old, old_parts)):
-            parts.append(embed(version, [inputs[version.name] for _, inputs in batch]).vectors)
-    if len(names) < request.items:
+        pairs = pairs.with_more(more)
+    if len(pairs.names) < request.items:
         raise NothingToVerifyOn(
-            f"gallery {request.gallery!r} has {len(names)} items with embeddings by both {new.name!r} and "
-            f"{old.name!r} or an image or text that both can encode; {request.items} are required",
+            f"gallery {request.gallery!r} has {len(pairs.names)} items with embeddings by both {new.name!r} and "
+            f"{old.name!r}, or with an image or text that those can encode by which an embedding is missing; "
+            f"{request.items} are required",
             pointer="/verify/items",
         )
-    return ComparedImages(ITEMS, names, np.concatenate(new_parts), np.concatenate(old_parts))
-
-
-def _readable(
-    blobs: Blobs, decoder: Decoder, rows: Sequence[BlobRow], versions: Sequence[LoadedVersion]
-) -> Iterator[list[tuple[str, Inputs]]]:
-    """Names and encoder inputs in batches; images that cannot be read are left out."""
-    for start in range(0, len(rows), BATCH):
-        block = [row for row in rows[start : start + BATCH] if all(embeds(v.card, row.blob) for v in versions)]
-        read = read_inputs(blobs, decoder, [InputRequest(row.blob, versions) for row in block])
-        named = zip((row.external_id for row in block), read, strict=True)
-        yield [(name, inputs) for name, inputs in named if inputs is not None]
+    return ComparedImages(ITEMS, pairs.names, pairs.new, pairs.old)

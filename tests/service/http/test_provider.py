@@ -102,6 +102,29 @@ def test_items_of_one_provider_are_reached_from_the_next_by_its_old_model(site: 
     assert (answer["results"][0]["matches"][0]["id"], answer["results"][0]["matches"][0]["route"]) == ("t7", ["dual"])
 
 
+def test_vectors_made_elsewhere_are_known_as_the_providers_by_their_texts(
+    site: Any, provider: Provider, tmp_path: Path
+) -> None:
+    assert site.register(make_version(tmp_path / "kept", "kept", DIM, encoder=False)).status_code == 201
+    path = site.gallery("kept")
+    items = [{"id": i, "text": t, "embedding": embedding(f"doc: {t}").tolist()} for i, t in TEXTS.items()]
+    assert site.http.post(f"{path}/items", json={"version": "kept", "items": items}).json()["failed"] == 0
+    provider.requests.clear()
+
+    def claim(new: str, count: int) -> Any:
+        verify = {"gallery": path.rpartition("/")[2], "items": count}
+        return site.http.post("/edges", json={"new": new, "old": "kept", "kind": "identity", "verify": verify})
+
+    problem(claim("one", 41), 422, "nothing_to_verify_on", "/verify/items")
+    problem(claim("two", 10), 422, "not_identical", "/kind")
+    provider.requests.clear()
+    claimed = claim("one", 10)
+
+    assert claimed.status_code == 201, claimed.text
+    assert (claimed.json()["made"]["items"]["images"], claimed.json()["scores"]["cmc@1"]["value"]) == (10, 1.0)
+    assert len(provider.inputs) == len(set(provider.inputs)) == 10
+
+
 @pytest.mark.parametrize(
     ("wrong", "status", "code"),
     [
