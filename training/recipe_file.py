@@ -25,12 +25,12 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from index.errors import InvalidArgument
-from training.overrides import with_overrides, with_preprocess
+from training.overrides import size_settings, with_overrides, with_preprocess
 from training.recipes import Recipe, field_descriptions, find_recipe
-from training.references import FIELDS, reference_settings
+from training.references import FIELDS, References, reference_settings, with_settings
 
 SUFFIX = ".toml"
 TABLES = ("options", "preprocess")
@@ -93,6 +93,40 @@ def references_in(given: str) -> list[str]:
 def named_or_read(given: str) -> Recipe:
     """The recipe of that name or, where it ends in `.toml`, of that file. Raises as `find_recipe` and `read_recipe`."""
     return read_recipe(Path(given)) if given.endswith(SUFFIX) else find_recipe(given)
+
+
+class ChosenRecipe(NamedTuple):
+    """A recipe with its settings, those that it depends on, and what a file needs to say to reach the same again.
+
+    Attributes:
+        recipe: the changed recipe.
+        references: the recipes to train for its references.
+        base: as of `base_of`.
+        said: the settings of its references.
+    """
+
+    recipe: Recipe
+    references: References
+    base: Recipe | None
+    said: Sequence[str]
+
+    def write(self, path: Path, recipe: Recipe | None = None) -> Path:
+        """Write the recipe, or another one made of it, by `write_recipe`."""
+        return write_recipe(recipe or self.recipe, path, self.said, self.base)
+
+
+def choose(given: str, settings: Sequence[str] = (), size: int | None = None) -> ChosenRecipe:
+    """The recipe given as for `named_or_read`, for inputs of `size` pixels, changed by `settings` of `--set`.
+
+    Raises:
+        InvalidArgument: as `named_or_read`, `references_in` and `with_settings`.
+    """
+    found = named_or_read(given)
+    sized = () if size is None else size_settings(found, size)
+    wanted = [*references_in(given), *sized, *settings]
+    base = base_of(given)
+    recipe, references = with_settings(found, wanted, base)
+    return ChosenRecipe(recipe, references, base, reference_settings(wanted))
 
 
 def write_recipe(recipe: Recipe, path: Path, references: Sequence[str] = (), base: Recipe | None = None) -> Path:

@@ -41,24 +41,18 @@ def sweep(
     with needs("train"):
         from training.comparison.sweep import Trial
         from training.comparison.sweep import sweep as search
-        from training.overrides import size_settings
-        from training.recipe_file import base_of, check_new_file, named_or_read, references_in, write_recipe
-        from training.references import reference_settings, with_settings
+        from training.recipe_file import check_new_file, choose
 
         if save is not None:
             check_new_file(save)
-        found = named_or_read(recipe)
-        sized = size_settings(found, size) if size is not None else ()
-        wanted = [*references_in(recipe), *sized, *(settings or [])]
-        base = base_of(recipe)
-        chosen, references = with_settings(found, wanted, base)
+        chosen = choose(recipe, settings or (), size)
 
         def say(trial: Trial) -> None:
             out.print(f"{trial.weights}: new/old {trial.new_old:.3f}, new/new {trial.new_new:.3f}")
 
-        folder = target or Path("runs") / f"sweep-{chosen.name}"
-        ranked = search(chosen, trials, folder, say, references, overwrite=overwrite)
-        best = None if save is None else write_recipe(ranked[0].recipe, save, reference_settings(wanted), base)
+        folder = target or Path("runs") / f"sweep-{chosen.recipe.name}"
+        ranked = search(chosen.recipe, trials, folder, say, chosen.references, overwrite=overwrite)
+        best = None if save is None else chosen.write(save, ranked[0].recipe)
         answer({"trials": [trial.as_json() for trial in ranked], "recipe": best})
         rows = [[t.weights, f"{t.new_old:.3f}", f"{t.new_new:.3f}", f"{t.old_old:.3f}"] for t in ranked]
         print_table(["weights", "new/old CMC-1", "new/new", "old/old"], rows)

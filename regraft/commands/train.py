@@ -67,29 +67,24 @@ def train(
     with needs(EXTRA):
         from training.recipes import find_recipe
 
-        own = recipe.endswith(".toml")
-        named = None if own else find_recipe(recipe)  # before torch is imported, which takes seconds
-        from training.overrides import size_settings
+        if not recipe.endswith(".toml"):
+            find_recipe(recipe)  # before torch is imported, which takes seconds
         from training.processes import is_rank_zero, leave_group
-        from training.recipe_file import base_of, read_recipe, references_in, write_recipe
-        from training.references import folder_of, reference_settings, with_settings
+        from training.recipe_file import choose
+        from training.references import folder_of
         from training.train import train as train_version
 
-        found = named or read_recipe(Path(recipe))
-        sized = size_settings(found, size) if size is not None else ()
-        wanted = [*references_in(recipe), *sized, *(settings or ())]
-        base = base_of(recipe)
-        chosen, references = with_settings(found, wanted, base)
+        chosen = choose(recipe, settings or (), size)
         if save is not None:
-            saved = write_recipe(chosen, save, reference_settings(wanted), base)
+            saved = chosen.write(save)
             answer({"recipe": saved})
             out.print(f"wrote {saved}; `regraft train {save}` trains it")
             return
-        folder = target or folder_of(chosen)
+        folder = target or folder_of(chosen.recipe)
         if not overwrite:
             check_new(folder)
         try:
-            written = train_version(chosen, folder, references=references)
+            written = train_version(chosen.recipe, folder, references=chosen.references)
         except KeyboardInterrupt:
             err.print("regraft: stopped; run the same command to continue from the last finished epoch", style="yellow")
             raise typer.Exit(INTERRUPTED) from None

@@ -9,9 +9,8 @@ import pytest
 
 from index.errors import InvalidArgument
 from training.overrides import with_overrides
-from training.recipe_file import base_of, read_recipe, references_in, write_recipe
+from training.recipe_file import choose, read_recipe, references_in, write_recipe
 from training.recipes import RECIPES, find_recipe
-from training.references import with_settings
 
 
 @pytest.mark.parametrize("name", ["digits_v1", "digits_bt2", "cifar100_resnet50_fct", "folders_hbct", "photos_oca"])
@@ -87,7 +86,7 @@ def test_what_no_file_can_hold_is_refused_by_its_field_and_nothing_is_left(setti
 def test_a_file_keeps_what_is_set_of_the_recipes_that_it_depends_on(tmp_path: Path) -> None:
     said = ["old.epochs=3", "independent.preprocess.height=20", "old.rate=1e-4", "old.epochs=4"]
     file = str(write_recipe(find_recipe("folders_bt2"), tmp_path / "mine.toml", said))
-    _, references = with_settings(read_recipe(Path(file)), references_in(file), base_of(file))
+    references = choose(file).references
 
     assert (references["old"].epochs, references["old"].rate) == (4, 1e-4)
     assert references["independent"].preprocess.height == 20
@@ -98,13 +97,13 @@ def test_a_file_keeps_what_is_set_of_the_recipes_that_it_depends_on(tmp_path: Pa
 def test_a_file_written_of_a_file_reaches_the_same_references(name: str, tmp_path: Path) -> None:
     given, kept = tmp_path / "given.toml", tmp_path / "kept.toml"
     given.write_text(f'from = "digits_fct"\n{name}\ndim = 24\nthreads = 2\n')
-    base = base_of(str(given))
-    made, references = with_settings(read_recipe(given), [], base)
-    write_recipe(made, kept, base=base)
-    again, same = with_settings(read_recipe(kept), [], base_of(str(kept)))
+    made = choose(str(given))
+    made.write(kept)
+    again = choose(str(kept))
 
-    assert (again, same) == (replace(made, summary="from kept.toml"), references)
-    assert (same["independent"].dim, same["independent"].threads) == (24, 2)
+    assert again.recipe == replace(made.recipe, summary="from kept.toml")
+    assert again.references == made.references
+    assert (made.references["independent"].dim, made.references["independent"].threads) == (24, 2)
 
 
 @pytest.mark.parametrize("text", ["references = 3", "[references]\nepochs = 3", "[references]\nnew.epochs = 3"])
