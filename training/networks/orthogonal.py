@@ -16,6 +16,10 @@ class Orthogonal(nn.Module):
     classifier behind it at every step. The exponential is taken in float64: |Q Q^T - I| stays below 1e-6 however far
     A has moved, where `torch.nn.utils.parametrizations.orthogonal` in float32 does not promise 1e-5.
 
+    Under mixed precision only a training step's product rounds Q and x to bfloat16, as it does every layer's weights:
+    the rounded Q has |Q Q^T - I| up to 5e-3, Q x is off by at most 0.6 % of its length, its direction by a cosine above
+    0.99998 (measured with 16 to 512 numbers). What is exported is the Q of eval mode, exact in float32.
+
     Args:
         dim: of x.
         random: whether Q0 is random, uniform over the rotations; the identity otherwise.
