@@ -74,6 +74,15 @@ def import_(
             "--metadata", metavar="COLUMNS", help="Columns of metadata, separated by commas; default: all others."
         ),
     ] = None,
+    flatten: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--flatten",
+            metavar="COLUMN",
+            help="Column of objects whose fields become metadata; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     version: Annotated[
         str | None,
         typer.Option("--version", help="Version of the vectors; default: the current version.", show_default=False),
@@ -111,12 +120,12 @@ def import_(
     from regraft.sources.opening import extra_of, open_source
 
     named = None if metadata is None else [one for one in metadata.split(",") if one]
-    if update_only and (unused := "--metadata" if named else "--text" if text else None):
+    if update_only and (unused := "--metadata" if named else "--text" if text else "--flatten" if flatten else None):
         raise InvalidArgument(f"{unused} cannot be used with --update-only, which adds embeddings alone")
     with needs(extra_of(source)):
         # The version that is current now, even if another one is deployed during the import.
         made_by = version or client.gallery(name).current
-        wanted = Wanted(key, _vectors(vector, made_by), named, made_by, text)
+        wanted = Wanted(key, _vectors(vector, made_by), named, made_by, text, tuple(flatten or ()))
         space_of = None if ignore_metric else partial(_space, client)
         opened = open_source(source, wanted, ids=ids, key=source_key, space_of=space_of)
         if isinstance(opened, LiveSource) and opened.note:

@@ -103,7 +103,8 @@ class Wanted:
     """The columns of a source to import.
 
     `id`: the column of ids. `vectors`: column -> version (None: the current one); empty: the source's default column,
-    of `version`. `metadata`: columns; None: all others. `text`: the column of texts; None: none.
+    of `version`. `metadata`: columns; None: all others. `text`: the column of texts; None: none. `flatten`: columns of
+    objects whose fields become metadata in place of the column, as frameworks nest the metadata of a document.
     """
 
     id: str | None = None
@@ -111,6 +112,7 @@ class Wanted:
     metadata: Sequence[str] | None = None
     version: str | None = None
     text: str | None = None
+    flatten: Sequence[str] = ()
 
     def vector(self, default: str) -> tuple[str, str | None]:
         """The column of vectors and its version, for a source that supports one column per import.
@@ -166,14 +168,37 @@ class Wanted:
         """The metadata of a row, without its text and the `taken` columns; None: no columns are left."""
         taken = (*taken, self.text) if self.text is not None else taken
         names = [name for name in row if name not in taken] if self.metadata is None else self.metadata
-        return {name: as_json(row[name]) for name in names if row.get(name) is not None} if names else None
+        if not names and not self.flatten:
+            return None
+        held = {name: row.get(name) for name in (*names, *self.flatten)}
+        for name in self.flatten:
+            if isinstance(fields := held[name], Mapping):  # what is not an object stays a field of its own
+                del held[name]
+                held.update(fields)
+        return {str(name): as_json(value) for name, value in held.items() if value is not None}
+
+    def check_flatten(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Check that some of the first rows of a source have an object in each field to flatten.
+
+        Raises:
+            InvalidArgument: none of them.
+        """
+        there = sorted({name for row in rows for name, value in row.items() if isinstance(value, Mapping)})
+        for name in self.flatten:
+            held = [row[name] for row in rows if name in row]
+            if (any(one is not None for one in held) or not held) and name not in there:
+                legal = ", ".join(there) or "none"
+                why = f"none of the first {len(rows)} rows has an object in {name!r}; objects: {legal}"
+                raise InvalidArgument(why, pointer="/flatten")
 
     def texts_of(self, rows: Sequence[Mapping[str, Any]], *, first: bool) -> list[str | None]:
         """The texts of rows of a database; empty if none are wanted. `first`: as in `ids_of`.
 
         Raises:
-            InvalidArgument: none of the first rows has the field, or a value is not a string.
+            InvalidArgument: as `check_flatten`; none of the first rows has the field, or a value is not a string.
         """
+        if first:
+            self.check_flatten(rows)
         if self.text is None:
             return []
         if first and not any(self.text in row for row in rows):

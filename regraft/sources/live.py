@@ -51,6 +51,7 @@ class LiveSource:
         self.note = note
         if (there := database.fields) is not None:
             _check_fields(name, wanted.metadata or (), there)
+            _check_fields(name, wanted.flatten, there, "/flatten")
         self._name, self._database, self._wanted, self._space_of = name, database, wanted, space_of
 
     @property
@@ -96,10 +97,10 @@ class LiveSource:
         )
 
 
-def _check_fields(name: str, metadata: Sequence[str], there: Collection[str]) -> None:
-    if unknown := [field for field in metadata if field not in there]:
+def _check_fields(name: str, wanted: Sequence[str], there: Collection[str], pointer: str = "/metadata") -> None:
+    if unknown := [field for field in wanted if field not in there]:
         legal = ", ".join(there) or "none"
-        raise InvalidArgument(f"{name} has no field {unknown[0]!r}, only: {legal}", pointer="/metadata")
+        raise InvalidArgument(f"{name} has no field {unknown[0]!r}, only: {legal}", pointer=pointer)
 
 
 @contextmanager

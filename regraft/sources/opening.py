@@ -67,10 +67,8 @@ def open_source(
         ModuleNotFoundError: the package to read it is not installed.
     """
     kind = kind_of(source)
-    if wanted.text is not None and kind in (*OPEN, *INDEXES):
-        raise InvalidArgument(f"{source} has no column of texts, so --text cannot be used", pointer="/text")
-    if wanted.metadata and kind in (*OPEN, *INDEXES):
-        raise InvalidArgument(f"{source} has no columns of metadata, so --metadata cannot be used", pointer="/metadata")
+    if kind in (*OPEN, *INDEXES):
+        _check_vectors_alone(source, wanted)
     if wanted.id is not None and kind in (*OPEN, *INDEXES, "chroma"):
         raise InvalidArgument(f"{source} has no column of ids, so --id cannot be used", pointer="/id")
     if ids is not None and kind not in OPEN:
@@ -98,6 +96,16 @@ def open_source(
     from regraft.sources.table import TableFile
 
     return TableFile(path, wanted)
+
+
+def _check_vectors_alone(source: str, wanted: Wanted) -> None:
+    """Check that nothing is wanted of a file of vectors that it does not have. Raises InvalidArgument."""
+    if wanted.text is not None:
+        raise InvalidArgument(f"{source} has no column of texts, so --text cannot be used", pointer="/text")
+    for option, names in (("metadata", wanted.metadata), ("flatten", wanted.flatten)):
+        if names:
+            why = f"{source} has no columns of metadata, so --{option} cannot be used"
+            raise InvalidArgument(why, pointer=f"/{option}")
 
 
 def _check_exists(kind: str, address: str) -> None:

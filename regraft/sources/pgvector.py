@@ -79,7 +79,7 @@ class PgvectorTable:
         """The columns to read beside id and vector. A vector is no metadata, unless it is asked for."""
         if self._wanted.metadata is None:
             return [name for name in self._columns if name not in (self._id, self._vector, *self._vectors)]
-        return list(dict.fromkeys([*self._wanted.metadata, *filter(None, [self._wanted.text])]))
+        return list(dict.fromkeys([*self._wanted.metadata, *self._wanted.flatten, *filter(None, [self._wanted.text])]))
 
     def _page(self, connection: psycopg.Connection[Any], others: Sequence[str], size: int, after: Any) -> list[Any]:
         """The next rows with an id: the id as text, the vector, and the other columns."""

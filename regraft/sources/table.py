@@ -38,7 +38,13 @@ class TableFile:
         exported = EXPORTED in (self._schema.metadata or {}) or any(name.startswith(VECTOR) for name in names)
         self._own = exported and _holds_text(self._schema, "metadata")
         self._text = wanted.text or ("text" if self._own and "text" in names else None)
-        needed = [self._id, *self._vectors, *(wanted.metadata or ()), *([self._text] if self._text else ())]
+        needed = [
+            self._id,
+            *self._vectors,
+            *(wanted.metadata or ()),
+            *wanted.flatten,
+            *([self._text] if self._text else ()),
+        ]
         if unknown := [name for name in needed if name not in names]:
             raise InvalidArgument(f"{path.name} has no column {unknown[0]!r}, only: {', '.join(names)}")
         used = names if wanted.metadata is None and not self._own else needed
@@ -67,7 +73,7 @@ class TableFile:
             for start, table in self._tables(size, done):
                 for at in range(max(done - start, 0), table.num_rows, size):
                     part = table.slice(at, size)
-                    yield self._batch(part, start + at + part.num_rows)
+                    yield self._batch(part, start + at + part.num_rows, first=start + at == 0)
 
     def _tables(self, size: int, after: int) -> Iterator[tuple[int, Any]]:
         """Tables with the number of their first row, without those that end before `after`."""
@@ -83,7 +89,7 @@ class TableFile:
                 yield start, table
             start += table.num_rows
 
-    def _batch(self, table: Any, cursor: int) -> Batch:
+    def _batch(self, table: Any, cursor: int, *, first: bool) -> Batch:
         ids = self._values(table.column(self._id), self._id)
         named = np.array([is_id(one) for one in ids], bool)
         place = np.cumsum(named) - 1
@@ -104,7 +110,7 @@ class TableFile:
         held |= {n for n, row in enumerate(kept) if texts[row] is not None}
         if bare := len(kept) - len(held):
             skipped["no vector"] = bare
-        metadata = self._metadata(table)
+        metadata = self._metadata(table, first=first)
         described, kept_texts = [metadata[n] for n in kept], [texts[n] for n in kept] if self._text else []
         return Batch(len(ids), [as_id(ids[n]) for n in kept], described, columns, cursor, skipped, kept_texts)
 
@@ -115,17 +121,19 @@ class TableFile:
             return np.zeros(count, bool)
         return np.array([one == "transformed" for one in table.column(beside).to_pylist()], bool)
 
-    def _metadata(self, table: Any) -> list[Any]:
+    def _metadata(self, table: Any, *, first: bool) -> list[Any]:
         if self._own and self._wanted.metadata is None:
             return [None if one is None else json.loads(one) for one in table.column("metadata").to_pylist()]
         taken = (self._id, *self._vectors, *([self._text] if self._text else ()))
         names = (
             [n for n in table.column_names if n not in taken]
             if self._wanted.metadata is None
-            else self._wanted.metadata
+            else [*self._wanted.metadata, *self._wanted.flatten]
         )
         columns = {name: self._values(_in_microseconds(table.column(name)), name) for name in names}
-        rows = ({name: values[n] for name, values in columns.items()} for n in range(table.num_rows))
+        rows = [{name: values[n] for name, values in columns.items()} for n in range(table.num_rows)]
+        if first:
+            self._wanted.check_flatten(rows)
         return [self._wanted.metadata_of(row, *taken) for row in rows]
 
     def _values(self, column: Any, name: str) -> list[Any]:

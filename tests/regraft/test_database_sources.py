@@ -172,6 +172,35 @@ def test_a_second_column_of_vectors_is_refused_where_one_is_read(kind: str) -> N
 
 
 @pytest.mark.usefixtures("faked")
+def test_fields_of_an_object_become_metadata_if_it_is_flattened(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [
+        {"page_content": "x", "metadata": {"source": "a", "page_content": "of its own", "no": None, "in": {"n": 1}}},
+        {"page_content": "y", "metadata": "no object", "more": {"source": "b"}},
+        {"page_content": "z", "metadata": None},
+    ]
+    points = [SimpleNamespace(id=n, vector=ROWS[n].tolist(), payload=payload) for n, payload in enumerate(told)]
+    monkeypatch.setattr(FakeQdrant, "points", points)
+
+    def flattened(*names: str, metadata: Any = None) -> Any:
+        wanted = Wanted(text="page_content", flatten=names, metadata=metadata)
+        return read(open_source("qdrant:somewhere#things", wanted))[2]
+
+    nested = {"source": "a", "page_content": "of its own", "in": {"n": 1}}
+    assert flattened("metadata") == [nested, {"metadata": "no object", "more": {"source": "b"}}, {}]
+    assert flattened("metadata", "more") == [nested, {"metadata": "no object", "source": "b"}, {}]
+    assert flattened("metadata", metadata=[]) == [nested, {"metadata": "no object"}, {}]
+    with pytest.raises(
+        InvalidArgument, match="none of the first 3 rows has an object in 'meta'; objects: metadata, mo"
+    ):
+        flattened("meta")
+    with pytest.raises(InvalidArgument, match="none of the first 3 rows has an object in 'page_content'"):
+        flattened("page_content")
+    for kind in ("lancedb", "milvus"):
+        with pytest.raises(InvalidArgument, match="things has no field 'meta', only: id, vector, n"):
+            open_source(f"{kind}:somewhere#things", Wanted(flatten=["meta"]))
+
+
+@pytest.mark.usefixtures("faked")
 def test_a_record_without_a_document_keeps_a_field_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = [{"ids": ["a"], "embeddings": ROWS[:1], "metadatas": [{"document": "x.pdf"}], "documents": [None]}]
     monkeypatch.setattr(FakeChroma, "get", lambda *_, **__: pages.pop() if pages else {"ids": []})

@@ -116,3 +116,24 @@ def test_several_columns_of_one_name_are_refused_unless_they_are_left_out(tmp_pa
         open_source(str(file), Wanted(vectors={"v": "v1"}))
     left = open_source(str(file), Wanted(vectors={"v": "v1"}, metadata=["y"]))
     assert read(left)[:3] == (IDS, ROWS.tolist(), [{"y": n} for n in range(10)])
+
+
+def test_fields_of_an_object_become_metadata_if_it_is_flattened(tmp_path: Path) -> None:
+    columns = {
+        "id": IDS,
+        "embedding": ROWS.tolist(),
+        "n": list(range(10)),
+        "meta": [{"a": {"b": n}} for n in range(10)],
+    }
+    pq.write_table(pa.table(columns), file := tmp_path / "rows.parquet")
+
+    def flattened(*names: str, metadata: list[str] | None = None) -> object:
+        return read(open_source(str(file), Wanted(flatten=names, metadata=metadata)))[2][7]
+
+    assert flattened() == {"n": 7, "meta": {"a": {"b": 7}}}
+    assert flattened("meta") == {"n": 7, "a": {"b": 7}}
+    assert flattened("meta", metadata=[]) == {"a": {"b": 7}}
+    with pytest.raises(InvalidArgument, match="has no column 'mta', only: id, embedding, n, meta"):
+        flattened("mta")
+    with pytest.raises(InvalidArgument, match="none of the first 3 rows has an object in 'n'; objects: meta"):
+        flattened("n")

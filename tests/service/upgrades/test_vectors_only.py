@@ -89,7 +89,7 @@ def test_a_file_that_is_no_set_is_named(served: Served, run: Any, tmp_path: Path
     assert told in said
 
 
-def keep_in_qdrant(distance: str, payloads: Sequence[dict[str, int]]) -> None:
+def keep_in_qdrant(distance: str, payloads: Sequence[dict[str, Any]]) -> None:
     """Create the collection qdrant:kept#things in the working folder, with a point for each payload."""
     models = pytest.importorskip("qdrant_client.models", reason="regraft[from-qdrant] is not installed")
     from qdrant_client import QdrantClient
@@ -146,3 +146,19 @@ def test_a_field_of_metadata_that_no_row_has_is_warned_of(
     ]
     code, _, said = run(*asked, "--update-only")
     assert (code, "--metadata cannot be used with --update-only" in said) == (1, True)
+
+
+def test_the_nested_metadata_of_a_framework_become_those_of_items(
+    served: Served, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nested = [{"page_content": f"text {n}", "metadata": {"source": f"s{n % 2}", "page": n}} for n in range(1, 4)]
+    keep_in_qdrant("Cosine", nested)
+    path = served.gallery("v1")
+    asked = ("import", path.rpartition("/")[2], "qdrant:kept#things", "--text", "page_content", "--flatten")
+
+    assert (run(*asked, "meta")[0], run(*asked, "metadata", "--update-only")[0]) == (1, 1)
+    assert run(*asked, "metadata")[0] == 0
+
+    found = served.http.get(f"{path}/items", params={"filter": '{"field": "source", "eq": "s1"}'}).json()["items"]
+    assert [one["metadata"] for one in found] == [{"source": "s1", "page": 1}, {"source": "s1", "page": 3}]
