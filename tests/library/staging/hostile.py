@@ -65,7 +65,10 @@ COMMANDS = [
         "item list g --limit 1 --filter {{}}",
         {"GET /v1/galleries/g/items": {"items": [ITEM], "next": H}},
     ),
-    ("item show g a", {"GET /v1/galleries/g/items/a": {**ITEM, "embeddings": [{"version": H, "origin": H}]}}),
+    (
+        "item show g a",
+        {"GET /v1/galleries/g/items/a": {**ITEM, "id": "a", "embeddings": [{"version": H, "origin": H}]}},
+    ),
     (
         "item update g a --metadata {{}}",
         {
