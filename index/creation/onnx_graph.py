@@ -25,6 +25,13 @@ ModelProto = Any
 
 RunModel = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
+PIXELS = {
+    TensorProto.FLOAT: "float32",
+    TensorProto.FLOAT16: "float16",
+    TensorProto.DOUBLE: "float64",
+    TensorProto.UINT8: "uint8",
+}
+"""Legal types of a model's input."""
 FREE_INITIALIZERS = 4
 """The version of ONNX's format since which initializers need not be inputs too."""
 BATCH_AXIS = "N"
@@ -115,16 +122,21 @@ def _of_legal_opset(model: ModelProto) -> ModelProto:
 
 
 def with_pixel_input(model: ModelProto, spec: Preprocess) -> ModelProto:
-    """Change the input to float32 (N, C, H, W), from float16 or (N, H, W, C).
+    """Change the input to float32 (N, C, H, W), from another type of PIXELS or (N, H, W, C).
 
     Raises:
-        InvalidArgument: the input has another size or type.
+        InvalidArgument: the input has another size or type, or is uint8 and the preprocess normalises.
     """
     given = model.graph.input[0]
-    if (kind := given.type.tensor_type.elem_type) not in {TensorProto.FLOAT, TensorProto.FLOAT16}:
-        legal = "float32 or float16"
+    if (kind := given.type.tensor_type.elem_type) not in PIXELS:
         raise InvalidArgument(
-            f"the model's input has type {TensorProto.DataType.Name(kind)}; legal: {legal}", pointer="/onnx"
+            f"the model's input has type {TensorProto.DataType.Name(kind)}; legal: {', '.join(PIXELS.values())}",
+            pointer="/onnx",
+        )
+    if kind == TensorProto.UINT8 and (any(spec.mean) or any(std != 1 for std in spec.std)):
+        raise InvalidArgument(
+            "the model takes uint8, pixels from 0 to 255, which cannot be normalised: leave out mean and std",
+            pointer="/preprocess",
         )
     size = (spec.channels, spec.height, spec.width)
     declared = _declared(given)
@@ -144,6 +156,10 @@ def with_pixel_input(model: ModelProto, spec: Preprocess) -> ModelProto:
         else []
     )
     before = steps[-1].output[0] if steps else f"{PREFIX}pixels"
+    if kind == TensorProto.UINT8:
+        model.graph.initializer.append(numpy_helper.from_array(np.array(255, np.float32), f"{PREFIX}white"))
+        steps.append(helper.make_node("Mul", [before, f"{PREFIX}white"], [f"{PREFIX}scaled"]))
+        steps.append(helper.make_node("Round", [f"{PREFIX}scaled"], [before := f"{PREFIX}whole"]))
     steps.append(helper.make_node("Cast", [before], [name], to=kind))
     _keep(model.graph.input, lambda _: False)
     model.graph.input.append(

@@ -88,6 +88,19 @@ def conv(
     return save(path, nodes, (1, 8, 8, 3) if last else (1, 3, 8, 8), made, **arrays)
 
 
+def cast(path: Path, kind: int) -> Path:
+    """Of pixels (N, 8, 8, 3) in a type: their numbers from 0 to 255, times weights."""
+    nodes = [
+        helper.make_node("Cast", ["images"], ["numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Flatten", ["numbers"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weight"], ["made"]),
+    ]
+    model = onnx.load(save(path, nodes, ("N", 8, 8, 3), ("N", 5), kind=kind, weight=weights(192, 5)))
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    onnx.save(model, path)
+    return path
+
+
 def patches(pixels: np.ndarray) -> np.ndarray:
     """The plain twin of `conv`: (C, H, W) -> tokens (4, 6)."""
     cut = [pixels[:, y : y + 4, x : x + 4].ravel() for y in (0, 4) for x in (0, 4)]
@@ -141,6 +154,26 @@ def test_an_onnx_file_becomes_a_version_that_a_registration_takes(tmp_path, mode
         expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     given = Encoder(made).vectors(pixels)
     np.testing.assert_allclose(given, expected, atol=(2e-2 if model == "half" else 1e-5) * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", [TensorProto.UINT8, TensorProto.DOUBLE])
+def test_a_model_of_another_type_of_pixels_gets_them_exactly(tmp_path, kind):
+    source = cast(tmp_path / "model.onnx", kind)
+    images = np.arange(384).reshape(2, 8, 8, 3) % 256  # all numbers: each may be rounded wrongly
+    scale = 1 if kind == TensorProto.UINT8 else 255
+
+    made = Version.create(tmp_path / "mine", OnnxFile(source, Preprocess(8, 8), {"kind": "l2"}, output="made"))
+
+    given = Encoder(made).vectors((images / 255).astype(np.float32).transpose(0, 3, 1, 2))
+    expected = (images / scale).reshape(2, -1) @ weights(192, 5)
+    np.testing.assert_allclose(given, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_pixels_that_a_model_takes_as_whole_numbers_are_not_normalised(tmp_path):
+    source = cast(tmp_path / "model.onnx", TensorProto.UINT8)
+
+    with pytest.raises(InvalidArgument, match="uint8, pixels from 0 to 255.*leave out mean and std"):
+        Version.create(tmp_path / "mine", OnnxFile(source, SPEC, output="made"))
 
 
 @pytest.mark.parametrize(
