@@ -172,7 +172,7 @@ def test_a_model_of_another_type_of_pixels_gets_them_exactly(tmp_path, kind):
 def test_pixels_that_a_model_takes_as_whole_numbers_are_not_normalised(tmp_path):
     source = cast(tmp_path / "model.onnx", TensorProto.UINT8)
 
-    with pytest.raises(InvalidArgument, match="uint8, pixels from 0 to 255.*leave out mean and std"):
+    with pytest.raises(InvalidArgument, match=r"uint8, pixels from 0 to 255.*leave out mean and std"):
         Version.create(tmp_path / "mine", OnnxFile(source, SPEC, output="made"))
 
 
