@@ -91,7 +91,8 @@ class PgvectorTable:
         # Rows without an id would sort last, and no page could continue after them. The last id is an untyped
         # parameter, which takes the column's type: an explicit cast to `character` or `bit` would truncate it.
         behind = sql.SQL(" WHERE {} IS NOT NULL" if after is None else " WHERE {} > %s").format(key)
-        ordered = sql.SQL(" ORDER BY {} LIMIT %s").format(key)
+        # With ties: the next page begins after this id, so that all its rows are of this one.
+        ordered = sql.SQL(" ORDER BY {} FETCH FIRST (%s) ROWS WITH TIES").format(key)
         return connection.execute(chosen + behind + ordered, (size,) if after is None else (after, size)).fetchall()
 
 

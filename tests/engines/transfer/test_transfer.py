@@ -248,3 +248,19 @@ def test_another_column_of_vectors_and_the_ids_are_metadata_only_if_asked_for(se
 
     assert (everything.metadata, everything.columns[0].vectors.tolist()) == ([{"n": 7}], [[1.0, 2.0]])
     assert named.metadata == [{"a": "[3,4]", "id": 1}]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 9])
+def test_rows_of_a_table_with_one_id_all_come_wherever_pages_end(server: Server, size: int) -> None:
+    url = server.create()
+    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(plain) as connection:
+        connection.execute("CREATE TABLE things (id text, embedding real[])")
+        rows = [("a", None), ("b", None), ("b", OLD[1].tolist()), ("b", OLD[2].tolist()), ("c", OLD[3].tolist())]
+        connection.cursor().executemany("INSERT INTO things VALUES (%s, %s)", rows)
+    batches = list(PgvectorTable(plain, "things", Wanted()).batches(size))
+    server.drop(url)
+
+    assert sum(batch.read for batch in batches) == 5
+    assert [key for batch in batches for key in batch.ids] == ["b", "b", "c"]
+    assert batches[-1].cursor == "c"
