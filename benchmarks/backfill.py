@@ -45,9 +45,9 @@ from index.version import Version
 from service.backfills.worker import Worker
 from service.settings import Settings
 from service.store.blob_references import open_blobs
-from service.store.database import Database
+from service.store.database.connections import Database
 from service.store.tables import backfill, embedding, item
-from service.store.vector_codec import from_bytes, to_bytes
+from service.store.vectors.codec import from_bytes, to_bytes
 
 TRANSFORM_BLOCK = 2048
 """Vectors a plain loop takes at a time, as many as a chunk of the worker holds."""

@@ -40,7 +40,7 @@ from service.http.app import serve
 from service.registry.encoders.batching import Batcher
 from service.registry.encoders.modalities import ImageModality
 from service.settings import Settings
-from service.store.migration import upgrade
+from service.store.database.migration import upgrade
 
 ENCODERS = ["examples/v1", "resnet18"]
 CLIENTS = (1, 4, 16, 64)

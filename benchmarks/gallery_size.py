@@ -28,7 +28,7 @@ from sqlalchemy import create_engine, func, select
 from service.registry.registry import Registry
 from service.replica.replica import Replica
 from service.settings import Settings
-from service.store.database import Database
+from service.store.database.connections import Database
 from service.store.tables import gallery
 
 ITEMS = [10_000, 100_000]

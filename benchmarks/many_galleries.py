@@ -24,10 +24,10 @@ from index.version_folder.folder import load_version, write_card
 from service.registry.version_records import insert_version
 from service.runtime import running
 from service.settings import Settings
-from service.store.database import Database
-from service.store.galleries import insert_gallery, take_seq
-from service.store.items import NewItem, store_items
-from service.store.migration import upgrade
+from service.store.database.connections import Database
+from service.store.database.migration import upgrade
+from service.store.galleries.gallery import insert_gallery, take_seq
+from service.store.galleries.items import NewItem, store_items
 from service.store.tables import gallery
 
 GALLERIES = [10, 10_000]

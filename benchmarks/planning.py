@@ -29,9 +29,9 @@ from sqlalchemy import Connection, delete, insert, select, text
 from service.backfills.scores import NO_SCORES
 from service.backfills.sweeps import continue_sweep, new_sweep_columns
 from service.settings import Settings
-from service.store.database import Database
-from service.store.galleries import take_seq
-from service.store.migration import upgrade
+from service.store.database.connections import Database
+from service.store.database.migration import upgrade
+from service.store.galleries.gallery import take_seq
 from service.store.rows import BackfillRow, one_of
 from service.store.tables import backfill, backfill_chunk, gallery, version
 

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs on the connection that `service.store.migration.migrating` opened, in its transaction.
+"""Alembic's entry: runs on the connection that `service.store.database.migration.migrating` opened, in its transaction.
 
 A new revision, from a checkout: with `migrating(url) as config`, call `alembic.command.revision(config, "what it does",
 autogenerate=True)`, then write CHECK constraints by hand: Alembic neither generates nor compares them.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from alembic import context
 
 import service.store.api_keys
-import service.store.engine_leases
-import service.store.vector_files  # noqa: F401 - they have tables of their own
+import service.store.leases.engines
+import service.store.vectors.files  # noqa: F401 - they have tables of their own
 from service.store.tables import metadata
 
 connection = context.config.attributes["connection"]

@@ -32,8 +32,8 @@ from regraft.remote_folders import FetchedFolders, TaskVersions
 from service.backfills.embedder import Embedder
 from service.backfills.outcome import Compute, EmbeddedItems, Failed, Outcome
 from service.backfills.pipeline import Pipeline
-from service.store.blob_keys import TEXT
-from service.store.leases import Leases
+from service.store.image_store.keys import TEXT
+from service.store.leases.heartbeats import Leases
 
 logger = logging.getLogger(__name__)
 

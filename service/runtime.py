@@ -30,13 +30,13 @@ from service.replica.replica import Replica
 from service.settings import Settings
 from service.store.api_keys import ApiKeys
 from service.store.blob_references import open_blobs
-from service.store.blobs import Blobs, StoreUnreachable
-from service.store.checkpoints import Checkpoints
-from service.store.database import Database, is_sqlite
+from service.store.database.checkpoints import Checkpoints
+from service.store.database.connections import Database, is_sqlite
+from service.store.database.migration import upgrade
 from service.store.faults import DiskSpace
-from service.store.item_counts import ItemCountCache
-from service.store.migration import upgrade
-from service.store.offloader import Offloader
+from service.store.galleries.item_counts import ItemCountCache
+from service.store.image_store.blobs import Blobs, StoreUnreachable
+from service.store.offloading.offloader import Offloader
 from service.upgrades.curves.measure import Curves
 from service.upgrades.deployments.reaper import Reaper
 from service.upgrades.rollouts.monitor import RolloutMonitor

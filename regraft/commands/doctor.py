@@ -22,8 +22,8 @@ def doctor(
     apply_options({"data": data})
     with needs("serve"):
         from service.doctor.examination import Doctor
-        from service.store.database import Database
-        from service.store.migration import upgrade
+        from service.store.database.connections import Database
+        from service.store.database.migration import upgrade
 
     settings = checked_settings()
     with usable_database(settings):
@@ -53,8 +53,8 @@ def _check_database(url: str) -> None:
         UnusableDatabase: it is not; an examination must not migrate what an earlier release may still use.
         DatabaseDamaged: of a SQLite file.
     """
-    from service.store.database import is_sqlite, without_password
-    from service.store.migration import revisions, schema_revision
+    from service.store.database.connections import is_sqlite, without_password
+    from service.store.database.migration import revisions, schema_revision
 
     if is_sqlite(url):
         _check_file(url)

@@ -53,7 +53,7 @@ def serve(
         from service.http.app import serve as run_service
         from service.http.auth import check_exposure
         from service.logs import configure
-        from service.store.migration import upgrade
+        from service.store.database.migration import upgrade
     settings = checked_settings()
     check_exposure(settings)
     settings.execution.check()
@@ -110,8 +110,8 @@ def _check_free(settings: Settings) -> None:
 
 def _check_stores(settings: Settings) -> None:
     """Raise a readable error if images, or vectors in files, cannot be stored."""
-    from service.store.object_store import open_store
-    from service.store.vector_parquet import parquet
+    from service.store.image_store.object_store import open_store
+    from service.store.vectors.parquet import parquet
 
     open_store(settings.blobs_url)
     if settings.vectors == "objects":
@@ -203,8 +203,8 @@ def migrate(data: Data = None) -> None:
     apply_options({"data": data})
     with needs("serve"):
         from service.logs import configure
-        from service.store.database import without_password
-        from service.store.migration import upgrade
+        from service.store.database.connections import without_password
+        from service.store.database.migration import upgrade
     settings = checked_settings()
     configure(settings.log_format, settings.log_level)
     with usable_database(settings):

@@ -9,10 +9,10 @@ from sqlalchemy import Connection, Select, and_, delete, insert, select, true, u
 
 from service.backfills.outcome import Failed
 from service.backfills.planner import MAX_PAUSE_SECONDS, Kind, Order, pause_is_over, waiting_items
-from service.store.filtering import passing
+from service.store.galleries.filtering import passing
 from service.store.rows import BackfillRow
-from service.store.sql_arrays import key_range, key_table
-from service.store.sql_time import now
+from service.store.sql.arrays import key_range, key_table
+from service.store.sql.database_clock import now
 from service.store.tables import backfill, backfill_failure, item
 
 PAUSE_SECONDS = 2.0

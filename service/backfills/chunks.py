@@ -30,14 +30,14 @@ from service.backfills.attempts import record_failures
 from service.backfills.outcome import EmbeddedItems, Failed
 from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, BackfillState, Kind, Order, stored_for
 from service.backfills.sweeps import next_number
-from service.store.embeddings import put_embeddings
-from service.store.galleries import take_seq
-from service.store.job_leases import MAX_LEASES_AHEAD
+from service.store.galleries.embeddings import put_embeddings
+from service.store.galleries.gallery import take_seq
+from service.store.leases.jobs import MAX_LEASES_AHEAD
 from service.store.rows import BackfillRow, all_of, first_of, one_of
-from service.store.sql_arrays import key_table
-from service.store.sql_time import now
+from service.store.sql.arrays import key_table
+from service.store.sql.database_clock import now
 from service.store.tables import backfill, backfill_chunk, embedding, item
-from service.store.vector_reader import with_vectors
+from service.store.vectors.reader import with_vectors
 
 BURST_SECONDS = 1.0
 """How many seconds of an unused rate may be used at once."""

@@ -31,8 +31,8 @@ from service.errors import UnknownGallery
 from service.logs import RecurringErrors
 from service.registry.placement import order_to
 from service.registry.registry import Registry
-from service.store.database import Database
-from service.store.ranges import KEYS_PER_RANGE
+from service.store.database.connections import Database
+from service.store.galleries.ranges import KEYS_PER_RANGE
 from service.store.rows import BackfillRow
 from service.store.tables import backfill, backfill_chunk, item
 

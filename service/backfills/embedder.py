@@ -21,8 +21,8 @@ from index.version import Edge, EdgeKey, EdgeKind
 from service.backfills.outcome import Compute, EmbeddedItems, Failed, Outcome
 from service.registry.encoders.embedding_api import ProviderUnavailable
 from service.registry.stored_contents import ContentSource, Embeds, Input, embed, make_input
-from service.store.blob_keys import is_text
-from service.store.vector_codec import from_bytes
+from service.store.image_store.keys import is_text
+from service.store.vectors.codec import from_bytes
 
 X = TypeVar("X")
 

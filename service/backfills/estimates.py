@@ -32,15 +32,15 @@ from service.backfills.starting import BackfillRequest
 from service.backfills.supplied import count_missing, missing_items
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
-from service.store.database import Database
-from service.store.embeddings import first_held
-from service.store.filtering import passing
-from service.store.partitioned import of_item
-from service.store.random_items import RandomItems
+from service.store.database.connections import Database
+from service.store.galleries.embeddings import first_held
+from service.store.galleries.filtering import passing
+from service.store.galleries.random_items import RandomItems
 from service.store.rows import all_of
-from service.store.sql_arrays import key_table
+from service.store.sql.arrays import key_table
+from service.store.sql.partitioned import of_item
 from service.store.tables import embedding, item
-from service.store.vector_reader import with_vectors
+from service.store.vectors.reader import with_vectors
 
 SAMPLE = {Kind.REENCODE: 32, Kind.TRANSFORM: 1024}
 """Items that are moved, in a transaction that is rolled back, to measure the time per item."""

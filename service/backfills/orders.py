@@ -27,11 +27,11 @@ from service.backfills.scores import NO_SCORES, ItemScores, sorted_scores
 from service.errors import EdgeBroken
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
-from service.store.database import Database
+from service.store.database.connections import Database
 from service.store.rows import BackfillRow, all_of
 from service.store.tables import embedding, item
-from service.store.vector_codec import from_bytes, is_usable
-from service.store.vector_reader import with_vectors
+from service.store.vectors.codec import from_bytes, is_usable
+from service.store.vectors.reader import with_vectors
 
 ROWS = 4096
 """Embeddings in memory at a time."""

@@ -13,10 +13,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, and_, case, exists, false, func, null, or_, select, update
 
 from index.version import ENCODER, TEXT_ENCODER, EdgeKind
-from service.store.blob_keys import TEXT
-from service.store.embeddings import first_held, has_own_embedding
-from service.store.partitioned import of_item
-from service.store.sql_time import now
+from service.store.galleries.embeddings import first_held, has_own_embedding
+from service.store.image_store.keys import TEXT
+from service.store.sql.database_clock import now
+from service.store.sql.partitioned import of_item
 from service.store.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, item, version
 
 MAX_PAUSE_SECONDS = 300.0

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Select, func, select
 
 from index.errors import RegraftError
 from service.backfills.planner import running_seconds
-from service.store.embeddings import first_held
+from service.store.galleries.embeddings import first_held
 from service.store.rows import BackfillRow, all_of, first_of, newest_of
 from service.store.tables import backfill, backfill_failure, item
 
@@ -65,7 +65,8 @@ def failures_after(
 ) -> list[FailureRow]:
     """Up to `limit` items that a backfill could not move, whose key is above `after`, by key.
 
-    `order`: version ids for `service.store.embeddings.first_held`, which finds the version that serves an item.
+    `order`: version ids for `first_held` (service.store.galleries.embeddings), which finds the version that serves an
+    item.
     """
     item_columns = (item.c.id, item.c.external_id, first_held(order))
     failure_columns = tuple(backfill_failure.c[name] for name in ("code", "reason", "attempts", "next_try", "at"))

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Select
 
-from service.store.database import STREAMED
-from service.store.ranges import KEYS_PER_RANGE, Keys
+from service.store.database.connections import STREAMED
+from service.store.galleries.ranges import KEYS_PER_RANGE, Keys
 
 
 class ItemScores(NamedTuple):

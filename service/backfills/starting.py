@@ -17,10 +17,10 @@ from service.backfills.supplied import SUPPLIED
 from service.backfills.sweeps import new_sweep_columns
 from service.registry.registry import LoadedVersion, Registry
 from service.schemas import MAX_CHUNK, Body, Name
-from service.store.database import Database
-from service.store.galleries import gallery_named, gallery_row, take_seq
+from service.store.database.connections import Database
+from service.store.galleries.gallery import gallery_named, gallery_row, take_seq
 from service.store.rows import BackfillRow, first_of, one_of
-from service.store.sql_time import now
+from service.store.sql.database_clock import now
 from service.store.tables import backfill
 
 CHUNK_SIZE = {Kind.REENCODE: 64, Kind.TRANSFORM: 2048}

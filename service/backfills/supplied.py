@@ -15,11 +15,11 @@ from sqlalchemy import ColumnElement, Connection, and_, false, func, select, upd
 
 from index.item_id import is_writable
 from service.backfills.planner import ACTIVE, BackfillState, change_state
-from service.store.database import Database
-from service.store.embeddings import has_own_embedding
-from service.store.galleries import take_seq
+from service.store.database.connections import Database
+from service.store.galleries.embeddings import has_own_embedding
+from service.store.galleries.gallery import take_seq
 from service.store.rows import BackfillRow, first_of
-from service.store.sql_arrays import texts
+from service.store.sql.arrays import texts
 from service.store.tables import backfill, item
 
 SUPPLIED = "supplied"

@@ -50,14 +50,14 @@ from service.backfills.planner import (
     waiting_items,
 )
 from service.backfills.scores import ItemScores, read_scores
-from service.store.database import Database
-from service.store.galleries import take_seq
-from service.store.job_leases import is_expired
-from service.store.leases import Leases
-from service.store.ranges import KEYS_PER_RANGE, Keys, keys_by_age, regroup, take
+from service.store.database.connections import Database
+from service.store.galleries.gallery import take_seq
+from service.store.galleries.ranges import KEYS_PER_RANGE, Keys, keys_by_age, regroup, take
+from service.store.leases.heartbeats import Leases
+from service.store.leases.jobs import is_expired
 from service.store.rows import BackfillRow, all_of, first_of, one_of
-from service.store.sql_arrays import key_table, select_keys
-from service.store.sql_time import now
+from service.store.sql.arrays import key_table, select_keys
+from service.store.sql.database_clock import now
 from service.store.tables import backfill, backfill_chunk, backfill_failure, item, item_traffic
 
 BY_AGE = ("oldest", "newest")

@@ -18,8 +18,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from index.errors import RegraftError
 from index.events import Event
 from service.background import Background
-from service.store.database import Database
-from service.store.sql_arrays import INSERT, blocks
+from service.store.database.connections import Database
+from service.store.sql.arrays import INSERT, blocks
 from service.store.tables import item, item_traffic
 
 logger = logging.getLogger(__name__)

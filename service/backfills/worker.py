@@ -33,11 +33,11 @@ from service.logs import configure
 from service.registry.placement import order_to
 from service.registry.registry import Registry
 from service.settings import Settings
-from service.store import partitions
 from service.store.blob_references import open_blobs
-from service.store.database import Database, without_password
-from service.store.leases import Leases
-from service.store.migration import upgrade
+from service.store.database.connections import Database, without_password
+from service.store.database.migration import upgrade
+from service.store.galleries import partitions
+from service.store.leases.heartbeats import Leases
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from sqlalchemy import func, select
 
 from service.doctor.findings import Context, Finding
-from service.store.deletion import deleted_galleries
+from service.store.galleries.deletion import deleted_galleries
 from service.store.tables import item
 from service.upgrades.gallery_removal import free_gallery
 

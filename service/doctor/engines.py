@@ -21,9 +21,9 @@ from service.registry.registry import Registry
 from service.replica.engine_writer import write_block
 from service.replica.engines import Engines, name_of
 from service.replica.feed import gather_changes
-from service.store.change_feed import feed_of
-from service.store.contents import gallery_contents
-from service.store.galleries import index_of
+from service.store.galleries.change_feed import feed_of
+from service.store.galleries.contents import gallery_contents
+from service.store.galleries.gallery import index_of
 from service.store.rows import GalleryRow
 
 Range = tuple[int, int | None]

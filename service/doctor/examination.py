@@ -13,7 +13,7 @@ from service.doctor.findings import Context, Finding
 from service.registry.registry import Registry
 from service.settings import Settings
 from service.store.blob_references import open_blobs
-from service.store.database import Database
+from service.store.database.connections import Database
 
 Check = Callable[[Context, bool], list[Finding]]
 

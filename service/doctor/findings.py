@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from service.doctor.on_disk import KeysOnDisk
 from service.registry.registry import Registry
 from service.settings import Settings
-from service.store.blobs import Blobs, StoreUnreachable
-from service.store.database import Database
-from service.store.galleries import all_galleries
+from service.store.database.connections import Database
+from service.store.galleries.gallery import all_galleries
+from service.store.image_store.blobs import Blobs, StoreUnreachable
 from service.store.rows import GalleryRow
 
 EXAMPLES = 5

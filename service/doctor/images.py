@@ -7,7 +7,7 @@ from contextlib import closing
 from service.doctor.findings import Context, Finding, remove_orphans, until_store_is_away
 from service.doctor.on_disk import KeysOnDisk
 from service.store.blob_references import references
-from service.store.deletion import deleted_galleries
+from service.store.galleries.deletion import deleted_galleries
 
 
 def check(context: Context, fix: bool) -> list[Finding]:

@@ -17,7 +17,7 @@ from service.doctor.on_disk import KeysOnDisk
 from service.registry.edge_records import EdgeRecord
 from service.registry.fetched_folders import edge_key, version_key
 from service.registry.registry import LoadedVersion, Registry
-from service.store.object_store import FOLDERS
+from service.store.image_store.object_store import FOLDERS
 
 
 class StoredFolder(NamedTuple):

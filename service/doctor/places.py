@@ -8,8 +8,8 @@ from sqlalchemy import exists, false, select
 
 from service.doctor.findings import Context, Finding
 from service.registry.placement import places_in, route_to
-from service.store.held_versions import live_items_by_version, versions_with_embeddings
-from service.store.partitioned import of_item
+from service.store.galleries.held_versions import live_items_by_version, versions_with_embeddings
+from service.store.sql.partitioned import of_item
 from service.store.tables import item
 
 

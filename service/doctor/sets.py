@@ -7,7 +7,7 @@ from sqlalchemy import select
 
 from service.doctor.findings import Context, Finding
 from service.store.tables import evaluation, evaluation_embedding, gallery
-from service.store.vector_codec import STORED
+from service.store.vectors.codec import STORED
 
 
 def check(context: Context) -> list[Finding]:

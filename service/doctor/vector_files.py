@@ -7,7 +7,7 @@ from contextlib import closing
 
 from service.doctor.findings import Context, Finding, remove_orphans, until_store_is_away
 from service.doctor.on_disk import KeysOnDisk
-from service.store.vector_files import files
+from service.store.vectors.files import files
 
 
 def check(context: Context, fix: bool) -> list[Finding]:

@@ -18,15 +18,15 @@ from service.doctor.findings import Context, Finding
 from service.doctor.on_disk import KeysOnDisk
 from service.errors import UnknownGallery
 from service.registry.registry import LoadedVersion
-from service.store.blobs import StoreUnreachable
-from service.store.galleries import take_seq
-from service.store.partitioned import in_gallery, of_item
+from service.store.galleries.gallery import take_seq
+from service.store.image_store.blobs import StoreUnreachable
 from service.store.rows import GalleryRow, all_of
-from service.store.sql_arrays import blocks, key_range
+from service.store.sql.arrays import blocks, key_range
+from service.store.sql.partitioned import in_gallery, of_item
 from service.store.tables import embedding, gallery, item
-from service.store.vector_codec import STORED, digests_to_bytes, from_bytes, is_place, to_bytes
-from service.store.vector_parquet import NoParquet
-from service.store.vector_reader import with_vectors
+from service.store.vectors.codec import STORED, digests_to_bytes, from_bytes, is_place, to_bytes
+from service.store.vectors.parquet import NoParquet
+from service.store.vectors.reader import with_vectors
 
 ITEMS = 4096
 """Items that are checked at a time."""

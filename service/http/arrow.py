@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.forms import UnsupportedMediaType, type_of
-from service.store.sql_arrays import to_json
+from service.store.sql.arrays import to_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

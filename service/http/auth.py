@@ -39,7 +39,7 @@ from service.http.scopes import check_allowed
 from service.runtime import Runtime
 from service.settings import Settings
 from service.store.api_keys import PREFIX, ApiKeyRow
-from service.store.database import COMMIT_STATE, CommitState
+from service.store.database.connections import COMMIT_STATE, CommitState
 
 logger = logging.getLogger(__name__)
 

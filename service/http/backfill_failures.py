@@ -13,7 +13,7 @@ from service.http.requests import KEY_OPENS_BACKFILL, CheckedRoute, Service
 from service.registry.placement import places_in
 from service.registry.registry import Registry
 from service.schemas import Number
-from service.store.galleries import gallery_row
+from service.store.galleries.gallery import gallery_row
 
 router = APIRouter(route_class=CheckedRoute, tags=["backfills"])
 

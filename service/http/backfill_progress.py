@@ -28,7 +28,7 @@ from service.registry.registry import Registry
 from service.runtime import Runtime
 from service.schemas import Number
 from service.store.api_keys import ApiKeyRow
-from service.store.galleries import gallery_row
+from service.store.galleries.gallery import gallery_row
 from service.upgrades.curves.points import Curve, CurveState, curve_of
 
 router = APIRouter(route_class=CheckedRoute, tags=["backfills"])

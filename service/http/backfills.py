@@ -21,7 +21,7 @@ from service.http.requests import KEY_OPENS_BACKFILL, CheckedRoute, Newest, Serv
 from service.runtime import Runtime
 from service.schemas import Name, Number
 from service.store.audit import ChangeContext, record
-from service.store.galleries import gallery_named, gallery_row
+from service.store.galleries.gallery import gallery_named, gallery_row
 from service.store.rows import BackfillRow
 from service.upgrades.curves.measure import StartedCurve
 from service.upgrades.curves.points import curve_of

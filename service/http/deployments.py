@@ -26,7 +26,7 @@ from service.registry.rollout_records import report_of, summary
 from service.runtime import Runtime
 from service.schemas import Body, Name, Number, Reason
 from service.store.audit import ChangeContext
-from service.store.galleries import gallery_named
+from service.store.galleries.gallery import gallery_named
 from service.store.rows import DeploymentRow
 from service.upgrades.deployments.history import DeploymentState, deployment_row, etag, history, transitions
 from service.upgrades.deployments.lifecycle import begin, lock, move, roll_back

@@ -34,11 +34,11 @@ from service.runtime import Runtime
 from service.schemas import ID, Name, Number, check_embeddings, take_object
 from service.settings import Settings
 from service.store.audit import ChangeContext, record
-from service.store.blob_keys import TEXT as TEXT_KEY
-from service.store.galleries import gallery_named, take_seq
+from service.store.galleries.gallery import gallery_named, take_seq
+from service.store.image_store.keys import TEXT as TEXT_KEY
 from service.store.rows import EvaluationRow, one_of
 from service.store.tables import evaluation, evaluation_embedding, evaluation_entry
-from service.store.vector_codec import to_bytes
+from service.store.vectors.codec import to_bytes
 from service.upgrades.gates.samples import evaluation_row, evaluation_rows
 
 router = APIRouter(route_class=CheckedRoute, tags=["evaluations"])

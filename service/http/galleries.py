@@ -18,8 +18,15 @@ from service.runtime import Runtime
 from service.schemas import GalleryChange, GalleryIn, Name
 from service.store.api_keys import ApiKeyRow
 from service.store.audit import record
-from service.store.deletion import delete_gallery
-from service.store.galleries import all_galleries, gallery_named, gallery_states, index_of, insert_gallery, set_index
+from service.store.galleries.deletion import delete_gallery
+from service.store.galleries.gallery import (
+    all_galleries,
+    gallery_named,
+    gallery_states,
+    index_of,
+    insert_gallery,
+    set_index,
+)
 from service.store.rows import GalleryRow
 
 router = APIRouter(route_class=CheckedRoute, tags=["galleries"])

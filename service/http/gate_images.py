@@ -11,8 +11,8 @@ from sqlalchemy import Connection, false, select
 
 from index.encoders.decoding import Decoder
 from index.errors import InvalidImage
-from service.store.blob_keys import is_text
-from service.store.blobs import Blobs, StoreUnreachable
+from service.store.image_store.blobs import Blobs, StoreUnreachable
+from service.store.image_store.keys import is_text
 from service.store.tables import evaluation, evaluation_entry, item
 
 SIDE = 96

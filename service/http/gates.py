@@ -18,7 +18,7 @@ from service.http.request_context import RequestContext
 from service.http.requests import CheckedRoute, Newest, Service
 from service.registry.calibrations import store
 from service.schemas import Name, Number
-from service.store.galleries import gallery_named, take_seq
+from service.store.galleries.gallery import gallery_named, take_seq
 from service.store.rows import GateRow, first_of, newest_of, one_of
 from service.store.tables import gate_report
 from service.upgrades.gates.maps import choose_mode, fit, live_places

@@ -31,13 +31,13 @@ from service.registry.placement import places_in
 from service.registry.storing import UpdateMode
 from service.runtime import Runtime
 from service.schemas import FILTER, ID, NAME, Body, DeletionIn, ItemId, MetadataIn, Name
-from service.store.blob_keys import is_text
-from service.store.embeddings import embeddings_of
-from service.store.filtering import page_of_passing
-from service.store.galleries import gallery_named
-from service.store.items import items_after, live_item
+from service.store.galleries.embeddings import embeddings_of
+from service.store.galleries.filtering import page_of_passing
+from service.store.galleries.gallery import gallery_named
+from service.store.galleries.items import items_after, live_item
+from service.store.image_store.keys import is_text
 from service.store.rows import ItemRow
-from service.store.sql_arrays import key_table
+from service.store.sql.arrays import key_table
 from service.store.tables import item
 
 router = APIRouter(route_class=CheckedRoute, tags=["items"])

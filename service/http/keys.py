@@ -18,7 +18,7 @@ from service.http.requests import CheckedRoute, Service, check_name
 from service.schemas import Body, Name
 from service.store.api_keys import ApiKeyRow, add_key, all_keys, delete_key, key_named
 from service.store.audit import record
-from service.store.galleries import all_galleries
+from service.store.galleries.gallery import all_galleries
 
 router = APIRouter(route_class=CheckedRoute, tags=["keys"])
 

@@ -22,7 +22,7 @@ from starlette.types import Scope
 from service.backfills.planner import BackfillState
 from service.http.health import problems
 from service.http.requests import Service
-from service.store.galleries import gallery_states
+from service.store.galleries.gallery import gallery_states
 from service.store.tables import backfill
 
 if TYPE_CHECKING:

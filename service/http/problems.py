@@ -21,7 +21,7 @@ from starlette.types import Scope
 from index.errors import RegraftError, escaped, shortened
 from index.events import Event
 from service.errors import DatabaseUnavailable, ItemsRefused, message_of
-from service.store.database import COMMIT_STATE
+from service.store.database.connections import COMMIT_STATE
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from service.backfills.planner import Kind
 from service.errors import InvalidBody
 from service.registry.registry import LoadedVersion
 from service.schemas import MAX_CHUNK, Body, Number, Reason
-from service.store.blob_keys import is_text
+from service.store.image_store.keys import is_text
 from service.store.tables import edge
-from service.store.vector_codec import STORED
+from service.store.vectors.codec import STORED
 
 MAX_EDGES = 1000
 """Most edges that a result may name."""

@@ -41,9 +41,9 @@ from service.registry.placement import order_to
 from service.registry.registry import LoadedVersion
 from service.runtime import Runtime
 from service.schemas import NO_ZERO, Body, Name, Number
-from service.store import partitions
-from service.store.blob_keys import is_text
-from service.store.sql_arrays import blocks, key_table
+from service.store.galleries import partitions
+from service.store.image_store.keys import is_text
+from service.store.sql.arrays import blocks, key_table
 from service.store.tables import item
 from service.upgrades.edges.changes import UnknownEdge
 

@@ -22,7 +22,7 @@ from service.runtime import Runtime
 from service.schemas import Body, Number
 from service.settings import Settings
 from service.store.api_keys import ApiKeyRow
-from service.store.galleries import gallery_row
+from service.store.galleries.gallery import gallery_row
 
 
 async def runtime_of(request: Request) -> Runtime:

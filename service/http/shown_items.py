@@ -13,10 +13,10 @@ from index.errors import InvalidArgument, InvalidText
 from service.registry.placement import Places
 from service.registry.stored_contents import decode_text
 from service.runtime import Runtime
-from service.store.blob_keys import TEXT, is_text
-from service.store.blobs import Blobs
+from service.store.image_store.blobs import Blobs
+from service.store.image_store.keys import TEXT, is_text
 from service.store.rows import ItemRow
-from service.store.sql_arrays import key_table
+from service.store.sql.arrays import key_table
 from service.store.tables import item
 
 MAX_PAGE = 1000

@@ -19,9 +19,9 @@ from service.registry.placement import places_of
 from service.registry.stored_contents import embed, make_input
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
-from service.store.blob_keys import is_text
-from service.store.embeddings import embeddings_by_id
-from service.store.vector_codec import DamagedEmbedding, from_bytes, is_usable
+from service.store.galleries.embeddings import embeddings_by_id
+from service.store.image_store.keys import is_text
+from service.store.vectors.codec import DamagedEmbedding, from_bytes, is_usable
 
 Similar = tuple[Sequence[str], str, Encode, frozenset[str], Sequence[int], Mapping[int, int]]
 """The fields of a `service.http.search_request.QueryBatch`."""

@@ -26,13 +26,13 @@ from service.registry.placement import places_in
 from service.registry.registry import LoadedVersion
 from service.registry.storing import UpdateMode
 from service.schemas import ID, NAME, Name
-from service.store.embeddings import has_own_embedding, vectors_of
-from service.store.galleries import gallery_named
-from service.store.held_versions import versions_with_embeddings
-from service.store.items import items_after
-from service.store.sql_arrays import to_json
+from service.store.galleries.embeddings import has_own_embedding, vectors_of
+from service.store.galleries.gallery import gallery_named
+from service.store.galleries.held_versions import versions_with_embeddings
+from service.store.galleries.items import items_after
+from service.store.sql.arrays import to_json
 from service.store.tables import item
-from service.store.vector_codec import from_bytes, is_usable
+from service.store.vectors.codec import from_bytes, is_usable
 
 router = APIRouter(route_class=CheckedRoute, tags=["items"])
 

@@ -11,10 +11,10 @@ from sqlalchemy import Connection, and_, false, func, select
 from index.metadata.filter import parse_filter
 from service.errors import ShuttingDown
 from service.runtime import Runtime
-from service.store.filtering import passing
-from service.store.galleries import gallery_named, take_seq
-from service.store.ranges import Keys, keys_by_age, regroup
-from service.store.sql_arrays import key_table
+from service.store.galleries.filtering import passing
+from service.store.galleries.gallery import gallery_named, take_seq
+from service.store.galleries.ranges import Keys, keys_by_age, regroup
+from service.store.sql.arrays import key_table
 from service.store.tables import item
 
 BLOCK = 1_000

@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 from service.backfills.supplied import tracking_supplied
 from service.items.by_filter import change_passing
 from service.runtime import Runtime
-from service.store.galleries import gallery_named, take_seq
-from service.store.items import delete_items, rows_of
+from service.store.galleries.gallery import gallery_named, take_seq
+from service.store.galleries.items import delete_items, rows_of
 
 
 def delete_named(service: Runtime, name: str, ids: Sequence[str], *, dry_run: bool = False) -> set[str]:

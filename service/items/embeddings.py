@@ -21,8 +21,8 @@ from service.registry.registry import LoadedVersion
 from service.registry.storing import UpdateMode
 from service.runtime import Runtime
 from service.schemas import check_embeddings
-from service.store.blob_keys import TEXT
-from service.store.items import NewItem
+from service.store.galleries.items import NewItem
+from service.store.image_store.keys import TEXT
 
 
 def ingest_embeddings(

@@ -15,8 +15,8 @@ from service.items.batch import IngestBatch, ItemDraft
 from service.items.texts import encode_texts
 from service.items.transaction import Destination, Ingested, refuse_existing, store_contents
 from service.registry.embedding import errors_at, read_pixels
-from service.store.blob_keys import TEXT
-from service.store.items import NewItem
+from service.store.galleries.items import NewItem
+from service.store.image_store.keys import TEXT
 
 
 def ingest_images(to: Destination, batch: IngestBatch, files: Mapping[str, BinaryIO]) -> Ingested:

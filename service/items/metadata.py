@@ -15,8 +15,8 @@ from service.items.by_filter import change_passing
 from service.items.stored_json import storage_problem
 from service.runtime import Runtime
 from service.store.audit import ChangeContext
-from service.store.galleries import gallery_named, take_seq
-from service.store.items import rows_of, set_metadata
+from service.store.galleries.gallery import gallery_named, take_seq
+from service.store.galleries.items import rows_of, set_metadata
 from service.store.rows import ItemRow
 
 Patch = Mapping[str, Any]

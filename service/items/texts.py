@@ -16,8 +16,8 @@ from service.errors import InvalidBody
 from service.items.batch import IngestBatch, ItemDraft, read_batch
 from service.items.transaction import Destination, Ingested, refuse_existing, store_contents
 from service.registry.embedding import errors_at
-from service.store.blob_keys import TEXT
-from service.store.items import NewItem
+from service.store.galleries.items import NewItem
+from service.store.image_store.keys import TEXT
 
 
 def are_texts(listed: object) -> bool:

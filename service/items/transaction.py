@@ -19,10 +19,10 @@ from service.items.batch import IngestBatch, ItemDraft
 from service.registry.registry import LoadedVersion
 from service.registry.storing import StoredItems, UpdateMode, store
 from service.runtime import Runtime
-from service.store import partitions
-from service.store.blobs import StoreUnreachable
-from service.store.galleries import gallery_named, gallery_row, take_seq
-from service.store.items import NewItem, rows_of
+from service.store.galleries import partitions
+from service.store.galleries.gallery import gallery_named, gallery_row, take_seq
+from service.store.galleries.items import NewItem, rows_of
+from service.store.image_store.blobs import StoreUnreachable
 
 
 @dataclass(frozen=True)

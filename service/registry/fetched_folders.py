@@ -8,7 +8,7 @@ from pathlib import Path
 from index.durable import sync_all
 from index.incoming import incoming_folder
 from index.version import CARD
-from service.store.folder_store import FolderStore
+from service.store.image_store.folders import FolderStore
 
 
 def version_key(card_sha256: str) -> str:

@@ -16,14 +16,14 @@ from index.metadata.filter import value_at, value_text
 from index.space import Vectors
 from index.version import Origin
 from service.registry.registry import LoadedVersion
-from service.store.embeddings import has_own_embedding
-from service.store.partitioned import of_item
-from service.store.random_items import RandomItems
+from service.store.galleries.embeddings import has_own_embedding
+from service.store.galleries.random_items import RandomItems
 from service.store.rows import all_of
-from service.store.sql_arrays import BLOCK
+from service.store.sql.arrays import BLOCK
+from service.store.sql.partitioned import of_item
 from service.store.tables import embedding, item
-from service.store.vector_codec import from_bytes, is_usable
-from service.store.vector_reader import with_vectors
+from service.store.vectors.codec import from_bytes, is_usable
+from service.store.vectors.reader import with_vectors
 
 OWN = (Origin.ENCODED.value, Origin.SUPPLIED.value)
 

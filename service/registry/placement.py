@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from index.edges.graph import Graph, Route
 from index.errors import NoRoute, RegraftError
 from service.registry.registry import LoadedVersion, Registry
-from service.store.held_versions import versions_emptied, versions_with_embeddings
+from service.store.galleries.held_versions import versions_emptied, versions_with_embeddings
 from service.store.rows import GalleryRow
 
 NO_VERSIONS: frozenset[str] = frozenset()
@@ -36,7 +36,7 @@ class Places:
     """The placement rule while a given version is current.
 
     Attributes:
-        order: ids of all versions, the one reached best first, as `service.store.embeddings.first_held` takes them.
+        order: ids of all versions, the one reached best first, as `first_held` of service.store.galleries takes them.
         reached: ids of the versions that queries of the current version reach.
     """
 

@@ -32,9 +32,9 @@ from service.registry.stored_contents import TextEntrance
 from service.registry.version_records import registered_rows, version_ids
 from service.settings import Settings
 from service.store.blob_references import check_store
-from service.store.blobs import StoreUnreachable
-from service.store.database import Database
-from service.store.folder_store import FolderStore
+from service.store.database.connections import Database
+from service.store.image_store.blobs import StoreUnreachable
+from service.store.image_store.folders import FolderStore
 from service.store.rows import GalleryRow, VersionRow
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from index.encoders.image import preprocess
 from index.errors import InvalidImage, InvalidText
 from index.space import Vectors
 from index.version import Card
-from service.store.blob_keys import is_text
+from service.store.image_store.keys import is_text
 
 
 class ContentSource(Protocol):

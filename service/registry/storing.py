@@ -20,13 +20,13 @@ from index.version import Origin
 from service.errors import ItemExists, UnknownItem
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
-from service.store.embeddings import put_embeddings
-from service.store.items import NewItem, group_alike, items_named, rows_of, set_metadata, stacked, store_items
-from service.store.partitioned import in_gallery
+from service.store.galleries.embeddings import put_embeddings
+from service.store.galleries.items import NewItem, group_alike, items_named, rows_of, set_metadata, stacked, store_items
 from service.store.rows import ItemRow
-from service.store.sql_arrays import key_table
+from service.store.sql.arrays import key_table
+from service.store.sql.partitioned import in_gallery
 from service.store.tables import embedding
-from service.store.vector_codec import is_same_vector
+from service.store.vectors.codec import is_same_vector
 
 
 class UpdateMode(StrEnum):

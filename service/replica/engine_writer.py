@@ -31,11 +31,11 @@ from service.replica.engines import ALL, Engines
 from service.replica.feed import FeedChanges, gather_changes
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
-from service.store.change_feed import FeedRow, changes
-from service.store.database import Database
-from service.store.engine_leases import EngineLeaseRow, acquire_engine_lease, delete_engine_lease, engine_leases
-from service.store.galleries import galleries_of_kinds, gallery_row, index_of
-from service.store.items import live_keys
+from service.store.database.connections import Database
+from service.store.galleries.change_feed import FeedRow, changes
+from service.store.galleries.gallery import galleries_of_kinds, gallery_row, index_of
+from service.store.galleries.items import live_keys
+from service.store.leases.engines import EngineLeaseRow, acquire_engine_lease, delete_engine_lease, engine_leases
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from index.metadata.metadata import Item
 from index.query.search_result import Missing
 from index.space import Vectors
 from service.registry.registry import LoadedVersion, Registry
-from service.store.change_feed import FeedRow
-from service.store.vector_codec import all_whole, from_bytes, is_usable
+from service.store.galleries.change_feed import FeedRow
+from service.store.vectors.codec import all_whole, from_bytes, is_usable
 
 T = TypeVar("T")
 

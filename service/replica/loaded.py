@@ -31,10 +31,10 @@ from service.registry.rollout_records import Rollout
 from service.registry.storing import AddedItems
 from service.replica.engines import name_of
 from service.replica.feed import FeedChanges
-from service.store.change_feed import FeedRow
-from service.store.galleries import index_of
+from service.store.galleries.change_feed import FeedRow
+from service.store.galleries.gallery import index_of
 from service.store.rows import GalleryRow
-from service.store.vector_codec import is_place, places_from_bytes, to_bytes
+from service.store.vectors.codec import is_place, places_from_bytes, to_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from service.background import Background
 from service.errors import UnknownGallery
 from service.logs import RecurringErrors
 from service.replica.replica import Replica
-from service.store.database import Database
-from service.store.galleries import all_galleries
+from service.store.database.connections import Database
+from service.store.galleries.gallery import all_galleries
 
 logger = logging.getLogger(__name__)
 

@@ -33,11 +33,11 @@ from service.replica.feed import FeedChanges, gather_changes, prefetched
 from service.replica.load_progress import LoadProgress
 from service.replica.loaded import LoadedGallery
 from service.replica.snapshots import has_segments, newest, write_if_due
-from service.store.change_feed import changes, feed_of
-from service.store.contents import gallery_contents
-from service.store.database import Database
-from service.store.galleries import gallery_named, gallery_row, gallery_states, index_of
-from service.store.items import live_items, live_keys
+from service.store.database.connections import Database
+from service.store.galleries.change_feed import changes, feed_of
+from service.store.galleries.contents import gallery_contents
+from service.store.galleries.gallery import gallery_named, gallery_row, gallery_states, index_of
+from service.store.galleries.items import live_items, live_keys
 from service.store.rows import GalleryRow
 
 logger = logging.getLogger(__name__)

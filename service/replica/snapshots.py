@@ -16,8 +16,8 @@ from index.contents import Contents
 from index.events import Event
 from index.paths import paths_in
 from service.replica.loaded import LoadedGallery
-from service.store.database import Database
-from service.store.snapshots import record_snapshot, snapshots_of
+from service.store.database.connections import Database
+from service.store.galleries.snapshots import record_snapshot, snapshots_of
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from index.events import Event
 from regraft.models import KeyScope
 from service.background import Background
 from service.errors import UnknownKey
-from service.store.database import Database
+from service.store.database.connections import Database
 from service.store.rows import all_of, first_of
 from service.store.tables import metadata
 

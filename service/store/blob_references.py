@@ -12,11 +12,11 @@ from typing import Any
 
 from sqlalchemy import Column, ColumnElement, Connection, FromClause, Select, and_, select
 
-from service.store.blobs import Blobs
-from service.store.database import STREAMED, Database
-from service.store.galleries import NOT_DELETED
+from service.store.database.connections import STREAMED, Database
+from service.store.galleries.gallery import NOT_DELETED
+from service.store.image_store.blobs import Blobs
 from service.store.tables import evaluation, evaluation_entry, gallery, image_store, item
-from service.store.vector_files import newest_files
+from service.store.vectors.files import newest_files
 
 SAMPLE = 50
 """How many images of each kind are looked up to recognise a store without a marker."""

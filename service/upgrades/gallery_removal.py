@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import threading
 
-from service.store import partitions
-from service.store.blobs import Blobs
-from service.store.database import Database
-from service.store.deletion import forget_gallery, free_items
+from service.store.database.connections import Database
+from service.store.galleries import partitions
+from service.store.galleries.deletion import forget_gallery, free_items
+from service.store.image_store.blobs import Blobs
 
 BLOCK = 2_000
 """Items freed in one transaction."""

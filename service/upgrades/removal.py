@@ -22,7 +22,7 @@ from service.registry.edge_records import delete_edge
 from service.registry.fetched_folders import version_key
 from service.registry.registry import Registry
 from service.store.audit import ChangeContext, record
-from service.store.database import Database
+from service.store.database.connections import Database
 from service.store.rows import VersionRow, first_of
 from service.store.tables import (
     backfill,

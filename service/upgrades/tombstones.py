@@ -18,10 +18,10 @@ from service.backfills.planner import ACTIVE
 from service.background import Background
 from service.errors import UnknownGallery
 from service.logs import RecurringErrors
-from service.store.database import Database
-from service.store.galleries import NOT_DELETED, take_seq
-from service.store.sql_arrays import key_table
-from service.store.sql_time import now
+from service.store.database.connections import Database
+from service.store.galleries.gallery import NOT_DELETED, take_seq
+from service.store.sql.arrays import key_table
+from service.store.sql.database_clock import now
 from service.store.tables import backfill, backfill_curve, backfill_failure, gallery, item, item_traffic
 from service.upgrades.curves.points import CurveState
 

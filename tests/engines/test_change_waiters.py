@@ -15,11 +15,11 @@ from service.registry.registry import Registry
 from service.registry.version_records import insert_version
 from service.replica.replica import Replica
 from service.settings import Settings
-from service.store import change_waiters
-from service.store.database import Database
-from service.store.deletion import delete_gallery
-from service.store.galleries import insert_gallery, take_seq
-from service.store.migration import upgrade
+from service.store.database import change_waiters
+from service.store.database.connections import Database
+from service.store.database.migration import upgrade
+from service.store.galleries.deletion import delete_gallery
+from service.store.galleries.gallery import insert_gallery, take_seq
 from staging.builders import make_version
 from staging.waiting import until
 

@@ -18,14 +18,14 @@ from service.backfills.planner import BackfillState, Kind
 from service.backfills.scores import NO_SCORES
 from service.backfills.sweeps import begin_next_sweep, continue_sweep, new_sweep_columns
 from service.settings import Settings
-from service.store.change_feed import changes
-from service.store.database import Database
-from service.store.galleries import lock_galleries, take_seq
-from service.store.items import NewItem, delete_items, store_items
-from service.store.job_leases import acquire_job
-from service.store.migration import upgrade
+from service.store.database.connections import Database
+from service.store.database.migration import upgrade
+from service.store.galleries.change_feed import changes
+from service.store.galleries.gallery import lock_galleries, take_seq
+from service.store.galleries.items import NewItem, delete_items, store_items
+from service.store.galleries.snapshots import record_snapshot, snapshots_of
+from service.store.leases.jobs import acquire_job
 from service.store.rows import BackfillRow
-from service.store.snapshots import record_snapshot, snapshots_of
 from service.store.tables import backfill, backfill_chunk, embedding, gallery, item, version
 from staging.together import together
 

@@ -26,10 +26,10 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 import service.http.galleries
-import service.store.database
+import service.store.database.connections
 from service.settings import Settings
-from service.store.database import Database
-from service.store.galleries import insert_gallery, take_seq
+from service.store.database.connections import Database
+from service.store.galleries.gallery import insert_gallery, take_seq
 from staging.served import serving
 
 pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service.store.database, "POOL_SECONDS", 0.05)
+    monkeypatch.setattr(service.store.database.connections, "POOL_SECONDS", 0.05)
 
 
 def descriptor_of(connection: Connection) -> int:
@@ -145,7 +145,7 @@ def test_a_server_that_takes_no_changes_is_told_as_one_that_is_away_and_asked_an
 def test_a_change_whose_process_is_frozen_holds_others_up_for_a_while_only(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service.store.database, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(service.store.database.connections, "IDLE_SECONDS", 0.3)
     with closing(Database(settings.database_url)) as database:
         with database.write() as connection:
             number = insert_gallery(connection, "g")

@@ -15,12 +15,12 @@ from index.contents import Contents
 from index.engines.digest import UNKNOWN, digests
 from service.registry.version_records import insert_version
 from service.settings import Settings
-from service.store.contents import gallery_contents
-from service.store.database import Database
-from service.store.embeddings import put_embeddings
-from service.store.galleries import insert_gallery, take_seq
-from service.store.items import NewItem, delete_items, store_items
-from service.store.migration import upgrade
+from service.store.database.connections import Database
+from service.store.database.migration import upgrade
+from service.store.galleries.contents import gallery_contents
+from service.store.galleries.embeddings import put_embeddings
+from service.store.galleries.gallery import insert_gallery, take_seq
+from service.store.galleries.items import NewItem, delete_items, store_items
 from service.store.tables import embedding
 from staging.builders import make_version
 
@@ -36,7 +36,7 @@ def database(settings: Settings, tmp_path: Path) -> Iterator[Database]:
 
 
 def test_everything_that_live_items_hold_comes_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.store.contents.ITEMS_PER_BLOCK", 2)
+    monkeypatch.setattr("service.store.galleries.contents.ITEMS_PER_BLOCK", 2)
     vectors = np.eye(6, 2, dtype=np.float32)
     documents = [{"n": n, "text": 'ü\n"'} for n in range(6)]
     with database.write() as connection:

@@ -18,7 +18,7 @@ from index.engines.remote import Collection, Engine, EngineUnavailable
 from service.doctor.examination import Doctor
 from service.replica import engine_writer
 from service.settings import Settings
-from service.store.database import Database
+from service.store.database.connections import Database
 from service.upgrades.tombstones import TombstonePurger
 from staging.builders import make_version
 from staging.served import Served, problem, serving
@@ -73,7 +73,7 @@ def url(server: Any) -> Iterator[str]:
 @pytest.fixture
 def elsewhere(place: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setattr(engine_writer, "PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr("service.store.change_feed.FEED_BLOCK", 7)
+    monkeypatch.setattr("service.store.galleries.change_feed.FEED_BLOCK", 7)
     return Settings(data=tmp_path / "data", **place)
 
 

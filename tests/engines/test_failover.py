@@ -12,8 +12,8 @@ from sqlalchemy import text
 
 from service.replica import snapshots
 from service.replica.loaded import LoadedGallery
-from service.store import database
-from service.store.snapshots import snapshots_of
+from service.store.database import connections
+from service.store.galleries.snapshots import snapshots_of
 from staging.builders import make_version
 from staging.postgres import NoServer, Server
 from staging.replicated import ReplicatedWorld
@@ -85,7 +85,7 @@ def test_a_server_that_does_not_tell_its_timeline_is_not_asked_again(
 ) -> None:
     """As services that are like PostgreSQL: galleries are reloaded only if their feed is found to be shorter."""
     assert world.database.timeline() == "00000001"
-    monkeypatch.setattr(database, "TIMELINE", text("select no_such_function()"))
+    monkeypatch.setattr(connections, "TIMELINE", text("select no_such_function()"))
     assert world.database.timeline() is None
     monkeypatch.undo()
     assert world.database.timeline() is None

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from naive_filters import documents, filters, holds
 from service.items import by_filter
-from service.store import filtering
-from service.store.sql_arrays import key_range
+from service.store.galleries import filtering
+from service.store.sql.arrays import key_range
 from staging.served import JSON, Served, problem
 
 EVEN = {"field": "even", "eq": True}

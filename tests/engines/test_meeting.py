@@ -21,8 +21,8 @@ from service.errors import UnknownGallery
 from service.registry.registry import Registry
 from service.registry.rollout_records import Counters, add_counters
 from service.settings import Settings
-from service.store.database import Database
-from service.store.deletion import delete_gallery, free_items
+from service.store.database.connections import Database
+from service.store.galleries.deletion import delete_gallery, free_items
 from service.store.rows import BackfillRow
 from service.store.tables import item_traffic
 from service.upgrades.deployments.retiring import VersionInUse, precheck, retire

@@ -1,4 +1,4 @@
-"""Migrations on PostgreSQL as tests/service/store/test_migrations.py has them on SQLite, and with data on both."""
+"""Migrations on PostgreSQL as tests/service/store/database has them on SQLite, and with data on both."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from alembic import command
 from sqlalchemy import Engine, create_engine, func, insert, inspect, select, text
 from sqlalchemy.exc import OperationalError
 
-import service.store.migration
+import service.store.database.migration
 from service.settings import Settings
-from service.store.database import Database
-from service.store.migration import migrating, upgrade
+from service.store.database.connections import Database
+from service.store.database.migration import migrating, upgrade
 from service.store.tables import edge, embedding, gallery, item, metadata, version
 from staging.together import together
 
@@ -171,7 +171,7 @@ def test_services_and_workers_that_start_together_migrate_once(settings: Setting
 def test_a_migration_gives_up_where_somebody_holds_its_table(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service.store.migration, "TABLE_SECONDS", 0.1)
+    monkeypatch.setattr(service.store.database.migration, "TABLE_SECONDS", 0.1)
     with migrating(settings.database_url) as config:
         command.upgrade(config, "0006")
     before, using = schema(settings), create_engine(settings.database_url)

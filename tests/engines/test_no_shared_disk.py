@@ -14,7 +14,7 @@ from service.doctor.examination import Doctor
 from service.http.app import create_app
 from service.runtime import running
 from service.settings import Settings
-from service.store.object_store import open_store
+from service.store.image_store.object_store import open_store
 from staging.builders import image_bytes, make_image, make_version, zip_version
 from staging.s3 import ObjectStore, object_store
 from staging.working import work

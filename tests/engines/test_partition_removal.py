@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import QueuePool, event, text
 
 from service.settings import Settings
-from service.store import partitions
-from service.store.database import Database
-from service.store.embeddings import vectors_of
+from service.store.database.connections import Database
+from service.store.galleries import partitions
+from service.store.galleries.embeddings import vectors_of
 from service.upgrades.deployments import reaper
 from staging.builders import make_version
 from staging.partition_rows import held, names, places, store

@@ -14,12 +14,12 @@ from sqlalchemy import Connection, insert, text
 
 from service.errors import DeletedMeanwhile
 from service.settings import Settings
-from service.store import partitions
-from service.store.change_feed import changes
-from service.store.database import Database
-from service.store.embeddings import put_embeddings, vectors_of
-from service.store.galleries import insert_gallery, take_seq
-from service.store.migration import migrating, upgrade
+from service.store.database.connections import Database
+from service.store.database.migration import migrating, upgrade
+from service.store.galleries import partitions
+from service.store.galleries.change_feed import changes
+from service.store.galleries.embeddings import put_embeddings, vectors_of
+from service.store.galleries.gallery import insert_gallery, take_seq
 from service.store.tables import version
 from staging.partition_rows import held, names, places, store
 from staging.together import together

@@ -16,12 +16,12 @@ from service.backfills import sweeps
 from service.backfills.scores import NO_SCORES, ItemScores, sorted_scores
 from service.backfills.sweeps import continue_sweep, new_sweep_columns
 from service.settings import Settings
-from service.store import ranges
-from service.store.database import Database
-from service.store.galleries import take_seq
-from service.store.migration import upgrade
+from service.store.database.connections import Database
+from service.store.database.migration import upgrade
+from service.store.galleries import ranges
+from service.store.galleries.gallery import take_seq
 from service.store.rows import BackfillRow, one_of
-from service.store.sql_arrays import key_range
+from service.store.sql.arrays import key_range
 from service.store.tables import backfill, backfill_chunk, embedding, gallery, item, item_traffic, version
 
 ITEMS = 50

@@ -5,11 +5,11 @@ from __future__ import annotations
 from sqlalchemy import Connection, event, insert, select, text
 
 from service.settings import Settings
-from service.store.database import Database
-from service.store.galleries import insert_gallery
-from service.store.items import items_after
-from service.store.migration import upgrade
-from service.store.sql_arrays import select_keys
+from service.store.database.connections import Database
+from service.store.database.migration import upgrade
+from service.store.galleries.gallery import insert_gallery
+from service.store.galleries.items import items_after
+from service.store.sql.arrays import select_keys
 from service.store.tables import item, version
 from staging.plans import Planning
 

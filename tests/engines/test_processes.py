@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import select, update
 
 from service.settings import Settings
-from service.store.database import Database
+from service.store.database.connections import Database
 from service.store.tables import backfill, embedding, item
 from staging.builders import image_bytes, make_image, make_version, zip_version
 from staging.processes import Site

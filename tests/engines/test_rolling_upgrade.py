@@ -13,9 +13,9 @@ import pytest
 from alembic import command
 from sqlalchemy import create_engine, inspect, text
 
-import service.store.migration
+import service.store.database.migration
 from service.settings import Settings
-from service.store.migration import MIGRATIONS, migrating, revisions, upgrade
+from service.store.database.migration import MIGRATIONS, migrating, revisions, upgrade
 from staging.builders import image_bytes, make_image, make_version, zip_version
 from staging.load import Load
 from staging.processes import Site
@@ -53,7 +53,7 @@ def later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
     def become(body: str) -> None:
         (copied / "versions" / "2099-01-01-9999_later.py").write_text(NEXT.format(body=body, head=head))
-        monkeypatch.setattr(service.store.migration, "MIGRATIONS", copied)
+        monkeypatch.setattr(service.store.database.migration, "MIGRATIONS", copied)
 
     yield become
     monkeypatch.undo()

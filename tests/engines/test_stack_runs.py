@@ -21,8 +21,8 @@ from index.engines.config import IndexKind
 from regraft.connection import certificates
 from service.replica.engines import Engines
 from service.settings import Settings
-from service.store.database import Database
-from service.store.engine_leases import engine_leases
+from service.store.database.connections import Database
+from service.store.leases.engines import engine_leases
 from staging.builders import image_bytes, make_image, make_version, zip_version
 from staging.forked import ROOT, Forked, environment
 from staging.load import Load

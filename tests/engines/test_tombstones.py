@@ -13,11 +13,11 @@ from sqlalchemy import insert, select, update
 
 from service.backfills.planner import BackfillState
 from service.settings import Settings
-from service.store.database import Database
-from service.store.deletion import delete_gallery
-from service.store.galleries import take_seq
-from service.store.items import delete_items
-from service.store.migration import upgrade
+from service.store.database.connections import Database
+from service.store.database.migration import upgrade
+from service.store.galleries.deletion import delete_gallery
+from service.store.galleries.gallery import take_seq
+from service.store.galleries.items import delete_items
 from service.store.tables import backfill_curve, backfill_failure, embedding, gallery, item, item_traffic
 from service.upgrades import tombstones
 from service.upgrades.curves.points import CurveState

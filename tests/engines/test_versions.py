@@ -13,7 +13,7 @@ from sqlalchemy import Connection, update
 
 from service.http.app import create_app
 from service.settings import Settings
-from service.store.database import Database
+from service.store.database.connections import Database
 from service.store.tables import gallery
 from service.upgrades import removal
 from staging.builders import make_version, zip_version

@@ -17,7 +17,7 @@ from service.items import by_filter, deletion
 from service.replica import indexer, snapshots
 from service.replica.cache import Cache
 from service.settings import Settings
-from service.store.migration import upgrade
+from service.store.database.migration import upgrade
 from service.upgrades import gallery_removal, removal, tombstones
 from service.upgrades.deployments import reaper
 from service.upgrades.deployments.transition import TransitionContext

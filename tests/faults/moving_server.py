@@ -9,19 +9,19 @@ from typing import Any
 
 from service.http import app
 from service.settings import Settings
-from service.store import offloader, offloading
-from service.store.blobs import Blobs
-from service.store.migration import upgrade
+from service.store.database.migration import upgrade
+from service.store.image_store.blobs import Blobs
+from service.store.offloading import moves, offloader
 
 STEP_SECONDS = 0.02
 """So that who kills it finds it in the middle."""
 STEPS: list[tuple[Any, str]] = [
     (Blobs, "put"),
-    (offloading, "begin_file"),
-    (offloading, "_put_places"),
-    (offloading, "_put_vectors"),
-    (offloading, "drop_file"),
-    (offloading, "forget_file"),
+    (moves, "begin_file"),
+    (moves, "_put_places"),
+    (moves, "_put_vectors"),
+    (moves, "drop_file"),
+    (moves, "forget_file"),
 ]
 
 
@@ -36,9 +36,9 @@ def slow(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 if __name__ == "__main__":
-    offloader.FILE_ROWS, offloader.LEAST_ROWS, offloading.BLOCK = 6, 2, 2
+    offloader.FILE_ROWS, offloader.LEAST_ROWS, moves.BLOCK = 6, 2, 2
     offloader.SETTLED_SECONDS = offloader.COUNTED_SECONDS = 0.0
-    offloader.PAUSE_SECONDS, offloader.LEASE_SECONDS, offloading.GRACE_SECONDS = 0.05, 0.4, 20.0
+    offloader.PAUSE_SECONDS, offloader.LEASE_SECONDS, moves.GRACE_SECONDS = 0.05, 0.4, 20.0
     for owner, name in STEPS:
         setattr(owner, name, slow(getattr(owner, name)))
     settings = Settings(port=int(sys.argv[1]))

@@ -6,7 +6,7 @@ import sys
 
 from service.http import app
 from service.settings import Settings
-from service.store.migration import upgrade
+from service.store.database.migration import upgrade
 from staging.small_segments import make_small
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from regraft.models import BackfillInfo
 from service.backfills import attempts, chunks, planner
 from service.backfills.records import backfill_row
 from service.http import backfill_progress as progress
-from service.store import job_leases, sql_time
-from service.store.job_leases import MAX_LEASES_AHEAD
+from service.store.leases import jobs
+from service.store.leases.jobs import MAX_LEASES_AHEAD
+from service.store.sql import database_clock
 from service.store.tables import backfill, backfill_chunk, backfill_failure, item
 from staging.working import SteppedWorker, work
 
@@ -40,7 +41,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(sql_time, "time", made)
+    monkeypatch.setattr(database_clock, "time", made)
     return made
 
 
@@ -126,7 +127,7 @@ def test_an_item_that_failed_is_tried_again_at_once_and_not_never(
             raise OSError("Input/output error")
         return read(self, key)
 
-    monkeypatch.setattr("service.store.blobs.Blobs.read", once)
+    monkeypatch.setattr("service.store.image_store.blobs.Blobs.read", once)
     work(site.settings)
     with site.database.lookup() as connection:
         assert connection.execute(select(backfill_failure.c.attempts)).scalar_one() == 1
@@ -140,7 +141,7 @@ def test_an_item_that_failed_is_tried_again_at_once_and_not_never(
 
 
 def worker_reads() -> Any:
-    from service.store.blobs import Blobs
+    from service.store.image_store.blobs import Blobs
 
     return Blobs.read
 
@@ -234,9 +235,9 @@ def test_a_job_of_a_dead_process_is_taken_over_though_its_clock_was_ahead(
     site: Any, clock: Clock, jump: float, taken: bool
 ) -> None:
     with site.database.write() as connection:
-        assert job_leases.acquire_job(connection, "a job", "dead", LEASE)
+        assert jobs.acquire_job(connection, "a job", "dead", LEASE)
 
     clock.jump = jump
 
     with site.database.write() as connection:
-        assert job_leases.acquire_job(connection, "a job", "alive", LEASE) == taken
+        assert jobs.acquire_job(connection, "a job", "alive", LEASE) == taken

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-import service.store.database
+import service.store.database.connections
 from service.backfills.worker import Worker
 from service.http.app import create_app
 from staging.waiting import until
@@ -24,7 +24,7 @@ V2 = 2
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service.store.database, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(service.store.database.connections, "BUSY_SECONDS", 0.05)
 
 
 @contextmanager

@@ -92,7 +92,7 @@ def test_any_life_of_a_gallery_in_an_engine_is_as_the_model_says(
 ) -> None:
     monkeypatch.setattr(attempts, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(engine_writer, "PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr("service.store.change_feed.FEED_BLOCK", 3)
+    monkeypatch.setattr("service.store.galleries.change_feed.FEED_BLOCK", 3)
     EngineRun.engine = LockedEngine(Random(0))
     monkeypatch.setattr(engines, "_pgvector", lambda _: EngineRun.engine)
     with ExitStack() as stack:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.store.snapshots import snapshots_of
+from service.store.galleries.snapshots import snapshots_of
 from staging.waiting import until
 
 G = 1

@@ -7,7 +7,7 @@ from sqlalchemy import func, select, true, update
 
 from service.registry.registry import Registry
 from service.replica.replica import Replica
-from service.store.items import delete_items
+from service.store.galleries.items import delete_items
 from service.store.tables import gallery, item
 from service.upgrades.tombstones import SETTLE_SECONDS, TombstonePurger
 from staging.processes import Site

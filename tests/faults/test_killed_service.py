@@ -14,7 +14,7 @@ import numpy as np
 from index.encoders.encoder import Encoder
 from index.version_folder.folder import load_version
 from regraft.connection import certificates
-from service.store.vector_codec import from_bytes
+from service.store.vectors.codec import from_bytes
 from staging.builders import image_bytes, make_image
 from staging.waiting import until
 

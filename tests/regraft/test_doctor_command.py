@@ -7,7 +7,7 @@ from contextlib import closing
 
 from alembic import command
 
-from service.store.migration import migrating, schema_revision
+from service.store.database.migration import migrating, schema_revision
 
 
 def test_the_doctor_makes_no_database_and_migrate_says_that_it_did(run, tmp_path):

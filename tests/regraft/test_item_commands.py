@@ -9,7 +9,7 @@ import pytest
 from regraft.client import Client, ImageItem
 from regraft.commands import items
 from service.settings import Settings
-from service.store import filtering
+from service.store.galleries import filtering
 from staging.builders import image_bytes, make_image, make_version
 from staging.served import serving
 from staging.shortcuts import short_starts

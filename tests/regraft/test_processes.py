@@ -161,8 +161,8 @@ processes.worker()
 STUCK_SERVICE = """
 from service.http import app, draining
 from service.settings import Settings
-from service.store.migration import migrating, schema_revision
-from service.store.migration import upgrade
+from service.store.database.migration import migrating, schema_revision
+from service.store.database.migration import upgrade
 draining.STUCK_SECONDS = 1
 started = draining.Server.startup
 async def startup(self, sockets=None):

@@ -49,7 +49,7 @@ def test_a_database_that_cannot_be_used_is_one_line(run, monkeypatch, tmp_path, 
 )
 def test_migrate_shows_no_password(run, monkeypatch, tmp_path, url, options):
     monkeypatch.setenv("REGRAFT_DATABASE_URL", url)
-    monkeypatch.setattr("service.store.migration.upgrade", lambda settings: False)
+    monkeypatch.setattr("service.store.database.migration.upgrade", lambda settings: False)
 
     code, *told = run("migrate", "--data", tmp_path, *options)
 

@@ -22,7 +22,7 @@ from service.backfills import worker
 from service.http import app
 from service.logs import FORMATTERS, HANDLER, LogFormat, RecurringErrors, configure
 from service.settings import Settings
-from service.store.database import Database
+from service.store.database.connections import Database
 from staging.logged import log_as_before
 
 logger = logging.getLogger("service.test")

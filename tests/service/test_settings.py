@@ -7,7 +7,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from service.settings import Settings
-from service.store.migration import upgrade
+from service.store.database.migration import upgrade
 
 
 def test_everything_lies_in_the_data_folder_unless_told_otherwise(tmp_path: Path) -> None:

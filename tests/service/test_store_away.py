@@ -13,7 +13,7 @@ from index.version import Version
 from service.backfills import attempts
 from service.doctor.examination import Doctor
 from service.settings import Settings
-from service.store.blobs import Blobs, StoreUnreachable
+from service.store.image_store.blobs import Blobs, StoreUnreachable
 from service.store.tables import backfill_failure, item
 from staging.served import problem, serving
 from staging.working import SteppedWorker

@@ -14,10 +14,10 @@ from sqlalchemy import func, select
 from index.version import Version
 from service.doctor.examination import Doctor
 from service.settings import Settings
-from service.store import offloader
-from service.store.database import Database
+from service.store.database.connections import Database
+from service.store.offloading import offloader
 from service.store.tables import embedding
-from service.store.vector_files import IS_IN_DATABASE, files
+from service.store.vectors.files import IS_IN_DATABASE, files
 from staging.s3 import ObjectStore, object_store
 from staging.served import Served, problem, serving
 from staging.settling import settled_at_once

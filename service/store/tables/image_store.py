@@ -9,6 +9,7 @@ from service.store.tables.schema import metadata
 image_store = Table(
     "image_store",
     metadata,
-    # The content of the store's marker file (`service.store.blobs.MARKER`), drawn when the database is made: one row.
+    # The content of the store's marker file (`service.store.image_store.blobs.MARKER`), drawn when the database is
+    # made: one row.
     Column("marker", String(32), primary_key=True),
 )

@@ -24,10 +24,10 @@ from service.logs import RecurringErrors
 from service.registry.registry import LoadedVersion, Registry
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
-from service.store.blobs import Blobs
-from service.store.database import Database
-from service.store.galleries import take_seq
-from service.store.leases import Leases
+from service.store.database.connections import Database
+from service.store.galleries.gallery import take_seq
+from service.store.image_store.blobs import Blobs
+from service.store.leases.heartbeats import Leases
 from service.upgrades.curves import points, probes
 from service.upgrades.curves.points import CurveJob, CurveState, abandoned, due_mark, is_last, measuring_jobs
 from service.upgrades.curves.probes import ChosenQueries, CurveIn, Probes

@@ -20,10 +20,10 @@ from sqlalchemy import Connection, Update, delete, func, insert, or_, select, up
 from index.evaluation.ordering import BackfillCurve
 from regraft.models import CurveInfo, CurvePoint
 from service.backfills.planner import BackfillState
-from service.store.galleries import take_seq
+from service.store.galleries.gallery import take_seq
 from service.store.rows import BackfillRow, all_of, one_of
-from service.store.sql_arrays import INSERT
-from service.store.sql_time import now
+from service.store.sql.arrays import INSERT
+from service.store.sql.database_clock import now
 from service.store.tables import backfill, backfill_curve, backfill_point, gallery
 from service.upgrades.curves.probes import ChosenQueries, CurveIn
 from service.upgrades.curves.scoring import Measurement

@@ -24,8 +24,8 @@ from index.space import Vectors
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.stored_contents import embeds
 from service.schemas import Body, FieldPath, Number, Seed
-from service.store.blobs import Blobs
-from service.store.sql_arrays import blocks
+from service.store.image_store.blobs import Blobs
+from service.store.sql.arrays import blocks
 from service.store.tables import item
 from service.upgrades.gates.measuring import RECALL
 from service.upgrades.gates.relevance import check_no_label

@@ -24,7 +24,7 @@ from index.space import Vectors
 from index.version import Score
 from service.registry.registry import LoadedVersion
 from service.replica.loaded import LoadedGallery
-from service.store.database import STREAMED
+from service.store.database.connections import STREAMED
 from service.store.tables import item
 from service.upgrades.curves.probes import FULL_RANKINGS, CurveIn, Probes
 from service.upgrades.gates.relevance import live_keys, relevant_numbers

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, insert
 
 from index.errors import RegraftError
 from service.registry.registry import LoadedVersion, Registry
-from service.store.galleries import gallery_row, take_seq
+from service.store.galleries.gallery import gallery_row, take_seq
 from service.store.rows import DeploymentRow, GalleryRow, one_of
 from service.store.tables import deployment
 from service.upgrades.deployments.history import (

@@ -12,8 +12,8 @@ from sqlalchemy import Connection
 
 from service.registry.placement import ItemCounts, places_in, places_of
 from service.registry.registry import LoadedVersion, Registry
-from service.store.galleries import gallery_row
-from service.store.held_versions import versions_with_embeddings
+from service.store.galleries.gallery import gallery_row
+from service.store.galleries.held_versions import versions_with_embeddings
 from service.store.rows import DeploymentRow, GateRow, TransitionRow
 from service.upgrades.deployments.history import DeploymentState, transitions
 from service.upgrades.deployments.verdicts import PASS, REFUSE, deciding_report

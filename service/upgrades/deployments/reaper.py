@@ -21,15 +21,15 @@ from service.errors import UnknownGallery
 from service.logs import RecurringErrors
 from service.registry.placement import places_in
 from service.registry.registry import Registry
-from service.store import partitions
-from service.store.blobs import Blobs
-from service.store.database import Database
-from service.store.deletion import deleted_galleries
-from service.store.embeddings import first_held
-from service.store.galleries import gallery_row, take_seq
-from service.store.partitioned import in_gallery
+from service.store.database.connections import Database
+from service.store.galleries import partitions
+from service.store.galleries.deletion import deleted_galleries
+from service.store.galleries.embeddings import first_held
+from service.store.galleries.gallery import gallery_row, take_seq
+from service.store.image_store.blobs import Blobs
 from service.store.rows import EMPTIED
-from service.store.sql_arrays import key_range, key_table
+from service.store.sql.arrays import key_range, key_table
+from service.store.sql.partitioned import in_gallery
 from service.store.tables import deployment, embedding, item
 from service.upgrades.deployments.history import DeploymentState
 from service.upgrades.deployments.retiring import holds_version

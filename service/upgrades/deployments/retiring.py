@@ -17,13 +17,13 @@ from index.errors import RegraftError
 from service.backfills.planner import ACTIVE, QUALIFIES, Kind, read_version, waiting_items
 from service.registry.placement import order_to, places_in
 from service.registry.registry import LoadedVersion, Registry
-from service.store import partitions
-from service.store.database import Database
-from service.store.embeddings import first_held
-from service.store.galleries import gallery_named
-from service.store.partitioned import of_item
+from service.store.database.connections import Database
+from service.store.galleries import partitions
+from service.store.galleries.embeddings import first_held
+from service.store.galleries.gallery import gallery_named
 from service.store.rows import EMPTIED, BackfillRow, DeploymentRow, GalleryRow, all_of
-from service.store.sql_arrays import select_keys
+from service.store.sql.arrays import select_keys
+from service.store.sql.partitioned import of_item
 from service.store.tables import backfill, backfill_failure, deployment, embedding, item
 from service.upgrades.deployments.history import DeploymentState, check_unchanged, on_its_way
 from service.upgrades.deployments.lifecycle import begin_retired, lock, move

@@ -32,8 +32,8 @@ from service.registry.placement import preference
 from service.registry.registry import LoadedVersion, Registry
 from service.replica.replica import Replica
 from service.store.audit import ChangeContext, record
-from service.store.database import Database
-from service.store.galleries import lock_galleries, take_seq
+from service.store.database.connections import Database
+from service.store.galleries.gallery import lock_galleries, take_seq
 from service.store.rows import GalleryRow
 from service.store.tables import backfill, version
 from service.upgrades.edges.dependents import Counts, Dependent, Uncounted, without

@@ -26,9 +26,9 @@ from index.version_folder.artifacts import read_arrays
 from service.registry.paired_embeddings import draw_pairs
 from service.registry.registry import LoadedVersion
 from service.schemas import Body, Name, Seed
-from service.store.blobs import Blobs
-from service.store.database import Database
-from service.store.galleries import gallery_named
+from service.store.database.connections import Database
+from service.store.galleries.gallery import gallery_named
+from service.store.image_store.blobs import Blobs
 from service.upgrades.edges.sampling import make_pairs
 
 TOLERANCE = 0.01

@@ -21,8 +21,8 @@ from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import trial_versions
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
-from service.store.database import Database
-from service.store.held_versions import versions_emptied
+from service.store.database.connections import Database
+from service.store.galleries.held_versions import versions_emptied
 from service.store.rows import GalleryRow
 
 

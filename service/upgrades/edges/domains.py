@@ -15,15 +15,15 @@ from index.version import EDGE_DOMAIN
 from service.registry.paired_embeddings import OWN
 from service.registry.registry import LoadedVersion, Registry
 from service.schemas import Body, KindName, Name, Seed
-from service.store.database import Database
-from service.store.embeddings import has_own_embedding
-from service.store.galleries import gallery_named
-from service.store.partitioned import in_gallery
-from service.store.random_items import RandomItems
-from service.store.sql_arrays import blocks
+from service.store.database.connections import Database
+from service.store.galleries.embeddings import has_own_embedding
+from service.store.galleries.gallery import gallery_named
+from service.store.galleries.random_items import RandomItems
+from service.store.sql.arrays import blocks
+from service.store.sql.partitioned import in_gallery
 from service.store.tables import embedding, item
-from service.store.vector_codec import from_bytes, is_usable
-from service.store.vector_reader import read_vectors
+from service.store.vectors.codec import from_bytes, is_usable
+from service.store.vectors.reader import read_vectors
 from service.upgrades.edges.changes import find
 
 

@@ -49,9 +49,9 @@ from service.registry.registry import LoadedVersion, Registry
 from service.replica.replica import Replica
 from service.schemas import Body, FieldPath, Name, Seed
 from service.store.audit import ChangeContext
-from service.store.blobs import Blobs
-from service.store.database import Database
-from service.store.galleries import gallery_named
+from service.store.database.connections import Database
+from service.store.galleries.gallery import gallery_named
+from service.store.image_store.blobs import Blobs
 from service.upgrades.edges.changes import accept, both_versions, check_no_edge
 from service.upgrades.edges.sampling import make_pairs
 

@@ -15,15 +15,15 @@ from service.backfills.planner import embeddable
 from service.registry.paired_embeddings import OWN, PairedEmbeddings, label_text
 from service.registry.registry import LoadedVersion
 from service.registry.stored_contents import InputRequest, embed, read_inputs
-from service.store.blobs import Blobs
-from service.store.database import Database
-from service.store.embeddings import has_own_embedding
-from service.store.partitioned import of_item
-from service.store.random_items import RandomItems
-from service.store.sql_arrays import blocks
+from service.store.database.connections import Database
+from service.store.galleries.embeddings import has_own_embedding
+from service.store.galleries.random_items import RandomItems
+from service.store.image_store.blobs import Blobs
+from service.store.sql.arrays import blocks
+from service.store.sql.partitioned import of_item
 from service.store.tables import embedding, item
-from service.store.vector_codec import from_bytes, is_usable
-from service.store.vector_reader import read_vectors
+from service.store.vectors.codec import from_bytes, is_usable
+from service.store.vectors.reader import read_vectors
 
 
 def make_pairs(

@@ -24,9 +24,9 @@ from index.space import Vectors
 from index.version import Origin
 from service.registry.placement import places_in
 from service.registry.registry import LoadedVersion, Registry
-from service.store.embeddings import first_held
-from service.store.partitioned import of_item
+from service.store.galleries.embeddings import first_held
 from service.store.rows import GalleryRow
+from service.store.sql.partitioned import of_item
 from service.store.tables import embedding, item
 from service.upgrades.gates.measuring import moved_by_edge, reach
 from service.upgrades.gates.samples import Sample

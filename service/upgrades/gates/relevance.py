@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, false, select
 
 from index.errors import InvalidArgument
-from service.store.sql_arrays import blocks
+from service.store.sql.arrays import blocks
 from service.store.tables import item
 from service.upgrades.gates.samples import READ_BLOCK, Entry, QuerySide, Sample
 

@@ -14,8 +14,8 @@ from index.errors import InvalidArgument
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.stored_contents import embeds
 from service.schemas import Body, FieldPath, Name, Number, Seed
-from service.store.blobs import Blobs
-from service.store.database import Database
+from service.store.database.connections import Database
+from service.store.image_store.blobs import Blobs
 from service.upgrades.gates.maps import Place
 from service.upgrades.gates.measuring import RECALL, TAR, default_metric
 from service.upgrades.gates.relevance import check_no_label, live_keys, with_queries

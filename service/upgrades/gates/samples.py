@@ -26,12 +26,12 @@ from service.backfills.planner import embeddable
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.stored_contents import InputRequest, read_inputs, time_each
 from service.registry.stored_contents import embed as embed_inputs
-from service.store.blobs import Blobs
-from service.store.random_items import RandomItems
+from service.store.galleries.random_items import RandomItems
+from service.store.image_store.blobs import Blobs
 from service.store.rows import EvaluationRow, all_of, first_of
-from service.store.sql_arrays import blocks
+from service.store.sql.arrays import blocks
 from service.store.tables import evaluation, evaluation_embedding, evaluation_entry, item
-from service.store.vector_codec import STORED, from_bytes
+from service.store.vectors.codec import STORED, from_bytes
 
 READ_BLOCK = 1_000
 TIMED = 50

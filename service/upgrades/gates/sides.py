@@ -23,13 +23,13 @@ from index.space import Vectors
 from index.version import Origin
 from service.registry.registry import LoadedVersion
 from service.registry.stored_contents import Input, InputRequest, Inputs, embed, embeds, read_inputs, time_each
-from service.store.blobs import Blobs
-from service.store.partitioned import in_gallery
-from service.store.random_items import RandomItems
-from service.store.sql_arrays import blocks
+from service.store.galleries.random_items import RandomItems
+from service.store.image_store.blobs import Blobs
+from service.store.sql.arrays import blocks
+from service.store.sql.partitioned import in_gallery
 from service.store.tables import embedding, item
-from service.store.vector_codec import from_bytes, is_usable
-from service.store.vector_reader import read_vectors
+from service.store.vectors.codec import from_bytes, is_usable
+from service.store.vectors.reader import read_vectors
 from service.upgrades.gates.samples import (
     READ_BLOCK,
     TIMED,

@@ -31,8 +31,8 @@ from service.registry.registry import Registry
 from service.registry.rollout_records import CANARY, SHADOW, Counters, Rollout, add_counters, exceeded_limit
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
-from service.store.database import Database
-from service.store.galleries import take_seq
+from service.store.database.connections import Database
+from service.store.galleries.gallery import take_seq
 from service.upgrades.deployments.history import DeploymentState, on_its_way
 from service.upgrades.deployments.lifecycle import roll_back
 from service.upgrades.deployments.transition import TransitionRequest

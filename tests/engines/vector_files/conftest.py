@@ -10,7 +10,7 @@ import pytest
 
 from service.registry.version_records import insert_version
 from service.settings import Settings
-from service.store.migration import upgrade
+from service.store.database.migration import upgrade
 from staging.builders import make_version
 from staging.settling import settled_at_once
 from staging.vector_site import DIM, Site
@@ -21,8 +21,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A few vectors are a file, everything has settled, and nothing waits."""
     settled_at_once(monkeypatch, FILE_ROWS=16, SCANNED=12, BLOCK=5)
     settled_at_once(monkeypatch, LEAST_ROWS=4, COUNTED_SECONDS=0.0, LEASE_SECONDS=0.0, PAUSE_SECONDS=0.0)
-    monkeypatch.setattr("service.store.vector_reader.GROUP", 4)
-    monkeypatch.setattr("service.store.vector_parquet.GROUP", 4)
+    monkeypatch.setattr("service.store.vectors.reader.GROUP", 4)
+    monkeypatch.setattr("service.store.vectors.parquet.GROUP", 4)
     return monkeypatch
 
 

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.store import offloading, sql_time
-from service.store.blobs import Blobs, StoreUnreachable
-from service.store.change_feed import changes
-from service.store.deletion import delete_gallery, forget_gallery, free_items
-from service.store.vector_files import drop_file, files
-from service.store.vector_parquet import NoParquet
+from service.store.galleries.change_feed import changes
+from service.store.galleries.deletion import delete_gallery, forget_gallery, free_items
+from service.store.image_store.blobs import Blobs, StoreUnreachable
+from service.store.offloading import moves
+from service.store.sql import database_clock
+from service.store.vectors.files import drop_file, files
+from service.store.vectors.parquet import NoParquet
 from staging.vector_site import DIM, IDS, V1, Site, written_meanwhile
 
 
@@ -29,7 +30,7 @@ def test_a_file_holds_vectors_of_one_version(moved: Site) -> None:
     moved.check([1])
 
 
-@pytest.mark.parametrize(("step", "store"), [((Blobs, "put"), "objects"), ((offloading, "read_vectors"), "sql")])
+@pytest.mark.parametrize(("step", "store"), [((Blobs, "put"), "objects"), ((moves, "read_vectors"), "sql")])
 def test_what_is_written_while_it_is_moved_stays_as_it_was_written(
     moved: Site, small: pytest.MonkeyPatch, step: tuple[Any, str], store: str
 ) -> None:
@@ -69,7 +70,7 @@ def test_what_is_left_of_a_file_is_moved_on_with_others_but_for_what_is_damaged(
 def test_a_deleted_gallery_takes_its_files_along_once_nobody_can_ask_for_them(
     moved: Site, small: pytest.MonkeyPatch
 ) -> None:
-    small.setattr(offloading, "GRACE_SECONDS", 60.0)
+    small.setattr(moves, "GRACE_SECONDS", 60.0)
     with moved.database.write() as connection:
         delete_gallery(connection, 1)
         free_items(connection, 1, 0, 1000)
@@ -78,20 +79,20 @@ def test_a_deleted_gallery_takes_its_files_along_once_nobody_can_ask_for_them(
         mover.look()
         assert list(moved.there().values()) == ["dropped"] * 3
     assert len(list(moved.blobs.all_vector_files())) == 3
-    small.setattr(offloading, "GRACE_SECONDS", 0.0)
+    small.setattr(moves, "GRACE_SECONDS", 0.0)
     moved.mover("sql").look()
     assert (moved.there(), list(moved.blobs.all_vector_files())) == ({}, [])
 
 
 def test_a_process_whose_clock_is_ahead_removes_no_file_early(moved: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offloading, "GRACE_SECONDS", 3600.0)
+    monkeypatch.setattr(moves, "GRACE_SECONDS", 3600.0)
     with moved.database.write() as connection:
         delete_gallery(connection, 1)
         free_items(connection, 1, 0, 1000)
         forget_gallery(connection, 1)
     moved.mover().look()
     of_database = time.time
-    monkeypatch.setattr(sql_time, "time", SimpleNamespace(time=of_database))
+    monkeypatch.setattr(database_clock, "time", SimpleNamespace(time=of_database))
     monkeypatch.setattr(time, "time", lambda: of_database() + 7200.0)
 
     moved.mover().look()

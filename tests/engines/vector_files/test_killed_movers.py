@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.store import offloader, offloading
-from service.store.blobs import Blobs
-from service.store.galleries import insert_gallery
+from service.store.galleries.gallery import insert_gallery
+from service.store.image_store.blobs import Blobs
+from service.store.offloading import moves, offloader
 from staging.vector_site import DIM, GALLERIES, IDS, Site, written_meanwhile
 
 
@@ -30,20 +30,20 @@ def killed_in(patch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool) 
     patch.setattr(owner, name, dying)
 
 
-READ = [(offloading, "read_from_database"), (Blobs, "put"), (offloading, "read_vectors")]
+READ = [(moves, "read_from_database"), (Blobs, "put"), (moves, "read_vectors")]
 
 
 POINTS = [
-    (offloading, "begin_file", False),
+    (moves, "begin_file", False),
     (Blobs, "put", False),  # its row is there, and it is not
     (Blobs, "put", True),  # it is there, and no row speaks of it
-    (offloading, "_put_places", True),  # within the transaction that takes vectors out
+    (moves, "_put_places", True),  # within the transaction that takes vectors out
     (offloader, "set_counted", True),  # rows speak of it, and are counted
-    (offloading, "_put_vectors", True),
-    (offloading, "drop_file", True),
+    (moves, "_put_vectors", True),
+    (moves, "drop_file", True),
     (Blobs, "remove", False),  # before the sweep of a file, and behind it
     (Blobs, "remove", True),
-    (offloading, "forget_file", True),
+    (moves, "forget_file", True),
 ]
 
 

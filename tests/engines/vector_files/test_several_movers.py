@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.store import offloader, offloading
-from service.store.blobs import Blobs
-from service.store.galleries import insert_gallery
-from service.store.items import rows_of
-from service.store.job_leases import acquire_job
-from service.store.vector_files import files
+from service.store.galleries.gallery import insert_gallery
+from service.store.galleries.items import rows_of
+from service.store.image_store.blobs import Blobs
+from service.store.leases.jobs import acquire_job
+from service.store.offloading import moves, offloader
+from service.store.vectors.files import files
 from staging.vector_site import DIM, IDS, V1, Site
 
 
@@ -65,7 +65,7 @@ def test_who_may_not_go_on_uploads_nothing_more_and_moves_no_further_block(
         found = rows_of(connection, 1, IDS)
     answers = [True] * yes
 
-    offloading.offload(
+    moves.offload(
         site.database,
         site.blobs,
         (1, V1),
@@ -92,15 +92,15 @@ def test_a_file_that_rows_came_to_speak_of_while_another_process_looked_for_lost
         moved.wait(60)
         return found
 
-    other = threading.Thread(target=lambda: offloading.sweep(site.database, site.blobs))
+    other = threading.Thread(target=lambda: moves.sweep(site.database, site.blobs))
 
     def while_another_looks(self: Blobs, key: str, content: bytes) -> None:
         small.setattr(Blobs, "put", put)
         put(self, key, content)
-        small.setattr(offloading, "files", slow)
+        small.setattr(moves, "files", slow)
         other.start()
         seen.wait(60)
-        small.setattr(offloading, "files", look)
+        small.setattr(moves, "files", look)
 
     small.setattr(Blobs, "put", while_another_looks)
     site.mover().look()

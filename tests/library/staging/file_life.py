@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 
 from service.store.blob_references import open_blobs
 from service.store.tables import embedding
-from service.store.vector_files import IS_IN_DATABASE, vector_file
+from service.store.vectors.files import IS_IN_DATABASE, vector_file
 from staging.life import Life
 from staging.lives import NAME, step
 from staging.processes import Site

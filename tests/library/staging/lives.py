@@ -20,7 +20,7 @@ from service.registry.registry import Registry
 from service.replica.engines import Engines
 from service.replica.replica import Replica
 from service.settings import Settings
-from service.store.database import Database
+from service.store.database.connections import Database
 from staging.galleries import Expected, Model, Move
 from staging.sight import Sight, look
 from staging.stage import Stage

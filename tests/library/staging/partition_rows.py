@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, text
 
-from service.store.database import Database
-from service.store.galleries import take_seq
-from service.store.items import NewItem, store_items
+from service.store.database.connections import Database
+from service.store.galleries.gallery import take_seq
+from service.store.galleries.items import NewItem, store_items
 
 PLACES = "select tableoid::regclass::text, item_id, gallery_id, version_id from embedding order by item_id, version_id"
 

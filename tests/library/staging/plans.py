@@ -14,9 +14,9 @@ from service.backfills.outcome import EmbeddedItems, Failed
 from service.backfills.planner import BackfillState, Kind
 from service.backfills.scores import NO_SCORES, ItemScores
 from service.backfills.sweeps import begin_next_sweep, continue_sweep, new_sweep_columns
-from service.store.database import Database
-from service.store.galleries import take_seq
-from service.store.items import NewItem, store_items
+from service.store.database.connections import Database
+from service.store.galleries.gallery import take_seq
+from service.store.galleries.items import NewItem, store_items
 from service.store.rows import BackfillRow
 from service.store.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, gallery, item, version
 

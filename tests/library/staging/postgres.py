@@ -21,7 +21,7 @@ from typing import Any
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
-from service.store.migration import migrating, to_newest
+from service.store.database.migration import migrating, to_newest
 
 START_SECONDS = 60
 NOBODY = "nobody"

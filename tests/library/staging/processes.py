@@ -18,7 +18,7 @@ from service.registry.placement import order_to
 from service.registry.registry import Registry
 from service.replica.engines import Engines
 from service.settings import Settings
-from service.store.database import Database
+from service.store.database.connections import Database
 from service.store.tables import backfill, deployment, embedding, gallery, item
 from staging.forked import Forked, environment
 from staging.ports import free_port

@@ -14,10 +14,10 @@ from service.registry.registry import Registry
 from service.registry.version_records import insert_version
 from service.replica.replica import Replica
 from service.settings import Settings
-from service.store.database import Database
-from service.store.galleries import insert_gallery, take_seq
-from service.store.items import NewItem, delete_items, store_items
-from service.store.migration import upgrade
+from service.store.database.connections import Database
+from service.store.database.migration import upgrade
+from service.store.galleries.gallery import insert_gallery, take_seq
+from service.store.galleries.items import NewItem, delete_items, store_items
 from service.store.tables import gallery
 
 

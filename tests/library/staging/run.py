@@ -21,7 +21,7 @@ from service.backfills.embedder import outcome_of
 from service.backfills.worker import Worker
 from service.http.app import create_app
 from service.settings import Settings
-from service.store.database import Database
+from service.store.database.connections import Database
 from service.upgrades.tombstones import TombstonePurger
 from staging.flaky import Flaky
 from staging.galleries import Model

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from service.store import offloader, offloading
+from service.store.offloading import moves, offloader
 
 
 def settled_at_once(patch: pytest.MonkeyPatch, **others: Any) -> None:
     """Set constants of the offloader: defaults, and `others` by name."""
     usual = {"SETTLED_SECONDS": 0.0, "LEAST_ROWS": 1, "GRACE_SECONDS": 0.0}
     for name, value in {**usual, **others}.items():
-        owners = [module for module in (offloader, offloading) if hasattr(module, name)]
+        owners = [module for module in (offloader, moves) if hasattr(module, name)]
         assert owners, name
         for owner in owners:
             patch.setattr(owner, name, value)

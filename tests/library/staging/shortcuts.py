@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Route
 from index import isolated
 from service.http import app
 from service.settings import Settings
-from service.store import migration
+from service.store.database import migration
 
 COMPILE_ROUTES = app._compile_routes
 

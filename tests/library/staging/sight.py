@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, select
 
-from service.store.database import Database
-from service.store.galleries import gallery_named
+from service.store.database.connections import Database
+from service.store.galleries.gallery import gallery_named
 from service.store.tables import backfill, deployment, embedding, item, version
-from service.store.vector_reader import read_vectors
+from service.store.vectors.reader import read_vectors
 
 
 @dataclass

@@ -11,9 +11,9 @@ import numpy as np
 from sqlalchemy import select, update
 
 from service.replica.loaded import LoadedGallery
-from service.store.embeddings import put_embeddings
-from service.store.galleries import take_seq
-from service.store.items import NewItem, store_items
+from service.store.galleries.embeddings import put_embeddings
+from service.store.galleries.gallery import take_seq
+from service.store.galleries.items import NewItem, store_items
 from service.store.tables import gallery, item
 from staging.builders import make_version
 from staging.replicated import ReplicatedWorld

@@ -12,14 +12,14 @@ from sqlalchemy import func, select
 from index.space import Vectors
 from service.settings import Settings
 from service.store.blob_references import open_blobs
-from service.store.change_feed import changes
-from service.store.database import Database
-from service.store.embeddings import embeddings_by_id, put_embeddings, vectors_of
-from service.store.galleries import insert_gallery, take_seq
-from service.store.items import NewItem, delete_items, rows_of, store_items
-from service.store.offloader import Offloader
+from service.store.database.connections import Database
+from service.store.galleries.change_feed import changes
+from service.store.galleries.embeddings import embeddings_by_id, put_embeddings, vectors_of
+from service.store.galleries.gallery import insert_gallery, take_seq
+from service.store.galleries.items import NewItem, delete_items, rows_of, store_items
+from service.store.offloading.offloader import Offloader
 from service.store.tables import embedding
-from service.store.vector_files import IS_IN_DATABASE, files
+from service.store.vectors.files import IS_IN_DATABASE, files
 
 DIM = 3
 V1, V2 = 1, 2

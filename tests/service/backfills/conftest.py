@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from service.settings import Settings
-from service.store import sql_time
-from service.store.database import Database
-from service.store.migration import upgrade
+from service.store.database.connections import Database
+from service.store.database.migration import upgrade
+from service.store.sql import database_clock
 from staging.plans import Clock, Planning
 
 
@@ -26,5 +26,5 @@ def stage(tmp_path: Path) -> Iterator[Planning]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(sql_time, "time", clock)
+    monkeypatch.setattr(database_clock, "time", clock)
     return clock

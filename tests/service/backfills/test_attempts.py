@@ -10,8 +10,8 @@ from sqlalchemy import select
 from service.backfills import chunks
 from service.backfills.outcome import Failed
 from service.backfills.planner import BackfillState
-from service.store import sql_time
-from service.store.items import delete_items
+from service.store.galleries.items import delete_items
+from service.store.sql import database_clock
 from service.store.tables import backfill_failure, item
 from staging.plans import V2, Clock, Planning, moved_of
 
@@ -19,7 +19,7 @@ from staging.plans import V2, Clock, Planning, moved_of
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(sql_time, "time", clock)
+    monkeypatch.setattr(database_clock, "time", clock)
     return clock
 
 

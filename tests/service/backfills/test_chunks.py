@@ -14,8 +14,8 @@ from service.backfills.chunks import ChunkLost
 from service.backfills.outcome import EmbeddedItems
 from service.backfills.planner import BackfillState, Kind
 from service.errors import UnknownGallery
-from service.store.deletion import delete_gallery, forget_gallery, free_items
-from service.store.items import delete_items
+from service.store.galleries.deletion import delete_gallery, forget_gallery, free_items
+from service.store.galleries.items import delete_items
 from service.store.tables import embedding
 from staging.plans import LEASE, V1, V2, V3, Clock, Planning, flat
 

@@ -12,7 +12,7 @@ from service.backfills import chunks, completion, traffic
 from service.backfills.outcome import Failed
 from service.backfills.planner import BackfillState, change_state, drained
 from service.backfills.scores import sorted_scores
-from service.store import sql_time
+from service.store.sql import database_clock
 from service.store.tables import backfill_failure
 from staging.plans import V2, Clock, Planning, flat
 
@@ -197,7 +197,7 @@ class TestTime:
         self, stage: Planning, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         clock = Clock()
-        monkeypatch.setattr(sql_time, "time", clock)
+        monkeypatch.setattr(database_clock, "time", clock)
         started = stage.start(stage.gallery(4), resumed=clock.now)
         for passed, before, after in (
             (10, BackfillState.RUNNING, BackfillState.PAUSED),

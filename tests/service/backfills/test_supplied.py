@@ -12,9 +12,9 @@ from service.backfills import supplied
 from service.backfills.completion import Planner
 from service.backfills.planner import BackfillState
 from service.doctor.examination import Doctor
-from service.store.embeddings import put_embeddings
-from service.store.galleries import gallery_named
-from service.store.items import rows_of
+from service.store.galleries.embeddings import put_embeddings
+from service.store.galleries.gallery import gallery_named
+from service.store.galleries.items import rows_of
 from service.store.tables import embedding
 from staging.served import problem
 from staging.waiting import until

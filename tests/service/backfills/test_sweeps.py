@@ -16,9 +16,9 @@ from service.backfills import attempts, sweeps
 from service.backfills.planner import ACTIVE, BackfillState, change_state
 from service.backfills.scores import NO_SCORES
 from service.backfills.sweeps import begin_next_sweep, continue_sweep
-from service.store import ranges
-from service.store.galleries import take_seq
-from service.store.items import delete_items
+from service.store.galleries import ranges
+from service.store.galleries.gallery import take_seq
+from service.store.galleries.items import delete_items
 from service.store.rows import BackfillRow
 from service.store.tables import backfill_chunk
 from staging.plans import ORDER, V2, Planning, flat

@@ -25,7 +25,7 @@ from service.backfills.worker import Worker
 from service.settings import Settings
 from service.store.rows import BackfillRow
 from service.store.tables import backfill_chunk, embedding, item
-from service.store.vector_codec import from_bytes
+from service.store.vectors.codec import from_bytes
 from staging.builders import make_image
 from staging.waiting import until
 from staging.working import SteppedWorker
@@ -239,7 +239,7 @@ def test_blobs_out_of_reach_fail_no_item_but_wait_for_the_next_lease(
     settings = served.runtime.settings.model_copy(update={"lease_seconds": 0.05})
     a_worker = SteppedWorker(settings)
     with monkeypatch.context() as patch:
-        patch.setattr("service.store.blobs.Blobs._read", _unreachable)
+        patch.setattr("service.store.image_store.blobs.Blobs._read", _unreachable)
         assert not a_worker.step()
     assert "action=step_failed" in caplog.text
     assert last_backfill(served, path)["failed"] == 0

@@ -20,16 +20,16 @@ from service.doctor import vectors
 from service.doctor.examination import Doctor
 from service.doctor.findings import Finding
 from service.settings import Settings
-from service.store import partitions
 from service.store.blob_references import open_blobs
-from service.store.blobs import Blobs, StoreUnreachable
-from service.store.database import Database
-from service.store.deletion import delete_gallery
-from service.store.galleries import take_seq
-from service.store.offloader import Offloader
+from service.store.database.connections import Database
+from service.store.galleries import partitions
+from service.store.galleries.deletion import delete_gallery
+from service.store.galleries.gallery import take_seq
+from service.store.image_store.blobs import Blobs, StoreUnreachable
+from service.store.offloading.offloader import Offloader
 from service.store.tables import embedding, evaluation, evaluation_embedding, gallery, item
-from service.store.vector_codec import from_bytes, to_bytes
-from service.store.vector_reader import with_vectors
+from service.store.vectors.codec import from_bytes, to_bytes
+from service.store.vectors.reader import with_vectors
 from staging.builders import make_version
 from staging.served import serving
 from staging.settling import settled_at_once

@@ -16,9 +16,9 @@ from regraft import Client
 from regraft.transfer.exports import ExportResult, export_gallery
 from service.replica.feed import usable
 from service.settings import Settings
-from service.store.database import Database
+from service.store.database.connections import Database
 from service.store.tables import embedding, item
-from service.store.vector_codec import DamagedEmbedding, from_bytes, to_bytes
+from service.store.vectors.codec import DamagedEmbedding, from_bytes, to_bytes
 from staging.builders import make_version
 from staging.served import problem, serving
 from staging.working import work

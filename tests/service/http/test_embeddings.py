@@ -124,7 +124,7 @@ def test_the_vector_that_is_stored_is_the_one_the_encoder_gives(
 ) -> None:
     from index.encoders.encoder import Encoder
     from index.encoders.image import decode_image
-    from service.store.vector_codec import from_bytes
+    from service.store.vectors.codec import from_bytes
 
     path = served.gallery("v2")
     served.ingest(path, {str(n): picture for n, picture in enumerate(pictures)})

@@ -24,9 +24,10 @@ from index.version import Version
 from regraft.commands.doctor import doctor
 from service.errors import DatabaseDamaged
 from service.settings import Settings
-from service.store import blobs, faults
-from service.store.database import Database
-from service.store.migration import upgrade
+from service.store import faults
+from service.store.database.connections import Database
+from service.store.database.migration import upgrade
+from service.store.image_store import blobs
 from service.store.tables import evaluation_entry
 from staging.builders import make_version
 from staging.forked import environment, run

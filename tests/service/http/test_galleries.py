@@ -12,11 +12,11 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import OperationalError
 
 from service.settings import Settings
-from service.store import item_counts
-from service.store.deletion import delete_gallery, forget_gallery, free_items
-from service.store.galleries import take_seq
-from service.store.held_versions import live_items_by_version
-from service.store.items import NewItem, store_items
+from service.store.galleries import item_counts
+from service.store.galleries.deletion import delete_gallery, forget_gallery, free_items
+from service.store.galleries.gallery import take_seq
+from service.store.galleries.held_versions import live_items_by_version
+from service.store.galleries.items import NewItem, store_items
 from service.store.tables import gallery, item, metadata
 from service.upgrades import gallery_removal
 from service.upgrades.deployments import reaper

@@ -12,7 +12,7 @@ from index.engines import approximate, segment, segments
 from index.engines.config import IndexConfig, IndexKind
 from index.version import Version
 from service.settings import Settings
-from service.store.galleries import gallery_named, set_index
+from service.store.galleries.gallery import gallery_named, set_index
 from staging.served import problem, serving
 from staging.small_shards import index_few
 from staging.waiting import until

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
-from service.store.database import Database
+from service.store.database.connections import Database
 
 QUERY = "/v1/galleries/{name}/query"
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.store.galleries import take_seq
-from service.store.items import NewItem, delete_items, store_items
+from service.store.galleries.gallery import take_seq
+from service.store.galleries.items import NewItem, delete_items, store_items
 
 PLACES = {"red": [1.0, 0.0, 0.0], "blue": [0.0, 1.0, 0.0]}
 RED = {"version": "plain", "embeddings": [PLACES["red"]]}

@@ -19,7 +19,7 @@ from service.http.query_batcher import MAX_BATCH, QueryBatcher
 from service.http.query_route import RawQuery, _response
 from service.http.search import as_json
 from service.http.search_request import fields_of
-from service.store.database import Database
+from service.store.database.connections import Database
 
 TRIES = 5
 """Behind any write of the service's own threads one of the queries goes another way, and is searched alone."""

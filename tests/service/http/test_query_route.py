@@ -14,8 +14,8 @@ from index.query.search_result import Degraded
 from regraft.models import SearchResponse
 from service.http import query_route
 from service.replica.replica import Replica
-from service.store.database import Database
-from service.store.deletion import delete_gallery
+from service.store.database.connections import Database
+from service.store.galleries.deletion import delete_gallery
 from staging.served import problem
 
 ABOUT = {"place": {"city": "Bern", "zip": 3000}, "tags": [{"a": 1, "b": 2}, 3], "big": 2**70, "name": "é"}

@@ -22,7 +22,7 @@ from service.backfills import completion as drained
 from service.backfills.planner import BackfillState
 from service.http import remote_worker_api
 from service.settings import Settings
-from service.store.database import Database
+from service.store.database.connections import Database
 from service.store.tables import backfill_chunk
 from staging.builders import make_version
 from staging.served import serving

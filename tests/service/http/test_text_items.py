@@ -19,7 +19,7 @@ from index.version import Version
 from index.version_folder.folder import load_version, write_card
 from regraft.client import Client, ImageItem, TextItem
 from regraft.remote import RemoteWorker
-from service.store.blobs import StoreUnreachable
+from service.store.image_store.blobs import StoreUnreachable
 from staging.builders import add_text, make_version
 from staging.served import problem
 

@@ -19,7 +19,7 @@ from service.registry.registry import Registry
 from service.runtime import running
 from service.settings import Settings
 from service.store.blob_references import open_blobs
-from service.store.database import Database
+from service.store.database.connections import Database
 from staging.builders import make_version, zip_version
 from staging.served import problem, serving
 

@@ -23,9 +23,9 @@ from service.registry.fetched_folders import edge_key, version_key
 from service.registry.registry import Registry
 from service.registry.version_records import insert_version
 from service.settings import Settings
-from service.store.database import Database
-from service.store.folder_store import FolderStore
-from service.store.migration import upgrade
+from service.store.database.connections import Database
+from service.store.database.migration import upgrade
+from service.store.image_store.folders import FolderStore
 from staging.builders import make_version
 
 

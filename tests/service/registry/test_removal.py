@@ -15,7 +15,7 @@ from index.version import Version
 from service.registry.registry import Registry
 from service.settings import Settings
 from service.store.audit import ChangeContext
-from service.store.database import Database
+from service.store.database.connections import Database
 from service.store.tables import audit, edge, version
 from service.upgrades.removal import remove
 from staging.builders import make_version

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from service.errors import UnknownGallery
 from service.replica.cache import Cache
 from service.replica.replica import Replica
-from service.store.deletion import delete_gallery
+from service.store.galleries.deletion import delete_gallery
 from staging.builders import make_version
 from staging.replicated import ReplicatedWorld
 

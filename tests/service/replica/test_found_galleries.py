@@ -12,8 +12,8 @@ from sqlalchemy import Connection
 from service.errors import UnknownGallery
 from service.replica import replica
 from service.replica.load_progress import LoadProgress
-from service.store.deletion import delete_gallery
-from service.store.galleries import gallery_named
+from service.store.galleries.deletion import delete_gallery
+from service.store.galleries.gallery import gallery_named
 from staging.builders import make_version
 from staging.replicated import ReplicatedWorld as World
 

@@ -15,9 +15,9 @@ from service.registry.registry import Registry
 from service.registry.storing import UpdateMode, store
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
-from service.store.database import Database
-from service.store.galleries import take_seq
-from service.store.items import NewItem
+from service.store.database.connections import Database
+from service.store.galleries.gallery import take_seq
+from service.store.galleries.items import NewItem
 from staging.builders import make_version
 from staging.replicated import ReplicatedWorld
 

@@ -19,7 +19,7 @@ from index.metadata.filter import parse_filter
 from service.replica import indexer
 from service.replica.indexer import Indexer
 from service.replica.replica import Replica
-from service.store.deletion import delete_gallery
+from service.store.galleries.deletion import delete_gallery
 from staging.builders import make_version
 from staging.replicated import ReplicatedWorld as World
 from staging.small_shards import index_few

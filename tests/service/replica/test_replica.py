@@ -14,8 +14,8 @@ from service.errors import NoCurrentVersion, UnknownGallery
 from service.replica import replica
 from service.replica.feed import FeedChanges, gather_changes
 from service.replica.loaded import LoadedGallery
-from service.store.deletion import delete_gallery
-from service.store.galleries import gallery_states, take_seq
+from service.store.galleries.deletion import delete_gallery
+from service.store.galleries.gallery import gallery_states, take_seq
 from service.store.tables import embedding, gallery, item
 from staging.builders import make_version
 from staging.replicated import ReplicatedWorld as World
@@ -335,7 +335,7 @@ def test_an_answer_never_mixes_a_deployment_with_the_time_before(world: World) -
 def test_a_rebuild_reads_in_blocks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     g = world.create()
     world.store(g, 1, **{f"i{n}": [1, n] for n in range(25)})
-    monkeypatch.setattr("service.store.change_feed.FEED_BLOCK", 10)
+    monkeypatch.setattr("service.store.galleries.change_feed.FEED_BLOCK", 10)
     sizes: list[int] = []
     apply = LoadedGallery.apply
 

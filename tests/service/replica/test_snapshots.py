@@ -11,10 +11,10 @@ from index.engines import segments
 from service.replica import snapshots
 from service.replica.load_progress import LoadProgress
 from service.replica.replica import Replica
-from service.store.change_feed import feed_of
-from service.store.deletion import delete_gallery, forget_gallery, free_items
-from service.store.galleries import take_seq
-from service.store.snapshots import MAX_RECORDED, record_snapshot, snapshots_of
+from service.store.galleries.change_feed import feed_of
+from service.store.galleries.deletion import delete_gallery, forget_gallery, free_items
+from service.store.galleries.gallery import take_seq
+from service.store.galleries.snapshots import MAX_RECORDED, record_snapshot, snapshots_of
 from service.store.tables import item
 from service.upgrades.tombstones import TombstonePurger
 from staging.crash_points import CrashPoints, Killed

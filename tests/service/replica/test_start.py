@@ -19,10 +19,10 @@ from index.errors import DeviceUnavailable
 from service.replica import replica
 from service.runtime import running
 from service.settings import Settings
-from service.store.change_feed import feed_of
-from service.store.galleries import insert_gallery, set_index
+from service.store.galleries.change_feed import feed_of
+from service.store.galleries.gallery import insert_gallery, set_index
 from service.store.tables import embedding
-from service.store.vector_codec import digests_to_bytes, to_bytes
+from service.store.vectors.codec import digests_to_bytes, to_bytes
 from staging.builders import make_version
 from staging.engine import FakeCollection, FakeEngine
 from staging.replicated import ReplicatedWorld as World
@@ -37,7 +37,7 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A gallery whose items are all in segments on disk."""
     index_few(monkeypatch, 10)
     monkeypatch.setattr(segments, "SEAL_ROWS", 10)
-    monkeypatch.setattr("service.store.contents.ITEMS_PER_BLOCK", 7)
+    monkeypatch.setattr("service.store.galleries.contents.ITEMS_PER_BLOCK", 7)
     world = World(tmp_path, make_version)
     g = world.create()
     angles = np.linspace(0, 3, ROWS)

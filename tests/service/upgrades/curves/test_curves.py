@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event
 
 from index.metadata.filter import value_at
-from service.store.items import rows_of
+from service.store.galleries.items import rows_of
 from service.upgrades.curves import scoring
 from staging.builders import add_text, make_version
 from staging.curves import Loops, curve_of, deploy, ended, evaluation, group, start, turn, wait_for

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from sqlalchemy import event, func, select, update
 
-from service.store.items import rows_of
-from service.store.leases import Leases
+from service.store.galleries.items import rows_of
+from service.store.leases.heartbeats import Leases
 from service.store.tables import backfill_point
 from service.upgrades.curves import measure as curves
 from service.upgrades.curves import points

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import select, update
 
 from service.registry.placement import preference
-from service.store.embeddings import put_embeddings
-from service.store.galleries import take_seq
+from service.store.galleries.embeddings import put_embeddings
+from service.store.galleries.gallery import take_seq
 from service.store.tables import gallery, gate_report, item
 from service.upgrades.deployments.history import rollback_chain as standing_of
 from staging.steps import deploy, refusal, rollback

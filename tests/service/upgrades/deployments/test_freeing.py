@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 from index.version import Version
 from service.settings import Settings
 from service.store.rows import EMPTIED
-from service.store.sql_arrays import key_range
+from service.store.sql.arrays import key_range
 from service.store.tables import deployment, embedding, gallery, item
 from service.upgrades.deployments import reaper as freeing
 from staging.served import serving

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sqlalchemy import select, update
 
-from service.store.embeddings import put_embeddings
-from service.store.galleries import take_seq
+from service.store.galleries.embeddings import put_embeddings
+from service.store.galleries.gallery import take_seq
 from service.store.tables import deployment, gallery, item
 from service.upgrades.deployments import retiring
 from service.upgrades.deployments.transition import TransitionRequest

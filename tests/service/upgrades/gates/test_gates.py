@@ -14,8 +14,8 @@ from index.evaluation.metrics import retrieval
 from index.space import space_from_json
 from index.version import Version
 from service.http import gates as routes
-from service.store.embeddings import put_embeddings
-from service.store.galleries import gallery_named
+from service.store.galleries.embeddings import put_embeddings
+from service.store.galleries.gallery import gallery_named
 from service.store.tables import embedding, gallery, item
 from service.upgrades.gates import sides
 from service.upgrades.gates.measuring import measure

@@ -1,0 +1,1 @@
+"""SQLite or PostgreSQL: connections and transactions, migrations, waiting for changes."""

@@ -1,0 +1,40 @@
+"""Which versions a gallery's items hold embeddings of, in SQL, and how many items each of them serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, exists, false, func, select
+
+from service.store.galleries.embeddings import first_held
+from service.store.rows import EMPTIED
+from service.store.sql.partitioned import in_gallery
+from service.store.tables import deployment, embedding, item, version
+
+
+def live_items_by_version(connection: Connection, gallery_id: int, order: Sequence[int]) -> dict[int, int]:
+    """Version id -> how many live items it serves with this order of preference, oldest version first.
+
+    Reads every item; a replica counts faster.
+    """
+    live = (item.c.gallery_id == gallery_id, item.c.deleted == false())
+    each = select(first_held(order).label("version_id")).where(*live).subquery()
+    counted = select(each.c.version_id, func.count()).where(each.c.version_id.is_not(None)).group_by(each.c.version_id)
+    return {row[0]: row[1] for row in connection.execute(counted.order_by(each.c.version_id))}
+
+
+def versions_with_embeddings(connection: Connection, gallery_id: int) -> set[int]:
+    """The versions of which live items of the gallery hold embeddings."""
+    # One item per version is enough and quickly found by the index on versions; `gallery_id + 0` keeps the database
+    # from using the index on galleries.
+    conditions = (item.c.id == embedding.c.item_id, item.c.gallery_id + 0 == gallery_id, item.c.deleted == false())
+    exists_embedding = exists().where(
+        embedding.c.version_id == version.c.id, in_gallery(embedding, gallery_id), *conditions
+    )
+    return set(connection.execute(select(version.c.id).where(exists_embedding)).scalars())
+
+
+def versions_emptied(connection: Connection, gallery_id: int) -> set[int]:
+    """Retired versions whose embeddings were removed by TRUNCATE, but may still be in replicas, see `EMPTIED`."""
+    conditions = (deployment.c.gallery_id == gallery_id, deployment.c.to_free == EMPTIED)
+    return set(connection.execute(select(deployment.c.version_id).where(*conditions)).scalars())

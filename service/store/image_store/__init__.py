@@ -1,0 +1,1 @@
+"""The store of files, a folder or S3: images and texts, folders of versions, files of vectors."""

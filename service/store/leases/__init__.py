@@ -1,0 +1,1 @@
+"""What one process at a time may do, and the heartbeats that keep it so."""
