@@ -88,12 +88,13 @@ def estimate(
     taken = waiting if passed is None else item.c.id.in_(key_table(connection, sorted(passed)).keys)
     # If only a part moves, the items that add most may come first.
     new = min(items, found - _already_held(connection, taken, target))
-    if kind is Kind.REENCODE:
-        with_side = _count(connection, taken, ~HAS_TEXT)  # side-information is made from images
-    else:
-        with_side = _given_side(registry, embedder, target, by_version)
-    sides = min(new, with_side)
-    added = (new * target.card.dim + sides * target.card.side_dim) * FLOAT_BYTES
+    added = new * target.card.dim * FLOAT_BYTES
+    if target.card.side_dim:
+        if kind is Kind.REENCODE:
+            with_side = _count(connection, taken, ~HAS_TEXT)  # side-information is made from images
+        else:
+            with_side = _given_side(registry, embedder, target, by_version)
+        added += min(new, with_side) * target.card.side_dim * FLOAT_BYTES
     left = _left(connection, scope, order, by_version, items)
     after_retiring = min(with_target + added, live * width)
     return BackfillEstimate(
@@ -243,8 +244,6 @@ def _given_side(
     registry: Registry, embedder: Embedder, target: LoadedVersion, by_version: Mapping[int | None, int]
 ) -> int:
     """How many of the items that a transform would read get side-information. Raises EdgeBroken."""
-    if not target.card.side_dim:
-        return 0
     edges = {old: embedder.forward(registry.by_id(old), target) for old in by_version if old is not None}
     return sum(by_version[old] for old, edge in edges.items() if edge is not None and edge.has_side)
 

@@ -15,13 +15,13 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import make_url
 
+from index.engines.pg_connections import libpq_url
 from regraft import Client, cli
 from staging.builders import image_bytes, make_image, make_version
 from staging.provider import Provider, embedding
 from staging.served import Served
-from staging.transferred import COUNT, NEW, OLD, held
+from staging.transferred import COUNT, NEW, OLD, create_pgvector, held
 
 PAGES = Path(__file__).parents[3] / "docs/migrate"
 
@@ -101,12 +101,9 @@ def test_the_commands_of_the_page_move_a_table_of_pgvector(
     client: Client, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     url = server.create()
-    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    plain = libpq_url(url)
     with psycopg.connect(plain) as connection:
-        try:
-            connection.execute("CREATE EXTENSION vector")
-        except psycopg.Error:
-            pytest.skip("this PostgreSQL has no pgvector")
+        create_pgvector(connection)
         connection.execute(
             "CREATE TABLE products (id bigint PRIMARY KEY, name text, price numeric, embedding vector(4))"
         )

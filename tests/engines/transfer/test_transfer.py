@@ -11,9 +11,9 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import make_url
 
 from index.creation.supplied import Supplied
+from index.engines.pg_connections import libpq_url
 from index.errors import InvalidArgument
 from regraft import Client, Version
 from regraft.client import TextItem
@@ -25,7 +25,7 @@ from regraft.transfer.exports import ExportResult, export_gallery
 from regraft.transfer.imports import import_gallery
 from staging.postgres import Server
 from staging.served import Served
-from staging.transferred import COUNT, NEW, OLD, answers, gallery, held
+from staging.transferred import COUNT, NEW, OLD, answers, create_pgvector, gallery, held
 
 
 def test_a_gallery_that_was_exported_and_imported_answers_alike(client: Client, full: str, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_rows_of_a_table_come_once_in_the_order_of_their_ids_and_those_without_o
 ) -> None:
     urls, sources = [server.create(), server.create()], []
     for url in urls:
-        plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+        plain = libpq_url(url)
         with psycopg.connect(plain) as connection:
             connection.execute(f"CREATE TABLE things (id {kind}, embedding real[])")
             rows = [(None if n % 3 == 0 else named.format(n), OLD[n].tolist()) for n in range(COUNT)]
@@ -212,7 +212,7 @@ def test_rows_of_a_table_come_once_in_the_order_of_their_ids_and_those_without_o
 
 def test_dates_of_a_table_that_python_has_not_stay_text_and_other_columns_are_not_read(server: Server) -> None:
     url = server.create()
-    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    plain = libpq_url(url)
     with psycopg.connect(plain) as connection:
         connection.execute("CREATE TABLE things (id int, embedding real[], d date, t timestamp, z timestamptz, n int)")
         connection.execute("SET TIME ZONE 'UTC'")
@@ -234,12 +234,9 @@ def test_dates_of_a_table_that_python_has_not_stay_text_and_other_columns_are_no
 
 def test_another_column_of_vectors_and_the_ids_are_metadata_only_if_asked_for(server: Server) -> None:
     url = server.create()
-    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    plain = libpq_url(url)
     with psycopg.connect(plain) as connection:
-        try:
-            connection.execute("CREATE EXTENSION vector")
-        except psycopg.Error:
-            pytest.skip("this PostgreSQL has no pgvector")
+        create_pgvector(connection)
         connection.execute("CREATE TABLE things (id int, embedding vector(2), a vector(2), b halfvec(2), n int)")
         connection.execute("INSERT INTO things VALUES (1, '[1,2]', '[3,4]', '[5,6]', 7)")
     wanted = (Wanted(), Wanted(metadata=["a", "id"]))
@@ -253,7 +250,7 @@ def test_another_column_of_vectors_and_the_ids_are_metadata_only_if_asked_for(se
 @pytest.mark.parametrize("size", [1, 2, 3, 9])
 def test_rows_of_a_table_with_one_id_all_come_wherever_pages_end(server: Server, size: int) -> None:
     url = server.create()
-    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    plain = libpq_url(url)
     with psycopg.connect(plain) as connection:
         connection.execute("CREATE TABLE things (id text, embedding real[])")
         rows = [("a", None), ("b", None), ("b", OLD[1].tolist()), ("b", OLD[2].tolist()), ("c", OLD[3].tolist())]

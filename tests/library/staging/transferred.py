@@ -1,10 +1,11 @@
-"""Vectors of two models for the same inputs, galleries of them, and their content and answers."""
+"""Vectors of two models for the same inputs, galleries of them, their content and answers, and tables of pgvector."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import psycopg
 import pytest
 
 from regraft import Client
@@ -36,3 +37,11 @@ def held(client: Client, name: str) -> Any:
 def answers(client: Client, name: str) -> Any:
     found = client.query_embeddings(name, NEW[:5], "v2", k=30).results
     return [[(m.id, pytest.approx(m.raw_score, abs=1e-5), m.metadata, m.version) for m in one.matches] for one in found]
+
+
+def create_pgvector(connection: psycopg.Connection[Any]) -> None:
+    """The extension; without it the test is skipped."""
+    try:
+        connection.execute("CREATE EXTENSION vector")
+    except psycopg.Error:
+        pytest.skip("this PostgreSQL has no pgvector")
