@@ -198,8 +198,9 @@ class ItemRoutes(Connection):
 
     @route
     async def item_image(self, gallery: str, item: str) -> bytes:
-        """GET /v1/galleries/{gallery}/items/{item}/image: the bytes as they were ingested."""
-        return (await self._send("GET", path_of("galleries", gallery, "items", item, "image"))).content
+        """GET /v1/galleries/{gallery}/items/{item}/image: the ingested bytes; `confirm`, as `delete_item`."""
+        path = path_of("galleries", gallery, "items", item, "image")
+        return (await self._send("GET", path, params={"confirm": item})).content
 
     @route
     async def update_metadata(

@@ -226,6 +226,7 @@ def change_metadata(
     "/galleries/{name}/items/{item_id:path}/image",
     response_class=Response,
     responses=IMAGE,
+    dependencies=[CONFIRMED_IF_GIVEN],
 )
 def show_image(name: Name, item_id: ItemId, request: Request, service: Service) -> Response:
     """Get an item's image, unchanged."""

@@ -49,13 +49,16 @@ async def confirmed(request: Request, confirm: Annotated[str, REPEATED]) -> None
         raise InvalidArgument(f"confirm must be {last!r}: the last part of the path, repeated", pointer="/confirm")
 
 
-async def confirmed_if_given(request: Request, confirm: Annotated[str | None, REPEATED] = None) -> None:
-    """The same for the deletion of an item, which need not repeat its id.
+async def confirmed_if_given(
+    request: Request, confirm: Annotated[str | None, Query(description="the item's id, repeated")] = None
+) -> None:
+    """Raise InvalidArgument if a request for one item repeats another id than that in its path.
 
-    A proxy that merges slashes turns the deletion of the item `a//b` into that of `a/b`.
+    A proxy that merges slashes turns the deletion or the image of the item `a//b` into that of `a/b`.
     """
-    if confirm is not None:
-        await confirmed(request, confirm)
+    item_id = request.path_params["item_id"]
+    if confirm not in {None, item_id}:
+        raise InvalidArgument(f"confirm must be {item_id!r}: the id in the path, repeated", pointer="/confirm")
 
 
 CONFIRMED = Depends(confirmed)

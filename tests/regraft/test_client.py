@@ -63,7 +63,7 @@ ROUTES = [
     ),
     (lambda c: c.items("g", filter={"field": "n", "in": ["x" * 4096]}), "POST /v1/galleries/g/items:list"),
     (lambda c: c.item("g", "3"), "GET /v1/galleries/g/items/3"),
-    (lambda c: c.item_image("g", "a"), "GET /v1/galleries/g/items/a/image"),
+    (lambda c: c.item_image("g", "a"), "GET /v1/galleries/g/items/a/image?confirm=a"),
     (lambda c: c.delete_item("g", "a"), "DELETE /v1/galleries/g/items/a?confirm=a"),
     (lambda c: c.update_metadata("g", []), "PATCH /v1/galleries/g/items?atomic=false"),
     (

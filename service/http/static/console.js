@@ -233,7 +233,7 @@ function card(name, match) {
     el("p", {}, dot(match.version), `${match.version} · ${match.score.toFixed(4)}`),
     match.text ? el("p", {}, match.text.slice(0, 300)) : null,
     Object.keys(match.metadata).length ? el("p", { class: "note" }, JSON.stringify(match.metadata).slice(0, 300)) : null);
-  ask(`${place("galleries", name, "items", match.id)}/image`).then((answer) => answer.blob()).then((blob) => {
+  ask(`${place("galleries", name, "items", match.id)}/image?${new URLSearchParams({ confirm: match.id })}`).then((answer) => answer.blob()).then((blob) => {
     image.addEventListener("load", () => URL.revokeObjectURL(image.src));
     image.src = URL.createObjectURL(blob);
   }).catch(() => image.remove());

@@ -61,10 +61,10 @@ def _carry_out(case: Case[Any], draw: Random) -> None:
 
 
 def _mean_something(case: Case[Any]) -> None:
-    """What a schema cannot say of a query: it confirms its path, forces for a reason, goes on from a page."""
+    """What a schema cannot say of a query: it confirms its path or item, forces for a reason, goes on from a page."""
     query = case.query or {}
     if "confirm" in query:
-        query["confirm"] = str(case.path_parameters[case.path.rpartition("{")[2].rstrip("}")])
+        query["confirm"] = str(case.path_parameters[case.path.rpartition("{")[2].partition("}")[0]])
     if "cursor" in query:
         query["cursor"] = ""
     if "force" in query:

@@ -95,6 +95,10 @@ def test_a_proxy_that_merges_slashes_makes_the_client_delete_and_show_no_other_i
             client.delete_item(gallery, "a//b")
         with pytest.raises(UnexpectedAnswer, match="item 'a//b' was asked for, and the answer shows 'a/b'"):
             client.item(gallery, "a//b")
+        with pytest.raises(Problem, match="confirm must be 'a/b'"):
+            client.item_image(gallery, "a//b")
+        with pytest.raises(Problem, match="item 'a/b' was stored as an embedding"):
+            client.item_image(gallery, "a/b")
         assert client.item(gallery, "a/b").id == "a/b"
         client.delete_item(gallery, "a/b")
 
