@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 PAUSE_SECONDS = 1.0
 ACTIVE_SECONDS = SETTLED_SECONDS + 5 * PAUSE_SECONDS
 """How long after its last change a gallery is checked, which is until its head has settled. Idle ones cost nothing."""
+REST_FACTOR, MAX_REST_SECONDS = 9, 600.0
+"""After a failure, such as a full disk, building a gallery pauses this many times as long as the failed step took."""
 STOP_SECONDS = 2.0
 """How long a stop waits; an unfinished build is lost anyway, and FAISS checks for a stop every few thousand rows."""
 
@@ -37,8 +39,11 @@ class Indexer(Background):
     def __init__(self, replica: Replica) -> None:
         super().__init__("indexer", STOP_SECONDS)
         self._replica = replica
-        # Gallery -> its feed number, and when that was first seen.
+        # Gallery -> its feed number, and when that was first seen, or the end of its pause after a failure.
         self._unchanged_since: dict[int, tuple[int, float]] = {}
+        # Gallery -> until when it pauses; and when the present step of a build began.
+        self._rests_until: dict[int, float] = {}
+        self._step_began = 0.0
         # Whether there may be files of deleted galleries; at first True: some may have been deleted before this start.
         self._needs_sweep = True
         self._errors = RecurringErrors(logger)
@@ -49,6 +54,8 @@ class Indexer(Background):
 
     def _round(self) -> None:
         self._errors.attempt(Event("memory_not_measured"), self._measure)
+        now = time.monotonic()
+        self._rests_until = {number: until for number, until in self._rests_until.items() if until > now}
         # Keep only numbers: a reference to a gallery would prevent that it is unloaded.
         before, self._unchanged_since = (
             self._unchanged_since,
@@ -72,7 +79,8 @@ class Indexer(Background):
 
     def _seq_and_time(self, live: LoadedGallery) -> tuple[int, float]:
         before, seq = self._unchanged_since.get(live.id), live.seq
-        return before if before is not None and before[0] == seq else (seq, time.monotonic())
+        is_unchanged = before is not None and before[0] == seq and live.id not in self._rests_until
+        return before if before is not None and is_unchanged else (seq, time.monotonic())
 
     def _index_gallery(self, live: LoadedGallery) -> None:
         if not (live.gallery.is_large() or live.folder.exists()):
@@ -80,13 +88,22 @@ class Indexer(Background):
         with locked(live.folder) as is_locked:
             # First adopt what another process built: nothing is built twice.
             live.gallery.adopt_segments()
-            if is_locked and time.monotonic() - self._unchanged_since[live.id][1] <= ACTIVE_SECONDS:
+            if is_locked and self._is_due(live):
+                self._step_began = time.monotonic()
                 try:
                     self._work(live)
-                except OSError:
-                    self._replica.refresh(live.id)
-                    if self._is_known(live):  # the files of a deleted gallery are removed while they are written
-                        raise
+                except Exception as error:
+                    now = time.monotonic()
+                    self._rests_until[live.id] = now + min(REST_FACTOR * (now - self._step_began), MAX_REST_SECONDS)
+                    if isinstance(error, OSError):
+                        self._replica.refresh(live.id)
+                        if not self._is_known(live):  # files of a deleted gallery are removed while they are written
+                            return
+                    raise
+
+    def _is_due(self, live: LoadedGallery) -> bool:
+        is_active = time.monotonic() - self._unchanged_since[live.id][1] <= ACTIVE_SECONDS
+        return is_active and live.id not in self._rests_until
 
     def _work(self, live: LoadedGallery) -> None:
         self._build(live)
@@ -113,6 +130,7 @@ class Indexer(Background):
                 logger.info(Event("indexed", items=live.gallery.indexed_count(), seconds=round(seconds, 1)))
                 # The next build may take minutes; after a crash during it, the start needs the snapshot.
                 self._replica.write_snapshot(live, settled=False)
+                self._step_began = time.monotonic()
         finally:
             CONTEXT.reset(token)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -178,3 +180,29 @@ def test_what_indexes_and_filters_add_makes_room_and_what_is_unloaded_is_let_go(
         until(lambda: [live.name for live in replica.all()] == ["b"])
     finally:
         one.stop()
+
+
+def test_a_build_that_cannot_be_written_is_not_repeated_without_a_pause(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk: a build that took ten seconds is repeated after ninety, though nothing is written meanwhile."""
+    now, tried, keep = [0.0], Counter[str](), SegmentFiles.keep
+    monkeypatch.setattr(indexer, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def fail(*_: object) -> segment.Segment:
+        tried["full"] += 1
+        now[0] += 10
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(SegmentFiles, "keep", fail)
+    replica = world.new_replica()
+    one = Indexer(replica)
+    replica.find("a")
+    for now[0] in (0.0, *range(11, 100)):
+        one._round()
+    assert tried["full"] == 1, "from 10 to 100"
+
+    monkeypatch.setattr(SegmentFiles, "keep", keep)
+    now[0] = 101
+    one._round()
+    assert indexed(replica, "a")
