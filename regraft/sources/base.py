@@ -148,34 +148,21 @@ class Wanted:
             raise InvalidArgument(f"{collection} has no vector {unknown[0]!r}, only: {legal}", pointer="/vector")
         return self.vectors or dict.fromkeys(list(there)[:1], self.version)
 
-    def ids_of(self, rows: Sequence[Mapping[str, Any]], own: Sequence[Any], *, first: bool) -> Sequence[Any]:
-        """The ids of rows of a database: the field `self.id` (None if a row lacks it), by default the `own` ids.
-
-        `first`: these are the first rows of the source.
+    def check_first(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Check that some of the first rows of a database have the wanted id, text and objects to flatten.
 
         Raises:
-            InvalidArgument: none of the first rows has the field.
+            InvalidArgument: none of them has one of these.
         """
-        if self.id is None:
-            return own
-        if first and not any(self.id in row for row in rows):
+        if self.id is not None and not any(self.id in row for row in rows):
             there = ", ".join(sorted({name for row in rows for name in row}))
             why = f"none of the first {len(rows)} rows has a field {self.id!r}; fields: {there or 'none'}"
             raise InvalidArgument(why, pointer="/id")
-        return [row.get(self.id) for row in rows]
-
-    def metadata_of(self, row: Mapping[str, Any], *taken: str) -> dict[str, Any] | None:
-        """The metadata of a row, without its text and the `taken` columns; None: no columns are left."""
-        taken = (*taken, self.text) if self.text is not None else taken
-        names = [name for name in row if name not in taken] if self.metadata is None else self.metadata
-        if not names and not self.flatten:
-            return None
-        held = {name: row.get(name) for name in (*names, *self.flatten)}
-        for name in self.flatten:
-            if isinstance(fields := held[name], Mapping):  # what is not an object stays a field of its own
-                del held[name]
-                held.update(fields)
-        return {str(name): as_json(value) for name, value in held.items() if value is not None}
+        if self.text is not None and not any(self.text in row for row in rows):
+            there = ", ".join(sorted({name for row in rows for name, held in row.items() if isinstance(held, str)}))
+            why = f"none of the first {len(rows)} rows has a field {self.text!r}; fields of texts: {there or 'none'}"
+            raise InvalidArgument(why, pointer="/text")
+        self.check_flatten(rows)
 
     def check_flatten(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Check that some of the first rows of a source have an object in each field to flatten.
@@ -191,20 +178,31 @@ class Wanted:
                 why = f"none of the first {len(rows)} rows has an object in {name!r}; objects: {legal}"
                 raise InvalidArgument(why, pointer="/flatten")
 
-    def texts_of(self, rows: Sequence[Mapping[str, Any]], *, first: bool) -> list[str | None]:
-        """The texts of rows of a database; empty if none are wanted. `first`: as in `ids_of`.
+    def ids_of(self, rows: Sequence[Mapping[str, Any]], own: Sequence[Any]) -> Sequence[Any]:
+        """The ids of rows of a database: the field `self.id` (None if a row lacks it), by default the `own` ids."""
+        return own if self.id is None else [row.get(self.id) for row in rows]
+
+    def metadata_of(self, row: Mapping[str, Any], *taken: str) -> dict[str, Any] | None:
+        """The metadata of a row, without its text and the `taken` columns; None: no columns are left."""
+        taken = (*taken, self.text) if self.text is not None else taken
+        names = [name for name in row if name not in taken] if self.metadata is None else self.metadata
+        if not names and not self.flatten:
+            return None
+        held = {name: row.get(name) for name in (*names, *self.flatten)}
+        for name in self.flatten:
+            if isinstance(fields := held[name], Mapping):  # what is not an object stays a field of its own
+                del held[name]
+                held.update(fields)
+        return {str(name): as_json(value) for name, value in held.items() if value is not None}
+
+    def texts_of(self, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """The texts of rows of a database; empty if none are wanted.
 
         Raises:
-            InvalidArgument: as `check_flatten`; none of the first rows has the field, or a value is not a string.
+            InvalidArgument: a value is not a string.
         """
-        if first:
-            self.check_flatten(rows)
         if self.text is None:
             return []
-        if first and not any(self.text in row for row in rows):
-            there = ", ".join(sorted({name for row in rows for name, held in row.items() if isinstance(held, str)}))
-            why = f"none of the first {len(rows)} rows has a field {self.text!r}; fields of texts: {there or 'none'}"
-            raise InvalidArgument(why, pointer="/text")
         found = [row.get(self.text) for row in rows]
         if odd := [one for one in found if not isinstance(one, str | None)]:
             why = f"{self.text!r} must be a text, not {type(odd[0]).__name__}"

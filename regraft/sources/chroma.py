@@ -55,7 +55,8 @@ class ChromaCollection:
             vectors = nothing if page["embeddings"] is None else page["embeddings"]
             named = [{} if text is None else {"document": text} for text in documents]
             about = [{**(one or {}), **text} for one, text in zip(metadatas, named, strict=True)]
-            texts = self._wanted.texts_of(about, first=at == 0)
+            if at == 0:
+                self._wanted.check_first(about)
             at += len(ids)
             rows = zip(ids, vectors, map(self._wanted.metadata_of, about), strict=True)
-            yield batch_of(list(rows), version, at, texts)
+            yield batch_of(list(rows), version, at, self._wanted.texts_of(about))

@@ -45,13 +45,15 @@ class LanceTable:
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         at = int(after or 0)
         while rows := self._table.search().limit(size).offset(at).to_list():
-            texts, ids = self._wanted.texts_of(rows, first=at == 0), self._wanted.ids_of(rows, (), first=at == 0)
+            if at == 0:
+                self._wanted.check_first(rows)
             at += len(rows)
             # A vector is no metadata, unless it is asked for.
             taken = (str(self._wanted.id), self._vector, *self._vectors)
             metadata = [self._wanted.metadata_of(row, *taken) for row in rows]
-            vectors = [row.get(self._vector) for row in rows]
-            yield batch_of(list(zip(ids, vectors, metadata, strict=True)), self._version, at, texts)
+            ids, vectors = self._wanted.ids_of(rows, ()), [row.get(self._vector) for row in rows]
+            given = list(zip(ids, vectors, metadata, strict=True))
+            yield batch_of(given, self._version, at, self._wanted.texts_of(rows))
 
 
 def _is_vector(kind: pa.DataType) -> bool:

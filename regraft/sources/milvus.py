@@ -51,8 +51,10 @@ class MilvusCollection:
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         while rows := self._page(size, after):
-            first, after = after is None, rows[-1][self._key]
-            yield self._batch(rows, after, first=first)
+            if after is None:
+                self._wanted.check_first(rows)
+            after = rows[-1][self._key]
+            yield self._batch(rows, after)
 
     def _page(self, size: int, after: Any) -> list[dict[str, Any]]:
         """The next entities. A new iterator per page: one would continue after a string key without escaping it."""
@@ -63,9 +65,9 @@ class MilvusCollection:
         finally:
             pages.close()
 
-    def _batch(self, rows: Sequence[Mapping[str, Any]], after: Any, *, first: bool) -> Batch:
-        ids = self._wanted.ids_of(rows, [row[self._key] for row in rows], first=first)
+    def _batch(self, rows: Sequence[Mapping[str, Any]], after: Any) -> Batch:
+        ids = self._wanted.ids_of(rows, [row[self._key] for row in rows])
         # A vector is no metadata, unless it is asked for.
         metadata = [self._wanted.metadata_of(row, self._wanted.id or self._key, *self._vectors) for row in rows]
         given = [(key, row.get(self._vector), one) for key, row, one in zip(ids, rows, metadata, strict=True)]
-        return batch_of(given, self._version, after, self._wanted.texts_of(rows, first=first))
+        return batch_of(given, self._version, after, self._wanted.texts_of(rows))

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from index.errors import InvalidArgument
 from regraft.sources.base import NO_ID, Batch, Wanted, batch_of, display_address
 from regraft.sources.rest import Rest
 
@@ -16,17 +15,18 @@ COMPLETE = ("true", "strict")
 
 
 class OpenSearchIndex:
-    """Documents in the order of their ids, or of the field `id`; `after` is the last value read.
+    """Documents in the order of their ids, or of the field `id` and then their ids; `after` is the last one's place.
 
-    The vector is a field of the source, by default the only `knn_vector` of the mapping. `key`: user:password.
+    The vector is a field of the source, by default `vector` or the only `knn_vector`. `key`: user:password.
     """
 
     def __init__(self, address: str, index: str, wanted: Wanted, key: str | None) -> None:
         self._identity, self._wanted = f"opensearch {display_address(address)} {index}", wanted
         user, _, password = (key or "").partition(":")
         self._rest = Rest("OpenSearch", address, {}, (user, password) if key else None)
-        self._path, self._index = f"/{quote(index, safe='')}", index
-        self._order = wanted.id or OWN_ID
+        self._path = f"/{quote(index, safe='')}"
+        # Several documents may have one value of a field: where a page ends among them, the next one continues there.
+        self._order = [{name: "asc"} for name in (wanted.id, OWN_ID) if name]
         # Only documents with the field: one without it sorts as null, after which the search could not continue.
         self._named = {"exists": {"field": wanted.id}} if wanted.id else {"match_all": {}}
         # Of an alias, the mappings of all its indices. With `dynamic: false` or `runtime`, documents have other fields.
@@ -37,7 +37,9 @@ class OpenSearchIndex:
         self._complete = all(str(mapping.get("dynamic", True)).lower() in COMPLETE for mapping in mappings)
         # A vector is no metadata, unless it is asked for.
         self._vectors = [name for name, about in self._fields.items() if about.get("type") == "knn_vector"]
-        self._vector, self._version = self._column()
+        # A field of another type may hold vectors as well, if it is named.
+        named = [name for name in wanted.vectors if name in self._fields]
+        self._vector, self._version = wanted.vector_of(named or self._vectors, index)
 
     @property
     def identity(self) -> str:
@@ -58,15 +60,17 @@ class OpenSearchIndex:
         return self._fields if self._complete else None
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
-        body = {"size": size, "query": self._named, "sort": [{self._order: "asc"}], "track_total_hits": False}
+        body = {"size": size, "query": self._named, "sort": self._order, "track_total_hits": False}
         while True:
-            behind = {} if after is None else {"search_after": [after]}
+            behind = {} if after is None else {"search_after": after}
             found = self._rest.ask("POST", f"{self._path}/_search", json=body | behind)["hits"]["hits"]
             if not found:
                 break
-            texts = self._wanted.texts_of([hit["_source"] for hit in found], first=after is None)
-            after = found[-1]["sort"][0]
-            yield batch_of([self._row(hit) for hit in found], self._version, after, texts)
+            about = [hit["_source"] for hit in found]
+            if after is None:
+                self._wanted.check_first(about)
+            after = found[-1]["sort"]
+            yield batch_of([self._row(hit) for hit in found], self._version, after, self._wanted.texts_of(about))
         others = {"query": {"bool": {"must_not": self._named}}}
         if self._wanted.id and (unnamed := int(self._rest.ask("POST", f"{self._path}/_count", json=others)["count"])):
             yield Batch(unnamed, [], [], [], after, {NO_ID: unnamed})
@@ -76,13 +80,3 @@ class OpenSearchIndex:
         key = source.get(self._wanted.id) if self._wanted.id else hit[OWN_ID]
         metadata = self._wanted.metadata_of(source, self._vector, *self._vectors, self._wanted.id or "")
         return key, source.get(self._vector), metadata
-
-    def _column(self) -> tuple[str, str | None]:
-        """The field of vectors and its version."""
-        name, version = self._wanted.vector(self._vectors[0] if len(self._vectors) == 1 else "")
-        if name not in self._fields:
-            legal = ", ".join(self._vectors) or "none"
-            raise InvalidArgument(
-                f"{self._index}: --vector FIELD must name a field of vectors: {legal}", pointer="/vector"
-            )
-        return name, version

@@ -69,8 +69,10 @@ class PgvectorTable:
             while rows := self._page(connection, others, size, after):
                 about = [dict(zip(others, row[2:], strict=True)) for row in rows]
                 given = [(row[0], row[1], self._wanted.metadata_of(one)) for row, one in zip(rows, about, strict=True)]
-                texts, after = self._wanted.texts_of(about, first=after is None), rows[-1][0]
-                yield batch_of(given, self._version, after, texts)
+                if after is None:  # the columns themselves were found in the table
+                    self._wanted.check_flatten(about)
+                after = rows[-1][0]
+                yield batch_of(given, self._version, after, self._wanted.texts_of(about))
             unnamed = sql.SQL("SELECT count(*) FROM {} WHERE {} IS NULL").format(self._name, sql.Identifier(self._id))
             if (found := connection.execute(unnamed).fetchone()) and found[0]:
                 yield Batch(found[0], [], [], [], after, {NO_ID: found[0]})
@@ -78,7 +80,8 @@ class PgvectorTable:
     def _others(self) -> list[str]:
         """The columns to read beside id and vector. A vector is no metadata, unless it is asked for."""
         if self._wanted.metadata is None:
-            return [name for name in self._columns if name not in (self._id, self._vector, *self._vectors)]
+            taken = {self._id, self._vector, *self._vectors} - {self._wanted.text}
+            return [name for name in self._columns if name not in taken]
         return list(dict.fromkeys([*self._wanted.metadata, *self._wanted.flatten, *filter(None, [self._wanted.text])]))
 
     def _page(self, connection: psycopg.Connection[Any], others: Sequence[str], size: int, after: Any) -> list[Any]:

@@ -59,13 +59,15 @@ class QdrantCollection:
 
     def _batch(self, points: list[Any], after: Any, *, first: bool) -> Batch:
         about = [point.payload or {} for point in points]
+        if first:
+            self._wanted.check_first(about)
         held = [point.vector if isinstance(point.vector, Mapping) else {"": point.vector} for point in points]
         return batch_of_columns(
-            self._wanted.ids_of(about, [point.id for point in points], first=first),
+            self._wanted.ids_of(about, [point.id for point in points]),
             list(map(self._wanted.metadata_of, about)),
             [(version, [one.get(name) for one in held]) for name, version in self._asked.items()],
             as_json(after),
-            self._wanted.texts_of(about, first=first),
+            self._wanted.texts_of(about),
         )
 
 

@@ -68,11 +68,13 @@ class WeaviateCollection:
 
     def _batch(self, found: list[Any], after: str, *, first: bool) -> Batch:
         about = [one.get("properties") or {} for one in found]
+        if first:
+            self._wanted.check_first(about)
         held = [{UNNAMED: one.get("vector"), **(one.get("vectors") or {})} for one in found]
         return batch_of_columns(
-            self._wanted.ids_of(about, [one["id"] for one in found], first=first),
+            self._wanted.ids_of(about, [one["id"] for one in found]),
             list(map(self._wanted.metadata_of, about)),
             [(version, [one.get(name) or None for one in held]) for name, version in self._asked.items()],
             after,
-            self._wanted.texts_of(about, first=first),
+            self._wanted.texts_of(about),
         )

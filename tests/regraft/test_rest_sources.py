@@ -37,6 +37,8 @@ class Fake(BaseHTTPRequestHandler):
     named: ClassVar[bool] = False
     keyed: ClassVar[int] = COUNT
     """Documents that have the field `key`, the first ones: the others come last in its order."""
+    sharing: ClassVar[int] = 1
+    """Documents with one value of `key`."""
     mapping: ClassVar[dict[str, Any]] = {}
     credentials = ("Bearer secret", "Basic " + base64.b64encode(b"admin:secret").decode())
 
@@ -75,12 +77,11 @@ class Fake(BaseHTTPRequestHandler):
         if path == "/things/_count":
             return {"count": COUNT if body is None else COUNT - self.keyed}
         if path == "/things/_search":
-            ((order, _),) = body["sort"][0].items()
-            keys = [(f"k{n}" if n < self.keyed else None) if order == "key" else f"d{n}" for n in range(COUNT)]
-            keys = keys[: self.keyed] if body["query"] == {"exists": {"field": order}} else keys
-            start = keys.index(body["search_after"][0]) + 1 if "search_after" in body else 0
-            hits = [self._hit(n, key) for n, key in enumerate(keys)][start : start + body["size"]]
-            return {"hits": {"hits": hits}}
+            named = self.keyed if body["query"] == {"exists": {"field": "key"}} else COUNT
+            order = [field for one in body["sort"] for field in one]
+            hits = [self._hit(n, order) for n in range(named)]
+            behind = [hit for hit in hits if "search_after" not in body or hit["sort"] > body["search_after"]]
+            return {"hits": {"hits": behind[: body["size"]]}}
         return None
 
     def _object(self, number: int) -> Any:
@@ -88,10 +89,11 @@ class Fake(BaseHTTPRequestHandler):
         held = {"vectors": vectors} if self.named else {"vector": row(number)}
         return {"id": UUIDS[number], "class": "Things", "properties": {"n": number, "said": f"s{number}"}, **held}
 
-    def _hit(self, number: int, key: str | None) -> Any:
+    def _hit(self, number: int, order: list[str]) -> Any:
         source = {"v": row(number), "n": number, "said": f"s{number}"}
-        source |= {"key": f"k{number}"} if number < self.keyed else {}
-        return {"_id": f"d{number}", "_source": source, "sort": [key]}
+        source |= {"key": f"k{number // self.sharing}"} if number < self.keyed else {}
+        hit = {"_id": f"d{number}", "_source": source}
+        return hit | {"sort": [hit["_id"] if field == "_id" else source.get(field) for field in order]}
 
 
 @pytest.fixture
@@ -158,6 +160,22 @@ def test_documents_without_the_field_of_ids_are_counted_once(address: str, monke
     assert (batches[-1].read, batches[-1].skipped) == (2, {"no id": 2})
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 9])
+def test_documents_with_one_id_all_come_wherever_pages_end(
+    address: str, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(Fake, "sharing", 4)
+    source = open_source(f"opensearch:{address}#things", Wanted(id="key"), key="admin:secret")
+
+    batches = list(islice(source.batches(size), COUNT + 1))
+
+    assert [about["n"] for batch in batches for about in batch.metadata if about] == list(range(COUNT))
+    assert [key for batch in batches for key in batch.ids] == ["k0"] * 4 + ["k1"] * 4 + ["k2"] * 2
+    for batch in batches:  # also after an interruption
+        rest = [key for later in source.batches(size, json.loads(json.dumps(batch.cursor))) for key in later.ids]
+        assert len(rest) == COUNT - 1 - batch.metadata[-1]["n"]
+
+
 @pytest.mark.parametrize("source", ["weaviate:{0}#Things", "opensearch:{0}#things"])
 def test_the_texts_of_rows_are_a_field_of_theirs(address: str, source: str) -> None:
     key = "secret" if source.startswith("weaviate") else "admin:secret"
@@ -220,7 +238,7 @@ def test_what_is_no_key_is_refused_and_not_shown(address: str, key: str) -> None
 
 
 def test_a_field_of_vectors_that_is_not_there_is_told(address: str) -> None:
-    with pytest.raises(InvalidArgument, match="field of vectors: v"):
+    with pytest.raises(InvalidArgument, match="things has no vector 'w', only: v"):
         open_source(f"opensearch:{address}#things", Wanted(vectors={"w": None}), key="admin:secret")
 
 

@@ -256,8 +256,10 @@ def test_rows_of_a_table_with_one_id_all_come_wherever_pages_end(server: Server,
         rows = [("a", None), ("b", None), ("b", OLD[1].tolist()), ("b", OLD[2].tolist()), ("c", OLD[3].tolist())]
         connection.cursor().executemany("INSERT INTO things VALUES (%s, %s)", rows)
     batches = list(PgvectorTable(plain, "things", Wanted()).batches(size))
+    texts = [text for batch in PgvectorTable(plain, "things", Wanted(text="id")).batches(size) for text in batch.texts]
     server.drop(url)
 
     assert sum(batch.read for batch in batches) == 5
+    assert texts == ["a", "b", "b", "b", "c"]
     assert [key for batch in batches for key in batch.ids] == ["b", "b", "c"]
     assert batches[-1].cursor == "c"
