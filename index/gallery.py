@@ -361,6 +361,10 @@ class Gallery:
         view = self._view
         return view.topology.routes(query_version, view.items_by_version, encoders)[1]
 
+    def needed_encoders(self, query_version: str, encoders: frozenset[str]) -> frozenset[str]:
+        """The versions that must embed queries of `query_version` now, if these `encoders` can."""
+        return self._view.reach(query_version, encoders).encoders
+
     def missing(self) -> int:
         """Number of items that exist, but cannot be searched."""
         return len(self._missing)

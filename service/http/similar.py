@@ -43,7 +43,7 @@ def embed_items(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> It
     """Items as queries that do not find themselves, grouped by the versions that can embed them.
 
     An item is a query by the current version if that has embedded it or can, else by its active version, whose edges
-    then decide which items it reaches.
+    then decide which items it reaches. If its image or text is lost, it has only its embeddings.
 
     Raises:
         UnknownItem: the gallery does not hold an item; names the first.
@@ -53,8 +53,10 @@ def embed_items(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> It
     for query in _read(service, live, ids):
         encoders = frozenset(query.embeddings) | _encoders(service, query.blob)
         version = live.current.name if live.current and live.current.name in encoders else query.active
-        if query.embeddings and version not in query.embeddings and _is_lost(service, query.blob):
-            version, encoders = query.active, frozenset(query.embeddings)
+        needed = {version} | live.gallery.needed_encoders(version, encoders)
+        if query.embeddings and not needed <= query.embeddings.keys() and _is_lost(service, query.blob):
+            encoders = frozenset(query.embeddings)
+            version = version if version in encoders else query.active
         groups[version, encoders].append(query)
     for (version, encoders), members in groups.items():
         encode = functools.cache(functools.partial(_encode, service, members))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,25 @@ class TestItems:
         assert (lost["version"], {m["id"] for m in lost["matches"]}) == ("v1", {"i1", "i2"})
         assert [(d["version"], d["items"]) for d in answer["degraded"]] == [("v2", 2)]
         problem(ask(served, path, items=["i0"], k=5, strict=True), 409, "no_route")
+
+    def test_an_item_whose_image_is_lost_reaches_no_items_that_only_the_old_encoder_does(
+        self, served: Any, pictures: list[bytes], tmp_path: Path
+    ) -> None:
+        path = served.gallery()
+        store(served, path, range(3), pictures)
+        assert served.register(make_version(tmp_path / "apart", "apart", 5)).status_code == 201
+        served.deploy(path, "apart")
+        store(served, path, range(3, 6), pictures)
+        lose_image(served, path, "i3")
+
+        answer = ask(served, path, items=["i4", "i3"], k=9).json()
+
+        (kept, lost) = answer["results"]
+        assert {result["version"] for result in (kept, lost)} == {"apart"}
+        assert {m["id"] for m in kept["matches"]} == {"i0", "i1", "i2", "i3", "i5"}
+        assert {m["id"] for m in lost["matches"]} == {"i4", "i5"}
+        assert [(d["version"], d["items"]) for d in answer["degraded"]] == [("v1", 3)]
+        problem(ask(served, path, items=["i3"], k=9, strict=True), 409, "no_route")
 
     def test_an_item_whose_image_and_embedding_are_lost_is_named(self, served: Any, pictures: list[bytes]) -> None:
         path = served.gallery()
