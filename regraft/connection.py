@@ -37,11 +37,14 @@ MAX_REQUESTS = 100
 """Concurrent requests of an AsyncClient, not counting streams."""
 TIMEOUT = "REGRAFT_TIMEOUT"
 NO_CONTENT = 204
+STRICT = "Python 3.13 and later demand these extensions, so it must be issued again (docs/deployment.md, TLS)"
 HINTS = {
+    "mismatch, certificate is not valid": "use the name or address that the certificate has",
+    **dict.fromkeys(("key usage extension", "Key Identifier", "Basic Constraints of CA"), STRICT),
     "CERTIFICATE_VERIFY_FAILED": "for a private authority, set SSL_CERT_FILE to the file of its certificate",
     "WRONG_VERSION_NUMBER": "does this address speak http:// instead of https://?",
 }
-"""What may help against errors of TLS, by OpenSSL's name for them."""
+"""What may help against errors of TLS, by OpenSSL's words for them; the first that fits."""
 
 
 class Problem(RegraftError):

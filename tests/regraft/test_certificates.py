@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
 import certifi
@@ -55,17 +57,31 @@ def test_certificates_are_not_read_for_plain_http(tmp_path, monkeypatch):
         Client("HTTPS://nowhere")
 
 
-@pytest.mark.parametrize("encrypted", [True, False])
-def test_a_failure_of_tls_says_what_may_help(tmp_path, encrypted):
-    """The certificate is of no authority that the client trusts; or the server speaks no TLS."""
-    if encrypted:
+@pytest.mark.parametrize(
+    ("trusted", "names", "hint"),
+    [
+        ("", "127.0.0.1", "set SSL_CERT_FILE"),
+        ("server", "127.0.0.2", "use the name or address that the certificate has"),
+        ("authority", "127.0.0.1", "Python 3.13 and later demand these extensions"),
+        ("", "", "http:// instead of https://"),
+    ],
+)
+def test_a_failure_of_tls_says_what_may_help(tmp_path, monkeypatch, trusted, names, hint):
+    """The certificate is not trusted, of another address, or of an authority without key usage; or it is no TLS."""
+    if names:
+        issue(tmp_path, names)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self_signed(tmp_path / "server.pem"))
+        context.load_cert_chain(tmp_path / "server.pem")
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / f"{trusted}.pem"))
+        trust = connection.certificates.__wrapped__()  # what other tests of this process trust stays
+        trust.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN  # the default since Python 3.13
+        monkeypatch.setattr(connection, "certificates", lambda: trust)
 
     def answer() -> None:
         accepted, _ = listener.accept()
         with accepted, suppress(OSError):
-            if encrypted:
+            if names:
                 context.wrap_socket(accepted, server_side=True)
             else:
                 accepted.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -73,19 +89,25 @@ def test_a_failure_of_tls_says_what_may_help(tmp_path, encrypted):
 
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as threads:
         answered = threads.submit(answer)
-        hint = "set SSL_CERT_FILE" if encrypted else "http:// instead of https://"
         with Client(f"https://127.0.0.1:{listener.getsockname()[1]}") as client:
-            with pytest.raises(Unreachable, match=hint) as raised:
+            with pytest.raises(Unreachable, match=re.escape(hint)) as raised:
                 client.create_gallery("g")
             answered.result()
     assert "regraft serve" not in str(raised.value)
 
 
-def self_signed(path: Path) -> Path:
-    """A file with a new key and a certificate that it signed itself."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(1))
-    parts = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), made.sign(key, SHA256())
-    path.write_bytes(parts[0] + parts[1].public_bytes(Encoding.PEM))
-    return path
+def issue(folder: Path, address: str) -> None:
+    """Write authority.pem as `openssl req -x509` makes it, without key usage, and server.pem, a key and certificate."""
+    now = datetime.now(UTC)
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("authority", "server")]
+    authority, server = (
+        x509.CertificateBuilder(names[0], name, key.public_key(), x509.random_serial_number(), now, now + timedelta(1))
+        for name, key in zip(names, keys, strict=True)
+    )
+    authority = authority.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    server = server.add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address(address))]), critical=False)
+    of_authority, of_server = (made.sign(keys[0], SHA256()).public_bytes(Encoding.PEM) for made in (authority, server))
+    (folder / "authority.pem").write_bytes(of_authority)
+    key = keys[1].private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / "server.pem").write_bytes(key + of_server)
