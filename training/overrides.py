@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from index.errors import InvalidArgument, InvalidVersionFolder
+from index.version import Preprocess
 from index.version_folder.card import parse_preprocess
 from training.methods import method_options
 from training.recipes import Recipe
@@ -46,12 +47,21 @@ def with_preprocess(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """
     if not changes:
         return recipe
+    if unknown := unknown_parts(changes):
+        legal = ", ".join(sorted(recipe.preprocess.as_json()))
+        raise InvalidArgument(f"preprocess.{unknown[0]} is unknown; legal: {legal}", pointer="/preprocess")
     listed = {part: [x] if part in {"mean", "std"} and type(x) in {int, float} else x for part, x in changes.items()}
     try:
         return replace(recipe, preprocess=parse_preprocess({**recipe.preprocess.as_json(), **listed}))
     except InvalidVersionFolder as error:
         text = str(error).partition("preprocess/")[2] or str(error)
         raise InvalidArgument(f"preprocess.{text}", pointer="/preprocess") from error
+
+
+def unknown_parts(names: Iterable[str]) -> list[str]:
+    """Those of the names that no part of a recipe's `preprocess` has."""
+    parts = {field.name for field in dataclasses.fields(Preprocess)}
+    return [name for name in names if name not in parts]
 
 
 def size_settings(recipe: Recipe, size: int) -> list[str]:

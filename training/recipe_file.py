@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from index.errors import InvalidArgument
-from training.overrides import size_settings, with_overrides, with_preprocess
+from training.overrides import size_settings, unknown_parts, with_overrides, with_preprocess
 from training.recipes import Recipe, field_descriptions, find_recipe
 from training.references import FIELDS, References, reference_settings, with_settings
 
@@ -56,6 +56,11 @@ def read_recipe(path: Path) -> Recipe:
     for field, value in (*plain.items(), *tables["options"].items()):
         if isinstance(value, dict):
             raise InvalidArgument(f"{path}: {_no_table(field)}", pointer=f"/{field}")
+    if misplaced := [part for part in unknown_parts(tables["preprocess"]) if part in field_descriptions()]:
+        # In TOML, every line below the head of a table is part of it.
+        raise InvalidArgument(
+            f"{path}: {misplaced[0]} belongs above the first table, [preprocess] or another", pointer=f"/{misplaced[0]}"
+        )
     # The method first: another one drops the options of the one before.
     ordered = {**{field: plain[field] for field in ("method",) if field in plain}, **plain, **tables["options"]}
     try:

@@ -209,7 +209,7 @@ def _seconds(seconds: float | None) -> str:
 def _bytes(count: int) -> str:
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
+        if size < 999.5:  # three digits; 1,016 KiB would be 1.02e+03
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:,.3g} TiB"

@@ -41,6 +41,16 @@ def test_a_plan_of_models_that_cannot_be_counted_still_tells_time_and_bytes(run,
     assert shown.splitlines()[1].split()[:6] == ["reencode", "2.8", "h", "93.1", "GiB", "unknown"]
 
 
+@pytest.mark.parametrize(("kib", "shown"), [(999, ["999", "KiB"]), (1016, ["0.992", "MiB"]), (1024, ["1", "MiB"])])
+def test_sizes_have_no_exponent(run, kib, shown):
+    examples = Path(__file__).parents[2] / "examples"
+    rates = ("--reencode-rate", 100, "--transform-rate", 100)
+
+    _, table, _ = run("plan", examples / "v1", examples / "v2-bct", *rates, "--items", kib, "--image-bytes", 1024)
+
+    assert table.splitlines()[1].split()[3:5] == shown
+
+
 def test_a_plan_prices_a_provider(run, tmp_path):
     limits = {"price": 0.13, "tokens_per_minute": 1e6, "batch_size": 100}
     card = {"format": 1, "name": "new", "dim": 8, "space": {"kind": "cosine"}}

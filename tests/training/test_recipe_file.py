@@ -61,7 +61,8 @@ def test_a_file_that_names_the_method_of_its_recipe_keeps_the_options(tmp_path: 
         ("[options]\nrate.high = 3", r"rate cannot be a table"),
         ("[options]\nweight = 3", "no field 'weight'"),
         ("[preprocess]\nheight = 0", "preprocess.height must be 1 to 4096 pixels"),
-        ("[preprocess]\ndepth = 3", "preprocess.*depth"),
+        ("[preprocess]\nhieght = 3", r"preprocess.hieght is unknown; legal: crop, height, .*, width"),
+        ("[preprocess]\nheight = 8\nheld_out = 0.1", r"held_out belongs above the first table, \[preprocess\] or"),
         ('milestones = ["a"]', "milestones must be whole numbers separated by commas"),
     ],
 )
