@@ -28,6 +28,7 @@ from service.store.leases.heartbeats import Leases
 from service.store.leases.jobs import acquire_job
 from service.store.offloading.moves import drop_unused, load_back, offload, sweep
 from service.store.vectors.files import (
+    VectorFileRow,
     any_file,
     changed_files,
     count_live,
@@ -192,16 +193,28 @@ class Offloader(Background):
         for file, seq in candidates:
             if not self._holds_lease():
                 return
-            with self._database.lookup() as connection:
-                live = count_live(connection, file)
-            with self._database.write() as connection:
-                set_counted(connection, file.id, seq)
-            if 0 < 2 * live < file.rows:
-                brought, _ = load_back(self._database, file, self._stop)
-                if file.gallery_id in self._galleries:
-                    self._galleries[file.gallery_id].wait(file.version_id, np.array(brought, np.int64))
-            if 2 * live < file.rows:
-                drop_unused(self._database, file)
+            try:
+                self._compact_file(file)
+            except Exception:
+                self._set_counted(file, file.counted_seq)  # again in a while, after the others
+                raise
+            if self._stop.is_set():
+                return  # perhaps in the middle: the next process continues, also if nobody writes any more
+            self._set_counted(file, seq)
+
+    def _compact_file(self, file: VectorFileRow) -> None:
+        with self._database.lookup() as connection:
+            live = count_live(connection, file)
+        if 0 < 2 * live < file.rows:
+            brought, _ = load_back(self._database, file, self._stop)
+            if file.gallery_id in self._galleries:
+                self._galleries[file.gallery_id].wait(file.version_id, np.array(brought, np.int64))
+        if 2 * live < file.rows:
+            drop_unused(self._database, file)
+
+    def _set_counted(self, file: VectorFileRow, seq: int) -> None:
+        with self._database.write() as connection:
+            set_counted(connection, file.id, seq)
 
     def _load_all_back(self) -> None:
         with self._database.lookup() as connection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,6 +65,31 @@ def test_what_is_left_of_a_file_is_moved_on_with_others_but_for_what_is_damaged(
     assert (site.far(), site.there().get(first)) == (40, "kept" if harmed else None)
     if not harmed:
         site.check([1])
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed", "the store is away"])
+def test_a_file_whose_mover_ends_while_it_is_emptied_goes_though_nobody_writes_any_more(
+    moved: Site, small: pytest.MonkeyPatch, how: str
+) -> None:
+    first, *_ = moved.there()
+    moved.write(1, IDS[:10], np.ones((10, DIM), np.float32))
+    mover, put = moved.mover(), moves._put_vectors
+
+    def end(*given: Any) -> None:
+        put(*given)
+        if how == "stopped":
+            mover.stop()
+        else:
+            raise KeyboardInterrupt if how == "killed" else StoreUnreachable
+
+    with small.context() as patch, suppress(KeyboardInterrupt, StoreUnreachable):
+        patch.setattr(moves, "_put_vectors", end)
+        mover.look()
+    assert moved.there()[first] == "kept"
+    for _ in range(3):
+        moved.mover().look()
+    assert (moved.far(), moved.there().get(first)) == (40, None)
+    moved.check([1])
 
 
 def test_a_deleted_gallery_takes_its_files_along_once_nobody_can_ask_for_them(
