@@ -150,9 +150,14 @@ def array(file: Path) -> Path:
             lambda file: Timm(f"{SMALL}.r160", file),
             r"timm has no model 'test_vit.r160'; did you mean test_vit.r160_in1k",
         ),
+        (lambda file: Timm("0", file), r"timm has no model '0'; timm.list_models\(\) lists them$"),
         (lambda file: Timm("test_resnet", file), "weights are not available from .*model.pth: .*--weights FILE"),
         (lambda file: Timm(SMALL, file.with_name("none")), "weights are not available from .*none: no such file"),
         (lambda file: Torchvision("vgg", file), "torchvision has no image model 'vgg'; did you mean vgg1"),
+        (
+            lambda file: Torchvision("0", file),
+            r"torchvision has no image model '0'; torchvision.models.list_models\(\) lists them$",
+        ),
         (lambda file: Torchvision("resnet18", file), "weights are not available from .*model.pth: "),
         (
             lambda file: Torchvision("resnet18", array(file.with_name("array.pt"))),

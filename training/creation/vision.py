@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import torchvision
 from torch import Tensor, nn
 
 from index.creation.preprocessing import from_timm
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, did_you_mean
 from index.space import space_from_json
 from index.version import Card, Preprocess
 from index.version_folder.card import parse_preprocess
@@ -83,10 +82,8 @@ class Torchvision:
     def write(self, folder: Path, name: str) -> Card:
         known = torchvision.models.list_models(module=torchvision.models)
         if self.name not in known:
-            near = ", ".join(difflib.get_close_matches(self.name, known, n=5)) or "none"
-            raise InvalidArgument(
-                f"torchvision has no image model {self.name!r}; did you mean {near}?", pointer="/torchvision"
-            )
+            near = did_you_mean(self.name, known) or "; torchvision.models.list_models() lists them"
+            raise InvalidArgument(f"torchvision has no image model {self.name!r}{near}", pointer="/torchvision")
         default = torchvision.models.get_model_weights(self.name).DEFAULT
         transform = default.transforms()
         if self.weights is None:

@@ -5,7 +5,6 @@ Shape suffixes: B batch, C channels, H height, W width, F features, D embedding 
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -19,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, did_you_mean
 from index.version import Preprocess
 
 TIMM = "timm/"
@@ -105,9 +104,8 @@ def build_backbone(
 def timm_trunk(name: str, channels: int, start: str) -> tuple[nn.Module, int]:
     """A timm model without its classifier, and how many features it gives; `start`: a file, FRESH or DOWNLOAD."""
     if not _known(name):
-        names = timm.list_models() + timm.list_pretrained()
-        near = ", ".join(difflib.get_close_matches(name, names, n=5)) or "none"
-        raise InvalidArgument(f"timm has no model {name!r}; did you mean {near}?", pointer="/backbone")
+        near = did_you_mean(name, timm.list_models() + timm.list_pretrained()) or "; timm.list_models() lists them"
+        raise InvalidArgument(f"timm has no model {name!r}{near}", pointer="/backbone")
     if start == FRESH:
         trunk = timm.create_model(name, in_chans=channels, num_classes=0)
     else:
