@@ -39,7 +39,7 @@ class Indexer(Background):
     def __init__(self, replica: Replica) -> None:
         super().__init__("indexer", STOP_SECONDS)
         self._replica = replica
-        # Gallery -> its feed number, and when that was first seen, or the end of its pause after a failure.
+        # Gallery -> its feed number, and when that was first seen; if it paused or was locked since, when that ended.
         self._unchanged_since: dict[int, tuple[int, float]] = {}
         # Gallery -> until when it pauses; and when the present step of a build began.
         self._rests_until: dict[int, float] = {}
@@ -88,7 +88,10 @@ class Indexer(Background):
         with locked(live.folder) as is_locked:
             # First adopt what another process built: nothing is built twice.
             live.gallery.adopt_segments()
-            if is_locked and self._is_due(live):
+            if not is_locked:
+                # Another process may be building; if it dies, this one has to.
+                self._unchanged_since[live.id] = live.seq, time.monotonic()
+            elif self._is_due(live):
                 self._step_began = time.monotonic()
                 try:
                     self._work(live)

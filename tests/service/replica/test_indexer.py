@@ -66,6 +66,22 @@ def test_what_only_one_process_has_loaded_is_sealed_by_it(world: World) -> None:
     assert c.gallery.items_by_version() == second.find("c").gallery.items_by_version() == {"v1": ROWS}
 
 
+def test_what_another_process_dies_over_is_built_though_nobody_writes_any_more(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It builds for a minute, and is killed."""
+    now = [0.0]
+    monkeypatch.setattr(indexer, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    replica = world.new_replica()
+    one = Indexer(replica)
+    with indexer.locked(replica.find("a").folder):
+        for now[0] in range(60):
+            one._round()
+    assert not indexed(replica, "a")
+    one._round()
+    assert indexed(replica, "a")
+
+
 def test_while_the_database_is_away_it_says_so_once_and_then_it_goes_on(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
