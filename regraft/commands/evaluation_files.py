@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -150,13 +149,12 @@ def _arrays(path: Path) -> dict[str, Any]:
     """The arrays of an .npz, or that of an .npy."""
     import numpy as np
 
+    from index.numpy_file import opened
+
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return {"": loaded}
-        with loaded:
-            return {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        with opened(path) as held:
+            return {"": held} if isinstance(held, np.ndarray) else {name: held[name] for name in held.files}
+    except (OSError, ValueError) as error:
         raise InvalidArgument(f"{path} cannot be read as embeddings: {error}") from error
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from index.engines.config import IndexKind, Storage
 from index.errors import InvalidArgument
+from index.numpy_file import load_array
 from regraft.client import DEFAULT_K, Client, QueryOptions
 from regraft.commands.answers import answer, err, out
 from regraft.commands.command import Commands
@@ -172,10 +173,10 @@ def _read_vectors(path: Path) -> NDArray[np.floating[Any]]:
         InvalidArgument: not an .npy, or of another shape or type.
     """
     try:
-        loaded = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:  # of NumPy, for an empty, truncated or foreign file
+        loaded = load_array(path)
+    except ValueError as error:
         raise InvalidArgument(f"{path} is not an .npy file: {error}", pointer="/vector") from error
-    if not isinstance(loaded, np.ndarray) or loaded.ndim not in (1, 2) or loaded.dtype.kind not in "fiu":
+    if loaded.ndim not in (1, 2) or loaded.dtype.kind not in "fiu":
         raise InvalidArgument(f"{path} must have one vector, or a matrix of one per row", pointer="/vector")
     return np.atleast_2d(loaded).astype(np.float32)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from index.errors import InvalidArgument
+from index.numpy_file import load_array
 from regraft.sources.base import Batch, Column, Wanted, as_id
 
 
@@ -20,7 +21,7 @@ class ArrayFile:
         self._path, self._wanted, self._ids = path, wanted, ids
         try:
             self._rows = OPEN[path.suffix](path)
-        except (ValueError, EOFError) as error:  # of NumPy, for an empty, truncated or foreign file
+        except ValueError as error:
             raise InvalidArgument(f"{path.name} is not a {path.suffix} file: {error}") from error
         self._version = wanted.vector("")[1]
         if self._rows.ndim != 2 or self._rows.dtype.kind not in "fiu":
@@ -68,14 +69,14 @@ def _held(ids: Path) -> int:
             return int(held)
         with ids.open(encoding="utf-8-sig") as lines:
             return sum(1 for _ in lines)
-    except (ValueError, EOFError, TypeError) as error:  # of NumPy, or a file that is not UTF-8
+    except (ValueError, TypeError) as error:  # an array without rows, or a file that is not UTF-8
         raise InvalidArgument(
             f"{ids} must have ids, one per line or rows of a .npy file: {error}", pointer="/ids"
         ) from error
 
 
 def _npy(path: Path) -> Any:
-    return np.load(path, mmap_mode="r", allow_pickle=False)
+    return load_array(path, "r")
 
 
 def _fvecs(path: Path) -> Any:

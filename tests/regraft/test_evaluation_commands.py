@@ -81,6 +81,8 @@ def test_evaluation_add_sends_embeddings_of_each_version_with_labels(run, servic
         ("--embeddings two.json --version v1 --labels nowhere.json", 1, "nowhere.json"),
         ("--embeddings nowhere.npy --version v1", 1, "nowhere.npy"),
         ("--embeddings broken.npz --version v1", 1, "broken.npz cannot be read"),
+        ("--embeddings damaged.npz --version v1", 1, "damaged.npz cannot be read as embeddings"),
+        ("--embeddings header.npy --version v1", 1, "header.npy cannot be read as embeddings"),
         ("--embeddings broken.json --version v1", 1, "broken.json cannot be read"),
         ("--embeddings several.npz --version v1", 1, "no array 'v1', only: v2, v3"),
         ("--embeddings ragged.json --version v1", 1, "ragged.json[1] has 1 numbers"),
@@ -95,6 +97,12 @@ def test_evaluation_add_says_what_is_wrong_with_embeddings(run, service, tmp_pat
         Path(f"{name}.json").write_text(text)
     Path("broken.npz").write_bytes(b"PK no archive")
     np.savez("several.npz", v2=np.zeros((2, 2)), v3=np.zeros((2, 2)))
+    np.savez_compressed("damaged.npz", v1=np.random.default_rng(0).random((20, 20)))
+    damaged = bytearray(Path("damaged.npz").read_bytes())
+    damaged[50:110] = bytes(0x5A ^ byte for byte in damaged[50:110])
+    Path("damaged.npz").write_bytes(damaged)
+    np.save("header.npy", np.zeros((2, 2)))
+    Path("header.npy").write_bytes(Path("header.npy").read_bytes().replace(b"2), }", b"2000("))
 
     found, _, said = run("evaluation", "add", "g", *options.split())
 

@@ -198,6 +198,18 @@ def test_ids_that_are_bytes_or_numbers_are_read_as_what_they_say(tmp_path: Path,
         open_source(str(tmp_path / "v.npy"), Wanted(), ids=tmp_path / "ids.npy")
 
 
+@pytest.mark.parametrize("size", [40, None])
+def test_an_archive_of_arrays_is_no_npy_file(tmp_path: Path, size: int | None) -> None:
+    np.savez(tmp_path / "several.npz", v=ROWS, w=ROWS)
+    (tmp_path / "several.npy").write_bytes((tmp_path / "several.npz").read_bytes()[:size])
+    np.save(tmp_path / "v.npy", ROWS)
+
+    with pytest.raises(InvalidArgument, match=r"several\.npy is not a \.npy file"):
+        open_source(str(tmp_path / "several.npy"), Wanted())
+    with pytest.raises(InvalidArgument, match=r"several\.npy must have ids"):
+        open_source(str(tmp_path / "v.npy"), Wanted(), ids=tmp_path / "several.npy")
+
+
 @pytest.mark.parametrize("content", [b"", b"\x01"])
 @pytest.mark.parametrize("ending", [".npy", ".fvecs", ".fbin"])
 def test_a_file_of_vectors_that_is_empty_or_cut_is_told_as_one(tmp_path: Path, ending: str, content: bytes) -> None:

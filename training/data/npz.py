@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
-from zipfile import BadZipFile
+from typing import Any
 
-import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from index.errors import InvalidArgument
+from index.numpy_file import opened
 
 
 @contextmanager
@@ -29,16 +27,15 @@ def open_npz(path: Path, what: str, pointer: str) -> Iterator[Mapping[str, NDArr
         InvalidArgument: it is no .npz, it is damaged, or the block asks for an array that it lacks or cannot use.
     """
     try:
-        with path.open("rb") as file, _opened(file) as held:
-            yield held
+        with opened(path) as held:
+            yield _several(held)
     except KeyError as error:
         raise InvalidArgument(f"{what} {path} cannot be used: {error.args[0]}", pointer=pointer) from error
-    except (OSError, ValueError, AttributeError, TypeError, EOFError, BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise InvalidArgument(f"{what} {path} cannot be used: {error}", pointer=pointer) from error
 
 
-def _opened(file: BinaryIO) -> NpzFile:
-    held = np.load(file, allow_pickle=False)
+def _several(held: NDArray[Any] | NpzFile) -> NpzFile:
     if not isinstance(held, NpzFile):
         raise TypeError("it is an .npy of one array, not an .npz")
     return held

@@ -1,0 +1,59 @@
+"""Open a user's .npy or .npz, with one type of error for whatever is wrong with the file."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any, Literal
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.lib.npyio import NpzFile
+from numpy.typing import NDArray
+
+NPY = b"\x93NUMPY"
+NPZ = (b"PK\x03\x04", b"PK\x05\x06")
+"""What the files begin with; an archive without arrays is the second."""
+
+
+@contextmanager
+def one_error() -> Iterator[None]:
+    """Raise ValueError for what NumPy raises, opening a file or reading an array of it, if the bytes are damaged."""
+    try:
+        yield
+    except (EOFError, BadZipFile, zlib.error, TokenError, NotImplementedError) as error:
+        raise ValueError(str(error)) from error
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[NDArray[Any] | NpzFile]:
+    """The array of an .npy, or the arrays of an .npz, each of which is read when the block asks for it.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is damaged or neither of both, or an array holds objects; also raised inside the block.
+    """
+    with path.open("rb") as file, one_error():
+        _check(file.peek(1))
+        yield np.load(file, allow_pickle=False)
+
+
+def load_array(path: Path, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
+    """The array of an .npy. Raises as `opened`, and ValueError for an .npz."""
+    with path.open("rb") as file:
+        start = file.peek(1)
+    _check(start)
+    if start.startswith(NPZ):
+        raise ValueError("it is an .npz, not an .npy of one array")
+    with one_error():
+        array: NDArray[Any] = np.load(path, mmap_mode, allow_pickle=False)
+    return array
+
+
+def _check(start: bytes) -> None:
+    """Refuse what NumPy would take for a pickle, advising to load it unsafely."""
+    if start and not start.startswith((NPY, *NPZ)):
+        raise ValueError("it is neither an .npy nor an .npz")
