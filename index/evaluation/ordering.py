@@ -106,23 +106,14 @@ def ranks(scores_N: ArrayLike) -> Floats:
     return below_N
 
 
-def check_order(order: str) -> None:
-    """Refuse an order that is not one of `ORDERS`.
-
-    Raises:
-        InvalidArgument: names the legal ones.
-    """
-    if order not in ORDERS:
-        raise InvalidArgument(f"order must be one of {', '.join(ORDERS)}, not {order!r}", pointer="/order")
-
-
 def backfill_order(order: str, pending: PendingItems) -> Ints:
     """Positions (N,) of the pending items, first to move first.
 
     Raises:
         InvalidArgument: `order` is not one of `ORDERS`, or data that it needs are missing.
     """
-    check_order(order)
+    if order not in ORDERS:
+        raise InvalidArgument(f"order must be one of {', '.join(ORDERS)}, not {order!r}", pointer="/order")
     return ORDERS[order](pending)
 
 

@@ -192,13 +192,14 @@ def fit_edge(
     if (pairs is None) == (source is None):
         raise InvalidArgument("exactly one of --pairs and --data is required")
     with needs(EXTRA):
+        from training.adapters.fit_edge import check_fit, read_options
         from training.adapters.fit_edge import fit_edge as fit
-        from training.adapters.fit_edge import read_options
         from training.adapters.pairs import embed_pairs, read_pairs
         from training.adapters.residual_mlp import FewPairsWarning
         from training.data.checks import warn_of_repeats
 
         options = read_options(kind, settings or [])
+        check_fit(older, newer, kind, overwrite)
         if pairs is not None:
             given = read_pairs(pairs, older, newer)
         else:

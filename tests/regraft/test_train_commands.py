@@ -158,7 +158,8 @@ def test_evaluate_takes_the_newest_versions_own_data(run, versions, images, tmp_
 def test_fit_edge_writes_an_edge_and_warns_of_few_pairs(run, versions, images):
     old, new = versions
 
-    refused = run("fit-edge", old.folder, new.folder, *images, "--kind", "low_rank", "--set", "rank=2")
+    # Before images are read.
+    refused = run("fit-edge", old.folder, new.folder, "--data", "folders", "--root", "nowhere", "--kind", "low_rank")
     code, shown, said = run(
         "fit-edge", old.folder, new.folder, *images, "--kind", "low_rank", "--set", "rank=2", "--overwrite"
     )

@@ -128,7 +128,7 @@ def fit_edge(
         InvalidArgument: the versions, the kind or the options cannot be used.
         InvalidVersionFolder: the kind does not fit the two versions.
     """
-    _check(old, new, kind, overwrite)
+    check_fit(old, new, kind, overwrite)
     with new_folder(new.folder) as folder:
         shutil.copytree(new.folder, folder, dirs_exist_ok=True)
         edge_folder = folder / "edges" / old.name
@@ -222,7 +222,12 @@ def _check_kind(kind: str) -> None:
         raise InvalidArgument(f"kind must be one of {', '.join((*KINDS, AUTO))}, not {kind!r}", pointer="/kind")
 
 
-def _check(old: Version, new: Version, kind: str, overwrite: bool) -> None:
+def check_fit(old: Version, new: Version, kind: str, overwrite: bool) -> None:
+    """Refuse what `fit_edge` would, before images are embedded for it.
+
+    Raises:
+        InvalidArgument: the versions or the kind cannot be used, or there is an edge that is not to be replaced.
+    """
     _check_kind(kind)
     if old.name == new.name:
         raise InvalidArgument(f"both versions are named {old.name!r}", pointer="/new")

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from index.errors import InvalidArgument
 from index.evaluation.metrics import MEAN_AP, Retrieval
+from index.version_folder.new_folder import check_target
 from training.comparison.provenance import begun, card_sha, is_made, made_of, read_note, write_note, write_whole
 from training.data.checks import warn_of_repeats
 from training.data.images import Data
@@ -94,7 +95,7 @@ class Run:
         return with_overrides(recipe, [f"seed={recipe.seed + 10 * self.seed}", *folders])
 
     def check(self, part: str) -> None:
-        """Refuse settings with which a part could not be trained once the parts that it needs are.
+        """Refuse settings with which a part could not be trained once the parts that it needs are, and its folder.
 
         Raises:
             InvalidArgument: names the version and the legal values.
@@ -102,6 +103,7 @@ class Run:
         recipe = self.recipe(part)
         references = {field: self.recipe(reference) for field, reference in self._reference_parts(part).items()}
         try:
+            check_target(self.version_folder(part))  # before a note is written into another version
             check_numbers(recipe)
             check_choices(recipe)
             check_with_references(recipe, references)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from index.errors import InvalidArgument, RegraftError
+from index.version import CARD
 from index.version_folder.folder import card_sha256
 from staging.recipes import without_exporter
 from staging.waiting import until
@@ -94,6 +95,14 @@ def test_a_setting_that_a_later_part_cannot_be_trained_with_is_refused_before_th
     with pytest.raises(InvalidArgument, match=re.escape(message)):
         compared(tmp_path, ["v1", "independent", "bct", "bt2", "oca"], setting)
     assert not any(tmp_path.rglob("*"))
+
+
+def test_a_comparison_leaves_nothing_in_a_version_folder(tmp_path: Path) -> None:
+    (tmp_path / CARD).write_text("{}")
+
+    with pytest.raises(InvalidArgument, match="is inside a version folder"):
+        compared(tmp_path, ["v1"])
+    assert [path.name for path in tmp_path.iterdir()] == [CARD]
 
 
 def test_a_version_whose_note_could_not_be_written_is_not_trained_again(

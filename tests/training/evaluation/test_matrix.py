@@ -258,8 +258,9 @@ def test_what_cannot_be_evaluated_is_named(data: Data, chain: list[Version]) -> 
         evaluate([chain[0], chain[0]], data)
     with pytest.raises(InvalidArgument, match=r"metric must be one of cmc@1, cmc@5, mAP@1.0, not 'cmc@7'"):
         evaluate(chain[:1], data, metric="cmc@7")
-    with pytest.raises(InvalidArgument, match="order must be one of"):
-        evaluate(chain[:2], data, orders=["loudest"])
+    for order in ("loudest", "traffic", "transformed"):
+        with pytest.raises(InvalidArgument, match=f"one of random, uncertainty, oldest, newest, not '{order}'"):
+            evaluate(chain[:2], data, orders=["oldest", order])
     alone = Data(data.train, data.query.take(np.arange(1)), data.gallery)
     with pytest.raises(InvalidArgument, match="at least two queries"):
         relevance_of(alone)
