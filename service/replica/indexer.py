@@ -29,6 +29,8 @@ ACTIVE_SECONDS = SETTLED_SECONDS + 5 * PAUSE_SECONDS
 """How long after its last change a gallery is checked, which is until its head has settled. Idle ones cost nothing."""
 REST_FACTOR, MAX_REST_SECONDS = 9, 600.0
 """After a failure, such as a full disk, building a gallery pauses this many times as long as the failed step took."""
+SWEEP_SECONDS = 600.0
+"""How often files of deleted galleries are looked for: another machine may delete one that is not loaded here."""
 STOP_SECONDS = 2.0
 """How long a stop waits; an unfinished build is lost anyway, and FAISS checks for a stop every few thousand rows."""
 
@@ -44,8 +46,8 @@ class Indexer(Background):
         # Gallery -> until when it pauses; and when the present step of a build began.
         self._rests_until: dict[int, float] = {}
         self._step_began = 0.0
-        # Whether there may be files of deleted galleries; at first True: some may have been deleted before this start.
-        self._needs_sweep = True
+        # Files of galleries deleted so far are removed: how many were forgotten then, and when. Not yet at the start.
+        self._swept: tuple[int, float] | None = None
         self._errors = RecurringErrors(logger)
 
     def _run(self) -> None:
@@ -57,19 +59,21 @@ class Indexer(Background):
         now = time.monotonic()
         self._rests_until = {number: until for number, until in self._rests_until.items() if until > now}
         # Keep only numbers: a reference to a gallery would prevent that it is unloaded.
-        before, self._unchanged_since = (
-            self._unchanged_since,
-            {live.id: self._seq_and_time(live) for live in self._replica.all()},
-        )
-        self._needs_sweep |= bool(before.keys() - self._unchanged_since.keys())
-        if self._needs_sweep:
-            self._needs_sweep = not self._errors.attempt(Event("indexes_not_swept"), self._replica.sweep_indexes)
+        self._unchanged_since = {live.id: self._seq_and_time(live) for live in self._replica.all()}
+        self._sweep(now)
         for number in list(self._unchanged_since):
             live = self._replica.cache.in_use(number)
             if live is None:
                 continue
             if not self._errors.attempt(Event("index_failed", gallery=live.name), partial(self._index_gallery, live)):
                 del self._unchanged_since[number]
+
+    def _sweep(self, now: float) -> None:
+        """Remove the files of deleted galleries, if some may be left."""
+        forgotten = self._replica.forgotten
+        is_swept = self._swept is not None and self._swept[0] == forgotten and now - self._swept[1] < SWEEP_SECONDS
+        if not is_swept and self._errors.attempt(Event("indexes_not_swept"), self._replica.sweep_indexes):
+            self._swept = forgotten, now
 
     def _measure(self) -> None:
         """Measure galleries again: filters and indexes add to their size without a write."""

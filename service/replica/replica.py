@@ -77,6 +77,8 @@ class Replica:
         self._progress: dict[int, LoadProgress] = {}
         self._poll_lock = threading.Lock()
         self._thread = threading.Thread(target=self._follow, name="replica", daemon=True)
+        self.forgotten = 0
+        """How many galleries were forgotten, of which files may be left."""
         self.failure: str | None = None
         """Why the feed could not be followed at the last attempt."""
 
@@ -186,6 +188,7 @@ class Replica:
         """Drop a deleted gallery."""
         self.cache.drop(gallery_id)
         self._names.clear()
+        self.forgotten += 1
 
     def _follow(self) -> None:
         while self._changes.wait():

@@ -82,6 +82,33 @@ def test_what_another_process_dies_over_is_built_though_nobody_writes_any_more(
     assert indexed(replica, "a")
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_gallery_deleted_while_nobody_has_it_in_memory_takes_its_files_along(
+    world: World, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    """Also where another machine deletes it."""
+    now = [0.0]
+    monkeypatch.setattr(indexer, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    replica = world.new_replica()
+    live = replica.find("a")
+    Indexer(replica)._round()
+    number, folder = live.id, live.folder
+    assert folder.exists()
+
+    replica = world.new_replica()
+    one = Indexer(replica)
+    one._round()
+    assert folder.exists(), "nobody has asked for it since this start"
+    with world.database.write() as connection:
+        delete_gallery(connection, number)
+    if told:
+        replica.forget(number)
+    else:
+        now[0] += 600
+    one._round()
+    assert not folder.exists()
+
+
 def test_while_the_database_is_away_it_says_so_once_and_then_it_goes_on(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
