@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from index.errors import InvalidArgument
+from index.version_folder.new_folder import check_outside
 from training.overrides import size_settings, unknown_parts, with_overrides, with_preprocess
 from training.recipes import Recipe, field_descriptions, find_recipe
 from training.references import FIELDS, References, reference_settings, with_settings
@@ -144,8 +145,9 @@ def write_recipe(recipe: Recipe, path: Path, references: Sequence[str] = (), bas
         base: the recipe that it was made of, by which those recipes know what was changed; `base_of` gives it back.
 
     Raises:
-        InvalidArgument: the file exists or cannot be written, or a value cannot.
+        InvalidArgument: the file exists or cannot be written, is inside a version folder, or a value cannot be written.
     """
+    check_outside(path)
     text = "\n".join([*_lines(recipe, base), *_reference_lines(references)]) + "\n"
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -159,8 +161,9 @@ def check_new_file(path: Path) -> None:
     """Refuse a file that `write_recipe` would, before hours go into what it is to hold.
 
     Raises:
-        InvalidArgument: it exists, or the folder does not.
+        InvalidArgument: it exists, or the folder does not or is a version's.
     """
+    check_outside(path)
     if path.exists() or not path.parent.is_dir():
         why = "it already exists" if path.exists() else f"the folder {path.parent} does not exist"
         raise InvalidArgument(f"{path} cannot be written: {why}", pointer="/save")

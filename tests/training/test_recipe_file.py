@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from index.errors import InvalidArgument
+from index.version import CARD
 from training.overrides import with_overrides
-from training.recipe_file import choose, read_recipe, references_in, write_recipe
+from training.recipe_file import check_new_file, choose, read_recipe, references_in, write_recipe
 from training.recipes import RECIPES, find_recipe
 
 
@@ -73,6 +75,15 @@ def test_a_wrong_file_is_refused_with_the_field_and_what_is_legal(text: str, sai
         read_recipe(path)
     with pytest.raises(InvalidArgument, match="cannot be read as a recipe"):
         read_recipe(tmp_path / "other.toml")
+
+
+@pytest.mark.parametrize("write", [lambda file: write_recipe(find_recipe("digits_bct"), file), check_new_file])
+def test_no_file_is_written_into_a_version_folder(write: Callable[[Path], object], tmp_path: Path) -> None:
+    (tmp_path / CARD).write_text("{}")
+
+    with pytest.raises(InvalidArgument, match="is inside a version folder"):
+        write(tmp_path / "mine.toml")
+    assert [path.name for path in tmp_path.iterdir()] == [CARD]
 
 
 @pytest.mark.parametrize("setting", ["rate=inf", "weight=nan", "root=bad\udcff", "root=a\x7fb"])
