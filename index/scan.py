@@ -74,11 +74,11 @@ def scan_allowed(
     queries_QW: Vectors, rows_RW: Vectors, allowed_R: Mask, k: int, *, inner_product: bool
 ) -> tuple[Vectors, Rows]:
     """`scan` over the rows that `allowed_R` marks; k is at least 1 and at most their number."""
-    at_A = np.flatnonzero(allowed_R)
-    if len(at_A) == len(rows_RW):
+    allowed = int(np.count_nonzero(allowed_R))
+    if allowed == len(rows_RW):
         return scan(queries_QW, rows_RW, k, inner_product=inner_product)
-    if len(at_A) * COPY_COST < len(rows_RW) * len(queries_QW):
-        return _scan_gathered(queries_QW, rows_RW, at_A, k, inner_product)
+    if allowed * COPY_COST < len(rows_RW) * len(queries_QW):
+        return _scan_gathered(queries_QW, rows_RW, np.flatnonzero(allowed_R), k, inner_product)
     found = [_scan_masked(query_W, rows_RW, allowed_R, k, inner_product) for query_W in queries_QW]
     return np.concatenate([scores for scores, _ in found]), np.concatenate([at for _, at in found])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from sqlalchemy import Connection, func, select
@@ -19,7 +19,7 @@ from index.errors import RegraftError
 from index.events import Event
 from service.background import Background
 from service.store.database.connections import Database
-from service.store.sql.arrays import INSERT, blocks
+from service.store.sql.arrays import INSERT, blocks, count_table
 from service.store.tables import item, item_traffic
 
 logger = logging.getLogger(__name__)
@@ -67,14 +67,14 @@ class Traffic(Background):
             self.flush()
 
 
-def add(connection: Connection, matches: dict[int, int]) -> None:
+def add(connection: Connection, matches: Mapping[int, int]) -> None:
     """Add to the items' counters; items that no longer exist are left out."""
-    # Locked, so that none is deleted before its count is written; in one order, so that processes do not deadlock.
-    existing = select(item.c.id).where(item.c.id.in_(list(matches))).order_by(item.c.id)
-    locked = connection.execute(existing.with_for_update(read=True, key_share=True)).scalars()
-    rows = [{"item_id": key, "matches": matches[key]} for key in locked]
-    if not rows:
-        return
-    statement = INSERT[connection.dialect.name](item_traffic)
+    listed = count_table(connection, matches)
+    found = select(item.c.id, listed.number).where(item.c.id == listed.key).order_by(item.c.id)
+    if connection.dialect.name != "sqlite":  # which has one writer at a time
+        # Locked, so that none is deleted before its count is written; in one order, so that processes do not deadlock.
+        locked = found.with_for_update(read=True, key_share=True, of=item).subquery()
+        connection.execute(select(func.count()).select_from(locked))
+    statement = INSERT[connection.dialect.name](item_traffic).from_select(["item_id", "matches"], found)
     increments = {"matches": func.coalesce(item_traffic.c.matches, 0) + statement.excluded.matches}
-    connection.execute(statement.on_conflict_do_update(index_elements=["item_id"], set_=increments), rows)
+    connection.execute(statement.on_conflict_do_update(index_elements=["item_id"], set_=increments))

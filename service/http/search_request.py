@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 
@@ -107,8 +108,7 @@ class SearchRequest(NamedTuple):
 
     def cursor(self) -> str:
         """The cursor of the page after this one."""
-        text = json.dumps([self.end, self.fingerprint])
-        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+        return base64.urlsafe_b64encode(orjson.dumps([self.end, self.fingerprint])).decode().rstrip("=")
 
 
 def fields_of(raw: bytes) -> Mapping[str, Any]:
@@ -276,10 +276,10 @@ def _fingerprint(
     Stored items by their ids: their embeddings may change from page to page, as those of the items that they find.
     """
     named = {name: body[name] for name in NAMED if name in body}
-    digest = hashlib.blake2b(json.dumps([gallery_id, ranking, named]).encode(), digest_size=FINGERPRINT_BYTES)
+    digest = hashlib.blake2b(orjson.dumps([gallery_id, ranking, named]), digest_size=FINGERPRINT_BYTES)
     for part in parts:
         if part.vectors is not None:
-            digest.update(part.vectors.tobytes())
+            digest.update(part.vectors.data)
     for file in files:
         content = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
         file.file.seek(0)

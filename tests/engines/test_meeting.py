@@ -22,6 +22,7 @@ from service.registry.registry import Registry
 from service.registry.rollout_records import Counters, add_counters
 from service.settings import Settings
 from service.store.database.connections import Database
+from service.store.database.migration import upgrade
 from service.store.galleries.deletion import delete_gallery, free_items
 from service.store.rows import BackfillRow
 from service.store.tables import item_traffic
@@ -208,6 +209,23 @@ def test_a_gallery_is_deleted_while_what_its_canary_counted_is_added_up(
         adding.join()
 
     assert added == [None]
+
+
+def test_matches_of_an_item_add_up_and_those_of_removed_items_are_left_out(
+    database: Database, settings: Settings
+) -> None:
+    upgrade(settings)
+    stage = Planning(database)
+    first, second = (row.id for row in stage.items(stage.gallery(2)).values())
+    traffic = Traffic(database, flush_seconds=60)
+
+    for found in ([first, second, first], [first], [first + 1_000, second + 1_000]):
+        traffic.count(found)
+        traffic.flush()
+
+    with database.lookup() as connection:
+        counted = dict(tuple(row) for row in connection.execute(select(item_traffic)))
+    assert counted == {first: 3, second: 1}
 
 
 @on_postgresql

@@ -60,6 +60,24 @@ def key_table(connection: Connection, keys: Sequence[int]) -> SqlArray:
     return SqlArray(rows.c.value, rows.c.number - 1)
 
 
+class SqlCounts(NamedTuple):
+    """Keys as a table, each with a number."""
+
+    key: ColumnElement[int]
+    number: ColumnElement[int]
+
+
+def count_table(connection: Connection, counts: Mapping[int, int]) -> SqlCounts:
+    """Key -> number as a table of the connection's database: SQLite reads them from JSON, PostgreSQL from arrays."""
+    if connection.dialect.name == "sqlite":
+        rows = func.json_each(json.dumps(counts)).table_valued(column("key", Text), column("value", Integer))
+        return SqlCounts(cast(rows.c.key, Integer), rows.c.value)
+    arrays = (bindparam(None, list(one), ARRAY(BigInteger)) for one in (counts.keys(), counts.values()))
+    columns = (column("key", BigInteger), column("value", BigInteger))
+    rows = func.unnest(*arrays).table_valued(*columns).render_derived()
+    return SqlCounts(rows.c.key, rows.c.value)
+
+
 class SqlRecords(NamedTuple):
     """Names, each with a JSON object and an optional text, as a table, with their position in the list, from 0."""
 
