@@ -64,6 +64,7 @@ def move(ways: Sequence[Placed], gallery: Gallery, number: int) -> None:
 def measured(gallery: Gallery, items: Vectors, change: Callable[[Gallery, int], object], times: int) -> list[float]:
     """Milliseconds: a change alone, beside queries, the longest of those, a query's wait beside them and at rest."""
     alone = [timed(partial(change, gallery, number)) for number in range(times)]
+    gallery.search("v2", lambda _: items[:1], K)  # imports FAISS
     with asking(gallery, items[:1]) as undisturbed:
         time.sleep(0.1 * times)
     with asking(gallery, items[:1]) as took:
