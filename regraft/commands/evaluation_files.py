@@ -76,7 +76,10 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[Path]]:
 
 def _archive(path: Path) -> tuple[Mapping[str, Any], dict[str, list[Any]]]:
     arrays = _arrays(path)
-    own = {LABEL: arrays.pop(LABELS).tolist()} if LABELS in arrays else {}
+    labels = arrays.pop(LABELS, None)
+    if labels is not None and labels.ndim != 1:
+        raise InvalidArgument(f"{path}: {LABELS} must have one per embedding (N,), not the shape {labels.shape}")
+    own = {} if labels is None else {LABEL: labels.tolist()}
     if not arrays:
         raise InvalidArgument(f"{path} has no array of embeddings named after its version")
     return arrays, own

@@ -82,6 +82,7 @@ def test_evaluation_add_sends_embeddings_of_each_version_with_labels(run, servic
         ("--embeddings nowhere.npy --version v1", 1, "nowhere.npy"),
         ("--embeddings broken.npz --version v1", 1, "broken.npz cannot be read"),
         ("--embeddings damaged.npz --version v1", 1, "damaged.npz cannot be read as embeddings"),
+        ("--embeddings number.npz", 1, "number.npz: labels must have one per embedding (N,), not the shape ()"),
         ("--embeddings header.npy --version v1", 1, "header.npy cannot be read as embeddings"),
         ("--embeddings broken.json --version v1", 1, "broken.json cannot be read"),
         ("--embeddings several.npz --version v1", 1, "no array 'v1', only: v2, v3"),
@@ -97,6 +98,7 @@ def test_evaluation_add_says_what_is_wrong_with_embeddings(run, service, tmp_pat
         Path(f"{name}.json").write_text(text)
     Path("broken.npz").write_bytes(b"PK no archive")
     np.savez("several.npz", v2=np.zeros((2, 2)), v3=np.zeros((2, 2)))
+    np.savez("number.npz", v1=np.zeros((2, 2)), labels=np.array(3))
     np.savez_compressed("damaged.npz", v1=np.random.default_rng(0).random((20, 20)))
     damaged = bytearray(Path("damaged.npz").read_bytes())
     damaged[50:110] = bytes(0x5A ^ byte for byte in damaged[50:110])
