@@ -256,6 +256,12 @@ class MilvusLite:
         found = self._client.search("items", list(queries_QD), limit=K)
         return [[int(hit["id"]) for hit in hits] for hits in found]
 
+    @staticmethod
+    def stop() -> None:
+        """Stop the servers: at the end of the process they would write their rows into a folder that is removed."""
+        if "milvus_lite" in sys.modules:
+            sys.modules["milvus_lite.server_manager"].server_manager_instance.release_all()
+
 
 ENGINES: dict[str, tuple[Callable[[Vectors, Path], Engine], str, bool]] = {
     "Regraft, aim 0.99": (Regraft, "faiss", True),
@@ -285,6 +291,7 @@ def main(
     for size in items:
         with tempfile.TemporaryDirectory() as scratch:
             measure(size, queries, dim, engines or list(ENGINES), Path(scratch))
+            MilvusLite.stop()
 
 
 def measure(size: int, count: int, dim: int, chosen: Sequence[str], scratch: Path) -> None:
