@@ -45,7 +45,8 @@ class OnnxFile:
 
     def write(self, folder: Path, name: str) -> Card:
         space = space_from_json(dict(self.space))
-        given = onnx_graph.with_one_output(_read(self.path), self.output)
+        given = onnx_graph.with_one_output(read_model(self.path), self.output)
+        onnx_graph.check_one_input(given)
         images_NCHW = preprocess_batch([decode_image(data) for data in probe_files()], self.preprocess)
         source = onnx_graph.with_pixel_input(given, self.preprocess)
         free = onnx_graph.with_free_batch(source, images_NCHW[:TRIED])
@@ -77,7 +78,8 @@ class OnnxFile:
         )
 
 
-def _read(path: Path) -> onnx_graph.ModelProto:
+def read_model(path: Path) -> onnx_graph.ModelProto:
+    """Read an ONNX model with its external weights. Raises InvalidArgument."""
     try:
         model = onnx.load(path)
     except Exception as error:  # of the files, or of protobuf on corrupt bytes

@@ -1,12 +1,14 @@
 """Rewrite an ONNX model for a version folder: float32 (N, C, H, W) -> (N, D), N free.
 
+`index.creation.onnx_texts` rewrites models of texts.
+
 Each `with_...` function returns the rewritten model. Shape suffixes: N images, C channels, H height, W width, D
 dimension, T tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,15 +49,22 @@ def open_session(model: ModelProto) -> RunModel:
     Raises:
         InvalidArgument: it cannot be loaded; or, when called, fails.
     """
+    run = open_named_session(model)
+    name = model.graph.input[0].name
+    return lambda images_NCHW: run({name: images_NCHW})
+
+
+def open_named_session(model: ModelProto) -> Callable[[Mapping[str, Any]], NDArray[np.float32]]:
+    """Open a model with one output, to run on its inputs by name. Raises InvalidArgument as `open_session`."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     with _refusing():
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
-    def run(images_NCHW: NDArray[np.float32]) -> NDArray[np.float32]:
+    def run(inputs: Mapping[str, Any]) -> NDArray[np.float32]:
         with _refusing():
-            (given,) = session.run(None, {session.get_inputs()[0].name: images_NCHW})
+            (given,) = session.run(None, dict(inputs))
             return np.asarray(given, np.float32)
 
     return run
@@ -68,11 +77,20 @@ def run_one_by_one(run: RunModel, images_NCHW: NDArray[np.float32]) -> NDArray[n
         InvalidArgument: it fails, or its output is not finite or not of shape (1, ...).
     """
     rows = [run(image_CHW[None]) for image_CHW in images_NCHW]
+    check_rows(rows, "image")
+    return np.concatenate(rows)
+
+
+def check_rows(rows: Sequence[NDArray[np.float32]], what: str) -> None:
+    """Check the outputs of a model for single inputs; `what`: "image" or "text".
+
+    Raises:
+        InvalidArgument: one is not finite or not of shape (1, ...).
+    """
     if (wrong := next((row.shape for row in rows if row.shape[:1] != (1,)), None)) is not None:
-        raise InvalidArgument(f"the model returns shape {wrong} for one image, not (1, ...)", pointer="/onnx")
+        raise InvalidArgument(f"the model returns shape {wrong} for one {what}, not (1, ...)", pointer="/onnx")
     if not all(np.isfinite(row).all() for row in rows):
         raise InvalidArgument("the model returns numbers that are not finite", pointer="/onnx")
-    return np.concatenate(rows)
 
 
 @contextmanager
@@ -88,24 +106,30 @@ def with_one_output(model: ModelProto, name: str) -> ModelProto:
     """Keep one output: `name`, or the only one. Initializers are removed from the inputs, as in newer files.
 
     Raises:
-        InvalidArgument: several outputs or an unknown name; more than one input; an illegal opset.
+        InvalidArgument: several outputs or an unknown name, or an illegal opset.
     """
     model = _of_legal_opset(model)
     graph = model.graph
     constants = {constant.name for constant in graph.initializer}
     _keep(graph.input, lambda value: value.name not in constants)
     model.ir_version = max(model.ir_version, FREE_INITIALIZERS)
-    if len(graph.input) != 1:
-        found = ", ".join(value.name for value in graph.input)
-        raise InvalidArgument(f"the model must have one input, images; it has: {found or 'none'}", pointer="/onnx")
     names = [value.name for value in graph.output]
     if name not in names and (name or len(names) != 1):
         raise InvalidArgument(f"--output must name one of the model's outputs: {', '.join(names)}", pointer="/output")
     _keep(graph.output, lambda value: value.name == (name or names[0]))
-    taken = {value.name for value in graph.input}.union(*(node.output for node in graph.node))
-    if any(held.startswith(PREFIX) for held in taken):  # a version's own encoder
-        model = onnx.compose.add_prefix(model, "given_")
+    inputs = {value.name for value in graph.input}
+    if any(held.startswith(PREFIX) for held in inputs.union(*(node.output for node in graph.node))):
+        # A version's own encoder. The inputs of texts keep their names.
+        model = onnx.compose.add_prefix(model, "given_", rename_inputs=any(name.startswith(PREFIX) for name in inputs))
     return model
+
+
+def check_one_input(model: ModelProto) -> None:
+    """Raise InvalidArgument unless a model has one input."""
+    if len(model.graph.input) != 1:
+        found = ", ".join(value.name for value in model.graph.input) or "none"
+        why = f"the model must have one input, images; it has: {found}; a model of texts requires --tokenizer"
+        raise InvalidArgument(why, pointer="/onnx")
 
 
 def _of_legal_opset(model: ModelProto) -> ModelProto:
@@ -139,7 +163,7 @@ def with_pixel_input(model: ModelProto, spec: Preprocess) -> ModelProto:
             pointer="/preprocess",
         )
     size = (spec.channels, spec.height, spec.width)
-    declared = _declared(given)
+    declared = shape_of(given)
     last = (spec.height, spec.width, spec.channels)
     channels_last = len(declared) == 4 and not _fits(declared[1:], size) and _fits(declared[1:], last)
     if len(declared) != 4 or not (channels_last or _fits(declared[1:], size)):
@@ -180,7 +204,7 @@ def with_free_batch(model: ModelProto, images_NCHW: NDArray[np.float32]) -> Mode
     Raises:
         InvalidArgument: its first axis is fixed to more than 1.
     """
-    fixed = _declared(model.graph.input[0])[0]
+    fixed = shape_of(model.graph.input[0])[0]
     if fixed not in {None, 1}:
         raise InvalidArgument(
             f"the model's batch size is {fixed}; legal: 1, or any number (export it with a free first axis)",
@@ -212,7 +236,7 @@ def has_channels_last(shape: Sequence[int], spec: Preprocess) -> bool:
 def with_channels_first(model: ModelProto) -> ModelProto:
     """Change the output from (N, H, W, D) to (N, D, H, W)."""
     last = model.graph.output[0].name
-    return _ending(model, [helper.make_node("Transpose", [last], [f"{PREFIX}maps"], perm=[0, 3, 1, 2])])
+    return ending(model, [helper.make_node("Transpose", [last], [f"{PREFIX}maps"], perm=[0, 3, 1, 2])])
 
 
 def with_pooling(model: ModelProto, shape: Sequence[int], pool: str) -> ModelProto:
@@ -238,14 +262,14 @@ def with_pooling(model: ModelProto, shape: Sequence[int], pool: str) -> ModelPro
     last = model.graph.output[0].name
     if pool == "cls":
         model.graph.initializer.append(numpy_helper.from_array(np.array(0), f"{PREFIX}first"))
-        return _ending(model, [helper.make_node("Gather", [last, f"{PREFIX}first"], [f"{PREFIX}pooled"], axis=1)])
+        return ending(model, [helper.make_node("Gather", [last, f"{PREFIX}first"], [f"{PREFIX}pooled"], axis=1)])
     if len(shape) == 1:
         return model
     steps = [helper.make_node("Transpose", [last], [f"{PREFIX}turned"], perm=[0, 2, 1])] if len(shape) == 2 else []
     before = steps[-1].output[0] if steps else last
     steps.append(helper.make_node("GlobalAveragePool", [before], [f"{PREFIX}averaged"]))
     steps.append(helper.make_node("Flatten", [f"{PREFIX}averaged"], [f"{PREFIX}pooled"], axis=1))
-    return _ending(model, steps)
+    return ending(model, steps)
 
 
 def with_float_output(model: ModelProto, dim: int, *, unit: bool) -> ModelProto:
@@ -257,12 +281,12 @@ def with_float_output(model: ModelProto, dim: int, *, unit: bool) -> ModelProto:
         before = steps[-1].output[0] if steps else last
         steps.append(helper.make_node("LpNormalization", [before], [f"{PREFIX}unit"], axis=1, p=2))
     if steps:
-        model = _ending(model, steps, TensorProto.FLOAT)
+        model = ending(model, steps, TensorProto.FLOAT)
     _declare(model.graph.output[0], (BATCH_AXIS, dim))
     return model
 
 
-def _ending(model: ModelProto, steps: Sequence[Any], kind: int | None = None) -> ModelProto:
+def ending(model: ModelProto, steps: Sequence[Any], kind: int | None = None) -> ModelProto:
     """Append nodes after the output; the output of the last node becomes the model's."""
     kind = kind or model.graph.output[0].type.tensor_type.elem_type
     model.graph.node.extend(steps)
@@ -274,7 +298,7 @@ def _ending(model: ModelProto, steps: Sequence[Any], kind: int | None = None) ->
 def _declared_free(model: ModelProto) -> ModelProto:
     """Declare the first axis free; if sizes inside the graph are fixed too, the model fails when it is run."""
     made = _copy(model)
-    sides = _declared(made.graph.input[0])
+    sides = shape_of(made.graph.input[0])
     _declare(made.graph.input[0], (BATCH_AXIS, *(side or f"side{axis}" for axis, side in enumerate(sides[1:]))))
     made.graph.output[0].type.tensor_type.ClearField("shape")
     del made.graph.value_info[:]
@@ -306,7 +330,7 @@ def _looped(model: ModelProto, image: Sequence[int], made: Sequence[int]) -> Mod
     return wrapped
 
 
-def _declared(value: Any) -> list[int | None]:
+def shape_of(value: Any) -> list[int | None]:
     """The sizes of an input or output; None for a free size, which some exporters write as -1."""
     return [side.dim_value if side.dim_value > 0 else None for side in value.type.tensor_type.shape.dim]
 

@@ -97,7 +97,7 @@ class TextEncoder:
         """
         check_text(text, None)
         try:
-            with _panics_as_errors():
+            with panics_as_errors():
                 tokens_L = np.asarray(self._tokenizer.encode(self._prompts.get(side, "") + text).ids, np.int64)
         except Exception as error:  # tokenizers raises plain `Exception`
             raise InvalidText(f"the tokenizer refuses the text ({error})") from error
@@ -174,7 +174,7 @@ def _open_tokenizer(version: Version) -> tuple[Tokenizer, int, _Padding]:
 
     content = _read(version, TOKENIZER)
     try:
-        with _panics_as_errors():
+        with panics_as_errors():
             tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # tokenizers raises plain `Exception`
         raise wrong(TOKENIZER, f"is not a tokenizer ({error})") from error
@@ -191,7 +191,7 @@ def _open_tokenizer(version: Version) -> tuple[Tokenizer, int, _Padding]:
 
 
 @contextmanager
-def _panics_as_errors() -> Iterator[None]:
+def panics_as_errors() -> Iterator[None]:
     """Raise ValueError for a Rust panic, which a damaged file can cause in tokenizers and which is not an Exception."""
     try:
         yield

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 PREPROCESS = ("preprocess", "size", "resize", "stretch", "mode", "interpolation", "mean", "std")
 API = ("model", "key", "shorten", "batch_size", "requests_per_minute", "tokens_per_minute", "price", "encoding")
 PROMPTS = ("query_prompt", "item_prompt")
+TOKENS = ("tokenizer", "max_tokens")
 LEGAL = {
     "dim": ("space", "curvature"),
-    "onnx": ("space", "curvature", "pool", "output", *PREPROCESS),
+    "onnx": ("space", "curvature", "pool", "output", *PREPROCESS, *TOKENS, *PROMPTS),
     "timm": ("space", "curvature", "weights"),
     "torchvision": ("space", "curvature", "weights"),
     "hf": ("space", "curvature", "pool"),
@@ -48,7 +49,11 @@ def create(
     ] = None,
     onnx: Annotated[
         Path | None,
-        typer.Option("--onnx", metavar="FILE", help="An ONNX model for images; needs --preprocess or --size."),
+        typer.Option(
+            "--onnx",
+            metavar="FILE",
+            help="An ONNX model: of images, with --preprocess or --size; or of texts, with --tokenizer.",
+        ),
     ] = None,
     timm: Annotated[
         str | None, typer.Option("--timm", metavar="MODEL", help="A timm model, preprocessed by its data_config.")
@@ -103,6 +108,12 @@ def create(
         str | None,
         typer.Option("--std", metavar="A,B,C", help="Standard deviation of each channel, for pixels from 0 to 1."),
     ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="FILE", help="tokenizer.json of a model of texts.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", help="Tokens at which texts are cut; default: as the tokenizer says.")
+    ] = None,
     pool: Annotated[
         str | None,
         typer.Option("--pool", help="Pooling of an output (N, tokens, D) or (N, D, H, W): none, mean or cls."),
@@ -146,6 +157,8 @@ def create(
     Example: regraft version create api-v1 --dim 1536
 
     Example: regraft version create api-v2 --api https://api.openai.com/v1 --model text-embedding-3-large --dim 3072
+
+    Example: regraft version create texts --onnx model.onnx --tokenizer tokenizer.json --pool mean
 
     Example: regraft version create mine --onnx model.onnx --size 224 --resize 256 --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5
     """
@@ -249,9 +262,23 @@ def _source(kind: str, given: Mapping[str, Any]) -> Source:
         from training.creation.hugging_face import HuggingFace
 
         return HuggingFace(given["hf"], space, given.get("pool"))
-    from index.creation.onnx_file import OnnxFile
+    return _onnx(given, space)
 
-    return OnnxFile(given["onnx"], _preprocess(given), space, given.get("pool", "none"), given.get("output", ""))
+
+def _onnx(given: Mapping[str, Any], space: Mapping[str, Any]) -> Source:
+    """The source of `--onnx`. Raises InvalidArgument for an option of images beside one of texts."""
+    output = (given.get("pool", "none"), given.get("output", ""))
+    if "tokenizer" not in given:
+        if texts := [option for option in ("max_tokens", *PROMPTS) if option in given]:
+            raise InvalidArgument(f"{_flag(texts[0])} requires --tokenizer, or --api", pointer=f"/{texts[0]}")
+        from index.creation.onnx_file import OnnxFile
+
+        return OnnxFile(given["onnx"], _preprocess(given), space, *output)
+    if images := [option for option in PREPROCESS if option in given]:
+        raise InvalidArgument(f"{_flag(images[0])} cannot be used with --tokenizer", pointer=f"/{images[0]}")
+    from index.creation.onnx_texts import OnnxTexts
+
+    return OnnxTexts(given["onnx"], given["tokenizer"], given.get("max_tokens"), space, *output, _prompts(given))
 
 
 def _provider(given: Mapping[str, Any], space: Mapping[str, Any]) -> Source:
@@ -263,8 +290,11 @@ def _provider(given: Mapping[str, Any], space: Mapping[str, Any]) -> Source:
         if option not in given:
             raise InvalidArgument(f"--api requires --{option}", pointer=f"/{option}")
     api = EmbeddingApi(given["api"].rstrip("/"), **{option: given[option] for option in API if option in given})
-    prompts = {option.removesuffix("_prompt"): given[option] for option in PROMPTS if option in given}
-    return ProviderApi(api, given["dim"], space, prompts)
+    return ProviderApi(api, given["dim"], space, _prompts(given))
+
+
+def _prompts(given: Mapping[str, Any]) -> dict[str, str]:
+    return {option.removesuffix("_prompt"): given[option] for option in PROMPTS if option in given}
 
 
 def _preprocess(given: Mapping[str, Any]) -> Preprocess:
@@ -284,7 +314,7 @@ def _preprocess(given: Mapping[str, Any]) -> Preprocess:
     if "size" not in given:
         raise InvalidArgument(
             "preprocessing is missing: give --preprocess FILE, or --size with --resize or --stretch, "
-            "--interpolation, --mean and --std",
+            "--interpolation, --mean and --std; or --tokenizer FILE for a model of texts",
             pointer="/preprocess",
         )
     sides = _sides(given["size"], "size")

@@ -11,6 +11,7 @@ from onnx import helper
 from index.version import Preprocess
 from index.version_folder.folder import load_version
 from staging.provider import DIM, providing
+from staging.text_models import write_model, write_tokenizer
 
 
 @pytest.fixture
@@ -74,6 +75,20 @@ def test_a_version_of_an_onnx_file(run, tmp_path, model):
     assert load_version(tmp_path / "mine").card == made
 
 
+def test_a_version_of_an_onnx_file_of_texts(run, tmp_path):
+    model, tokenizer = write_model(tmp_path / "m.onnx"), write_tokenizer(tmp_path / "t.json", None)
+    options = ("--tokenizer", tokenizer, "--output", "made", "--pool", "mean", "--query-prompt", "q", "--space", "l2")
+
+    code, shown, said = run("version", "create", "t", "--onnx", model, *options, "--max-tokens", 7, "--into", tmp_path)
+
+    assert (code, said) == (0, "")
+    assert "6 numbers, l2, reads texts\non 100 texts the ONNX model differs from m.onnx by at most " in shown
+    made = load_version(tmp_path / "t").card
+    assert (made.method, made.recipe["max_tokens"], dict(made.prompts)) == ("onnx", 7, {"query": "q"})
+    code, _, said = run("version", "create", "u", "--onnx", model, "--size", 8, "--output", "made", "--into", tmp_path)
+    assert (code, "a model of texts requires --tokenizer" in said) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -89,11 +104,17 @@ def test_a_version_of_an_onnx_file(run, tmp_path, model):
         (["--dim", 3, "--mean", "1"], "--mean cannot be used with --dim; legal: --space, --curvature"),
         (["--dim", 3, "--space", "dot"], "space.kind must be one of cosine, l2, lorentz"),
         (["--onnx", "x"], "--preprocess FILE, or --size"),
+        (["--onnx", "x"], "or --tokenizer FILE for a model of texts"),
         (["--onnx", "x", "--size", "8by8"], "--size '8by8' must be pixels"),
         (["--onnx", "x", "--size", 8, "--mean", "a"], "--mean 'a' must be numbers"),
         (["--onnx", "x", "--size", 8, "--mean", "0.5"], "mean must be 3 numbers"),
         (["--onnx", "x", "--size", 8, "--preprocess", "y"], "--size cannot be used with --preprocess"),
         (["--onnx", "none.onnx", "--size", 8], "none.onnx cannot be read as an ONNX model"),
+        (["--onnx", "x", "--size", 8, "--tokenizer", "t"], "--size cannot be used with --tokenizer"),
+        (["--onnx", "x", "--size", 8, "--max-tokens", 9], "--max-tokens requires --tokenizer, or --api"),
+        (["--onnx", "x", "--size", 8, "--query-prompt", "q"], "--query-prompt requires --tokenizer, or --api"),
+        (["--onnx", "none.onnx", "--tokenizer", "t"], "none.onnx cannot be read as an ONNX model"),
+        (["--hf", "x", "--tokenizer", "t"], "--tokenizer cannot be used with --hf"),
     ],
 )
 def test_what_is_missing_or_wrong_is_named_by_its_option(run, tmp_path, monkeypatch, options, message):
