@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # else C++ libraries report leaked objects
+    if "PYTEST_XDIST_WORKER" in os.environ and "staging.forked" in sys.modules:
+        sys.modules["staging.forked"].remove_folder()
 
 
 WAITING = {"acceptance", "engines", "faults"}

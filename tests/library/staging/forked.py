@@ -5,11 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from pathlib import Path
 from types import ModuleType
 
@@ -60,6 +61,11 @@ class Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+def remove_folder() -> None:
+    """Remove the folder of the socket: pytest-xdist ends its workers without the exit that would do so."""
+    shutil.rmtree(util.get_temp_dir(), ignore_errors=True)
 
 
 def run(command: Sequence[object], env: Mapping[str, str], folder: Path) -> tuple[int, str, str]:
