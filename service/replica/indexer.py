@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 PAUSE_SECONDS = 1.0
 ACTIVE_SECONDS = SETTLED_SECONDS + 5 * PAUSE_SECONDS
 """How long after its last change a gallery is checked, which is until its head has settled. Idle ones cost nothing."""
-REST_FACTOR, MAX_REST_SECONDS = 9, 600.0
+PAUSE_FACTOR, MAX_PAUSE_SECONDS = 9, 600.0
 """After a failure, such as a full disk, building a gallery pauses this many times as long as the failed step took."""
 SWEEP_SECONDS = 600.0
 """How often files of deleted galleries are looked for: another machine may delete one that is not loaded here."""
@@ -44,7 +44,7 @@ class Indexer(Background):
         # Gallery -> its feed number, and when that was first seen; if it paused or was locked since, when that ended.
         self._unchanged_since: dict[int, tuple[int, float]] = {}
         # Gallery -> until when it pauses; and when the present step of a build began.
-        self._rests_until: dict[int, float] = {}
+        self._paused_until: dict[int, float] = {}
         self._step_began = 0.0
         # Files of galleries deleted so far are removed: how many were forgotten then, and when. Not yet at the start.
         self._swept: tuple[int, float] | None = None
@@ -57,7 +57,7 @@ class Indexer(Background):
     def _round(self) -> None:
         self._errors.attempt(Event("memory_not_measured"), self._measure)
         now = time.monotonic()
-        self._rests_until = {number: until for number, until in self._rests_until.items() if until > now}
+        self._paused_until = {number: until for number, until in self._paused_until.items() if until > now}
         # Keep only numbers: a reference to a gallery would prevent that it is unloaded.
         self._unchanged_since = {live.id: self._seq_and_time(live) for live in self._replica.all()}
         self._sweep(now)
@@ -83,7 +83,7 @@ class Indexer(Background):
 
     def _seq_and_time(self, live: LoadedGallery) -> tuple[int, float]:
         before, seq = self._unchanged_since.get(live.id), live.seq
-        is_unchanged = before is not None and before[0] == seq and live.id not in self._rests_until
+        is_unchanged = before is not None and before[0] == seq and live.id not in self._paused_until
         return before if before is not None and is_unchanged else (seq, time.monotonic())
 
     def _index_gallery(self, live: LoadedGallery) -> None:
@@ -101,7 +101,7 @@ class Indexer(Background):
                     self._work(live)
                 except Exception as error:
                     now = time.monotonic()
-                    self._rests_until[live.id] = now + min(REST_FACTOR * (now - self._step_began), MAX_REST_SECONDS)
+                    self._paused_until[live.id] = now + min(PAUSE_FACTOR * (now - self._step_began), MAX_PAUSE_SECONDS)
                     if isinstance(error, OSError):
                         self._replica.refresh(live.id)
                         if not self._is_known(live):  # files of a deleted gallery are removed while they are written
@@ -110,7 +110,7 @@ class Indexer(Background):
 
     def _is_due(self, live: LoadedGallery) -> bool:
         is_active = time.monotonic() - self._unchanged_since[live.id][1] <= ACTIVE_SECONDS
-        return is_active and live.id not in self._rests_until
+        return is_active and live.id not in self._paused_until
 
     def _work(self, live: LoadedGallery) -> None:
         self._build(live)
