@@ -11,6 +11,7 @@ from service.registry.placement import places_in, route_to
 from service.store.galleries.held_versions import live_items_by_version, versions_with_embeddings
 from service.store.sql.partitioned import of_item
 from service.store.tables import item
+from service.upgrades.removal import dependents
 
 
 def check(context: Context) -> list[Finding]:
@@ -42,7 +43,7 @@ def _reach(context: Context) -> list[Finding]:
     unused = Finding(
         "version_unused",
         "info",
-        "versions that no gallery uses and no edge needs",
+        "versions that nothing uses",
         "`regraft version delete` removes one",
     )
     registry = context.registry
@@ -56,11 +57,15 @@ def _reach(context: Context) -> list[Finding]:
             version = registry.by_id(version_id)
             if current is not None and route_to(registry, current, version) is None:
                 unreachable.add(f"{row.name}: {count} items of {version.name}", count)
-    needed = {edge.old for edge in registry.graph().edges}
     for registered in registry.all():
-        if registered.id not in used and registered.name not in needed:
+        if registered.id not in used and not _is_needed(context, registered.id):
             unused.add(registered.name)
     return [unreachable, unused]
+
+
+def _is_needed(context: Context, version_id: int) -> bool:
+    with context.database.lookup() as connection:
+        return any(dependents(connection, version_id).values())
 
 
 def _unplaced_items(gallery_id: int) -> Any:

@@ -103,14 +103,14 @@ def _unused(connection: Connection, name: str) -> VersionRow:
     row = first_of(VersionRow, connection.execute(select(version).where(version.c.name == name)))
     if row is None:
         raise UnknownVersion(f"version {shortened(name)!r} is not registered")
-    used = [f"{what} {_shortened(names)}" for what, names in _dependents(connection, row.id).items() if names]
+    used = [f"{what} {_shortened(names)}" for what, names in dependents(connection, row.id).items() if names]
     if used:
         raise VersionNeeded(f"version {name!r} cannot be deleted because it is used by {'; '.join(used)}")
     return row
 
 
-def _dependents(connection: Connection, version_id: int) -> dict[str, Sequence[str]]:
-    """The names of what depends on a version, by kind."""
+def dependents(connection: Connection, version_id: int) -> dict[str, Sequence[str]]:
+    """The names of what depends on a version, by kind: with any of these it cannot be deleted."""
 
     def galleries(*conditions: tuple[Column[int], ColumnElement[bool]]) -> Sequence[str]:
         used = or_(*(gallery.c.id.in_(select(key).where(condition)) for key, condition in conditions))

@@ -22,7 +22,7 @@ from service.store.tables import embedding, evaluation, evaluation_embedding, it
 from service.store.vectors.codec import to_bytes
 from service.store.vectors.reader import with_vectors
 from staging.builders import make_version
-from staging.served import serving
+from staging.served import problem, serving
 from staging.ward import Ward
 
 
@@ -197,6 +197,16 @@ def test_items_nobody_can_reach_and_versions_nobody_uses(ward: Ward, tmp_path: P
     found = ward.examine()
 
     assert (found["unreachable"].count, "1 items of apart" in found["unreachable"].examples[0]) == (1, True)
+
+
+def test_a_version_that_cannot_be_deleted_is_not_said_to_be_unused(ward: Ward, tmp_path: Path) -> None:
+    """No gallery is at `apart`, but one was: its history names it."""
+    with serving(ward.settings) as running:
+        running.register(make_version(tmp_path / "apart", "apart", 3, encoder=False))
+        path = running.gallery("apart")
+        running.deploy(path, "v1")
+        problem(running.remove("/versions/apart"), 409, "version_needed")
+    assert ward.examine() == {}
 
 
 @pytest.mark.parametrize("harm", ["gone", "changed", "away", "unknown"])
