@@ -64,7 +64,9 @@ def _mean_something(case: Case[Any]) -> None:
     """What a schema cannot say of a query: it confirms its path or item, forces for a reason, goes on from a page."""
     query = case.query or {}
     if "confirm" in query:
-        query["confirm"] = str(case.path_parameters[case.path.rpartition("{")[2].partition("}")[0]])
+        name, follows = case.path.rpartition("{")[2].split("}")
+        # A deletion of the image of `a`, which no route has, is that of the item `a/image`.
+        query["confirm"] = str(case.path_parameters[name]) + (follows if case.method == "DELETE" else "")
     if "cursor" in query:
         query["cursor"] = ""
     if "force" in query:
