@@ -356,11 +356,6 @@ class Gallery:
                 return dict(self._view.items_by_version)
             return self._shards.items_by_version(order, self._metadata.slot_count())
 
-    def unreachable(self, query_version: str, encoders: frozenset[str]) -> tuple[Degraded, ...]:
-        """The items that queries of `query_version` could not reach now."""
-        view = self._view
-        return view.topology.routes(query_version, view.items_by_version, encoders)[1]
-
     def needed_encoders(self, query_version: str, encoders: frozenset[str]) -> frozenset[str]:
         """The versions that must embed queries of `query_version` now, if these `encoders` can."""
         return self._view.reach(query_version, encoders).encoders

@@ -109,8 +109,8 @@ def test_a_shard_without_a_route_is_reported_and_never_compared(gallery: Gallery
     assert [(d.version, d.items) for d in found.degraded] == [("v3", 1)]
     assert "'v1' to 'v3'" in found.degraded[0].reason
     np.testing.assert_array_equal(np.sort(found.keys_QK[0]), [MISSING, 1, 2])
-    assert gallery.unreachable("v1", frozenset()) == found.degraded
-    assert gallery.unreachable("v1", frozenset({"v3"})) == ()
+    assert gallery.needed_encoders("v1", frozenset()) == {"v1"}
+    assert gallery.needed_encoders("v1", frozenset({"v3"})) == {"v1", "v3"}
     with pytest.raises(NoRoute, match="no edge leads from version 'v1' to 'v3'"):
         gallery.search("v1", always(units(1, 4)), 3, strict=True)
 

@@ -77,9 +77,9 @@ class Fake(BaseHTTPRequestHandler):
         if path == "/things/_count":
             return {"count": COUNT if body is None else COUNT - self.keyed}
         if path == "/things/_search":
-            named = self.keyed if body["query"] == {"exists": {"field": "key"}} else COUNT
+            asked_for = self.keyed if body["query"] == {"exists": {"field": "key"}} else COUNT
             order = [field for one in body["sort"] for field in one]
-            hits = [self._hit(n, order) for n in range(named)]
+            hits = [self._hit(n, order) for n in range(asked_for)]
             behind = [hit for hit in hits if "search_after" not in body or hit["sort"] > body["search_after"]]
             return {"hits": {"hits": behind[: body["size"]]}}
         return None
@@ -173,7 +173,7 @@ def test_documents_with_one_id_all_come_wherever_pages_end(
     assert [key for batch in batches for key in batch.ids] == ["k0"] * 4 + ["k1"] * 4 + ["k2"] * 2
     for batch in batches:  # also after an interruption
         rest = [key for later in source.batches(size, json.loads(json.dumps(batch.cursor))) for key in later.ids]
-        assert len(rest) == COUNT - 1 - batch.metadata[-1]["n"]
+        assert len(rest) == COUNT - 1 - (batch.metadata[-1] or {})["n"]
 
 
 @pytest.mark.parametrize("source", ["weaviate:{0}#Things", "opensearch:{0}#things"])
