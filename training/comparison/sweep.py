@@ -1,9 +1,10 @@
-"""A method's weights, chosen on held-out training images by a random search: the same number of trials for each method.
+"""A method's weights, chosen on held-out training images: the same number of trials for each method.
 
 A tenth of each class is held out of the training images; neither queries nor items of the evaluation are looked at. The
 first trial is the recipe as it is; each other one multiplies every option whose name ends in `weight` by a power of two
-between 1/8 and 8, at random. P_com orders the trials of a method as M(new/old) does, since the other two numbers in it
-are the same for all; so the best trial is that of the highest CMC-1 new/old.
+between 1/8 and 8. The powers follow Sobol's sequence, which covers the range evenly after few trials too; of three
+independent random numbers, all may lie on one side. P_com orders the trials of a method as M(new/old) does, since the
+other two numbers in it are the same for all; so the best trial is that of the highest CMC-1 new/old.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 
 from index.errors import InvalidArgument
 from index.version_folder.folder import load_version
@@ -123,13 +124,16 @@ def weights_of(recipe: Recipe) -> dict[str, float]:
 
 
 def settings(recipe: Recipe, trials: int) -> Iterator[Recipe]:
-    """The recipe itself, then others with other weights; the same for the same `split_seed`."""
-    generator = np.random.default_rng(recipe.split_seed)
-    for place in range(trials):
-        powers = generator.uniform(-LARGEST, LARGEST, len(weights_of(recipe)))
+    """The recipe itself, then others with other weights; the same each time, and more trials begin with the fewer."""
+    weights = weights_of(recipe)
+    yield replace(recipe, options={**recipe.options, **weights})
+    # Of Sobol's points the first is a corner of the cube and the second its middle, which is the recipe itself.
+    sequence: Any = torch.quasirandom.SobolEngine  # untyped in PyTorch
+    points = sequence(len(weights)).fast_forward(2).draw(trials - 1, dtype=torch.float64)
+    for powers in (2 * points - 1) * LARGEST:
         drawn = {
-            name: float(f"{value * 2**power:.3g}") if place else value
-            for (name, value), power in zip(weights_of(recipe).items(), powers, strict=True)
+            name: float(f"{value * 2**power:.3g}")
+            for (name, value), power in zip(weights.items(), powers.tolist(), strict=True)
         }
         yield replace(recipe, options={**recipe.options, **drawn})
 

@@ -31,6 +31,16 @@ def test_trials_begin_with_the_recipe_and_draw_every_weight_within_its_range() -
     assert (np.log2(factors[1:]).std(axis=0) > 1).all()
 
 
+def test_few_trials_try_each_weight_below_and_above_the_recipes_and_more_begin_with_the_fewer() -> None:
+    for name in ("digits_l2", "digits_oca", "digits_bt2"):
+        recipe = find_recipe(name)
+        three = list(settings(recipe, 3))
+        factors = np.array([list(weights_of(one).values()) for one in three]) / list(weights_of(recipe).values())
+        assert (factors.min(axis=0) < 0.5).all(), name
+        assert (factors.max(axis=0) > 2).all(), name
+        assert list(settings(recipe, 5))[:3] == three
+
+
 def test_the_best_trial_on_held_out_images_comes_first_and_trained_ones_are_read(
     v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
