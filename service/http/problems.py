@@ -37,6 +37,23 @@ CODES = {
     500: "internal_error",
 }
 """Codes of the framework's errors, independent of HTTP phrases, which change with Python releases."""
+TITLES = {
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    409: "Conflict",
+    412: "Precondition Failed",
+    413: "Content Too Large",
+    415: "Unsupported Media Type",
+    422: "Unprocessable Content",
+    500: "Internal Server Error",
+    502: "Bad Gateway",
+    503: "Service Unavailable",
+    504: "Gateway Timeout",
+}
+"""The names of RFC 9110: those that Python knows change with its releases."""
 PROBLEM = "application/problem+json"
 UNCHANGED = "the database does not answer; nothing was changed"
 """Replaces the message of `DatabaseUnavailable` if nothing can have been committed."""
@@ -67,7 +84,7 @@ def problem(request_id: str, status: int, code: str, detail: str, errors: Sequen
     """A problem+json response; `errors` name fields by JSON pointer."""
     content = {
         "type": f"urn:regraft:problem:{code}",
-        "title": HTTPStatus(status).phrase,
+        "title": TITLES.get(status, "HTTP Error"),
         "status": status,
         "detail": detail,
         "code": code,

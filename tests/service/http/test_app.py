@@ -13,6 +13,8 @@ import pytest
 
 from service.http import app
 from service.http.draining import Server
+from service.http.openapi import codes_by_status
+from service.http.problems import TITLES
 from service.runtime import running
 from service.settings import Settings
 from service.upgrades.deployments.reaper import Reaper
@@ -105,6 +107,15 @@ def test_an_unknown_route_and_a_wrong_method_are_named_with_what_is_legal(served
 
     assert unknown["detail"] == "there is no route '/v1/galerie'; GET /openapi.json lists them"
     assert wrong["detail"] == "PUT is not legal for '/v1/galleries'; legal: GET, POST"
+
+
+def test_titles_are_the_names_of_rfc_9110_on_every_python(served: Any) -> None:
+    """Python 3.11 knows 422 as Unprocessable Entity."""
+    refused = problem(served.http.post("/galleries", json={"name": 5}), 422, "invalid_request")
+
+    assert refused["title"] == "Unprocessable Content"
+    assert problem(served.http.get("/galerie"), 404, "not_found")["title"] == "Not Found"
+    assert codes_by_status().keys() <= TITLES.keys()
 
 
 def test_an_end_that_the_user_forces_is_no_failure(tmp_path: Path) -> None:
