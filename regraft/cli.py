@@ -21,6 +21,7 @@ from regraft.commands import (
     keys,
     plan,
     processes,
+    query,
     recipes,
     reproduce,
     sweep,
@@ -51,7 +52,7 @@ app.command(rich_help_panel=SERVICE)(audit.audit)
 app.add_typer(galleries.gallery, name="gallery", rich_help_panel=GALLERY)
 app.command(rich_help_panel=GALLERY)(ingest.ingest)
 app.command("import", rich_help_panel=GALLERY)(transfer.import_)
-app.command(rich_help_panel=GALLERY)(galleries.query)
+app.command(rich_help_panel=GALLERY)(query.query)
 app.add_typer(items.item, name="item", rich_help_panel=GALLERY)
 app.add_typer(versions.version, name="version", rich_help_panel=UPGRADE)
 app.add_typer(evaluations.evaluation, name="evaluation", rich_help_panel=UPGRADE)
