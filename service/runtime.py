@@ -15,8 +15,8 @@ from weakref import WeakValueDictionary
 
 from index.encoders.decoding import Decoder
 from index.engines import gpu
-from service.backfills.completion import Planner
 from service.backfills.embedder import Embedder
+from service.backfills.planning import Planner
 from service.backfills.traffic import Traffic
 from service.background import Background
 from service.registry.packed_folders import PackedFolders

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Select, and_, delete, insert, select, true, update
 
 from service.backfills.outcome import Failed
-from service.backfills.planner import MAX_PAUSE_SECONDS, Kind, Order, pause_is_over, waiting_items
+from service.backfills.states import MAX_PAUSE_SECONDS, Kind, pause_is_over
+from service.backfills.waiting import Order, waiting_items
 from service.store.galleries.filtering import passing
 from service.store.rows import BackfillRow
 from service.store.sql.arrays import key_range, key_table

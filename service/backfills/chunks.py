@@ -28,8 +28,9 @@ from sqlalchemy import (
 from index.errors import RegraftError
 from service.backfills.attempts import record_failures
 from service.backfills.outcome import EmbeddedItems, Failed
-from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, BackfillState, Kind, Order, stored_for
+from service.backfills.states import MAX_PAUSE_SECONDS, BackfillState, Kind
 from service.backfills.sweeps import next_number
+from service.backfills.waiting import QUALIFIES, Order, stored_for
 from service.store.galleries.embeddings import put_embeddings
 from service.store.galleries.gallery import take_seq
 from service.store.leases.jobs import MAX_LEASES_AHEAD

@@ -17,9 +17,11 @@ from regraft.models import BackfillEstimate, ItemMacs
 from service.backfills.chunks import write_moved
 from service.backfills.embedder import Embedder, outcome_of
 from service.backfills.orders import Scope
-from service.backfills.planner import (
+from service.backfills.starting import BackfillRequest
+from service.backfills.states import Kind
+from service.backfills.supplied import count_missing, missing_items
+from service.backfills.waiting import (
     HAS_TEXT,
-    Kind,
     Order,
     capped_count,
     embeddable,
@@ -28,8 +30,6 @@ from service.backfills.planner import (
     stored_for,
     waiting_items,
 )
-from service.backfills.starting import BackfillRequest
-from service.backfills.supplied import count_missing, missing_items
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.database.connections import Database

@@ -22,8 +22,9 @@ from index.errors import InvalidVersionFolder, RegraftError
 from index.evaluation.ordering import hyperbolic_uncertainty, ranks
 from index.space import Lorentz
 from service.backfills.embedder import Embedder, apply_transform
-from service.backfills.planner import Kind, stored_for, waiting_items
 from service.backfills.scores import NO_SCORES, ItemScores, sorted_scores
+from service.backfills.states import Kind
+from service.backfills.waiting import stored_for, waiting_items
 from service.errors import EdgeBroken
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry

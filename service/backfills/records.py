@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Select, func, select
 
 from index.errors import RegraftError
-from service.backfills.planner import running_seconds
+from service.backfills.states import running_seconds
 from service.store.galleries.embeddings import first_held
 from service.store.rows import BackfillRow, all_of, first_of, newest_of
 from service.store.tables import backfill, backfill_failure, item

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, false, func, select, update
 
 from index.item_id import is_writable
-from service.backfills.planner import ACTIVE, BackfillState, change_state
+from service.backfills.states import ACTIVE, BackfillState, change_state
 from service.store.database.connections import Database
 from service.store.galleries.embeddings import has_own_embedding
 from service.store.galleries.gallery import take_seq

@@ -39,17 +39,9 @@ from sqlalchemy import (
 
 from index.evaluation.ordering import PendingItems, backfill_order
 from service.backfills.attempts import items_to_move, next_retries
-from service.backfills.planner import (
-    BackfillState,
-    Kind,
-    Order,
-    capped_count,
-    change_state,
-    drained,
-    served_origin,
-    waiting_items,
-)
 from service.backfills.scores import ItemScores, read_scores
+from service.backfills.states import BackfillState, Kind, change_state, drained
+from service.backfills.waiting import Order, capped_count, served_origin, waiting_items
 from service.store.database.connections import Database
 from service.store.galleries.gallery import take_seq
 from service.store.galleries.ranges import KEYS_PER_RANGE, Keys, keys_by_age, regroup, take

@@ -23,11 +23,11 @@ from index.encoders.decoding import Decoder
 from index.events import Event
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost
-from service.backfills.completion import finish_or_replan
 from service.backfills.embedder import Embedder
 from service.backfills.outcome import Compute, Outcome
 from service.backfills.pipeline import Pipeline
-from service.backfills.planner import BackfillState, Kind
+from service.backfills.planning import finish_or_replan
+from service.backfills.states import BackfillState, Kind
 from service.errors import UnknownGallery
 from service.logs import configure
 from service.registry.placement import order_to

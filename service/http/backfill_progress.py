@@ -21,8 +21,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.concurrency import run_in_threadpool
 
 from regraft.models import BackfillInfo
-from service.backfills.planner import ACTIVE, BackfillState
 from service.backfills.records import RetryingBackfill, UnknownBackfill, backfill_row
+from service.backfills.states import ACTIVE, BackfillState
 from service.http.requests import KEY_OPENS_BACKFILL, CheckedRoute, Service
 from service.registry.registry import Registry
 from service.runtime import Runtime

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import Scope
 
-from service.backfills.planner import BackfillState
+from service.backfills.states import BackfillState
 from service.http.health import problems
 from service.http.requests import Service
 from service.store.galleries.gallery import gallery_states

@@ -16,7 +16,7 @@ from index.space import UNIT_TOLERANCE, Cosine, Vectors, check_vectors, space_fr
 from service.backfills import chunks
 from service.backfills.chunks import Chunk
 from service.backfills.outcome import EmbeddedItems
-from service.backfills.planner import Kind
+from service.backfills.states import Kind
 from service.errors import InvalidBody
 from service.registry.registry import LoadedVersion
 from service.schemas import MAX_CHUNK, Body, Number, Reason

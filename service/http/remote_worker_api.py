@@ -28,9 +28,9 @@ from index.version_folder.archive import pack_version
 from regraft.models import WorkClaim, WorkCounts, WorkEdge, WorkInputs, WorkItem
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost
-from service.backfills.completion import finish_or_replan
 from service.backfills.outcome import Failed
-from service.backfills.planner import BackfillState, Kind
+from service.backfills.planning import finish_or_replan
+from service.backfills.states import BackfillState, Kind
 from service.http.body_schemas import gives
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.remote_results import ResultIn, check_complete, check_edges, checked, encoded_images

@@ -14,7 +14,7 @@ import threading
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, or_, select, true, update
 
 from index.events import Event
-from service.backfills.planner import ACTIVE
+from service.backfills.states import ACTIVE
 from service.background import Background
 from service.errors import UnknownGallery
 from service.logs import RecurringErrors

@@ -14,8 +14,8 @@ from sqlalchemy import insert, select
 from service.backfills import chunks
 from service.backfills.chunks import Chunk
 from service.backfills.outcome import EmbeddedItems
-from service.backfills.planner import BackfillState, Kind
 from service.backfills.scores import NO_SCORES
+from service.backfills.states import BackfillState, Kind
 from service.backfills.sweeps import begin_next_sweep, continue_sweep, new_sweep_columns
 from service.settings import Settings
 from service.store.database.connections import Database

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, select, update
 
-from service.backfills.planner import BackfillState
+from service.backfills.states import BackfillState
 from service.settings import Settings
 from service.store.database.connections import Database
 from service.store.database.migration import upgrade

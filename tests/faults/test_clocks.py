@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select, update
 
 from regraft.models import BackfillInfo
-from service.backfills import attempts, chunks, planner
+from service.backfills import attempts, chunks, states
 from service.backfills.records import backfill_row
 from service.http import backfill_progress as progress
 from service.store.leases import jobs
@@ -156,10 +156,10 @@ def test_the_time_left_and_the_speed_are_numbers_and_not_negative(site: Any, clo
     clock.jump = jump
     running = described(site, number)
     with site.database.write() as connection:
-        planner.change_state(connection, number, (planner.BackfillState.RUNNING,), planner.BackfillState.PAUSED)
+        states.change_state(connection, number, (states.BackfillState.RUNNING,), states.BackfillState.PAUSED)
     paused = described(site, number)
     with site.database.write() as connection:
-        planner.change_state(connection, number, (planner.BackfillState.PAUSED,), planner.BackfillState.RUNNING)
+        states.change_state(connection, number, (states.BackfillState.PAUSED,), states.BackfillState.RUNNING)
     clock.jump = 0.0
     resumed = described(site, number)
 
@@ -210,7 +210,7 @@ LEASE = 120.0
 def test_a_lease_is_taken_over_once_the_clock_says_that_it_ended_or_cannot_be(
     site: Any, clock: Clock, jump: float, outcome: str
 ) -> None:
-    assert MAX_LEASES_AHEAD * LEASE > planner.MAX_PAUSE_SECONDS
+    assert MAX_LEASES_AHEAD * LEASE > states.MAX_PAUSE_SECONDS
     site.start_backfill("g")
     with site.database.write() as connection:
         held = chunks.claim(connection, "a", LEASE)

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Update, delete, func, insert, or_, select, up
 
 from index.evaluation.ordering import BackfillCurve
 from regraft.models import CurveInfo, CurvePoint
-from service.backfills.planner import BackfillState
+from service.backfills.states import BackfillState
 from service.store.galleries.gallery import take_seq
 from service.store.rows import BackfillRow, all_of, one_of
 from service.store.sql.arrays import INSERT

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection, and_, exists, false, func, select, true
 
 from index.errors import RegraftError
-from service.backfills.planner import ACTIVE, QUALIFIES, Kind, read_version, waiting_items
+from service.backfills.states import ACTIVE, Kind
+from service.backfills.waiting import QUALIFIES, read_version, waiting_items
 from service.registry.placement import order_to, places_in
 from service.registry.registry import LoadedVersion, Registry
 from service.store.database.connections import Database

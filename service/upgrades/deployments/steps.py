@@ -13,7 +13,7 @@ from dataclasses import replace
 from sqlalchemy import delete, select, update
 
 from index.errors import InvalidArgument, NoEncoder
-from service.backfills.planner import cancel_backfills
+from service.backfills.states import cancel_backfills
 from service.errors import NoCurrentVersion
 from service.registry.placement import check_reachable, check_rollback_reach
 from service.registry.rollout_records import CanaryIn, ShadowIn, summary

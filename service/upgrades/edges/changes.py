@@ -23,7 +23,7 @@ from index.errors import InvalidArgument, RegraftError, shortened
 from index.events import Event
 from index.version import EdgeKey, EdgeKind
 from index.version_folder.folder import files_of
-from service.backfills.planner import ACTIVE, Kind
+from service.backfills.states import ACTIVE, Kind
 from service.errors import DeletedMeanwhile
 from service.registry.calibrations import forget_edge
 from service.registry.edge_records import EdgeRecord, delete_edge, insert_edge

@@ -11,7 +11,7 @@ from index.encoders.decoding import Decoder
 from index.encoders.encoder import BATCH
 from index.metadata.filter import value_at
 from index.space import Vectors
-from service.backfills.planner import embeddable
+from service.backfills.waiting import embeddable
 from service.registry.paired_embeddings import OWN, PairedEmbeddings, label_text
 from service.registry.registry import LoadedVersion
 from service.registry.stored_contents import InputRequest, embed, read_inputs

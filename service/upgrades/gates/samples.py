@@ -22,7 +22,7 @@ from index.errors import InvalidArgument, RegraftError
 from index.evaluation.relevance import LabelRelevance, ListedRelevance, Relevance, label_codes
 from index.metadata.filter import value_at, value_text
 from index.space import Vectors
-from service.backfills.planner import embeddable
+from service.backfills.waiting import embeddable
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.stored_contents import InputRequest, read_inputs, time_each
 from service.registry.stored_contents import embed as embed_inputs

@@ -11,8 +11,8 @@ from sqlalchemy import insert, select, update
 from service.backfills import chunks
 from service.backfills.chunks import Chunk
 from service.backfills.outcome import EmbeddedItems, Failed
-from service.backfills.planner import BackfillState, Kind
 from service.backfills.scores import NO_SCORES, ItemScores
+from service.backfills.states import BackfillState, Kind
 from service.backfills.sweeps import begin_next_sweep, continue_sweep, new_sweep_columns
 from service.store.database.connections import Database
 from service.store.galleries.gallery import take_seq

@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from service.backfills import chunks
 from service.backfills.outcome import Failed
-from service.backfills.planner import BackfillState
+from service.backfills.states import BackfillState
 from service.store.galleries.items import delete_items
 from service.store.sql import database_clock
 from service.store.tables import backfill_failure, item

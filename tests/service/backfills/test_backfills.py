@@ -7,7 +7,7 @@ from urllib.parse import urljoin
 import pytest
 from sqlalchemy import select
 
-from service.backfills import completion
+from service.backfills import planning
 from service.store.tables import backfill_chunk, item
 from staging.waiting import until
 
@@ -263,10 +263,10 @@ def test_deleting_a_gallery_takes_its_backfills_along(served: Any, filled: str) 
 def test_large_galleries_are_planned_beside_the_request_and_chunks_go_after_the_end(
     served: Any, filled: str, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
-    monkeypatch.setattr(completion, "KEYS_PER_RANGE", small)
-    threads, plan = [], completion.plan
+    monkeypatch.setattr(planning, "KEYS_PER_RANGE", small)
+    threads, plan = [], planning.plan
     monkeypatch.setattr(
-        completion, "plan", lambda *given: threads.append(threading.current_thread().name) or plan(*given)
+        planning, "plan", lambda *given: threads.append(threading.current_thread().name) or plan(*given)
     )
     number = start(served, filled).json()["id"]
     until(lambda: not shown(served, number)["planning"])
@@ -280,7 +280,7 @@ def test_large_galleries_are_planned_beside_the_request_and_chunks_go_after_the_
 def test_a_backfill_whose_planning_fails_is_kept(
     served: Any, filled: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(completion, "plan", lambda *_: 1 / 0)
+    monkeypatch.setattr(planning, "plan", lambda *_: 1 / 0)
     started = start(served, filled)
     assert (started.status_code, started.json()["planning"]) == (202, True)
     assert "planning_failed" in caplog.text

@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql
 from service.backfills import chunks
 from service.backfills.chunks import ChunkLost
 from service.backfills.outcome import EmbeddedItems
-from service.backfills.planner import BackfillState, Kind
+from service.backfills.states import BackfillState, Kind
 from service.errors import UnknownGallery
 from service.store.galleries.deletion import delete_gallery, forget_gallery, free_items
 from service.store.galleries.items import delete_items

@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from service.backfills import attempts, chunks
 from service.backfills.chunks import Chunk
-from service.backfills.planner import BackfillState
+from service.backfills.states import BackfillState
 from service.store.galleries.items import delete_items
 from service.store.tables import backfill_chunk, backfill_failure
 from staging.plans import LEASE, V2, Clock, Planning

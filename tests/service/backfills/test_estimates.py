@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sqlalchemy import delete, select
 
-from service.backfills import completion, orders
+from service.backfills import orders, planning
 from service.store.tables import backfill_chunk, embedding, gallery, item, item_traffic
 from service.store.vectors.codec import from_bytes
 from staging.builders import add_text, make_version, tell_no_side
@@ -254,7 +254,7 @@ class TestUncertainty:
     def test_what_comes_while_it_runs_is_ordered_too_whoever_claims(
         self, served: Any, pictures: list[bytes], claimed_by: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(completion, "remove_ended_chunks", lambda *_: None)  # the order is read from them
+        monkeypatch.setattr(planning, "remove_ended_chunks", lambda *_: None)  # the order is read from them
         path = fill(served, pictures[:12], "v1", "unsure")
         number = ask(served, path, kind="transform", order="uncertainty", chunk_size=12).json()["id"]
         later = fill(served, pictures[12:], "v1", "unsure")

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import update
 
 from service.backfills import supplied
-from service.backfills.completion import Planner
-from service.backfills.planner import BackfillState
+from service.backfills.planning import Planner
+from service.backfills.states import BackfillState
 from service.doctor.examination import Doctor
 from service.store.galleries.embeddings import put_embeddings
 from service.store.galleries.gallery import gallery_named

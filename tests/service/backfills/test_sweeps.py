@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 
 from service.backfills import attempts, sweeps
-from service.backfills.planner import ACTIVE, BackfillState, change_state
 from service.backfills.scores import NO_SCORES
+from service.backfills.states import ACTIVE, BackfillState, change_state
 from service.backfills.sweeps import begin_next_sweep, continue_sweep
 from service.store.galleries import ranges
 from service.store.galleries.gallery import take_seq

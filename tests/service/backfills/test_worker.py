@@ -19,8 +19,8 @@ from index.encoders.encoder import Encoder
 from index.errors import InvalidVector, InvalidVersionFolder
 from index.version import Version
 from service.backfills import chunks, sweeps, worker
-from service.backfills.completion import Planner
 from service.backfills.embedder import _embed
+from service.backfills.planning import Planner
 from service.backfills.worker import Worker
 from service.settings import Settings
 from service.store.rows import BackfillRow

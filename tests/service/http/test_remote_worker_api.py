@@ -18,8 +18,8 @@ from index.version import Version
 from regraft.client import Client, Problem
 from regraft.connection import Unreachable
 from regraft.remote import RemoteWorker, WorkerKeyRefused
-from service.backfills import completion as drained
-from service.backfills.planner import BackfillState
+from service.backfills import planning as drained
+from service.backfills.states import BackfillState
 from service.http import remote_worker_api
 from service.settings import Settings
 from service.store.database.connections import Database

@@ -1,49 +1,22 @@
-"""The kinds and states of backfills, and which items they have to move; `sweeps` cuts these into chunks.
-
-Most functions return SQL conditions on rows of `item`; the others run in their caller's transaction.
-"""
+"""Which items a backfill has to move, and which embedding of each it reads, as SQL conditions on rows of `item`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, case, exists, false, func, null, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, exists, false, or_, select
 
 from index.version import ENCODER, TEXT_ENCODER, EdgeKind
+from service.backfills.states import Kind
 from service.store.galleries.embeddings import first_held, has_own_embedding
 from service.store.image_store.keys import TEXT
-from service.store.sql.database_clock import now
 from service.store.sql.partitioned import of_item
-from service.store.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, item, version
-
-MAX_PAUSE_SECONDS = 300.0
-"""The longest pause before a failed item is retried; a retry further ahead means that the clock was set back."""
+from service.store.tables import edge, embedding, item, version
 
 Order = Sequence[int]
 """Version ids, the one preferred for serving an item first."""
-
-
-class Kind(StrEnum):
-    """Backfills that workers compute, by their input; for those they do not, see `service.backfills.supplied`."""
-
-    REENCODE = "reencode"
-    TRANSFORM = "transform"
-
-
-class BackfillState(StrEnum):
-    """The states of a backfill."""
-
-    RUNNING = "running"
-    PAUSED = "paused"
-    DONE = "done"
-    CANCELLED = "cancelled"
-
-
-ACTIVE = (BackfillState.RUNNING, BackfillState.PAUSED)
-
 
 HAS_TEXT = item.c.blob.like(f"%{TEXT}")
 """Whether a row of `item` has a text instead of an image; NULL if it has neither."""
@@ -114,65 +87,7 @@ def capped_count(found: int, share: float | None, limit: int | None) -> int:
     return found if limit is None else min(found, limit)
 
 
-def running_seconds() -> ColumnElement[float]:
-    """Seconds that a row of `backfill` has been running since it started or resumed; negative if a clock went back."""
-    return func.coalesce(now() - backfill.c.resumed, 0.0)
-
-
-def pause_is_over() -> ColumnElement[bool]:
-    """Whether a row of `backfill_failure` is due for a retry."""
-    return or_(backfill_failure.c.next_try <= now(), backfill_failure.c.next_try > now() + MAX_PAUSE_SECONDS)
-
-
 def served_origin(order: Order, origin: str) -> ColumnElement[bool]:
     """Whether a row of `item` is served by an embedding of this origin."""
     served = embedding.alias("served")
     return exists().where(of_item(served), served.c.origin == origin, served.c.version_id == first_held(order))
-
-
-def drained(connection: Connection) -> list[int]:
-    """The running backfills that are planned completely, without an unfinished chunk or an item in a pause."""
-    unfinished = exists().where(
-        backfill_chunk.c.backfill_id == backfill.c.id, backfill_chunk.c.state.in_(("todo", "leased"))
-    )
-    paused = exists().where(
-        backfill_failure.c.backfill_id == backfill.c.id, backfill_failure.c.next_try.is_not(None), ~pause_is_over()
-    )
-    conditions = (
-        backfill.c.state == BackfillState.RUNNING,
-        backfill.c.kind.in_(tuple(Kind)),
-        backfill.c.sweep_seq.is_(None),
-    )
-    statement = select(backfill.c.id).where(*conditions, ~unfinished, ~paused)
-    return list(connection.execute(statement.order_by(backfill.c.id)).scalars())
-
-
-def change_state(
-    connection: Connection, backfill_id: int, before: Sequence[BackfillState], after: BackfillState
-) -> bool:
-    """Change a backfill's state from one of `before` to `after` and update its running time; False: it had another."""
-    planning = and_(backfill.c.sweep_seq.is_not(None), backfill.c.kind.in_(tuple(Kind)))
-    ran = backfill.c.active_seconds + running_seconds()
-    values = {
-        "state": after,
-        "revision": backfill.c.revision + 1,
-        # A clock that was set back must not reduce the time.
-        "active_seconds": case((ran > backfill.c.active_seconds, ran), else_=backfill.c.active_seconds),
-        # A backfill with chunks runs from the end of its planning.
-        "resumed": case((planning, null()), else_=now()) if after is BackfillState.RUNNING else None,
-        "sweep_until": None,  # its planner stops: after a pause any process may continue at once
-        "finished": None if after in ACTIVE else now(),
-    }
-    statement = update(backfill).where(backfill.c.id == backfill_id, backfill.c.state.in_(before))
-    return connection.execute(statement.values(values)).rowcount == 1
-
-
-def cancel_backfills(connection: Connection, gallery_id: int, current_id: int) -> int:
-    """Cancel the gallery's active backfills to versions other than `current_id`; returns how many."""
-    conditions = (
-        backfill.c.gallery_id == gallery_id,
-        backfill.c.version_id != current_id,
-        backfill.c.state.in_(ACTIVE),
-    )
-    active = connection.execute(select(backfill.c.id).where(*conditions)).scalars().all()
-    return sum(change_state(connection, backfill_id, ACTIVE, BackfillState.CANCELLED) for backfill_id in active)

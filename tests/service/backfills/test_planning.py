@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from service.backfills import chunks, completion, traffic
+from service.backfills import chunks, planning, traffic
 from service.backfills.outcome import Failed
-from service.backfills.planner import BackfillState, change_state, drained
 from service.backfills.scores import sorted_scores
+from service.backfills.states import BackfillState, change_state, drained
 from service.store.sql import database_clock
 from service.store.tables import backfill_failure
 from staging.plans import V2, Clock, Planning, flat
@@ -60,19 +60,19 @@ class TestFinish:
     def test_chunks_are_removed_once_the_backfill_has_ended(
         self, stage: Planning, end: BackfillState, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(completion, "CHUNKS_AT_ONCE", 2)
+        monkeypatch.setattr(planning, "CHUNKS_AT_ONCE", 2)
         ended, active = (stage.start(stage.gallery(9), chunk_size=2) for _ in range(2))
 
-        completion.remove_ended_chunks(stage.database, threading.Event())
+        planning.remove_ended_chunks(stage.database, threading.Event())
         assert [len(stage.planned(one)) for one in (ended, active)] == [5, 5]
         stage.set_state(ended, end)
-        completion.remove_ended_chunks(stage.database, threading.Event())
+        planning.remove_ended_chunks(stage.database, threading.Event())
 
         assert [len(stage.planned(one)) for one in (ended, active)] == [0, 5]
         stage.set_state(active, end)
-        completion.remove_ended_chunks(stage.database, Sudden(after=1))
+        planning.remove_ended_chunks(stage.database, Sudden(after=1))
         assert len(stage.planned(active)) == 3, "each transaction removes few"
-        completion.remove_ended_chunks(stage.database, threading.Event())
+        planning.remove_ended_chunks(stage.database, threading.Event())
         assert stage.planned(active) == []
 
     def test_an_item_that_failed_is_not_tried_for_ever(self, stage: Planning) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy import delete, exists, func, select
 from index.events import Event
 from service.backfills.embedder import Embedder
 from service.backfills.orders import uncertainties_of_job
-from service.backfills.planner import ACTIVE, BackfillState, drained
+from service.backfills.states import ACTIVE, BackfillState, drained
 from service.backfills.supplied import SUPPLIED, count
 from service.backfills.sweeps import (
     abandoned_sweeps,
