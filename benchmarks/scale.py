@@ -22,7 +22,7 @@ DIM = 128
 class Costs:
     """Of one machine with two cores, for vectors of 128 numbers and two metadata fields."""
 
-    memory: float = 1_282.0
+    memory: float = 1_200.0
     """Bytes an item in each API process, vectors and index with it: benchmarks/million.py."""
     remote: float = 611.0
     """Bytes an item in each API process where an engine holds the vectors: benchmarks/engines.py, pgvector, 50,000."""
@@ -32,20 +32,20 @@ class Costs:
     """The same where vectors lie in files, REGRAFT_VECTORS=objects."""
     files: float = 536.0
     """Bytes an item of these files."""
-    indexes: float = 1_370.0
-    """Bytes an item below indexes/ of an API machine: what benchmarks/million.py finds on disk, 2,085, less `sql`."""
+    indexes: float = 1_289.0
+    """Bytes an item below indexes/ of an API machine: what benchmarks/million.py finds on disk, 2,004, less `sql`."""
     image: float = 20_000.0
     """Bytes of a stored image: an assumption."""
-    ingest: float = 29.4 / 1e6
+    ingest: float = 19.0 / 1e6
     """Seconds an item, arrays over HTTP, SQLite: benchmarks/million.py."""
-    seal: float = 25.4 / 1e6
-    """Seconds an item until it is in an index: benchmarks/million.py."""
+    seal: float = 37.6 / 1e6
+    """Seconds an item until it is in an index, after the last write: benchmarks/million.py."""
     bring: float = 461 / 1e6
     """Seconds of processor an item that is stored and brought to pgvector, by the process that does it and the server:
     benchmarks/engines.py, 50,000. A graph of more rows takes longer to grow."""
     move: float = 80 / 1e6
     """Seconds of processor an item whose vector is moved into files: docs/scale.md."""
-    load: float = 5.2 / 1e6
+    load: float = 1.85 / 1e6
     """Seconds an item from kill -9 to the first answer, from a snapshot: benchmarks/million.py."""
     encode: float = 0.005
     """Seconds an item of a real encoder on one core: an assumption; the part of a backfill that workers share."""
@@ -53,7 +53,7 @@ class Costs:
     """Seconds of PostgreSQL's processor an item of a transform, whose computing takes next to nothing:
     benchmarks/workers.py, one worker, 0.35 of a core for 2,004 items a second. Taken to come one after the other, as a
     gallery's numbers of the feed do: no more items a second, however many workers."""
-    query: float = 0.0009
+    query: float = 0.0006
     """Seconds of a query, p50, at a million items: benchmarks/million.py, the slowest of its three."""
     growth: float = 0.7
     """A query takes so many times more, as a power of the items: one graph's search grows slowly, but segments grow in
