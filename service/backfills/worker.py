@@ -21,7 +21,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from index.encoders.decoding import Decoder
 from index.events import Event
-from service.backfills import chunks
+from service.backfills import chunks, leasing
 from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.embedder import Embedder
 from service.backfills.outcome import Compute, Outcome
@@ -102,10 +102,10 @@ class Worker:
 
     def _claim(self) -> Chunk | None:
         with self._database.lookup() as connection:
-            if not chunks.claimable(connection):
+            if not leasing.claimable(connection):
                 return None
         with self._database.write() as connection:
-            return chunks.claim(connection, self.owner, self._settings.lease_seconds)
+            return leasing.claim(connection, self.owner, self._settings.lease_seconds)
 
     def _load(self, chunk: Chunk) -> Iterator[Compute]:
         """Read a chunk step by step."""
@@ -148,7 +148,7 @@ class Worker:
 
     def _give_back(self, chunk: Chunk, failed: bool) -> None:
         with self._database.write() as connection:
-            (chunks.abandon if failed else chunks.release)(connection, chunk)
+            (leasing.abandon if failed else leasing.release)(connection, chunk)
 
     def _finish_backfills(self) -> bool:
         """End or replan backfills without chunks. Returns whether one has new chunks."""
@@ -160,7 +160,7 @@ class Worker:
     def _extend(self, chunk: Chunk) -> None:
         try:
             with self._database.write() as connection:
-                chunks.extend(connection, chunk, self._settings.lease_seconds)
+                leasing.extend(connection, chunk, self._settings.lease_seconds)
         except SQLAlchemyError as error:
             self._log("lease_not_extended", chunk=chunk.id, reason=error)
 

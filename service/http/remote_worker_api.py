@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from index.errors import RegraftError
 from index.version_folder.archive import pack_version
 from regraft.models import WorkClaim, WorkCounts, WorkEdge, WorkInputs, WorkItem
-from service.backfills import chunks
+from service.backfills import chunks, leasing
 from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.outcome import Failed
 from service.backfills.planning import finish_or_replan
@@ -82,7 +82,7 @@ class ClaimIn(Body):
 @router.post("/work:claim", response_model=WorkClaim, responses={204: {"description": "nothing to do"}})
 def claim(body: ClaimIn, service: Service) -> Any:
     """Claim the next chunk; 204 if there is none."""
-    owner = f"{chunks.REMOTE}{body.worker}:{uuid.uuid4().hex}"
+    owner = f"{leasing.REMOTE}{body.worker}:{uuid.uuid4().hex}"
     chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
     if chunk is None:
         states = finish_or_replan(service.database, service.registry, service.embedder, service.stopping)
@@ -95,7 +95,7 @@ def claim(body: ClaimIn, service: Service) -> Any:
     except BaseException:
         # The worker does not get the lease, so it could not give the chunk back.
         with service.database.write() as connection:
-            chunks.release(connection, chunk)
+            leasing.release(connection, chunk)
         raise
 
 
@@ -108,7 +108,7 @@ def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True, cu
     """
     after = decode_cursor(chunk, cursor or "")
     with service.database.read() as connection:
-        held = chunks.leased_chunk(connection, chunk, lease)
+        held = leasing.leased_chunk(connection, chunk, lease)
         behind = replace(held, item_ids=tuple(key for key in held.item_ids if key > after))
         if held.kind is Kind.TRANSFORM:
             return WorkInputs(items=_with_embeddings(service, connection, behind))
@@ -122,7 +122,7 @@ def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True, cu
 def give(chunk: Number, lease: Lease, body: ResultIn, service: Service) -> WorkCounts:
     """Commit a chunk's results after checking them; refused results leave the lease unchanged."""
     with service.database.read() as connection:
-        held = chunks.leased_chunk(connection, chunk, lease)
+        held = leasing.leased_chunk(connection, chunk, lease)
         check_complete(connection, held, body)
         images = encoded_images(connection, held)
     moved = checked(service.registry.by_id(held.version_id), images, body.moved)
@@ -140,7 +140,7 @@ def extend(chunk: Number, lease: Lease, service: Service) -> dict[str, float]:
     """Renew the lease of a chunk (heartbeat)."""
 
     def prolong(connection: Connection, held: Chunk) -> None:
-        if not chunks.extend(connection, held, service.settings.lease_seconds):
+        if not leasing.extend(connection, held, service.settings.lease_seconds):
             raise ChunkLost("another worker took the chunk over")
 
     _on(service, chunk, lease, prolong)
@@ -150,7 +150,7 @@ def extend(chunk: Number, lease: Lease, service: Service) -> dict[str, float]:
 @router.post("/work/{chunk}/release", status_code=204)
 def release(chunk: Number, lease: Lease, service: Service, failed: bool = False) -> None:
     """Release a chunk undone: it is free at once, or, if it failed, when its lease expires."""
-    _on(service, chunk, lease, chunks.abandon if failed else chunks.release)
+    _on(service, chunk, lease, leasing.abandon if failed else leasing.release)
 
 
 @router.get("/work/versions/{name}", response_class=FileResponse, responses=gives("application/zip"))
@@ -220,16 +220,16 @@ def _work_edge(service: Runtime, declared: EdgeRecord) -> WorkEdge:
 
 def _claim(service: Runtime, owner: str, kinds: list[Kind]) -> Chunk | None:
     with service.database.lookup() as connection:
-        if not chunks.claimable(connection, kinds):
+        if not leasing.claimable(connection, kinds):
             return None
     with service.database.write() as connection:
-        _check_share(chunks.lease_owners(connection, chunks.REMOTE), owner)
-        return chunks.claim(connection, owner, service.settings.lease_seconds, kinds)
+        _check_share(leasing.lease_owners(connection, leasing.REMOTE), owner)
+        return leasing.claim(connection, owner, service.settings.lease_seconds, kinds)
 
 
 def _check_share(holders: Sequence[str], owner: str) -> None:
-    worker = chunks.worker_of(owner)
-    own = sum(chunks.worker_of(holder) == worker for holder in holders)
+    worker = leasing.worker_of(owner)
+    own = sum(leasing.worker_of(holder) == worker for holder in holders)
     for held, most, who in (
         (own, MOST_HELD, "this worker holds"),
         (len(holders), MOST_REMOTE, "remote workers hold"),
@@ -240,7 +240,7 @@ def _check_share(holders: Sequence[str], owner: str) -> None:
 
 def _on(service: Runtime, chunk: int, lease: str, change: Callable[[Connection, Chunk], None]) -> None:
     with service.database.write() as connection:
-        change(connection, chunks.leased_chunk(connection, chunk, lease))
+        change(connection, leasing.leased_chunk(connection, chunk, lease))
 
 
 def _with_contents(

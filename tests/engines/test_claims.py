@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sqlalchemy import insert, select
 
-from service.backfills import chunks
+from service.backfills import chunks, leasing
 from service.backfills.chunks import Chunk
 from service.backfills.outcome import EmbeddedItems
 from service.backfills.scores import NO_SCORES
@@ -74,7 +74,7 @@ def start(database: Database, **fields: Any) -> int:
 
 def claim(database: Database, owner: str, lease: float = 60.0) -> Chunk | None:
     with database.write() as connection:
-        return chunks.claim(connection, owner, lease)
+        return leasing.claim(connection, owner, lease)
 
 
 def commit(database: Database, chunk: Chunk) -> dict[str, int]:
@@ -132,12 +132,12 @@ def test_a_worker_in_the_middle_of_a_claim_holds_up_no_other(database: Database)
 
     with database.write() as connection:
         # The backfill's row is moved on at the end of a claim; what is measured here is that chunks are passed by.
-        first = chunks._lease_next(connection, 1, "slow", 60.0)
+        first = leasing._lease_next(connection, 1, "slow", 60.0)
         taken: list[Any] = []
 
         def others(_: int) -> None:
             with database.write() as other:
-                taken.append(chunks._lease_next(other, 1, "quick", 60.0).id)
+                taken.append(leasing._lease_next(other, 1, "quick", 60.0).id)
 
         together(1, others)
         together(1, others)

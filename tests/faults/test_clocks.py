@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select, update
 
 from regraft.models import BackfillInfo
-from service.backfills import attempts, chunks, states
+from service.backfills import attempts, leasing, states
 from service.backfills.records import backfill_row
 from service.http import backfill_progress as progress
 from service.store.leases import jobs
@@ -50,7 +50,7 @@ def test_the_chunks_of_a_dead_worker_are_taken_over(site: Any, clock: Clock, jum
     killed, undisturbed = site.start_backfill("g"), site.start_backfill("h")
     for _ in range(3):
         with site.database.write() as connection:
-            assert chunks.claim(connection, "dead", site.settings.lease_seconds) is not None
+            assert leasing.claim(connection, "dead", site.settings.lease_seconds) is not None
 
     clock.jump = jump
     site.work()
@@ -93,7 +93,7 @@ def test_a_rate_is_kept_whatever_the_clock_does(site: Any, clock: Clock, jump: f
 
     def claim() -> bool:
         with site.database.write() as connection:
-            chunk = chunks.claim(connection, "w", 30.0)
+            chunk = leasing.claim(connection, "w", 30.0)
         claimed.extend([clock.time()] * (chunk is not None))
         return chunk is not None
 
@@ -213,13 +213,13 @@ def test_a_lease_is_taken_over_once_the_clock_says_that_it_ended_or_cannot_be(
     assert MAX_LEASES_AHEAD * LEASE > states.MAX_PAUSE_SECONDS
     site.start_backfill("g")
     with site.database.write() as connection:
-        held = chunks.claim(connection, "a", LEASE)
+        held = leasing.claim(connection, "a", LEASE)
         connection.execute(update(backfill).values(chunk_size=6))
     assert held is not None
 
     clock.jump = jump
     with site.database.write() as connection:
-        taken = [chunks.claim(connection, "b", LEASE) for _ in range(8)]
+        taken = [leasing.claim(connection, "b", LEASE) for _ in range(8)]
 
     found = "taken over" if held.id in {chunk.id for chunk in taken if chunk is not None} else "left alone"
     assert found == outcome

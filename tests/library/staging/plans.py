@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import insert, select, update
 
-from service.backfills import chunks
+from service.backfills import chunks, leasing
 from service.backfills.chunks import Chunk
 from service.backfills.outcome import EmbeddedItems, Failed
 from service.backfills.scores import NO_SCORES, ItemScores
@@ -110,7 +110,7 @@ class Planning:
 
     def claim(self, owner: str = "w") -> Chunk | None:
         with self.database.write() as connection:
-            return chunks.claim(connection, owner, LEASE)
+            return leasing.claim(connection, owner, LEASE)
 
     def read(self, chunk: Chunk) -> list[tuple[int, int]]:
         with self.database.read() as connection:

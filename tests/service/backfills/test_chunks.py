@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import event, select
 from sqlalchemy.dialects import postgresql
 
-from service.backfills import chunks
+from service.backfills import chunks, leasing
 from service.backfills.chunks import ChunkLost
 from service.backfills.outcome import EmbeddedItems
 from service.backfills.states import BackfillState, Kind
@@ -88,13 +88,13 @@ class TestClaim:
         assert chunk
         clock.now += LEASE - 1
         with stage.database.write() as connection:
-            assert chunks.extend(connection, chunk, LEASE)
+            assert leasing.extend(connection, chunk, LEASE)
         clock.now += LEASE - 1
         assert stage.claim("b") is None
         clock.now += 2
         assert stage.claim("b")
         with stage.database.write() as connection:
-            assert not chunks.extend(connection, chunk, LEASE)
+            assert not leasing.extend(connection, chunk, LEASE)
 
     @pytest.mark.parametrize("state", [BackfillState.PAUSED, BackfillState.CANCELLED, BackfillState.DONE])
     def test_only_a_running_backfill_gives_chunks(self, stage: Planning, state: BackfillState) -> None:
@@ -158,7 +158,7 @@ class TestClaim:
         chunk = stage.claim("a")
         assert chunk
         with stage.database.write() as connection:
-            chunks.release(connection, chunk)
+            leasing.release(connection, chunk)
 
         again = stage.claim("b")
 
@@ -170,9 +170,9 @@ class TestClaim:
         chunk = stage.claim("a")
         assert chunk
         with stage.database.write() as connection:
-            chunks.abandon(connection, chunk)
-            assert chunks.lease_owners(connection, "a") == []
-            assert not chunks.extend(connection, chunk, LEASE)
+            leasing.abandon(connection, chunk)
+            assert leasing.lease_owners(connection, "a") == []
+            assert not leasing.extend(connection, chunk, LEASE)
         clock.now += LEASE - 1
         assert stage.claim("a") is None
         clock.now += 2

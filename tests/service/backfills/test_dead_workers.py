@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 from sqlalchemy import select
 
-from service.backfills import attempts, chunks
+from service.backfills import attempts, leasing
 from service.backfills.chunks import Chunk
 from service.backfills.states import BackfillState
 from service.store.galleries.items import delete_items
@@ -92,7 +92,7 @@ def test_a_chunk_that_its_worker_forgot_is_free_after_another_lease(stage: Plann
     forgotten, kept = held(stage, "a", 2)
     clock.now += LEASE - 1
     with stage.database.write() as connection:
-        assert chunks.extend(connection, kept, 10 * LEASE)
+        assert leasing.extend(connection, kept, 10 * LEASE)
     clock.now += 2
     assert stage.claim("b") is None
     clock.now += LEASE
@@ -132,7 +132,7 @@ def test_chunks_that_were_left_are_whole(stage: Planning, clock: Clock) -> None:
     stage.start(stage.gallery(4))
     (chunk,) = held(stage, "a", 1)
     with stage.database.write() as connection:
-        chunks.abandon(connection, chunk)
+        leasing.abandon(connection, chunk)
         owners = select(backfill_chunk.c.lease_owner).where(backfill_chunk.c.id == chunk.id)
         assert connection.execute(owners).scalar_one() is None
     clock.now += LEASE + 1
