@@ -16,13 +16,13 @@ from index.evaluation.macs import encoder_macs, forward_macs
 from regraft.models import BackfillEstimate, ItemMacs
 from service.backfills.chunks import write_moved
 from service.backfills.embedder import Embedder, outcome_of
-from service.backfills.orders import Scope
 from service.backfills.starting import BackfillRequest
 from service.backfills.states import Kind
 from service.backfills.supplied import count_missing, missing_items
 from service.backfills.waiting import (
     HAS_TEXT,
     Order,
+    Scope,
     capped_count,
     embeddable,
     read_version,

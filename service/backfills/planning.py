@@ -15,7 +15,6 @@ from sqlalchemy import delete, exists, func, select
 
 from index.events import Event
 from service.backfills.embedder import Embedder
-from service.backfills.orders import uncertainties_of_job
 from service.backfills.states import ACTIVE, BackfillState, drained
 from service.backfills.supplied import SUPPLIED, count
 from service.backfills.sweeps import (
@@ -26,6 +25,7 @@ from service.backfills.sweeps import (
     release_sweep,
     take_sweep,
 )
+from service.backfills.uncertainties import uncertainties_of_job
 from service.background import Background
 from service.errors import UnknownGallery
 from service.logs import RecurringErrors

@@ -11,11 +11,10 @@ from sqlalchemy import Connection, insert, select
 
 from index.errors import InvalidArgument, NoEncoder, NoRoute, RegraftError
 from index.metadata.filter import parse_filter
-from service.backfills.orders import Scope
 from service.backfills.states import ACTIVE, BackfillState, Kind
 from service.backfills.supplied import SUPPLIED
 from service.backfills.sweeps import new_sweep_columns
-from service.backfills.waiting import forward_from
+from service.backfills.waiting import Scope, forward_from
 from service.registry.registry import LoadedVersion, Registry
 from service.schemas import MAX_CHUNK, Body, Name
 from service.store.database.connections import Database

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -17,6 +18,17 @@ from service.store.tables import edge, embedding, item, version
 
 Order = Sequence[int]
 """Version ids, the one preferred for serving an item first."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The items of a backfill, known before it is created: those served by `origin` (None: any)."""
+
+    gallery_id: int
+    kind: str
+    version_id: int
+    origin: str | None
+
 
 HAS_TEXT = item.c.blob.like(f"%{TEXT}")
 """Whether a row of `item` has a text instead of an image; NULL if it has neither."""

@@ -10,11 +10,11 @@ from sqlalchemy import Connection
 from index.errors import RegraftError
 from regraft.models import BackfillEstimate, BackfillInfo, BackfillList
 from service.backfills.estimates import estimate, estimate_supplied
-from service.backfills.orders import check_uncertainty_known
 from service.backfills.records import UnknownBackfill, backfill_row, backfill_rows
 from service.backfills.starting import BackfillRequest, checked_scope, start
 from service.backfills.states import ACTIVE, BackfillState, change_state
 from service.backfills.supplied import SUPPLIED, finish_if_complete
+from service.backfills.uncertainties import check_uncertainty_known
 from service.http.backfill_progress import describe, snapshot
 from service.http.request_context import RequestContext
 from service.http.requests import KEY_OPENS_BACKFILL, CheckedRoute, Newest, Service

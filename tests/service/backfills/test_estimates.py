@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sqlalchemy import delete, select
 
-from service.backfills import orders, planning
+from service.backfills import planning, uncertainties
 from service.store.tables import backfill_chunk, embedding, gallery, item, item_traffic
 from service.store.vectors.codec import from_bytes
 from staging.builders import add_text, make_version, tell_no_side
@@ -290,7 +290,7 @@ class TestUncertainty:
     ) -> None:
         path = fill(served, pictures, "v1", "unsure")
         number = ask(served, path, kind="transform", order="uncertainty", limit=5).json()["id"]
-        monkeypatch.setattr(orders, "uncertainties", lambda *_: pytest.fail("asked in vain"))
+        monkeypatch.setattr(uncertainties, "uncertainties", lambda *_: pytest.fail("asked in vain"))
 
         served.work()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from index.space import Lorentz
 from service.backfills.embedder import Embedder, apply_transform
 from service.backfills.scores import NO_SCORES, ItemScores, sorted_scores
 from service.backfills.states import Kind
-from service.backfills.waiting import stored_for, waiting_items
+from service.backfills.waiting import Scope, stored_for, waiting_items
 from service.errors import EdgeBroken
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
@@ -40,16 +39,6 @@ VARIANCE = ""
 
 Scores = dict[str, list[tuple[NDArray[np.int64], NDArray[np.float64]]]]
 """Source -> blocks of items' keys and uncertainties: 16 bytes per item."""
-
-
-@dataclass(frozen=True)
-class Scope:
-    """The items of a backfill, known before it is created: those served by `origin` (None: any)."""
-
-    gallery_id: int
-    kind: str
-    version_id: int
-    origin: str | None
 
 
 class WaitingRow(NamedTuple):
