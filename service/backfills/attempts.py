@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Select, and_, delete, insert, select, true, u
 
 from service.backfills.outcome import Failed
 from service.backfills.states import MAX_PAUSE_SECONDS, Kind, pause_is_over
-from service.backfills.waiting import Order, waiting_items
+from service.backfills.waiting import VersionOrder, waiting_items
 from service.store.galleries.filtering import passing
 from service.store.rows import BackfillRow
 from service.store.sql.arrays import key_range, key_table
@@ -77,7 +77,7 @@ def pause_seconds(attempts: int) -> float:
     return float(min(PAUSE_SECONDS * 2.0 ** (attempts - 1), MAX_PAUSE_SECONDS))
 
 
-def next_retries(connection: Connection, job: BackfillRow, order: Order, after: int) -> Retries:
+def next_retries(connection: Connection, job: BackfillRow, version_order: VersionOrder, after: int) -> Retries:
     """The failed items to plan again, from the next block of failures after key `after`.
 
     These are items whose pause is over, and items that were given up and written since. An item whose pause is over and
@@ -90,7 +90,7 @@ def next_retries(connection: Connection, job: BackfillRow, order: Order, after: 
     in_block = and_(condition, backfill_failure.c.item_id.between(int(keys[0]), int(keys[-1])))
     due = set(connection.execute(select(backfill_failure.c.item_id).where(in_block, pause_is_over())).scalars())
     changed = set(connection.execute(_written_since_given_up().where(in_block)).scalars())
-    waiting = set(items_to_move(connection, job, order, due | changed))
+    waiting = set(items_to_move(connection, job, version_order, due | changed))
     if obsolete := due - waiting:
         _forget(connection, job.id, obsolete)
         skipped = {"skipped": backfill.c.skipped + len(obsolete), "revision": backfill.c.revision + 1}
@@ -105,11 +105,13 @@ def next_retries(connection: Connection, job: BackfillRow, order: Order, after: 
     return Retries([*sorted(due & waiting), *sorted(given_up)], int(keys[-1]))
 
 
-def items_to_move(connection: Connection, job: BackfillRow, order: Order, ids: Collection[int]) -> list[int]:
+def items_to_move(
+    connection: Connection, job: BackfillRow, version_order: VersionOrder, ids: Collection[int]
+) -> list[int]:
     """The keys among `ids` of items that the backfill still has to move, ascending."""
     if not ids:
         return []
-    still = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, order, job.origin)
+    still = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, version_order, job.origin)
     among = and_(item.c.id.in_(key_table(connection, sorted(ids)).keys), still)
     if job.filter is not None:
         return sorted(passing(connection, among, job.filter))

@@ -16,7 +16,7 @@ from index.errors import RegraftError
 from service.backfills.attempts import record_failures
 from service.backfills.outcome import EmbeddedItems, Failed
 from service.backfills.states import BackfillState, Kind
-from service.backfills.waiting import QUALIFIES, Order, stored_for
+from service.backfills.waiting import QUALIFIES, VersionOrder, stored_for
 from service.store.galleries.embeddings import put_embeddings
 from service.store.galleries.gallery import take_seq
 from service.store.rows import all_of
@@ -81,10 +81,10 @@ def read_contents(connection: Connection, chunk: Chunk) -> list[ContentRow]:
     return all_of(ContentRow, connection.execute(select(*columns).where(_qualifying(connection, chunk))))
 
 
-def read_embeddings(connection: Connection, chunk: Chunk, order: Order) -> list[EmbeddingRow]:
+def read_embeddings(connection: Connection, chunk: Chunk, version_order: VersionOrder) -> list[EmbeddingRow]:
     """The chunk's items that still qualify, each with the embedding to transform, see `read_version`."""
     columns = (item.c.id, item.c.seq, embedding.c.version_id, embedding.c.vector, embedding.c.side)
-    stored = item.join(embedding, stored_for(Kind.TRANSFORM, chunk.version_id, order))
+    stored = item.join(embedding, stored_for(Kind.TRANSFORM, chunk.version_id, version_order))
     found = connection.execute(select(*columns).select_from(stored).where(_qualifying(connection, chunk)))
     return with_vectors(connection, all_of(EmbeddingRow, found), "vector")
 

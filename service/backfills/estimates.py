@@ -21,8 +21,8 @@ from service.backfills.states import Kind
 from service.backfills.supplied import count_missing, missing_items
 from service.backfills.waiting import (
     HAS_TEXT,
-    Order,
     Scope,
+    VersionOrder,
     capped_count,
     embeddable,
     read_version,
@@ -68,14 +68,16 @@ def estimate(
 ) -> BackfillEstimate:
     """Estimate a backfill with the share, limit and rate of `request`; nothing is written."""
     kind = Kind(scope.kind)
-    order = places_of(registry, target).order
-    waiting = waiting_items(scope.gallery_id, kind, scope.version_id, order, scope.origin)
-    read = read_version(kind, target.id, order)
+    version_order = places_of(registry, target).order
+    waiting = waiting_items(scope.gallery_id, kind, scope.version_id, version_order, scope.origin)
+    read = read_version(kind, target.id, version_order)
     passed = None if request.filter is None else passing(connection, waiting, request.filter, read)
     by_version = _by_version(connection, waiting, read) if passed is None else Counter[int | None](passed.values())
     found = sum(by_version.values())
     items = capped_count(found, request.share, request.limit)
-    rows = _sample(connection, waiting, stored_for(kind, target.id, order), SAMPLE[kind], passed) if items else []
+    rows = (
+        _sample(connection, waiting, stored_for(kind, target.id, version_order), SAMPLE[kind], passed) if items else []
+    )
     sampled, seconds, tokens = _measure(database, embedder, target, scope, rows)
     macs = ItemMacs(reencode=_reencode_macs(target), transform=_transform_macs(registry, target, by_version))
     per_item = macs.reencode if kind is Kind.REENCODE else macs.transform
@@ -95,13 +97,13 @@ def estimate(
         else:
             with_side = _given_side(registry, embedder, target, by_version)
         added += min(new, with_side) * target.card.side_dim * FLOAT_BYTES
-    left = _left(connection, scope, order, by_version, items)
+    left = _left(connection, scope, version_order, by_version, items)
     after_retiring = min(with_target + added, live * width)
     return BackfillEstimate(
         kind=kind,
         version=target.name,
         items=items,
-        without_image=_without_image(connection, scope, order, request.filter) if kind is Kind.REENCODE else 0,
+        without_image=_without_image(connection, scope, version_order, request.filter) if kind is Kind.REENCODE else 0,
         sampled=sampled,
         seconds_per_item=seconds,
         seconds=total,
@@ -204,16 +206,18 @@ def _live(scope: Scope) -> tuple[Any, ...]:
     return item.c.gallery_id == scope.gallery_id, item.c.deleted == false()
 
 
-def _elsewhere(scope: Scope, order: Order) -> ColumnElement[bool]:
+def _elsewhere(scope: Scope, version_order: VersionOrder) -> ColumnElement[bool]:
     """Whether a version other than the target serves an item, or none."""
-    return func.coalesce(first_held(order), 0) != scope.version_id
+    return func.coalesce(first_held(version_order), 0) != scope.version_id
 
 
-def _without_image(connection: Connection, scope: Scope, order: Order, given: dict[str, Any] | None) -> int:
+def _without_image(
+    connection: Connection, scope: Scope, version_order: VersionOrder, given: dict[str, Any] | None
+) -> int:
     """How many live items of the scope only a transform could move."""
-    there = and_(*_live(scope), ~embeddable(scope.version_id), _elsewhere(scope, order))
+    there = and_(*_live(scope), ~embeddable(scope.version_id), _elsewhere(scope, version_order))
     if scope.origin is not None:
-        there = and_(there, served_origin(order, scope.origin))
+        there = and_(there, served_origin(version_order, scope.origin))
     if given is not None:
         return len(passing(connection, there, given))
     return _count(connection, there)
@@ -248,10 +252,12 @@ def _given_side(
     return sum(by_version[old] for old, edge in edges.items() if edge is not None and edge.has_side)
 
 
-def _left(connection: Connection, scope: Scope, order: Order, by_version: Mapping[int | None, int], items: int) -> int:
+def _left(
+    connection: Connection, scope: Scope, version_order: VersionOrder, by_version: Mapping[int | None, int], items: int
+) -> int:
     """How many live items another version would serve afterwards; an upper bound if not all waiting items move."""
     arriving = items - min(by_version.get(scope.version_id, 0), items)
-    return _count(connection, *_live(scope), _elsewhere(scope, order)) - arriving
+    return _count(connection, *_live(scope), _elsewhere(scope, version_order)) - arriving
 
 
 def _count(connection: Connection, *conditions: ColumnElement[bool]) -> int:

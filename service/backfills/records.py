@@ -61,14 +61,14 @@ def backfill_rows(connection: Connection, gallery_id: int, limit: int | None) ->
 
 
 def failures_after(
-    connection: Connection, number: int, order: Sequence[int], after: int, limit: int
+    connection: Connection, number: int, version_order: Sequence[int], after: int, limit: int
 ) -> list[FailureRow]:
     """Up to `limit` items that a backfill could not move, whose key is above `after`, by key.
 
-    `order`: version ids for `first_held` (service.store.galleries.embeddings), which finds the version that serves an
-    item.
+    `version_order`: version ids for `first_held` (service.store.galleries.embeddings), which finds the version that
+    serves an item.
     """
-    item_columns = (item.c.id, item.c.external_id, first_held(order))
+    item_columns = (item.c.id, item.c.external_id, first_held(version_order))
     failure_columns = tuple(backfill_failure.c[name] for name in ("code", "reason", "attempts", "next_try", "at"))
     statement = select(*item_columns, *failure_columns).join(backfill_failure, item.c.id == backfill_failure.c.item_id)
     statement = statement.where(backfill_failure.c.backfill_id == number, backfill_failure.c.item_id > after)

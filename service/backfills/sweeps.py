@@ -41,7 +41,7 @@ from index.evaluation.ordering import PendingItems, backfill_order
 from service.backfills.attempts import items_to_move, next_retries
 from service.backfills.scores import ItemScores, read_scores
 from service.backfills.states import BackfillState, Kind, change_state, drained
-from service.backfills.waiting import Order, capped_count, served_origin, waiting_items
+from service.backfills.waiting import VersionOrder, capped_count, served_origin, waiting_items
 from service.store.database.connections import Database
 from service.store.galleries.gallery import take_seq
 from service.store.galleries.ranges import KEYS_PER_RANGE, Keys, keys_by_age, regroup, take
@@ -62,20 +62,20 @@ LEASE_SECONDS = 30.0
 """How long a process holds a sweep without a heartbeat."""
 
 
-def _matches(among: ColumnElement[bool], _order: Order) -> Select[Any]:
+def _matches(among: ColumnElement[bool], _: VersionOrder) -> Select[Any]:
     counted = select(item.c.id, item_traffic.c.matches).join(item_traffic, item_traffic.c.item_id == item.c.id)
     return counted.where(among)
 
 
-def _transformed(among: ColumnElement[bool], order: Order) -> Select[Any]:
-    return select(item.c.id, true()).where(among, served_origin(order, "transformed"))
+def _transformed(among: ColumnElement[bool], version_order: VersionOrder) -> Select[Any]:
+    return select(item.c.id, true()).where(among, served_origin(version_order, "transformed"))
 
 
-SCORE_QUERIES: dict[str, Callable[[ColumnElement[bool], Order], Select[Any]]] = {
+SCORE_QUERIES: dict[str, Callable[[ColumnElement[bool], VersionOrder], Select[Any]]] = {
     "traffic": _matches,
     "transformed": _transformed,
 }
-"""Order -> SELECT of the keys and scores of items; items without a score come last."""
+"""Item order -> SELECT of the keys and scores of items; items without a score come last."""
 
 
 def new_sweep_columns(seq: int) -> dict[str, Any]:
@@ -134,14 +134,14 @@ def keeping_lease(database: Database, job: BackfillRow) -> Iterator[None]:
 def continue_sweep(
     database: Database,
     job: BackfillRow,
-    order: Order,
+    version_order: VersionOrder,
     uncertain: Callable[[], ItemScores],
     stop: threading.Event | None = None,
 ) -> BackfillState | None:
     """Continue a sweep, whose lease the caller holds, to its end.
 
-    `order` is that of `service.registry.placement.Places` while the backfill's target is current. `uncertain` returns
-    the items' uncertainties, for item order `uncertainty`; items without one come last.
+    `version_order` is that of `service.registry.placement.Places` while the backfill's target is current. `uncertain`
+    returns the items' uncertainties, for item order `uncertainty`; items without one come last.
 
     Keys are read and chunks written some thousand at a time. Orders by age hold only these in memory; others hold all
     keys: 8 bytes per item, 24 while they are sorted.
@@ -153,7 +153,7 @@ def continue_sweep(
     Raises:
         UnknownGallery: its gallery was deleted.
     """
-    return _Sweep(database, job, order, uncertain, stop or threading.Event()).run()
+    return _Sweep(database, job, version_order, uncertain, stop or threading.Event()).run()
 
 
 @dataclass
@@ -162,7 +162,7 @@ class _Sweep:
 
     database: Database
     job: BackfillRow
-    order: Order
+    version_order: VersionOrder
     uncertain: Callable[[], ItemScores]
     stop: threading.Event
     number: int = 0
@@ -174,7 +174,7 @@ class _Sweep:
         through = self._plan_waiting() and self._plan_failed()
         with self.database.write() as connection:
             if through:
-                return _close(connection, self.job, self.order)
+                return _close(connection, self.job, self.version_order)
             release_sweep(connection, self.job)
         return None
 
@@ -202,7 +202,7 @@ class _Sweep:
                 # Lock the row before its failures are counted.
                 if self.stop.is_set() or not self._write(connection, np.empty(0, np.int64), {}):
                     return False
-                keys, last = next_retries(connection, self.job, self.order, last)
+                keys, last = next_retries(connection, self.job, self.version_order, last)
                 if keys:
                     self._write(connection, np.array(keys, np.int64), {})
         return True
@@ -253,15 +253,15 @@ class _Sweep:
     def _scores(self, eligible: ColumnElement[bool], keys: Keys) -> Any:
         within = item.c.id.between(int(keys[0]), int(keys[-1]))
         with self.database.read() as connection:
-            return read_scores(connection, SCORE_QUERIES[self.job.item_order](and_(eligible, within), self.order)).of(
-                keys, 0.0
-            )
+            return read_scores(
+                connection, SCORE_QUERIES[self.job.item_order](and_(eligible, within), self.version_order)
+            ).of(keys, 0.0)
 
     def _eligible(self) -> ColumnElement[bool]:
         """Which rows of `item` the sweep plans."""
         job = self.job
         is_failed = exists().where(backfill_failure.c.backfill_id == job.id, backfill_failure.c.item_id == item.c.id)
-        waiting = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, self.order, job.origin)
+        waiting = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, self.version_order, job.origin)
         # `seq + 0` keeps the database from using the index on `seq`, as the ranges go by keys.
         return and_(waiting, not_(is_failed), item.c.seq + 0 < job.sweep_seq)
 
@@ -313,7 +313,7 @@ def _planned_keys(database: Database, job: BackfillRow) -> Keys:
         last = rows[-1].number
 
 
-def _close(connection: Connection, job: BackfillRow, order: Order) -> BackfillState | None:
+def _close(connection: Connection, job: BackfillRow, version_order: VersionOrder) -> BackfillState | None:
     """End a complete sweep, and its backfill if nothing is left; the gallery's lock keeps writes out meanwhile."""
     seq = take_seq(connection, job.gallery_id, 0)
     planned = {
@@ -328,7 +328,11 @@ def _close(connection: Connection, job: BackfillRow, order: Order) -> BackfillSt
     if job.id not in drained(connection):
         return BackfillState.RUNNING
     assert job.sweep_seq is not None
-    if seq > job.sweep_seq and _remaining_budget(row) != 0 and _written_since(connection, row, order, job.sweep_seq):
+    if (
+        seq > job.sweep_seq
+        and _remaining_budget(row) != 0
+        and _written_since(connection, row, version_order, job.sweep_seq)
+    ):
         connection.execute(
             update(backfill).where(backfill.c.id == job.id).values({**new_sweep_columns(seq), "sweep_until": None})
         )
@@ -338,13 +342,13 @@ def _close(connection: Connection, job: BackfillRow, order: Order) -> BackfillSt
     )
 
 
-def _written_since(connection: Connection, job: BackfillRow, order: Order, seq: int) -> bool:
+def _written_since(connection: Connection, job: BackfillRow, version_order: VersionOrder, seq: int) -> bool:
     """Whether an item that was written since the sweep began has to be moved; assumed if very many were written."""
     since = select(item.c.id).where(item.c.gallery_id == job.gallery_id, item.c.seq >= seq).limit(KEYS_PER_RANGE)
     keys = select_keys(connection, since)
     if len(keys) == KEYS_PER_RANGE:
         return True
-    waiting = items_to_move(connection, job, order, set(keys.tolist()))
+    waiting = items_to_move(connection, job, version_order, set(keys.tolist()))
     conditions = (backfill_failure.c.backfill_id == job.id, backfill_failure.c.item_id == item.c.id)
     given_up = exists().where(*conditions, backfill_failure.c.seq == item.c.seq)
     left = select(item.c.id).where(item.c.id.in_(key_table(connection, waiting).keys), not_(given_up)).limit(1)

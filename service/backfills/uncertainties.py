@@ -101,9 +101,9 @@ def uncertainties_of_job(database: Database, registry: Registry, embedder: Embed
 
 def _stored(database: Database, registry: Registry, scope: Scope) -> Iterator[list[WaitingRow]]:
     """The waiting items in blocks, each read in its own transaction."""
-    kind, order = Kind(scope.kind), places_of(registry, registry.by_id(scope.version_id)).order
-    stored = stored_for(kind, scope.version_id, order)
-    waiting = waiting_items(scope.gallery_id, kind, scope.version_id, order, scope.origin)
+    kind, version_order = Kind(scope.kind), places_of(registry, registry.by_id(scope.version_id)).order
+    stored = stored_for(kind, scope.version_id, version_order)
+    waiting = waiting_items(scope.gallery_id, kind, scope.version_id, version_order, scope.origin)
     columns = (item.c.id, embedding.c.version_id, embedding.c.vector, embedding.c.side, embedding.c.uncertainty)
     following = select(*columns).select_from(item.join(embedding, stored)).where(waiting).order_by(item.c.id)
     last = 0

@@ -16,7 +16,7 @@ from service.store.image_store.keys import TEXT
 from service.store.sql.partitioned import of_item
 from service.store.tables import edge, embedding, item, version
 
-Order = Sequence[int]
+VersionOrder = Sequence[int]
 """Version ids, the one preferred for serving an item first."""
 
 
@@ -69,26 +69,26 @@ def forward_from(version_id: int) -> Select[int]:
     return select(edge.c.old_id).where(edge.c.new_id == version_id, edge.c.kind == EdgeKind.FORWARD.value)
 
 
-def read_version(kind: Kind, version_id: int, order: Order) -> ColumnElement[Any]:
+def read_version(kind: Kind, version_id: int, version_order: VersionOrder) -> ColumnElement[Any]:
     """The version of the embedding that a backfill reads of an item: the one that serves it.
 
     For `transform` it is the first in the same order that has an item edge to the target, so that every worker computes
     the same embedding.
     """
-    return first_held(order, forward_from(version_id) if kind is Kind.TRANSFORM else None)
+    return first_held(version_order, forward_from(version_id) if kind is Kind.TRANSFORM else None)
 
 
-def stored_for(kind: Kind, version_id: int, order: Order) -> ColumnElement[bool]:
+def stored_for(kind: Kind, version_id: int, version_order: VersionOrder) -> ColumnElement[bool]:
     """ON clause that joins `item` with the embedding that a backfill reads of it."""
-    return and_(of_item(), embedding.c.version_id == read_version(kind, version_id, order))
+    return and_(of_item(), embedding.c.version_id == read_version(kind, version_id, version_order))
 
 
 def waiting_items(
-    gallery_id: int, kind: Kind, version_id: int, order: Order, origin: str | None = None
+    gallery_id: int, kind: Kind, version_id: int, version_order: VersionOrder, origin: str | None = None
 ) -> ColumnElement[bool]:
     """Which rows of `item` a backfill has to move; `origin`: of the embedding that serves an item, None: any."""
     scope = [item.c.gallery_id == gallery_id, item.c.deleted == false(), QUALIFIES[kind](version_id)]
-    return and_(*scope, *([served_origin(order, origin)] if origin else []))
+    return and_(*scope, *([served_origin(version_order, origin)] if origin else []))
 
 
 def capped_count(found: int, share: float | None, limit: int | None) -> int:
@@ -99,7 +99,7 @@ def capped_count(found: int, share: float | None, limit: int | None) -> int:
     return found if limit is None else min(found, limit)
 
 
-def served_origin(order: Order, origin: str) -> ColumnElement[bool]:
+def served_origin(version_order: VersionOrder, origin: str) -> ColumnElement[bool]:
     """Whether a row of `item` is served by an embedding of this origin."""
     served = embedding.alias("served")
-    return exists().where(of_item(served), served.c.origin == origin, served.c.version_id == first_held(order))
+    return exists().where(of_item(served), served.c.origin == origin, served.c.version_id == first_held(version_order))

@@ -113,8 +113,10 @@ class Worker:
         self._registry.retry(target)
         if chunk.kind is Kind.REENCODE:
             return self._embedder.reencode(target, self._read(chunks.read_contents, chunk))
-        order = self._retrying(lambda: order_to(self._registry, target.id))
-        return self._embedder.transform(target, self._read(partial(chunks.read_embeddings, order=order), chunk))
+        version_order = self._retrying(lambda: order_to(self._registry, target.id))
+        return self._embedder.transform(
+            target, self._read(partial(chunks.read_embeddings, version_order=version_order), chunk)
+        )
 
     def _finish(self, chunk: Chunk, outcome: Outcome) -> None:
         try:
