@@ -36,6 +36,7 @@ from service.store.database.migration import upgrade
 from service.store.faults import DiskSpace
 from service.store.galleries.item_counts import ItemCountCache
 from service.store.image_store.blobs import Blobs, StoreUnreachable
+from service.store.image_store.recovery import StoreRecovery
 from service.store.offloading.offloader import Offloader
 from service.upgrades.curves.measure import Curves
 from service.upgrades.deployments.reaper import Reaper
@@ -203,6 +204,7 @@ def _background_parts(runtime: Runtime) -> Sequence[Background | Replica]:
         runtime.planner,
         runtime.reaper,
         TombstonePurger(database),
+        StoreRecovery(runtime.blobs),
         Offloader(database, runtime.blobs, settings.vectors),
         Checkpoints(database),
         runtime.keys,

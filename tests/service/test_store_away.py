@@ -13,9 +13,11 @@ from index.version import Version
 from service.backfills import attempts
 from service.doctor.examination import Doctor
 from service.settings import Settings
+from service.store.image_store import recovery
 from service.store.image_store.blobs import Blobs, StoreUnreachable
 from service.store.tables import backfill_failure, item
 from staging.served import problem, serving
+from staging.waiting import until
 from staging.working import SteppedWorker
 
 
@@ -250,6 +252,23 @@ def test_what_needs_the_store_is_refused_as_a_whole_and_queries_go_on(
         (data / "elsewhere").rename(data / "blobs")
     assert served.http.get(f"{served.path}/items/i0/image").content == pictures[0]
     assert served.ingest(served.path, {"new": pictures[0]}).status_code == 200
+
+
+def test_readiness_tells_an_outage_no_longer_than_it_lasts(
+    some: list[bytes], versions: dict[str, Version], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if nobody reads or stores an image: a process whose first look failed would be degraded until its end."""
+    monkeypatch.setattr(recovery, "RETRY_SECONDS", 0.01)
+    settings = Settings(data=tmp_path)
+    with serving(settings) as served:
+        served.register(versions["v1"])
+        served.ingest(served.gallery("v1"), {"i0": some[0]})
+    (tmp_path / "blobs").rename(tmp_path / "elsewhere")
+
+    with serving(settings) as served:
+        assert "unreachable" in served.http.get("/health/ready").json()["problems"][0]
+        (tmp_path / "elsewhere").rename(tmp_path / "blobs")
+        until(lambda: served.http.get("/health/ready").json()["problems"] == [])
 
 
 def test_an_error_after_the_commit_leaves_the_images_of_what_is_stored(

@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from index.durable import sync_all
 from index.errors import RegraftError
@@ -30,6 +30,7 @@ from service.errors import StorageFull
 from service.store.faults import is_full
 from service.store.image_store.keys import is_content, is_folder, is_vector_file
 from service.store.image_store.object_store import FOLDERS, VECTOR_FILES, as_os_errors, is_timeout, open_store
+from service.store.image_store.parallel import Parallel
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +76,22 @@ class Blobs:
         self._marker = marker
         self._outage: str | None = None
         self._write_problem: str | None = None
+        self._refused_folder = ""
+        """The folder that `_write_problem` is about."""
 
     @property
     def problem(self) -> str | None:
         """Why the store did not answer the last request, or refused the last write; None: neither."""
         # A store may refuse writes and still answer reads.
         return self._outage or self._write_problem
+
+    def check_again(self) -> None:
+        """Clear `problem` if the store now answers and accepts a file in the folder in which it last refused one."""
+        with suppress(StoreUnreachable, OSError):
+            self.check()
+            if self._write_problem is not None:
+                self._try_write(self._refused_folder)
+                self._write_problem = None
 
     def write(self, gallery_id: int, contents: Iterable[bytes], kinds: Iterable[str] = IMAGES) -> list[str]:
         """Store images (or texts, if the kind is `keys.TEXT`) durably, and return their keys, in order.
@@ -91,10 +102,10 @@ class Blobs:
         self.check()
         folder = Path(self._path(str(gallery_id)))
         keys: list[str] = []
-        with self._writing(keys):
+        with self._writing(keys, str(gallery_id)):
             if self._local:
                 folder.mkdir(exist_ok=True)
-            with _Parallel(1 if self._local else MAX_PARALLEL) as parallel:
+            with Parallel(1 if self._local else MAX_PARALLEL) as parallel:
                 for content, kind in zip(contents, kinds, strict=False):
                     keys.append(f"{gallery_id}/{uuid.uuid4().hex}{kind}")
                     parallel.add(self._put, keys[-1], content)
@@ -107,7 +118,7 @@ class Blobs:
         """Store a file durably under a new key. Raises StorageFull, StoreUnreachable."""
         self.check()
         path = Path(self._path(key))
-        with self._writing([key]):
+        with self._writing([key], key.rpartition("/")[0]):
             if self._local:
                 path.parent.mkdir(parents=True, exist_ok=True)
             self._put(key, content)
@@ -116,8 +127,8 @@ class Blobs:
                 sync_all([path, *above])
 
     @contextmanager
-    def _writing(self, keys: Iterable[str]) -> Iterator[None]:
-        """Context of writing keys, which are removed if anything fails."""
+    def _writing(self, keys: Iterable[str], folder: str) -> Iterator[None]:
+        """Context of writing keys of one folder, which are removed if anything fails."""
         try:
             yield
         except BaseException as error:
@@ -127,7 +138,7 @@ class Blobs:
             if isinstance(error, OSError):
                 problem = f"the image store {self.public_url} cannot be written: {error}"
                 if not isinstance(error, FileNotFoundError):  # the gallery and its folder were deleted meanwhile
-                    self._write_problem = problem
+                    self._write_problem, self._refused_folder = problem, folder
                 raise StoreUnreachable(problem) from error
             raise
         self._write_problem = None
@@ -256,6 +267,17 @@ class Blobs:
         if self._local:
             sync_all([Path(self._path(MARKER)), Path(self._root)])
 
+    def _try_write(self, folder: str) -> None:
+        """Write and remove an empty file in a folder, or beside the marker if it is missing. Raises OSError."""
+        name = f"{MARKER}-{uuid.uuid4().hex}"
+        key = f"{folder}/{name}"
+        try:
+            self._put(key, b"")
+        except FileNotFoundError:  # the gallery was deleted, or its folder could not be made
+            key = name
+            self._put(key, b"")
+        self.remove([key])
+
     def _put(self, key: str, content: bytes) -> None:
         with as_os_errors():
             self._store.pipe_file(self._path(key), content)
@@ -336,7 +358,7 @@ class Blobs:
     def remove(self, keys: Iterable[str]) -> list[str]:
         """Remove keys; one that cannot be removed is logged and left as an orphan. Returns those left."""
         left: list[str] = []
-        with _Parallel(1 if self._local else MAX_PARALLEL) as parallel:
+        with Parallel(1 if self._local else MAX_PARALLEL) as parallel:
             for key in keys:
                 parallel.add(self._remove, key, left)
         return left
@@ -368,31 +390,3 @@ class Blobs:
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
-
-
-class _Parallel:
-    """Runs at most `at_once` calls at a time; the first error ends the rest and is raised."""
-
-    def __init__(self, at_once: int) -> None:
-        self._pool = ThreadPoolExecutor(at_once, "blobs") if at_once > 1 else None
-        self._at_once = at_once
-        self._under_way: list[Future[None]] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def add(self, work: Callable[..., None], *args: object) -> None:
-        """Start a call once fewer than `at_once` run, so that lazily produced arguments are not all in memory."""
-        if self._pool is None:
-            work(*args)
-            return
-        if len(self._under_way) >= self._at_once:
-            self._under_way.pop(0).result()
-        self._under_way.append(self._pool.submit(work, *args))
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait until all calls have ended, so that nothing is written after the caller cleans up."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
-            for one in self._under_way if kind is None else ():
-                one.result()
