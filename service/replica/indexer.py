@@ -7,18 +7,14 @@ folder. The others adopt the segments that it built.
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 from index.engines.segments import SETTLED_SECONDS
 from index.events import CONTEXT, Event
-from index.file_lock import try_lock
 from service.background import Background
 from service.logs import RecurringErrors
+from service.replica.index_files import locked
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 
@@ -30,7 +26,7 @@ ACTIVE_SECONDS = SETTLED_SECONDS + 5 * PAUSE_SECONDS
 PAUSE_FACTOR, MAX_PAUSE_SECONDS = 9, 600.0
 """After a failure, such as a full disk, building a gallery pauses this many times as long as the failed step took."""
 SWEEP_SECONDS = 600.0
-"""How often files of deleted galleries are looked for: another machine may delete one that is not loaded here."""
+"""How often index files of deleted galleries and retired versions are looked for: another machine may delete them."""
 STOP_SECONDS = 2.0
 """How long a stop waits; an unfinished build is lost anyway, and FAISS checks for a stop every few thousand rows."""
 
@@ -46,7 +42,7 @@ class Indexer(Background):
         # Gallery -> until when it pauses; and when the present step of a build began.
         self._paused_until: dict[int, float] = {}
         self._step_began = 0.0
-        # Files of galleries deleted so far are removed: how many were forgotten then, and when. Not yet at the start.
+        # Files that nobody reads again are removed: how many galleries were forgotten then, and when. Not at the start.
         self._swept: tuple[int, float] | None = None
         self._errors = RecurringErrors(logger)
 
@@ -69,7 +65,7 @@ class Indexer(Background):
                 del self._unchanged_since[number]
 
     def _sweep(self, now: float) -> None:
-        """Remove the files of deleted galleries, if some may be left."""
+        """Remove the files of deleted galleries and retired versions, if some may be left."""
         forgotten = self._replica.forgotten
         is_swept = self._swept is not None and self._swept[0] == forgotten and now - self._swept[1] < SWEEP_SECONDS
         if not is_swept and self._errors.attempt(Event("indexes_not_swept"), self._replica.sweep_indexes):
@@ -140,14 +136,3 @@ class Indexer(Background):
                 self._step_began = time.monotonic()
         finally:
             CONTEXT.reset(token)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[bool]:
-    """Take a folder's lock if it is free; yields whether it is taken. The system frees it when the process dies."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield try_lock(file)  # without locks every process builds, as if each had its own disk
-    finally:
-        os.close(file)

@@ -8,7 +8,6 @@ clients read what they wrote, or, for new items, `apply_added`, which does not r
 from __future__ import annotations
 
 import logging
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from service.registry.storing import AddedItems
 from service.replica.cache import Cache
 from service.replica.engines import no_engines
 from service.replica.feed import FeedChanges, gather_changes, prefetched
+from service.replica.index_files import sweep
 from service.replica.load_progress import LoadProgress
 from service.replica.loaded import LoadedGallery
 from service.replica.snapshots import has_segments, newest, write_if_due
@@ -173,12 +173,8 @@ class Replica:
         return self.get(gallery_id).gallery.items_by_version(order)
 
     def sweep_indexes(self) -> None:
-        """Remove the segments of galleries that do not exist."""
-        folders = set(self._indexes.glob("*"))  # before the galleries are read: others may be created meanwhile
-        with self._database.lookup() as connection:
-            used = {self._indexes / str(gallery_id) for gallery_id in gallery_states(connection)}
-        for folder in folders - used:
-            shutil.rmtree(folder, ignore_errors=True)
+        """Remove index files that nobody reads again, see `index_files.sweep`."""
+        sweep(self._database, self._indexes, lambda gallery_id: self.cache.in_use(gallery_id) is not None)
 
     def write_snapshot(self, live: LoadedGallery, *, settled: bool) -> None:
         """Write a snapshot of a gallery if one is due; at most one caller per gallery at a time."""

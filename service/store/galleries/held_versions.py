@@ -38,3 +38,21 @@ def versions_emptied(connection: Connection, gallery_id: int) -> set[int]:
     """Retired versions whose embeddings were removed by TRUNCATE, but may still be in replicas, see `EMPTIED`."""
     conditions = (deployment.c.gallery_id == gallery_id, deployment.c.to_free == EMPTIED)
     return set(connection.execute(select(deployment.c.version_id).where(*conditions)).scalars())
+
+
+def retired_versions(connection: Connection) -> set[tuple[int, str]]:
+    """The pairs of a gallery and a version, by name, that was retired there; its items may hold it again."""
+    retired = select(deployment.c.gallery_id, version.c.name).join(version, version.c.id == deployment.c.version_id)
+    return {(row[0], row[1]) for row in connection.execute(retired.where(deployment.c.state == "retired").distinct())}
+
+
+def version_names(connection: Connection) -> set[str]:
+    """The names of all versions."""
+    return set(connection.execute(select(version.c.name)).scalars())
+
+
+def holds_version_named(connection: Connection, gallery_id: int, name: str) -> bool:
+    """Whether an item of the gallery holds an embedding of the version of this name."""
+    conditions = (version.c.name == name, embedding.c.version_id == version.c.id, in_gallery(embedding, gallery_id))
+    of_gallery = (item.c.id == embedding.c.item_id, item.c.gallery_id == gallery_id)
+    return bool(connection.execute(select(exists().where(*conditions, *of_gallery))).scalar())

@@ -13,7 +13,7 @@ from index.engines.config import IndexConfig, IndexKind
 from index.engines.segments import SegmentedShard
 from index.gallery import Gallery
 from index.space import Cosine
-from service.replica.indexer import locked
+from service.replica.index_files import locked
 from staging.builders import make_version
 from staging.small_shards import index_few
 

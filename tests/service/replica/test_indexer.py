@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from sqlalchemy import delete, insert
 from sqlalchemy.exc import OperationalError
 
 from index.engines import segment, segments
@@ -18,10 +20,13 @@ from index.engines.config import IndexConfig, IndexKind
 from index.engines.snapshot import SegmentFiles
 from index.gallery import Gallery
 from index.metadata.filter import parse_filter
+from service.registry.version_records import insert_version
 from service.replica import indexer
+from service.replica.index_files import locked
 from service.replica.indexer import Indexer
 from service.replica.replica import Replica
 from service.store.galleries.deletion import delete_gallery
+from service.store.tables import deployment, embedding, version
 from staging.builders import make_version
 from staging.replicated import ReplicatedWorld as World
 from staging.small_shards import index_few
@@ -74,7 +79,7 @@ def test_what_another_process_dies_over_is_built_though_nobody_writes_any_more(
     monkeypatch.setattr(indexer, "time", SimpleNamespace(monotonic=lambda: now[0]))
     replica = world.new_replica()
     one = Indexer(replica)
-    with indexer.locked(replica.find("a").folder):
+    with locked(replica.find("a").folder):
         for now[0] in range(60):
             one._round()
     assert not indexed(replica, "a")
@@ -107,6 +112,45 @@ def test_a_gallery_deleted_while_nobody_has_it_in_memory_takes_its_files_along(
         now[0] += 600
     one._round()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("gone", ["retired", "deleted"])
+@pytest.mark.parametrize("needed", ["", "held", "locked", "in memory"])
+def test_a_version_that_is_freed_while_nobody_has_its_gallery_in_memory_takes_its_files_along(
+    world: World, monkeypatch: pytest.MonkeyPatch, gone: str, needed: str
+) -> None:
+    """Unless items hold it again, another process builds the gallery, or it is in memory by then."""
+    now = [0.0]
+    monkeypatch.setattr(indexer, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    third = make_version(world.settings.versions / "v3", "v3", 2)
+    with world.database.write() as connection:
+        insert_version(connection, third, [])
+    replica = world.new_replica()
+    replica.find("a")
+    world.store(number := replica.find("a").id, 3, **{f"j{n}": [np.sin(n), np.cos(n)] for n in range(ROWS)})
+    replica.refresh(number)
+    Indexer(replica)._round()
+    folder = replica.find("a").folder
+
+    replica = world.new_replica()
+    one = Indexer(replica)
+    one._round()
+    assert {path.name for path in folder.glob("[!.]*")} == {"v1", "v3"}
+    if needed == "in memory":
+        monkeypatch.setattr(Indexer, "_index_gallery", lambda *_: None)
+        replica.find("a")
+    with world.database.write() as connection:
+        if needed != "held":
+            connection.execute(delete(embedding).where(embedding.c.version_id == 3))
+        if gone == "retired":
+            retired = {"gallery_id": number, "version_id": 3, "state": "retired", "activated": 0, "created": 0.0}
+            connection.execute(insert(deployment).values(retired))
+        elif needed != "held":
+            connection.execute(delete(version).where(version.c.id == 3))
+    now[0] += 600
+    with locked(folder) if needed == "locked" else nullcontext():
+        one._round()
+    assert {path.name for path in folder.glob("[!.]*")} == {"v1", *(["v3"] if needed else [])}
 
 
 def test_while_the_database_is_away_it_says_so_once_and_then_it_goes_on(
