@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ from regraft.commands.answers import answer, err, out
 from regraft.commands.item_files import below, by_id, label_of
 from regraft.commands.options import Gallery, print_warnings, progress
 from regraft.commands.texts import are_texts, batches_of_texts, find_texts
+from regraft.connection import Unreachable
 from regraft.ingest_batch import ingest_in_halves, nothing_stored
 from regraft.models import ImageWarning, IngestResult, ItemError
 
@@ -60,7 +62,7 @@ def ingest(
     counts: Counter[str] = Counter()
     warnings: dict[tuple[str, str], ImageWarning] = {}
     errors: list[dict[str, object]] = []
-    with progress() as bar:
+    with progress() as bar, _saying_how_to_continue("images", counts):
         task = bar.add_task(f"ingest into {name}", total=len(files))
         for chunk in batches(files, batch):
             done = _store(client, name, chunk, replace)
@@ -86,7 +88,7 @@ def _ingest_texts(
         counts["failed"] += 1
 
     items = find_texts(paths, prefix, refuse)
-    with progress() as bar:
+    with progress() as bar, _saying_how_to_continue("texts", counts):
         task = bar.add_task(f"ingest into {name}", total=None)
         for chunk in batches_of_texts(items, batch):
             done = ingest_in_halves(partial(client.ingest_texts, name, replace=replace), chunk)
@@ -96,6 +98,19 @@ def _ingest_texts(
             counts.update({kind: getattr(done, kind) for kind in ("stored", "new", "replaced", "failed")})
             bar.advance(task, len(chunk))
     _report(name, "texts", counts, errors, [], {})
+
+
+@contextmanager
+def _saying_how_to_continue(what: str, counts: Mapping[str, int]) -> Iterator[None]:
+    """If the service does not answer any more, say what is stored and how to store the rest."""
+    try:
+        yield
+    except Unreachable:
+        err.print(
+            f"before that, {counts.get('stored', 0)} {what} were stored, and perhaps some of the last batch. Run the "
+            "command again to continue: what is stored is replaced by the same, or with --no-replace counted as failed"
+        )
+        raise
 
 
 def _report(

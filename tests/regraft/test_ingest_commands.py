@@ -86,6 +86,25 @@ def test_ingest_names_every_image_that_failed_and_ends_with_code_1(run, service,
     assert f"{folder / 'cats' / '2.PNG'}: not an image" in said.replace("\n", "")
 
 
+@pytest.mark.parametrize("lost", [httpx.ConnectError, httpx.ReadError, httpx.ReadTimeout])
+def test_an_ingest_that_loses_its_service_says_how_to_continue(run, service, folder, monkeypatch, lost):
+    def fail(_: httpx.Request) -> httpx.Response:
+        raise lost("gone")
+
+    service.answers["POST /v1/galleries/g/items"] = [{"stored": 3, "new": 3}]
+    answer = service.__call__
+    monkeypatch.setattr(type(service), "__call__", lambda _, request: (fail if service.requests else answer)(request))
+
+    code, shown, said = run("ingest", "g", folder, "--batch", 3)
+
+    assert (code, shown) == (1, "")
+    told, error = said.replace("\n", " ").split("regraft: ")
+    assert told.startswith(
+        "before that, 3 images were stored, and perhaps some of the last batch. Run the command again "
+    )
+    assert error
+
+
 def test_files_that_cannot_be_sent_are_failures_of_their_own(run, service, folder, monkeypatch):
     latin, unreadable = folder / "cats" / os.fsdecode(b"caf\xe9.png"), folder / "dogs" / "3.jpg"
     (folder / "cats" / "1.png").write_bytes(b"")
