@@ -30,7 +30,7 @@ from service.backfills.waiting import (
     stored_for,
     waiting_items,
 )
-from service.registry.placement import places_of
+from service.registry.placement import placement_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.database.connections import Database
 from service.store.galleries.embeddings import first_held
@@ -68,7 +68,7 @@ def estimate(
 ) -> BackfillEstimate:
     """Estimate a backfill with the share, limit and rate of `request`; nothing is written."""
     kind = Kind(scope.kind)
-    version_order = places_of(registry, target).order
+    version_order = placement_of(registry, target).version_order
     waiting = waiting_items(scope.gallery_id, kind, scope.version_id, version_order, scope.origin)
     read = read_version(kind, target.id, version_order)
     passed = None if request.filter is None else passing(connection, waiting, request.filter, read)

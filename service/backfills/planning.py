@@ -29,7 +29,7 @@ from service.backfills.uncertainties import uncertainties_of_job
 from service.background import Background
 from service.errors import UnknownGallery
 from service.logs import RecurringErrors
-from service.registry.placement import order_to
+from service.registry.placement import version_order_to
 from service.registry.registry import Registry
 from service.store.database.connections import Database
 from service.store.galleries.ranges import KEYS_PER_RANGE
@@ -88,7 +88,7 @@ def plan(
         if job.kind == SUPPLIED:
             return count(database, job)
         uncertain = partial(uncertainties_of_job, database, registry, embedder, job)
-        return continue_sweep(database, job, order_to(registry, job.version_id), uncertain, stop)
+        return continue_sweep(database, job, version_order_to(registry, job.version_id), uncertain, stop)
     return None
 
 

@@ -25,7 +25,7 @@ from service.backfills.scores import NO_SCORES, ItemScores, sorted_scores
 from service.backfills.states import Kind
 from service.backfills.waiting import Scope, stored_for, waiting_items
 from service.errors import EdgeBroken
-from service.registry.placement import places_of
+from service.registry.placement import placement_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.database.connections import Database
 from service.store.rows import BackfillRow, all_of
@@ -101,7 +101,7 @@ def uncertainties_of_job(database: Database, registry: Registry, embedder: Embed
 
 def _stored(database: Database, registry: Registry, scope: Scope) -> Iterator[list[WaitingRow]]:
     """The waiting items in blocks, each read in its own transaction."""
-    kind, version_order = Kind(scope.kind), places_of(registry, registry.by_id(scope.version_id)).order
+    kind, version_order = Kind(scope.kind), placement_of(registry, registry.by_id(scope.version_id)).version_order
     stored = stored_for(kind, scope.version_id, version_order)
     waiting = waiting_items(scope.gallery_id, kind, scope.version_id, version_order, scope.origin)
     columns = (item.c.id, embedding.c.version_id, embedding.c.vector, embedding.c.side, embedding.c.uncertainty)

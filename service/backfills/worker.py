@@ -30,7 +30,7 @@ from service.backfills.planning import finish_or_replan
 from service.backfills.states import BackfillState, Kind
 from service.errors import UnknownGallery
 from service.logs import configure
-from service.registry.placement import order_to
+from service.registry.placement import version_order_to
 from service.registry.registry import Registry
 from service.settings import Settings
 from service.store.blob_references import open_blobs
@@ -113,7 +113,7 @@ class Worker:
         self._registry.retry(target)
         if chunk.kind is Kind.REENCODE:
             return self._embedder.reencode(target, self._read(chunks.read_contents, chunk))
-        version_order = self._retrying(lambda: order_to(self._registry, target.id))
+        version_order = self._retrying(lambda: version_order_to(self._registry, target.id))
         return self._embedder.transform(
             target, self._read(partial(chunks.read_embeddings, version_order=version_order), chunk)
         )

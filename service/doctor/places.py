@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import exists, false, select
 
 from service.doctor.findings import Context, Finding
-from service.registry.placement import places_in, route_to
+from service.registry.placement import placement_in, route_to
 from service.store.galleries.held_versions import live_items_by_version, versions_with_embeddings
 from service.store.sql.partitioned import of_item
 from service.store.tables import item
@@ -51,7 +51,7 @@ def _reach(context: Context) -> list[Finding]:
     for row in context.galleries():
         current = None if row.current_id is None else registry.by_id(row.current_id)
         with context.database.read() as connection:
-            items_by_version = live_items_by_version(connection, row.id, places_in(registry, row).order)
+            items_by_version = live_items_by_version(connection, row.id, placement_in(registry, row).version_order)
             used |= {row.current_id, *versions_with_embeddings(connection, row.id)}
         for version_id, count in items_by_version.items():
             version = registry.by_id(version_id)

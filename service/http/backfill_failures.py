@@ -10,7 +10,7 @@ from regraft.models import FailurePage, ItemFailure
 from service.backfills.records import FailureRow, backfill_row, failures_after
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.requests import KEY_OPENS_BACKFILL, CheckedRoute, Service
-from service.registry.placement import places_in
+from service.registry.placement import placement_in
 from service.registry.registry import Registry
 from service.schemas import Number
 from service.store.galleries.gallery import gallery_row
@@ -30,7 +30,7 @@ def failures(
     with service.database.read() as connection:
         row = backfill_row(connection, number)
         gallery = gallery_row(connection, row.gallery_id)
-        order = places_in(service.registry, gallery).order if gallery else ()
+        order = placement_in(service.registry, gallery).version_order if gallery else ()
         rows = failures_after(connection, number, order, after, limit + 1)
     page = rows[:limit]
     following = encode_cursor(number, page[-1].item_id) if len(rows) > limit else None

@@ -27,7 +27,7 @@ from service.http.shown_items import MAX_PAGE, WithText, describe_item, texts_of
 from service.items.deletion import delete_named, delete_passing
 from service.items.metadata import patch_named, patch_passing
 from service.items.transaction import IngestOptions
-from service.registry.placement import places_in
+from service.registry.placement import placement_in
 from service.registry.storing import UpdateMode
 from service.runtime import Runtime
 from service.schemas import FILTER, ID, NAME, Body, DeletionIn, ItemId, MetadataIn, Name
@@ -158,10 +158,10 @@ def _list(
         gallery = gallery_named(connection, name)
         page, last_key = _page(connection, gallery.id, decode_cursor(gallery.id, cursor), limit, where)
         origins = embeddings_of(connection, gallery.id, [row.id for row in page])
-    places = places_in(service.registry, gallery)
+    placement = placement_in(service.registry, gallery)
     next_cursor = None if last_key is None else encode_cursor(gallery.id, last_key)
     texts = texts_of(service.blobs, page) if with_text else {}
-    described = (describe_item(service, places, row, origins[row.id], texts) for row in page)
+    described = (describe_item(service, placement, row, origins[row.id], texts) for row in page)
     return ItemPage(items=[ItemInfo(**item_fields) for item_fields in described], next=next_cursor)
 
 
@@ -251,7 +251,7 @@ def show(name: Name, item_id: ItemId, service: Service) -> ItemDetail:
         origins = embeddings_of(connection, gallery.id, [row.id])[row.id]
     embeddings = [EmbeddingInfo(version=service.registry.by_id(v).name, origin=origin) for v, origin in origins.items()]
     texts = texts_of(service.blobs, [row])
-    described = describe_item(service, places_in(service.registry, gallery), row, origins, texts)
+    described = describe_item(service, placement_in(service.registry, gallery), row, origins, texts)
     return ItemDetail(**described, embeddings=embeddings)
 
 

@@ -37,7 +37,7 @@ from service.http.remote_results import ResultIn, check_complete, check_edges, c
 from service.http.requests import CheckedRoute, Service
 from service.registry.edge_archive import fingerprint, pack
 from service.registry.edge_records import EdgeRecord
-from service.registry.placement import order_to
+from service.registry.placement import version_order_to
 from service.registry.registry import LoadedVersion
 from service.runtime import Runtime
 from service.schemas import NO_ZERO, Body, Name, Number
@@ -280,7 +280,7 @@ def _with_embeddings(service: Runtime, connection: Connection, chunk: Chunk) -> 
             embedding=base64.b64encode(row.vector).decode(),
             side=None if row.side is None else base64.b64encode(row.side).decode(),
         )
-        for row in chunks.read_embeddings(connection, chunk, order_to(service.registry, chunk.version_id))
+        for row in chunks.read_embeddings(connection, chunk, version_order_to(service.registry, chunk.version_id))
     ]
 
 

@@ -10,7 +10,7 @@ from fastapi import Query
 from sqlalchemy import select
 
 from index.errors import InvalidArgument, InvalidText
-from service.registry.placement import Places
+from service.registry.placement import Placement
 from service.registry.stored_contents import decode_text
 from service.runtime import Runtime
 from service.store.image_store.blobs import Blobs
@@ -26,7 +26,11 @@ WithText = Annotated[bool, Query(description="show the texts of items")]
 
 
 def describe_item(
-    service: Runtime, places: Places, row: ItemRow, origins: Mapping[int, str], texts: Mapping[str | None, str | None]
+    service: Runtime,
+    placement: Placement,
+    row: ItemRow,
+    origins: Mapping[int, str],
+    texts: Mapping[str | None, str | None],
 ) -> dict[str, Any]:
     """The fields of `regraft.models.ItemInfo`.
 
@@ -37,7 +41,7 @@ def describe_item(
     return {
         "id": row.external_id,
         "metadata": row.metadata,
-        "active": service.registry.by_id(places.best(origins)).name if origins else None,
+        "active": service.registry.by_id(placement.best(origins)).name if origins else None,
         "image": row.blob is not None and not is_text(row.blob),
         "text": texts.get(row.blob),
         "seq": row.seq,

@@ -15,7 +15,7 @@ from index.query.query_plan import Encode
 from index.space import Vectors
 from service.errors import NoImage, UnknownItem
 from service.registry.embedding import errors_at
-from service.registry.placement import places_of
+from service.registry.placement import placement_of
 from service.registry.stored_contents import embed, make_input
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
@@ -82,7 +82,7 @@ def _is_lost(service: Runtime, blob: str | None) -> bool:
 def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator[QueryItem]:
     with service.database.read() as connection:
         found = embeddings_by_id(connection, live.id, ids)
-    places = places_of(service.registry, live.current)
+    placement = placement_of(service.registry, live.current)
     for number, external_id in enumerate(ids):
         rows = found.get(external_id)
         if not rows:
@@ -100,7 +100,7 @@ def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator
         serving = [version.id for version in versions if version.name in embeddings] or [
             version.id for version in versions
         ]
-        active = service.registry.by_id(places.best(serving)).name
+        active = service.registry.by_id(placement.best(serving)).name
         yield QueryItem(f"/items/{number}", first.id, first.seq, first.blob, active, embeddings)
 
 

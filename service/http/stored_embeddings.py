@@ -22,7 +22,7 @@ from service.http.parsing import parse_any_json
 from service.http.requests import CheckedRoute, Service
 from service.http.shown_items import MAX_PAGE, WithText, describe_item, texts_of
 from service.items.transaction import IngestOptions
-from service.registry.placement import places_in
+from service.registry.placement import placement_in
 from service.registry.registry import LoadedVersion
 from service.registry.storing import UpdateMode
 from service.schemas import ID, NAME, Name
@@ -106,13 +106,13 @@ def read(
         held_ids = [] if named else sorted(versions_with_embeddings(connection, gallery.id))
         stored = vectors_of(connection, gallery.id, [row.id for row in page])
     requested = {one.id: one for one in named or map(service.registry.by_id, held_ids)}
-    places = places_in(service.registry, gallery)
+    placement = placement_in(service.registry, gallery)
     texts = texts_of(service.blobs, page) if with_text else {}
     items, damaged = [], []
     for row in page:
         embeddings = _embeddings(stored[row.id], requested)
         damaged += [{"id": row.external_id, "version": one["version"]} for one in embeddings if one[EMBEDDING] is None]
-        described = describe_item(service, places, row, _origins(stored[row.id]), texts)
+        described = describe_item(service, placement, row, _origins(stored[row.id]), texts)
         items.append({**described, "embeddings": [one for one in embeddings if one[EMBEDDING] is not None]})
     next_cursor = encode_cursor(gallery.id, page[-1].id) if len(rows) > limit else None
     if accepts_arrow(request.headers.get("accept", "")):

@@ -32,42 +32,43 @@ class ReachLost(RegraftError):
 
 
 @dataclass(frozen=True)
-class Places:
+class Placement:
     """The placement rule while a given version is current.
 
     Attributes:
-        order: ids of all versions, the one reached best first, as `first_held` of service.store.galleries takes them.
+        version_order: ids of all versions, the one reached best first, as `first_held` of service.store.galleries takes
+            them.
         reached: ids of the versions that queries of the current version reach.
     """
 
-    order: tuple[int, ...]
+    version_order: tuple[int, ...]
     reached: frozenset[int]
 
     @cached_property
     def _rank(self) -> Mapping[int, int]:
-        return {version_id: rank for rank, version_id in enumerate(self.order)}
+        return {version_id: rank for rank, version_id in enumerate(self.version_order)}
 
     def best(self, held: Collection[int]) -> int:
         """The id of the version that serves an item with embeddings by these versions."""
         return min(held, key=self._rank.__getitem__)
 
 
-def places_of(registry: Registry, current: LoadedVersion | None) -> Places:
+def placement_of(registry: Registry, current: LoadedVersion | None) -> Placement:
     """The rule with the registry's edges; `current` None: no version is current."""
     order = preference(registry, current)
     reached = (version.id for version in order if current and route_to(registry, current, version) is not None)
-    return Places(tuple(version.id for version in order), frozenset(reached))
+    return Placement(tuple(version.id for version in order), frozenset(reached))
 
 
-def places_in(registry: Registry, gallery: GalleryRow) -> Places:
+def placement_in(registry: Registry, gallery: GalleryRow) -> Placement:
     """The rule of a gallery, with its current version."""
-    return places_of(registry, None if gallery.current_id is None else registry.by_id(gallery.current_id))
+    return placement_of(registry, None if gallery.current_id is None else registry.by_id(gallery.current_id))
 
 
-def order_to(registry: Registry, version_id: int) -> tuple[int, ...]:
+def version_order_to(registry: Registry, version_id: int) -> tuple[int, ...]:
     """The order while this version, such as a backfill's target, is current; syncs the edges first."""
     registry.sync_edges()
-    return places_of(registry, registry.by_id(version_id)).order
+    return placement_of(registry, registry.by_id(version_id)).version_order
 
 
 def preference(registry: Registry, current: LoadedVersion | None, graph: Graph | None = None) -> list[LoadedVersion]:
@@ -154,13 +155,13 @@ def _out_of_reach(
     `before`: count only items that queries of this version reach, while it is current.
     """
     emptied = versions_emptied(connection, gallery_id)
-    reached, places = places_of(registry, current).reached - emptied, places_of(registry, before or current)
+    reached, placement = placement_of(registry, current).reached - emptied, placement_of(registry, before or current)
     stored = versions_with_embeddings(connection, gallery_id)
-    stored = stored if before is None else stored & places.reached
+    stored = stored if before is None else stored & placement.reached
     if stored <= reached:  # the usual case, in which no item has to be counted
         return {}
     # Reached versions first, so that others serve only items without them; emptied ones, which memory may hold, last.
-    order = sorted(places.order, key=lambda version_id: (version_id in emptied, version_id not in reached))
+    order = sorted(placement.version_order, key=lambda version_id: (version_id in emptied, version_id not in reached))
     counted = item_counts.items_by_version(gallery_id, [registry.by_id(version_id).name for version_id in order])
     lost = {registry.by_id(version_id).name for version_id in stored - reached}
     return {name: items for name, items in counted.items() if name in lost}

@@ -18,7 +18,7 @@ from index.metadata.metadata import Item
 from index.space import Vectors
 from index.version import Origin
 from service.errors import ItemExists, UnknownItem
-from service.registry.placement import places_of
+from service.registry.placement import placement_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.galleries.embeddings import put_embeddings
 from service.store.galleries.items import NewItem, group_alike, items_named, rows_of, set_metadata, stacked, store_items
@@ -107,7 +107,7 @@ def store(
         registry.sync_edges()  # no edge is removed until the commit: that takes the lock of every gallery
     for version_id in {held for known in existing.values() for held in known.held}:
         registry.by_id(version_id)  # loads versions that another process has registered
-    reached, stored = places_of(registry, current).reached, StoredItems()
+    reached, stored = placement_of(registry, current).reached, StoredItems()
     is_reached = version.id in reached
     for new in items:
         known = existing.get(new.external_id)

@@ -171,7 +171,7 @@ def has_own_embedding(version_id: int) -> ColumnElement[bool]:
 def first_held(order: Sequence[int], among: Select[int] | None = None) -> ColumnElement[Any]:
     """The first version in `order` (and `among`, if given) of which a row of `item` holds an embedding; null: none.
 
-    In the order of `Places`, this is the version that serves the item, see `service.registry.placement`.
+    In the order of `Placement`, this is the version that serves the item, see `service.registry.placement`.
     """
     held = embedding.alias("held")  # an alias, as the enclosing statement may also read embeddings
     places = {version_id: place for place, version_id in enumerate(order)}

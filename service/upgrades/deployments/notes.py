@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from service.registry.placement import ItemCounts, places_in, places_of
+from service.registry.placement import ItemCounts, placement_in, placement_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.galleries.gallery import gallery_row
 from service.store.galleries.held_versions import versions_with_embeddings
@@ -52,7 +52,7 @@ def _by_old_encoders(
     if not waiting or gallery is None:  # the usual case, in which no item has to be counted
         return
     # Counted in memory, because writers wait for this transaction.
-    order = [registry.by_id(version_id).name for version_id in places_in(registry, gallery).order]
+    order = [registry.by_id(version_id).name for version_id in placement_in(registry, gallery).version_order]
     counted = item_counts.items_by_version(gallery_id, order)
     for old in sorted(waiting & counted.keys()):
         yield (
@@ -92,7 +92,7 @@ def _third_versions(
     """Items that a third version serves: a gate measures as if the current version had embedded all items."""
     if versions_with_embeddings(connection, report.gallery_id) <= {version.id, current.id}:
         return
-    order = [registry.by_id(version_id).name for version_id in places_of(registry, version).order]
+    order = [registry.by_id(version_id).name for version_id in placement_of(registry, version).version_order]
     counted = item_counts.items_by_version(report.gallery_id, order)
     for third in sorted(counted.keys() - {version.name, current.name}):
         yield (

@@ -19,7 +19,7 @@ from index.events import Event
 from service.background import Background
 from service.errors import UnknownGallery
 from service.logs import RecurringErrors
-from service.registry.placement import places_in
+from service.registry.placement import placement_in
 from service.registry.registry import Registry
 from service.store.database.connections import Database
 from service.store.galleries import partitions
@@ -209,7 +209,7 @@ def _free_block(
     assert gallery is not None
     registry.sync_edges()
     # An item that the version serves again, because another version was deployed since, keeps its embedding.
-    served = first_held(places_in(registry, gallery).order)
+    served = first_held(placement_in(registry, gallery).version_order)
     in_block = item.c.id.in_(key_table(connection, keys).keys)
     idle = list(connection.execute(select(item.c.id).where(in_block, served.is_distinct_from(version_id))).scalars())
     freed = key_table(connection, idle)

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, and_, exists, false, func, sel
 from index.errors import RegraftError
 from service.backfills.states import ACTIVE, Kind
 from service.backfills.waiting import QUALIFIES, read_version, waiting_items
-from service.registry.placement import order_to, places_in
+from service.registry.placement import placement_in, version_order_to
 from service.registry.registry import LoadedVersion, Registry
 from service.store.database.connections import Database
 from service.store.galleries import partitions
@@ -133,7 +133,7 @@ def _check_unused(
         raise VersionInUse(f"version {version.name!r} is current: deploy another one first", pointer="/version")
     if (row := on_its_way(connection, gallery.id)) and row.version_id == version.id:
         raise VersionInUse(f"deployment {row.id} of {version.name!r} is {row.state}: roll it back first")
-    served = first_held(places_in(registry, gallery).order)
+    served = first_held(placement_in(registry, gallery).version_order)
     conditions = (item.c.gallery_id == gallery.id, item.c.seq >= since, item.c.deleted == false())
     depending = and_(*conditions, served == version.id)
     if items := _count(connection, depending):
@@ -164,7 +164,7 @@ def _count_embeddings(connection: Connection, gallery_id: int, version_id: int, 
 
 def _basis(connection: Connection, registry: Registry, gallery: GalleryRow) -> tuple[object, ...]:
     jobs = [(job.id, order) for job, order in _transforming(connection, registry, gallery)]
-    return gallery.current_id, places_in(registry, gallery).order, *jobs
+    return gallery.current_id, placement_in(registry, gallery).version_order, *jobs
 
 
 def _transforming(
@@ -173,7 +173,7 @@ def _transforming(
     """The active transform backfills of a gallery, and the order of versions in which each reads an item."""
     conditions = (backfill.c.gallery_id == gallery.id, backfill.c.kind == Kind.TRANSFORM, backfill.c.state.in_(ACTIVE))
     jobs = all_of(BackfillRow, connection.execute(select(backfill).where(*conditions).order_by(backfill.c.id)))
-    return [(job, order_to(registry, job.version_id)) for job in jobs]
+    return [(job, version_order_to(registry, job.version_id)) for job in jobs]
 
 
 def _way_out(connection: Connection, registry: Registry, gallery: GalleryRow, depending: ColumnElement[bool]) -> str:

@@ -22,7 +22,7 @@ from index.evaluation.score_maps import fit_evalue_maps, fit_maps
 from index.query.edge_maps import MapKey, default_mode, map_key
 from index.space import Vectors
 from index.version import Origin
-from service.registry.placement import places_in
+from service.registry.placement import placement_in
 from service.registry.registry import LoadedVersion, Registry
 from service.store.galleries.embeddings import first_held
 from service.store.rows import GalleryRow
@@ -43,7 +43,7 @@ Place = tuple[LoadedVersion, str]
 
 def live_places(connection: Connection, registry: Registry, gallery: GalleryRow) -> list[Place]:
     """The versions and origins of the embeddings that serve live items."""
-    order = places_in(registry, gallery).order
+    order = placement_in(registry, gallery).version_order
     served = of_item() & (embedding.c.version_id == first_held(order))
     used = (
         select(embedding.c.version_id, embedding.c.origin)

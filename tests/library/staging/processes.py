@@ -14,7 +14,7 @@ from regraft.connection import certificates
 from service.backfills.scores import NO_SCORES
 from service.backfills.starting import BackfillRequest, start
 from service.backfills.sweeps import continue_sweep, release_sweep
-from service.registry.placement import order_to
+from service.registry.placement import version_order_to
 from service.registry.registry import Registry
 from service.replica.engines import Engines
 from service.settings import Settings
@@ -99,7 +99,7 @@ class Site:
             if not planned:
                 release_sweep(connection, job)
         if planned:
-            continue_sweep(self.database, job, order_to(registry, job.version_id), lambda: NO_SCORES)
+            continue_sweep(self.database, job, version_order_to(registry, job.version_id), lambda: NO_SCORES)
         return job.id
 
     def work(self) -> None:
