@@ -24,7 +24,7 @@ from service.store.rows import GalleryRow, all_of
 from service.store.sql.arrays import blocks, key_range
 from service.store.sql.partitioned import in_gallery, of_item
 from service.store.tables import embedding, gallery, item
-from service.store.vectors.codec import STORED, digests_to_bytes, from_bytes, is_place, to_bytes
+from service.store.vectors.codec import STORED, digests_to_bytes, from_bytes, is_location, to_bytes
 from service.store.vectors.parquet import NoParquet
 from service.store.vectors.reader import with_vectors
 
@@ -49,7 +49,7 @@ class StoredRow(NamedTuple):
     uncertainty: float | None
     digest: bytes | None
     stored: bytes
-    """The database column of `vector`, which may hold the vector's place in a file instead."""
+    """The database column of `vector`, which may hold the vector's location in a file instead."""
 
 
 class Damaged(NamedTuple):
@@ -151,9 +151,9 @@ def _readable(blocks_of_rows: Iterable[list[StoredRow]], unreadable: Finding) ->
     """Leave out, and report, rows whose vector's file cannot be read: it may come back, so they are not fixed."""
     for block in blocks_of_rows:
         for row in block:
-            if not row.vector and is_place(row.stored):
+            if not row.vector and is_location(row.stored):
                 unreadable.add(_label(row))
-        yield [row for row in block if row.vector or not is_place(row.stored)]
+        yield [row for row in block if row.vector or not is_location(row.stored)]
 
 
 def _label(row: StoredRow) -> str:
@@ -277,7 +277,7 @@ def _can_be_reencoded(context: Context, connection: Connection, row: StoredRow, 
 def _is_settled(connection: Connection, row: StoredRow) -> bool:
     """Whether the embedding was removed or replaced since it was read, and not only moved into a file or out of it."""
     stored = connection.execute(select(embedding.c.vector).where(*_key_of(row))).scalar_one_or_none()
-    return stored is None or not (stored in {row.stored, row.vector} or is_place(stored))
+    return stored is None or not (stored in {row.stored, row.vector} or is_location(stored))
 
 
 def _key_of(row: StoredRow) -> tuple[Any, ...]:

@@ -34,7 +34,7 @@ from service.replica.feed import FeedChanges
 from service.store.galleries.change_feed import FeedRow
 from service.store.galleries.gallery import index_of
 from service.store.rows import GalleryRow
-from service.store.vectors.codec import is_place, places_from_bytes, to_bytes
+from service.store.vectors.codec import is_location, locations_from_bytes, to_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -128,8 +128,8 @@ class LoadedGallery:
         return True
 
     def fill_from_memory(self, rows: Sequence[FeedRow]) -> list[bytes | None]:
-        """The vector of each feed row; for one stored in a file, the copy in memory, else its place in the file."""
-        vectors_or_places = [row[3] for row in rows]
+        """The vector of each feed row; for one stored in a file, the copy in memory, else its location in the file."""
+        vectors_or_locations = [row[3] for row in rows]
         by_place: dict[tuple[int, str], list[int]] = defaultdict(list)
         for n, (_, version_id, origin, *_) in enumerate(rows):
             if version_id is not None and origin is not None:
@@ -137,11 +137,12 @@ class LoadedGallery:
         for (version_id, origin), at in by_place.items():
             place = (self._registry.by_id(version_id).name, origin)
             in_memory, vectors = self.gallery.in_memory(place, np.array([rows[n][0] for n in at]))
-            stored_digests = places_from_bytes([one for n in at if is_place(one := vectors_or_places[n])])["digest"]
+            locations = locations_from_bytes([one for n in at if is_location(one := vectors_or_locations[n])])
+            stored_digests = locations["digest"]
             same = digests(vectors) == stored_digests[in_memory]
             for n, vector in zip(np.array(at)[in_memory][same].tolist(), vectors[same], strict=True):
-                vectors_or_places[n] = to_bytes(vector)
-        return vectors_or_places
+                vectors_or_locations[n] = to_bytes(vector)
+        return vectors_or_locations
 
     def declare(self) -> None:
         """Declare the registry's versions and edges to the gallery, and remove edges that the registry lacks."""

@@ -18,7 +18,7 @@ STEP_SECONDS = 0.02
 STEPS: list[tuple[Any, str]] = [
     (Blobs, "put"),
     (moves, "begin_file"),
-    (moves, "_put_places"),
+    (moves, "_put_locations"),
     (moves, "_put_vectors"),
     (moves, "drop_file"),
     (moves, "forget_file"),

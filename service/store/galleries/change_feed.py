@@ -10,7 +10,7 @@ from service.store.database.connections import STREAMED
 from service.store.sql.arrays import blocks, key_table
 from service.store.sql.partitioned import of_item
 from service.store.tables import embedding, item
-from service.store.vectors.codec import any_place, is_place
+from service.store.vectors.codec import any_location, is_location
 from service.store.vectors.reader import read_vectors
 
 FEED_BLOCK = 10_000
@@ -19,7 +19,7 @@ FeedRow = tuple[int, int | None, str | None, bytes | None, str, str, int, bool]
 """A row of the change feed, with one embedding of an item; see `changes`."""
 
 FillFromMemory = Callable[[Sequence[FeedRow]], Sequence[bytes | None]]
-"""For feed rows whose vectors are in files, returns their vectors if they are in memory, else the stored places."""
+"""For feed rows whose vectors are in files, returns their vectors if they are in memory, else the stored locations."""
 
 _FEED = select(
     item.c.id,
@@ -65,11 +65,11 @@ def feed_of(connection: Connection, gallery_id: int, keys: Sequence[int]) -> Ite
 def _with_vectors(
     connection: Connection, rows: Sequence[FeedRow], fill_from_memory: FillFromMemory | None = None
 ) -> Sequence[FeedRow]:
-    """Replace places in files by their vectors."""
+    """Replace locations in files by their vectors."""
     stored = [row[3] for row in rows]
-    if not any_place(stored):
+    if not any_location(stored):
         return rows
-    in_files = [n for n, value in enumerate(stored) if is_place(value)]
+    in_files = [n for n, value in enumerate(stored) if is_location(value)]
     if fill_from_memory is not None:
         for n, value in zip(in_files, fill_from_memory([rows[n] for n in in_files]), strict=True):
             stored[n] = value

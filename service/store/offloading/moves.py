@@ -1,8 +1,8 @@
 """Move vectors from the database into files of the image store (`offload`), and back (`load_back`).
 
-A vector stays in the database until a file with it is durably written; then a transaction replaces it by its place in
-the file, unless its item was written meanwhile. A kill loses nothing: it leaves at most a file to which no row refers,
-and the file's own row.
+A vector stays in the database until a file with it is durably written; then a transaction replaces it by its location
+in the file, unless its item was written meanwhile. A kill loses nothing: it leaves at most a file to which no row
+refers, and the file's own row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from service.store.sql.arrays import blocks, key_table
 from service.store.sql.database_clock import now
 from service.store.sql.partitioned import in_gallery
 from service.store.tables import embedding, item
-from service.store.vectors.codec import STORED, STORED_DIGEST, places_in_file
+from service.store.vectors.codec import STORED, STORED_DIGEST, locations_in_file
 from service.store.vectors.files import (
     ABANDONED,
     VectorFileRow,
@@ -78,7 +78,7 @@ def offload(
     goes_on: Callable[[], bool],
     uploading: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Keys:
-    """Write the vectors of items into one file, and replace them in the database by their places.
+    """Write the vectors of items into one file, and replace them in the database by their locations.
 
     Args:
         database: the database of the vectors.
@@ -134,8 +134,8 @@ def _settled(connection: Connection, place: tuple[int, int], keys: Sequence[int]
 
 
 def _store_places(database: Database, file: VectorFileRow, found: Settled, goes_on: Callable[[], bool]) -> int:
-    """Replace the vectors of items that were not written since by their places in a file; returns how many."""
-    places, moved = places_in_file(file.id, found.digests), 0
+    """Replace the vectors of items that were not written since by their locations in a file; returns how many."""
+    locations, moved = locations_in_file(file.id, found.digests), 0
     for start in range(0, len(found.rows), BLOCK):
         if not goes_on():
             return moved
@@ -146,7 +146,7 @@ def _store_places(database: Database, file: VectorFileRow, found: Settled, goes_
                 if not activate_file(connection, file.id):
                     return moved  # another process took over and dropped the file
                 unchanged = _unchanged(connection, found.items[part], found.seqs[part]) + start
-                moved += _put_places(connection, file, found, places, unchanged)
+                moved += _put_locations(connection, file, found, locations, unchanged)
         except UnknownGallery:
             return moved  # the gallery was deleted, with everything in it
         time.sleep(PAUSE_SECONDS)
@@ -162,21 +162,21 @@ def _unchanged(connection: Connection, items: Keys, seqs: Keys) -> Keys:
     return np.flatnonzero(same)
 
 
-def _put_places(
-    connection: Connection, file: VectorFileRow, found: Settled, places: NDArray[np.void], these: Keys
+def _put_locations(
+    connection: Connection, file: VectorFileRow, found: Settled, locations: NDArray[np.void], these: Keys
 ) -> int:
     if not len(these):
         return 0
     items, noted = found.items[these].tolist(), found.digests[these].astype(STORED_DIGEST)
     rows = [
-        {"key": key, "place": place.tobytes(), "noted": digest.tobytes()}
-        for key, place, digest in zip(items, places[these], noted, strict=True)
+        {"key": key, "location": location.tobytes(), "noted": digest.tobytes()}
+        for key, location, digest in zip(items, locations[these], noted, strict=True)
     ]
     # One statement per row: in a join with a list of keys, SQLite would scan the list for every row of the version.
     conditions = (in_gallery(embedding, file.gallery_id), embedding.c.version_id == file.version_id)
     here = (*conditions, embedding.c.item_id == bindparam("key"))
     length = func.length(embedding.c.vector) == len(found.rows[0])
-    point = update(embedding).where(*here, length).values(vector=bindparam("place"), digest=bindparam("noted"))
+    point = update(embedding).where(*here, length).values(vector=bindparam("location"), digest=bindparam("noted"))
     return int(connection.execute(point, rows).rowcount)
 
 
@@ -209,7 +209,7 @@ def load_back(database: Database, file: VectorFileRow, stop: threading.Event) ->
 
 
 def _put_vectors(connection: Connection, file: VectorFileRow, whole: Sequence[tuple[int, bytes, bytes]]) -> None:
-    """Replace places in a file by their vectors, in rows that have not changed."""
+    """Replace locations in a file by their vectors, in rows that have not changed."""
     conditions = (in_gallery(embedding, file.gallery_id), embedding.c.version_id == file.version_id)
     held = (*conditions, embedding.c.item_id == bindparam("key"))
     still = embedding.c.vector == bindparam("stored")

@@ -1,7 +1,7 @@
-"""The stored form of vectors: little-endian float32 bytes, or the place of a vector in a file.
+"""The stored form of vectors: little-endian float32 bytes, or the location of a vector in a file.
 
-A vector that was moved into a file leaves its place in the database: 21 bytes, a length that no vector has, as a number
-takes four. Only this module knows the format.
+A vector that was moved into a file leaves its location in the database: 21 bytes, a length that no vector has, as a
+number takes four. Only this module knows the format.
 
 Shapes: N vectors, D their dimension.
 """
@@ -24,9 +24,9 @@ STORED_DIGEST = np.dtype("<i8")
 NO_DIGEST = "0" * 2 * STORED_DIGEST.itemsize
 """Hexadecimal digits of `index.engines.digest.UNKNOWN`."""
 
-PLACE = np.dtype([("tag", "S1"), ("file", "<i8"), ("row", "<i4"), ("digest", "<i8")])
-"""The place of a vector in a file: the number of the file, the row there, and the vector's digest."""
-PLACE_TAG = b"@"
+LOCATION = np.dtype([("tag", "S1"), ("file", "<i8"), ("row", "<i4"), ("digest", "<i8")])
+"""The location of a vector in a file: the number of the file, the row there, and the vector's digest."""
+LOCATION_TAG = b"@"
 
 
 class DamagedEmbedding(RegraftError):
@@ -68,36 +68,36 @@ def all_whole(rows: Sequence[bytes], dim: int) -> bool:
     return set(map(len, rows)) <= {dim * STORED.itemsize}
 
 
-def is_place(row: bytes | None) -> TypeGuard[bytes]:
-    """Whether a stored value is the place of a vector in a file."""
-    return row is not None and len(row) == PLACE.itemsize and row.startswith(PLACE_TAG)
+def is_location(row: bytes | None) -> TypeGuard[bytes]:
+    """Whether a stored value is the location of a vector in a file."""
+    return row is not None and len(row) == LOCATION.itemsize and row.startswith(LOCATION_TAG)
 
 
-def any_place(rows: Iterable[bytes | None]) -> bool:
-    """Whether one of many stored values may be a place; checks only lengths, which is much faster."""
-    return PLACE.itemsize in set(map(len, filter(None, rows)))
+def any_location(rows: Iterable[bytes | None]) -> bool:
+    """Whether one of many stored values may be a location; checks only lengths, which is much faster."""
+    return LOCATION.itemsize in set(map(len, filter(None, rows)))
 
 
-def places_in_file(file: int, noted: Keys) -> NDArray[np.void]:
-    """The places (N,) of the rows of a file with digests `noted` (N,); their bytes are the stored form."""
-    places = np.empty(len(noted), PLACE)
-    places["tag"], places["file"], places["digest"] = PLACE_TAG, file, noted
-    places["row"] = np.arange(len(noted))
-    return places
+def locations_in_file(file: int, noted: Keys) -> NDArray[np.void]:
+    """The locations (N,) of the rows of a file with digests `noted` (N,); their bytes are the stored form."""
+    locations = np.empty(len(noted), LOCATION)
+    locations["tag"], locations["file"], locations["digest"] = LOCATION_TAG, file, noted
+    locations["row"] = np.arange(len(noted))
+    return locations
 
 
-def places_from_bytes(rows: Sequence[bytes]) -> NDArray[np.void]:
-    """Stored places -> (N,) of `PLACE`."""
-    return np.frombuffer(b"".join(rows), PLACE)
+def locations_from_bytes(rows: Sequence[bytes]) -> NDArray[np.void]:
+    """Stored locations -> (N,) of `LOCATION`."""
+    return np.frombuffer(b"".join(rows), LOCATION)
 
 
-def place_prefix(file: int) -> bytes:
-    """The first bytes of every place in a file."""
-    return PLACE_TAG + np.array(file, PLACE["file"]).tobytes()
+def location_prefix(file: int) -> bytes:
+    """The first bytes of every location in a file."""
+    return LOCATION_TAG + np.array(file, LOCATION["file"]).tobytes()
 
 
 def is_same_vector(stored: bytes, vector: Vectors) -> bool:
     """Whether a vector (D,) equals the stored one; a vector in a file is compared by its digest."""
-    if is_place(stored):
-        return bool(places_from_bytes([stored])["digest"][0] == digests(vector[np.newaxis])[0])
+    if is_location(stored):
+        return bool(locations_from_bytes([stored])["digest"][0] == digests(vector[np.newaxis])[0])
     return bytes(stored) == to_bytes(vector)

@@ -37,7 +37,7 @@ from service.store.sql.arrays import key_table
 from service.store.sql.database_clock import now
 from service.store.sql.partitioned import of_item
 from service.store.tables import Id, embedding, gallery, item, metadata
-from service.store.vectors.codec import PLACE, place_prefix
+from service.store.vectors.codec import LOCATION, location_prefix
 
 vector_file = Table(
     "vector_file",
@@ -85,12 +85,12 @@ class VectorFileRow(NamedTuple):
 
 def is_in_file(file_id: int) -> ColumnElement[bool]:
     """Whether a row of `embedding` refers to this file."""
-    prefix = place_prefix(file_id)
+    prefix = location_prefix(file_id)
     there = func.substr(embedding.c.vector, 1, len(prefix)) == literal(prefix)
-    return and_(func.length(embedding.c.vector) == PLACE.itemsize, there)
+    return and_(func.length(embedding.c.vector) == LOCATION.itemsize, there)
 
 
-IS_IN_DATABASE = func.length(embedding.c.vector) != PLACE.itemsize
+IS_IN_DATABASE = func.length(embedding.c.vector) != LOCATION.itemsize
 """Condition on `embedding`: the row holds its vector itself."""
 
 
@@ -159,7 +159,7 @@ def set_counted(connection: Connection, file_id: int, seq: int) -> None:
 
 
 def rows_in_file(connection: Connection, file: VectorFileRow, after: int, limit: int) -> list[tuple[int, bytes]]:
-    """Up to `limit` items after key `after` whose rows refer to a file: key and stored place."""
+    """Up to `limit` items after key `after` whose rows refer to a file: key and stored location."""
     behind = _holders(file).where(item.c.id > after).order_by(item.c.id).limit(limit)
     return [(key, bytes(stored)) for key, stored in connection.execute(behind)]
 

@@ -1,4 +1,4 @@
-"""Read vectors by their stored values: most are the vectors themselves, others places in files; see `read_vectors`.
+"""Read vectors by their stored values: most are the vectors themselves, others locations in files; see `read_vectors`.
 
 Files are read by groups of rows, some of which are cached. A vector whose file is missing, or whose row does not match
 its digest, is read as `DAMAGED`; an unreachable store raises.
@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from index.engines.base import Keys
 from index.engines.digest import digests
 from service.store.image_store.blobs import MAX_PARALLEL, Blobs, StoreUnreachable
-from service.store.vectors.codec import STORED, is_place, places_from_bytes
+from service.store.vectors.codec import STORED, is_location, locations_from_bytes
 from service.store.vectors.files import VectorFileRow, file_row
 from service.store.vectors.parquet import GROUP, NoParquet, describe, parquet, read_groups
 
@@ -66,21 +66,21 @@ class VectorReader:
         self._bytes = 0
 
     def read(self, connection: Connection, stored: Sequence[bytes]) -> list[bytes]:
-        """The vectors of stored places, in order; `DAMAGED` for one that cannot be read.
+        """The vectors of stored locations, in order; `DAMAGED` for one that cannot be read.
 
         Raises:
             StoreUnreachable: the store does not answer.
             NoParquet: pyarrow is not installed.
         """
-        places = places_from_bytes(stored)
+        locations = locations_from_bytes(stored)
         vectors = [DAMAGED] * len(stored)
-        for file in np.unique(places["file"]).tolist():
-            in_file = np.flatnonzero(places["file"] == file)
+        for file in np.unique(locations["file"]).tolist():
+            in_file = np.flatnonzero(locations["file"] == file)
             if (opened := self._open(connection, file)) is None:
                 continue
-            groups = self._read_groups(opened, sorted(set((places["row"][in_file] // GROUP).tolist())))
+            groups = self._read_groups(opened, sorted(set((locations["row"][in_file] // GROUP).tolist())))
             for n in in_file.tolist():
-                vectors[n] = _row(groups, int(places["row"][n]), int(places["digest"][n]))
+                vectors[n] = _row(groups, int(locations["row"][n]), int(locations["digest"][n]))
         return vectors
 
     def _open(self, connection: Connection, file: int) -> OpenedFile | None:
@@ -176,21 +176,21 @@ def _merged(parts: Iterator[dict[int, Group]]) -> dict[int, Group]:
 
 def _row(groups: dict[int, Group], row: int, digest: int) -> bytes:
     group = groups.get(row // GROUP)
-    place = row % GROUP
-    if group is None or place >= len(group.rows) or group.digests[place] != digest:
+    at = row % GROUP
+    if group is None or at >= len(group.rows) or group.digests[at] != digest:
         return DAMAGED
-    return bytes(group.rows[place])
+    return bytes(group.rows[at])
 
 
 def read_vectors(connection: Connection, stored: Sequence[B]) -> Sequence[B]:
     """The vectors of stored values, in order; None stays None. Raises StoreUnreachable, NoParquet."""
-    in_files = [n for n, one in enumerate(stored) if is_place(one)]
+    in_files = [n for n, one in enumerate(stored) if is_location(one)]
     if not in_files:
         return stored
     parquet()
     reader: VectorReader = connection.get_execution_options()["vectors"]
     vectors = list(stored)
-    for n, vector in zip(in_files, reader.read(connection, [one for one in stored if is_place(one)]), strict=True):
+    for n, vector in zip(in_files, reader.read(connection, [one for one in stored if is_location(one)]), strict=True):
         vectors[n] = vector
     return vectors
 

@@ -37,7 +37,7 @@ POINTS = [
     (moves, "begin_file", False),
     (Blobs, "put", False),  # its row is there, and it is not
     (Blobs, "put", True),  # it is there, and no row speaks of it
-    (moves, "_put_places", True),  # within the transaction that takes vectors out
+    (moves, "_put_locations", True),  # within the transaction that takes vectors out
     (offloader, "set_counted", True),  # rows speak of it, and are counted
     (moves, "_put_vectors", True),
     (moves, "drop_file", True),
