@@ -140,8 +140,8 @@ def continue_sweep(
 ) -> BackfillState | None:
     """Continue a sweep, whose lease the caller holds, to its end.
 
-    `version_order` is that of `service.registry.placement.Placement` while the backfill's target is current. `uncertain`
-    returns the items' uncertainties, for item order `uncertainty`; items without one come last.
+    `version_order` is that of `service.registry.placement` while the backfill's target is current. `uncertain` returns
+    the items' uncertainties, for item order `uncertainty`; items without one come last.
 
     Keys are read and chunks written some thousand at a time. Orders by age hold only these in memory; others hold all
     keys: 8 bytes per item, 24 while they are sorted.
