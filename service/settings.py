@@ -27,6 +27,9 @@ LONGEST = 1e9
 SIZE = re.compile(r"\s*\d*\.?\d+\s*[A-Za-z]*\s*")
 """A size as ByteSize reads it: a number and perhaps a unit."""
 
+POSTGRESQL = ("postgresql://", "postgres://", "postgresql+psycopg://")
+"""Beginnings of the URL of a PostgreSQL with pgvector."""
+
 MIN_KEY = 16
 """Least characters of a key; shorter ones could be guessed by trying."""
 
@@ -149,6 +152,14 @@ class Settings(BaseSettings):
         if isinstance(size, str) and not SIZE.fullmatch(size):
             raise ValueError("a size must be a number with a unit, such as 8GiB, 500MB or 1.5 TiB")
         return size
+
+    @field_validator("pgvector_url")
+    @classmethod
+    def _url_of_postgresql(cls, url: str) -> str:
+        # Otherwise the first gallery that uses it would show what is wrong.
+        if url and not url.startswith(POSTGRESQL):
+            raise ValueError("must be postgresql://USER:PASSWORD@HOST/DATABASE")
+        return url
 
     @field_validator("api_key", "worker_key")
     @classmethod

@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 from psycopg.adapt import Buffer, Dumper
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Format
 from psycopg.types import TypeInfo
 
@@ -104,24 +105,39 @@ class PgConnections:
                     idle.deadline = deadline
                     return idle
                 idle.close()
-        limit = f"-c statement_timeout={int(1000 * self._seconds)}"
+        options = f"{_options(self._url)} -c statement_timeout={int(1000 * self._seconds)}"
         made = TimedConnection.connect(
-            self._url, autocommit=True, prepare_threshold=None, connect_timeout=CONNECT_SECONDS, options=limit
+            self._url, autocommit=True, prepare_threshold=None, connect_timeout=CONNECT_SECONDS, options=options
         )
         made.deadline = deadline
         try:
-            kind = TypeInfo.fetch(made, "vector")
-            if kind is None:
-                _create_extension(made)
-                kind = TypeInfo.fetch(made, "vector")
+            kind = _vector_type(made)
         except (psycopg.Error, EngineUnavailable):
             made.close()
             raise
-        if kind is None:
-            raise EngineUnavailable("this PostgreSQL has pgvector in a schema that is not in its search_path")
         kind.register(made)
         made.adapters.register_dumper(PgVector, _dumper(kind.oid))
         return made
+
+
+def _options(url: str) -> str:
+    """The options of sessions in a URL, such as its search_path. Raises EngineUnavailable if libpq cannot read it."""
+    try:
+        return str(conninfo_to_dict(url).get("options") or "")
+    except psycopg.ProgrammingError:  # its message repeats parts of the URL, which may be the password
+        why = "pgvector: its URL cannot be read: unknown parameter, or a character that is not percent-encoded"
+        raise EngineUnavailable(why) from None
+
+
+def _vector_type(connection: TimedConnection) -> TypeInfo:
+    """The type of vectors, after creating the extension if it is missing. Raises EngineUnavailable."""
+    kind = TypeInfo.fetch(connection, "vector")
+    if kind is None:
+        _create_extension(connection)
+        kind = TypeInfo.fetch(connection, "vector")
+    if kind is None:
+        raise EngineUnavailable("this PostgreSQL has pgvector in a schema that is not in its search_path")
+    return kind
 
 
 def _create_extension(connection: TimedConnection) -> None:

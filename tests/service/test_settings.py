@@ -104,6 +104,16 @@ def test_what_is_no_uri_of_a_milvus_is_refused(uri: str) -> None:
         Settings(milvus_uri=uri)
 
 
+@pytest.mark.parametrize("url", ["vectors:5432", "mysql://a/b", "postgresql+asyncpg://a/b", " postgresql://a/b"])
+def test_what_is_no_url_of_a_postgresql_is_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    for good in ("", "postgres://me:word@a/b", "postgresql://a,b:5433/c", "postgresql+psycopg://me@/b?host=/run"):
+        assert Settings(pgvector_url=good).pgvector_url == good
+    monkeypatch.setenv("REGRAFT_PGVECTOR_URL", url)
+
+    with pytest.raises(ValidationError, match="pgvector_url"):
+        Settings()
+
+
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Settings().port = 1  # type: ignore[misc]
