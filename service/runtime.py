@@ -40,8 +40,8 @@ from service.store.image_store.recovery import StoreRecovery
 from service.store.offloading.offloader import Offloader
 from service.upgrades.curves.measure import Curves
 from service.upgrades.deployments.reaper import Reaper
-from service.upgrades.rollouts.monitor import RolloutMonitor
 from service.upgrades.tombstones import TombstonePurger
+from service.upgrades.trials.monitor import TrialMonitor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Runtime:
     engine_writer: EngineWriter
     preload: Preload
     traffic: Traffic
-    rollouts: RolloutMonitor
+    trials: TrialMonitor
     curves: Curves
     planner: Planner
     reaper: Reaper
@@ -168,7 +168,7 @@ def _assemble(
         engine_writer=EngineWriter(database, registry, replica, engines),
         preload=Preload(database, replica, settings.preloaded),
         traffic=Traffic(database),
-        rollouts=RolloutMonitor(database, registry, replica),
+        trials=TrialMonitor(database, registry, replica),
         curves=Curves(database, registry, replica, blobs, decoder),
         planner=Planner(database, registry, embedder),
         reaper=Reaper(database, registry, blobs),
@@ -198,7 +198,7 @@ def _background_parts(runtime: Runtime) -> Sequence[Background | Replica]:
         EncoderEvictor(registry, replica, settings.encoder_idle_seconds),
         Indexer(replica),
         runtime.engine_writer,
-        runtime.rollouts,
+        runtime.trials,
         runtime.traffic,
         runtime.curves,
         runtime.planner,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from index.errors import InvalidArgument
 from service.registry.placement import ItemCounts
-from service.registry.rollout_records import CanaryIn, ShadowIn
+from service.registry.trial_records import CanaryIn, ShadowIn
 from service.schemas import Body, Name, Number, Reason
 from service.upgrades.deployments.history import DeploymentState
 from service.upgrades.deployments.transition import TransitionRequest

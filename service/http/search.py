@@ -24,7 +24,7 @@ from service.http.search_request import LISTS, OPTIONS, QueryBatch, SearchReques
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
 from service.schemas import ID, NAME, Name
-from service.upgrades.rollouts.monitor import TrialQuery
+from service.upgrades.trials.monitor import TrialQuery
 
 router = APIRouter(route_class=CheckedRoute, tags=["query"])
 
@@ -126,7 +126,7 @@ def respond(
                 service.replica.refresh(live.id)
             live.declare()
             request = read(live)
-            answers = service.rollouts.answer(live, [_trial_query(request, part, key) for part in request.parts])
+            answers = service.trials.answer(live, [_trial_query(request, part, key) for part in request.parts])
     pages = [page_of(service, request, part, answer) for part, answer in zip(request.parts, answers, strict=True)]
     return write(request, pages, time.perf_counter() - started)
 

@@ -38,8 +38,8 @@ from service.registry.image_losses import ImageLosses
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
 from service.schemas import check_embeddings, take_object
-from service.upgrades.rollouts.content import ImageContent, TextContent
-from service.upgrades.rollouts.monitor import Content
+from service.upgrades.trials.content import ImageContent, TextContent
+from service.upgrades.trials.monitor import Content
 
 OPTIONS = tuple(SearchParams.model_fields)
 PLAIN = {"mode", "cursor"}

@@ -47,6 +47,6 @@ def needed(registry: Registry, lives: list[LoadedGallery]) -> set[str]:
         if (current := live.current) is None:
             continue
         names |= registry.needed(current.name, live.gallery.items_by_version())
-        if (rollout := live.rollout) is not None:
-            names.add(rollout.version.name)
+        if (trial := live.trial) is not None:
+            names.add(trial.version.name)
     return names

@@ -27,8 +27,8 @@ from service.errors import NoCurrentVersion
 from service.registry.edge_records import EdgeRecord
 from service.registry.placement import preference
 from service.registry.registry import LoadedVersion, Registry
-from service.registry.rollout_records import Rollout
 from service.registry.storing import AddedItems
+from service.registry.trial_records import Trial
 from service.replica.engines import name_of
 from service.replica.feed import FeedChanges
 from service.store.galleries.change_feed import FeedRow
@@ -57,7 +57,7 @@ class LoadedGallery:
         self.folder = folder
         self.gallery = Gallery(index_of(row), folder, elsewhere)
         self.current: LoadedVersion | None = None
-        self.rollout: Rollout | None = None
+        self.trial: Trial | None = None
         # The gates whose calibrations are in force, and the edges when these were read.
         self.gates: tuple[int, ...] = ()
         self.followed_edges: tuple[EdgeRecord, ...] | None = None

@@ -24,8 +24,8 @@ from service.errors import UnknownGallery
 from service.registry.calibrations import maps_of
 from service.registry.edge_records import EdgeRecord
 from service.registry.registry import LoadedVersion, Registry
-from service.registry.rollout_records import active_rollout
 from service.registry.storing import AddedItems
+from service.registry.trial_records import active_trial
 from service.replica.cache import Cache
 from service.replica.engines import no_engines
 from service.replica.feed import FeedChanges, gather_changes, prefetched
@@ -280,7 +280,7 @@ class Replica:
                     live.declare()
                     return True
                 current = None if row.current_id is None else self._registry.by_id(row.current_id)
-                rollout, gates = active_rollout(connection, self._registry, live.id)
+                trial, gates = active_trial(connection, self._registry, live.id)
                 # A removal of an edge deletes the calibrations fitted along it, and nothing else does.
                 calibrations = (
                     None if edges_unchanged and gates == live.gates else maps_of(connection, self._registry, gates)
@@ -295,7 +295,7 @@ class Replica:
             gathered = gather_changes(self._registry, blocks)
             gathered.removed += purged.difference(gathered.removed)
             live.apply(gathered, row.next_seq - 1, current, calibrations)
-            live.rollout, live.gates, live.followed_edges = rollout, gates, edges
+            live.trial, live.gates, live.followed_edges = trial, gates, edges
             live.gallery.configure(index_of(row))
             live.bytes = live.gallery.bytes()
         if building is None:

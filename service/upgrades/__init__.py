@@ -1,1 +1,1 @@
-"""Changes of the version that answers queries: edges, gates, deployments, rollouts, and the curves of backfills."""
+"""Changes of the version that answers queries: edges, gates, deployments, trials, and the curves of backfills."""

@@ -22,7 +22,7 @@ from service.upgrades import gallery_removal, removal, tombstones
 from service.upgrades.deployments import reaper
 from service.upgrades.deployments.transition import TransitionContext
 from service.upgrades.edges import changes
-from service.upgrades.rollouts import monitor as watching
+from service.upgrades.trials import monitor as watching
 
 POINTS: dict[str, list[tuple[Any, str, bool]]] = {
     # point: (where, which function, at its end instead of its beginning); every name it is called by

@@ -16,7 +16,7 @@ from index.errors import InvalidArgument, NoEncoder
 from service.backfills.states import cancel_backfills
 from service.errors import NoCurrentVersion
 from service.registry.placement import check_reachable, check_rollback_reach
-from service.registry.rollout_records import CanaryIn, ShadowIn, summary
+from service.registry.trial_records import CanaryIn, ShadowIn, summary
 from service.registry.version_records import registered_sha256
 from service.store.rows import DeploymentRow, GateRow, first_of
 from service.store.tables import deployment, gallery, trial_report
@@ -135,7 +135,7 @@ def _try_out(transition: TransitionContext, phase: DeploymentState, settings: Sh
             f"version {transition.version.name!r} has no encoder, so it cannot run queries as a shadow or canary"
         )
     transition.version.check()
-    # Locks the deployment's row first, as `rollout_records.add_counters` does.
+    # Locks the deployment's row first, as `trial_records.add_counters` does.
     transition.change(settings=settings.model_dump())
     measured = _measured(transition)
     condition = (trial_report.c.deployment_id == transition.row.id, trial_report.c.phase == phase.value)

@@ -18,7 +18,7 @@ from service.errors import UnknownGallery
 from service.registry.edge_records import EdgeRecord
 from service.registry.placement import preference, route_to
 from service.registry.registry import LoadedVersion, Registry
-from service.registry.rollout_records import trial_versions
+from service.registry.trial_records import trial_versions
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.database.connections import Database

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.registry.rollout_records import Counters, bucket, counters_from_json, exceeded_limit, quantile, summary
+from service.registry.trial_records import Counters, bucket, counters_from_json, exceeded_limit, quantile, summary
 from service.replica.eviction import needed
-from service.upgrades.rollouts import monitor as watching
-from service.upgrades.rollouts.monitor import RolloutMonitor
+from service.upgrades.trials import monitor as watching
+from service.upgrades.trials.monitor import TrialMonitor
 from staging.trials import ask, begin, broken, counted, shown, wait_for
 
 
@@ -94,9 +94,9 @@ class TestShadow:
     def test_what_is_written_between_the_two_answers_is_no_difference(
         self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        number, compare, asked = begin(served, filled, "twin", "shadow"), RolloutMonitor._compare, itertools.count()
+        number, compare, asked = begin(served, filled, "twin", "shadow"), TrialMonitor._compare, itertools.count()
 
-        def late(self: RolloutMonitor, job: Any) -> None:
+        def late(self: TrialMonitor, job: Any) -> None:
             best = job.old.items[int(job.old.keys_QK[0, 0])].id
             if next(asked) % 2:
                 assert served.http.delete(f"{filled}/items/{best}").status_code == 204
@@ -104,7 +104,7 @@ class TestShadow:
                 assert served.ingest(filled, {f"copy of {best}": pictures[int(best[1:])]}).status_code == 200
             compare(self, job)
 
-        monkeypatch.setattr(RolloutMonitor, "_compare", late)
+        monkeypatch.setattr(TrialMonitor, "_compare", late)
         for picture in pictures[:6:2]:
             ask(served, filled, picture)
 
@@ -118,14 +118,14 @@ class TestShadow:
     ) -> None:
         class Ending:
             def __init__(self, live: Any) -> None:
-                self.live, self.looks = live, iter([live.rollout])
+                self.live, self.looks = live, iter([live.trial])
 
             def __getattr__(self, name: str) -> Any:
-                return next(self.looks, None) if name == "rollout" else getattr(self.live, name)
+                return next(self.looks, None) if name == "trial" else getattr(self.live, name)
 
-        compare = RolloutMonitor._compare
+        compare = TrialMonitor._compare
         ending = lambda monitor, job: compare(monitor, replace(job, live=Ending(job.live)))  # noqa: E731
-        monkeypatch.setattr(RolloutMonitor, "_compare", ending)
+        monkeypatch.setattr(TrialMonitor, "_compare", ending)
         number = begin(served, filled, "twin", "shadow")
         for picture in pictures[:2]:
             ask(served, filled, picture)
@@ -163,7 +163,7 @@ class TestShadow:
             def put_nowait(self, job: Any) -> None:
                 raise queue.Full
 
-        monkeypatch.setattr(served.runtime.rollouts, "_jobs", Full(64))
+        monkeypatch.setattr(served.runtime.trials, "_jobs", Full(64))
         number = begin(served, filled, "drifted", "shadow")
         ask(served, filled, pictures[0])
 

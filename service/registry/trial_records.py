@@ -54,7 +54,7 @@ class CanaryIn(Body):
 
 
 @dataclass(frozen=True)
-class Rollout:
+class Trial:
     """The running trial of a gallery."""
 
     deployment: int
@@ -161,17 +161,15 @@ def exceeded_limit(settings: Mapping[str, Any], report: Mapping[str, Any]) -> st
     return None
 
 
-def active_rollout(
-    connection: Connection, registry: Registry, gallery_id: int
-) -> tuple[Rollout | None, tuple[int, ...]]:
+def active_trial(connection: Connection, registry: Registry, gallery_id: int) -> tuple[Trial | None, tuple[int, ...]]:
     """The running trial of a gallery, and the gates on which its current deployment and the trial rest."""
     active = deployment.c.state.in_((SHADOW, CANARY, "current"))
     rows = connection.execute(
         select(deployment).where(deployment.c.gallery_id == gallery_id, active).order_by(deployment.c.id)
     ).all()
-    trials = [Rollout(row.id, registry.by_id(row.version_id), row.state, row.settings) for row in rows if row.settings]
-    rollout = next((found for found in trials if found.phase in (SHADOW, CANARY)), None)
-    return rollout, tuple(row.gate_id for row in rows if row.gate_id is not None)
+    trials = [Trial(row.id, registry.by_id(row.version_id), row.state, row.settings) for row in rows if row.settings]
+    trial = next((found for found in trials if found.phase in (SHADOW, CANARY)), None)
+    return trial, tuple(row.gate_id for row in rows if row.gate_id is not None)
 
 
 def trial_versions(connection: Connection) -> dict[int, int]:
@@ -193,14 +191,14 @@ def add_counters(
     """Add counts to a report; returns the trial's settings and newest counts, None if the trial is over."""
     # The lock keeps two processes from overwriting each other's report.
     statement = select(deployment.c.settings).where(deployment.c.id == deployment_id, deployment.c.state == phase)
-    rollout = connection.execute(statement.with_for_update()).first()
-    if rollout is None:
+    trial = connection.execute(statement.with_for_update()).first()
+    if trial is None:
         return None
     conditions = (trial_report.c.deployment_id == deployment_id, trial_report.c.phase == phase)
     stored = connection.execute(select(trial_report.c.report).where(*conditions)).scalar()
     total = counters_from_json(stored) if stored else Counters()
     total += counters
-    parts = _newest(stored, counters, RECENT * rollout.settings.get("min_queries", 1))
+    parts = _newest(stored, counters, RECENT * trial.settings.get("min_queries", 1))
     report = {**total.as_json(), "recent": [part.as_json() for part in parts]}
     if stored is None:
         values = {"deployment_id": deployment_id, "phase": phase, "report": report}
@@ -210,7 +208,7 @@ def add_counters(
     recent = Counters()
     for part in parts:
         recent += part
-    return rollout.settings, recent.as_json()
+    return trial.settings, recent.as_json()
 
 
 def _newest(stored: Mapping[str, Any] | None, counters: Counters, size: int) -> list[Counters]:

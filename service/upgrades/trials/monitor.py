@@ -2,7 +2,7 @@
 
 The query path only chooses and counts. Everything else (the new version's answers of a shadow, adding counts in the
 database, rolling back a canary over a limit) is done after the response, on one thread with a bounded queue; queries
-that do not fit are dropped and counted. Start at `RolloutMonitor.answer`.
+that do not fit are dropped and counted. Start at `TrialMonitor.answer`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from index.retry import GalleryChanged, attempts
 from service.background import Background
 from service.logs import RecurringErrors
 from service.registry.registry import Registry
-from service.registry.rollout_records import CANARY, SHADOW, Counters, Rollout, add_counters, exceeded_limit
+from service.registry.trial_records import CANARY, SHADOW, Counters, Trial, add_counters, exceeded_limit
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.database.connections import Database
@@ -89,14 +89,14 @@ class _ShadowJob:
     """Queries of a shadow that the new version has yet to answer."""
 
     live: LoadedGallery
-    rollout: Rollout
+    trial: Trial
     old: SearchResult
     ask: GalleryQuery
     size: int
     k: int
 
 
-class RolloutMonitor(Background):
+class TrialMonitor(Background):
     """The trials of one process."""
 
     def __init__(self, database: Database, registry: Registry, replica: Replica) -> None:
@@ -126,10 +126,10 @@ class RolloutMonitor(Background):
         """
         if any(request.version is None for request in requests):
             live.check_current()
-        if (rollout := live.rollout) is None:
+        if (trial := live.trial) is None:
             return live.gallery.answer([(request.version, request.ask) for request in requests])
-        drawn = [_is_drawn(rollout, request) for request in requests]
-        by_new = [rollout.version.name if rollout.phase == CANARY and chosen else None for chosen in drawn]
+        drawn = [_is_drawn(trial, request) for request in requests]
+        by_new = [trial.version.name if trial.phase == CANARY and chosen else None for chosen in drawn]
         error, started = None, time.perf_counter()
         try:
             answers = live.gallery.answer([(new or a.version, a.ask) for new, a in zip(by_new, requests, strict=True)])
@@ -145,29 +145,29 @@ class RolloutMonitor(Background):
             if chosen is None:
                 continue
             queries = len(answer.keys_QK)
-            with self._counters_of(live, rollout) as counters:
+            with self._counters_of(live, trial) as counters:
                 counters.add(**{"new" if new else "old": queries})
                 if new and error:
                     counters.add_error(error, queries)
                 else:
                     counters.add_latency("new" if new else "old", seconds, queries)
-            if chosen and rollout.phase == SHADOW:
-                self._shadow(live, rollout, answer, request)
+            if chosen and trial.phase == SHADOW:
+                self._shadow(live, trial, answer, request)
         return answers
 
-    def _shadow(self, live: LoadedGallery, rollout: Rollout, old: SearchResult, request: TrialQuery) -> None:
+    def _shadow(self, live: LoadedGallery, trial: Trial, old: SearchResult, request: TrialQuery) -> None:
         assert request.content is not None
         size = request.content.size()
         fits = self._waiting_bytes + size <= MAX_WAITING_BYTES and not self._jobs.full()
         try:
             if fits:
                 ask = request.ask._replace(encode=request.content.keep())
-                self._jobs.put_nowait(_ShadowJob(live, rollout, old, ask, size, request.k))
+                self._jobs.put_nowait(_ShadowJob(live, trial, old, ask, size, request.k))
                 self._add_waiting(size)
         except queue.Full:
             fits = False
         if not fits:
-            with self._counters_of(live, rollout) as counters:
+            with self._counters_of(live, trial) as counters:
                 counters.add(dropped=len(old.keys_QK))
 
     def _add_waiting(self, size: int) -> None:
@@ -175,9 +175,9 @@ class RolloutMonitor(Background):
             self._waiting_bytes += size
 
     @contextmanager
-    def _counters_of(self, live: LoadedGallery, rollout: Rollout) -> Iterator[Counters]:
+    def _counters_of(self, live: LoadedGallery, trial: Trial) -> Iterator[Counters]:
         with self._lock:
-            yield self._counters[live.id, rollout.deployment, rollout.phase]
+            yield self._counters[live.id, trial.deployment, trial.phase]
 
     def _run(self) -> None:
         due = time.monotonic() + FLUSH_SECONDS
@@ -196,11 +196,11 @@ class RolloutMonitor(Background):
 
     def _compare(self, job: _ShadowJob) -> None:
         """Answer queries by the new version too, and count how far it agrees with the old one."""
-        now = job.live.rollout  # read once: the trial may end meanwhile
-        if now is None or now.deployment != job.rollout.deployment:
+        now = job.live.trial  # read once: the trial may end meanwhile
+        if now is None or now.deployment != job.trial.deployment:
             return
         started = time.perf_counter()
-        asks, old = [(version, job.ask) for version in (job.rollout.version.name, job.old.version)], job.old
+        asks, old = [(version, job.ask) for version in (job.trial.version.name, job.old.version)], job.old
         queries = len(old.keys_QK)
         try:
             for attempt in attempts():
@@ -210,13 +210,13 @@ class RolloutMonitor(Background):
                     if new.seq != old.seq:  # items were written since: search both again, from one view
                         new, old = job.live.gallery.answer(asks)
         except Exception as error:
-            with self._counters_of(job.live, job.rollout) as counters:
+            with self._counters_of(job.live, job.trial) as counters:
                 counters.add(new=queries)
                 counters.add_error(error, queries)
             return
         pair = (old.keys_QK[:, : job.k], new.keys_QK[:, : job.k])
         shares, rhos = overlap(*pair), rank_correlation(*pair)
-        with self._counters_of(job.live, job.rollout) as counters:
+        with self._counters_of(job.live, job.trial) as counters:
             # Queries without matches, for example because of a filter, neither agree nor disagree.
             counters.add(new=queries, compared=int(np.isfinite(shares).sum()), overlap=float(np.nansum(shares)))
             counters.add(correlated=int(np.isfinite(rhos).sum()), rank_correlation=float(np.nansum(rhos)))
@@ -253,15 +253,15 @@ class RolloutMonitor(Background):
         self._replica.refresh(gallery_id)
 
 
-def _is_drawn(rollout: Rollout, request: TrialQuery) -> bool | None:
+def _is_drawn(trial: Trial, request: TrialQuery) -> bool | None:
     """Whether the queries belong to the share of the new version; None: they take no part in the trial."""
     content = request.content
-    if content is None or request.version is not None or rollout.version.name not in content.encoders:
+    if content is None or request.version is not None or trial.version.name not in content.encoders:
         return None
-    return share_of(rollout, request.key.encode() if request.key else content.digest()) < rollout.share
+    return share_of(trial, request.key.encode() if request.key else content.digest()) < trial.share
 
 
-def share_of(rollout: Rollout, key: bytes) -> float:
+def share_of(trial: Trial, key: bytes) -> float:
     """The position of a key in [0, 1): the same in every process, another for each deployment."""
-    digest = hashlib.sha256(f"{rollout.deployment}:".encode() + key).digest()
+    digest = hashlib.sha256(f"{trial.deployment}:".encode() + key).digest()
     return int.from_bytes(digest[:8], "big") / 2.0**64

@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from regraft.client import Client
-from service.registry.rollout_records import Counters, add_counters, exceeded_limit
+from service.registry.trial_records import Counters, add_counters, exceeded_limit
 from service.upgrades.deployments.lifecycle import roll_back
-from service.upgrades.rollouts import monitor as watching
-from service.upgrades.rollouts.monitor import share_of
+from service.upgrades.trials import monitor as watching
+from service.upgrades.trials.monitor import share_of
 from staging.trials import ask, begin, broken, counted, shown, wait_for
 
 

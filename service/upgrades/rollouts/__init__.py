@@ -1,1 +1,0 @@
-"""Rollouts: shadow and canary, which version answers a query, and the end of a canary."""
