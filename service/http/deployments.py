@@ -22,7 +22,8 @@ from service.http.deployment_requests import AdvanceIn, DeploymentIn, check_opti
 from service.http.request_context import IfMatchContext
 from service.http.requests import LOADED, CheckedRoute, Newest, Service
 from service.registry.registry import LoadedVersion, Registry
-from service.registry.trial_records import report_of, summary
+from service.registry.trial_counters import summary
+from service.registry.trial_records import report_of
 from service.runtime import Runtime
 from service.schemas import Body, Name, Number, Reason
 from service.store.audit import ChangeContext

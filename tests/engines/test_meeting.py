@@ -19,7 +19,8 @@ from service.backfills.sweeps import continue_sweep
 from service.backfills.traffic import Traffic
 from service.errors import UnknownGallery
 from service.registry.registry import Registry
-from service.registry.trial_records import Counters, add_counters
+from service.registry.trial_counters import Counters
+from service.registry.trial_records import add_counters
 from service.settings import Settings
 from service.store.database.connections import Database
 from service.store.database.migration import upgrade

@@ -16,7 +16,8 @@ from index.errors import InvalidArgument, NoEncoder
 from service.backfills.states import cancel_backfills
 from service.errors import NoCurrentVersion
 from service.registry.placement import check_reachable, check_rollback_reach
-from service.registry.trial_records import CanaryIn, ShadowIn, summary
+from service.registry.trial_counters import summary
+from service.registry.trial_records import CanaryIn, ShadowIn
 from service.registry.version_records import registered_sha256
 from service.store.rows import DeploymentRow, GateRow, first_of
 from service.store.tables import deployment, gallery, trial_report

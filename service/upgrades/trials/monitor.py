@@ -28,7 +28,8 @@ from index.retry import GalleryChanged, attempts
 from service.background import Background
 from service.logs import RecurringErrors
 from service.registry.registry import Registry
-from service.registry.trial_records import CANARY, SHADOW, Counters, Trial, add_counters, exceeded_limit
+from service.registry.trial_counters import Counters, exceeded_limit
+from service.registry.trial_records import CANARY, SHADOW, Trial, add_counters
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.database.connections import Database

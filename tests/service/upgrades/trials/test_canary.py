@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from regraft.client import Client
-from service.registry.trial_records import Counters, add_counters, exceeded_limit
+from service.registry.trial_counters import Counters, exceeded_limit
+from service.registry.trial_records import add_counters
 from service.upgrades.deployments.lifecycle import roll_back
 from service.upgrades.trials import monitor as watching
 from service.upgrades.trials.monitor import share_of

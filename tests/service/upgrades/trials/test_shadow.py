@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.registry.trial_records import Counters, bucket, counters_from_json, exceeded_limit, quantile, summary
+from service.registry.trial_counters import Counters, bucket, counters_from_json, exceeded_limit, quantile, summary
 from service.replica.eviction import needed
 from service.upgrades.trials import monitor as watching
 from service.upgrades.trials.monitor import TrialMonitor
