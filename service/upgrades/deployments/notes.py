@@ -10,13 +10,14 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from index.evaluation.gate import GateVerdict
 from service.registry.placement import ItemCounts, placement_in, placement_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.galleries.gallery import gallery_row
 from service.store.galleries.held_versions import versions_with_embeddings
 from service.store.rows import DeploymentRow, GateRow, TransitionRow
 from service.upgrades.deployments.history import DeploymentState, transitions
-from service.upgrades.deployments.verdicts import PASS, REFUSE, deciding_report
+from service.upgrades.deployments.verdicts import deciding_report
 
 
 def notes(connection: Connection, registry: Registry, item_counts: ItemCounts, row: DeploymentRow) -> list[str]:
@@ -75,9 +76,9 @@ def _lost_entrances(version: LoadedVersion, current: LoadedVersion) -> Iterator[
 def _verdict(report: GateRow | None, version: str, current: str) -> Iterator[str]:
     if report is None:
         yield f"no gate has compared {version!r} with {current!r}, so the effect on answers is unknown"
-    elif report.verdict == REFUSE:
+    elif report.verdict == GateVerdict.REFUSE:
         yield f"gate {report.id} refused {version!r}: it measured worse answers"
-    elif report.verdict != PASS:
+    elif report.verdict != GateVerdict.PASS:
         yield f"gate {report.id} warned: it is uncertain whether {version!r} gives better answers than {current!r}"
 
 

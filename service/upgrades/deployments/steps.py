@@ -13,6 +13,7 @@ from dataclasses import replace
 from sqlalchemy import delete, select, update
 
 from index.errors import InvalidArgument, NoEncoder
+from index.evaluation.gate import GateVerdict
 from service.backfills.states import cancel_backfills
 from service.errors import NoCurrentVersion
 from service.registry.placement import check_reachable, check_rollback_reach
@@ -23,7 +24,7 @@ from service.store.rows import DeploymentRow, GateRow, first_of
 from service.store.tables import deployment, gallery, trial_report
 from service.upgrades.deployments.history import DeploymentState
 from service.upgrades.deployments.transition import Evidence, TransitionContext
-from service.upgrades.deployments.verdicts import REFUSE, deciding_report, named_report, weigh
+from service.upgrades.deployments.verdicts import deciding_report, named_report, weigh
 
 
 def register(transition: TransitionContext) -> Evidence:
@@ -122,7 +123,7 @@ def _verdict(transition: TransitionContext) -> Evidence:
     report = deciding_report(transition.connection, transition.gallery.id, transition.version, transition.current)
     if report is None:
         return {}
-    if report.verdict == REFUSE:
+    if report.verdict == GateVerdict.REFUSE:
         return _rest_on(transition, report)
     return weigh(transition.connection, transition.row.id, transition.version, report, transition.request.override)
 

@@ -14,11 +14,10 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from index.errors import InvalidArgument, RegraftError
+from index.evaluation.gate import GateVerdict
 from service.registry.registry import LoadedVersion
 from service.store.rows import GateRow, all_of, first_of
 from service.store.tables import deployment_transition, gate_report
-
-PASS, REFUSE = "pass", "refuse"
 
 
 class GateRefused(RegraftError):
@@ -59,9 +58,9 @@ def deciding_report(
     reports = [row for row in rows if row.report["current"] == current]
     refusals: list[GateRow] = []
     for row in reports:
-        if row.verdict == PASS:
+        if row.verdict == GateVerdict.PASS:
             refusals = [refused for refused in refusals if not _at_least(row.report, refused.report)]
-        elif row.verdict == REFUSE:
+        elif row.verdict == GateVerdict.REFUSE:
             refusals.append(row)
     deciding = refusals or reports
     return deciding[-1] if deciding else None
@@ -84,7 +83,7 @@ def weigh(
         GateRefused: the report refuses, `override` gives no reason, and none was given at an earlier step.
     """
     reason = (override or "").strip() or None
-    if report.verdict == REFUSE and reason is None:
+    if report.verdict == GateVerdict.REFUSE and reason is None:
         reason = _overridden_before(connection, deployment_id, report.id)
         if reason is None:
             why = f"gate {report.id} refused {version.name!r}: give a reason in `override` to deploy it"
