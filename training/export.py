@@ -22,12 +22,11 @@ from index.creation.probes import ParityError
 from index.errors import InvalidArgument, InvalidVersionFolder
 from index.evaluation.scores import scores
 from index.version import EDGE_MODEL, ENCODER, PROBE, SIDE, Card, Edge, Version
-from index.version_folder.folder import write_card, write_edge
+from index.version_folder.folder import load_given_version, write_card, write_edge
 from index.version_folder.new_folder import check_target, new_folder
 from training.data.images import Data, ImageDataset
 from training.measurement import Report
 from training.method import ItemEdge
-from training.references import load_folder
 from training.tracing import to_onnx
 from training.trained import WEIGHTS, Trained
 
@@ -88,7 +87,7 @@ def export(checkpoint: Path, out: Path) -> Path:
     if not can_export():
         raise InvalidArgument("the export requires the packages onnx and onnxscript")
     check_target(out)
-    if WEIGHTS not in load_folder(checkpoint).card.files:
+    if WEIGHTS not in load_given_version(checkpoint).card.files:
         raise InvalidVersionFolder(
             f"{checkpoint} has no {WEIGHTS}, so it was not trained here: nothing can be exported"
         )

@@ -8,6 +8,7 @@ import torch
 
 from index.errors import InvalidArgument
 from index.version import CARD
+from index.version_folder.folder import load_given_version
 from index.version_folder.new_folder import check_target
 from training.first_batch import try_batch
 from training.folder_lock import lock_file
@@ -15,7 +16,7 @@ from training.method import OldSummary
 from training.networks.side_information import dim_of
 from training.recipe_checks import check_choices, check_numbers
 from training.recipes import Recipe
-from training.references import NO_ENCODER_METHOD, References, folder_of, is_trained, load_folder, reference_recipes
+from training.references import NO_ENCODER_METHOD, References, folder_of, is_trained, reference_recipes
 from training.trained import blank_old, build_method
 
 
@@ -84,7 +85,7 @@ def planned_dim(recipe: Recipe, references: References) -> int | None:
     if "independent" in references:
         return references["independent"].dim
     folder = Path(recipe.independent)
-    return load_folder(folder).card.dim if (folder / CARD).is_file() else None
+    return load_given_version(folder).card.dim if (folder / CARD).is_file() else None
 
 
 def check_same_encoder(independent: Recipe, recipe: Recipe) -> None:

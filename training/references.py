@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from index.errors import InvalidArgument, InvalidVersionFolder
-from index.version import CARD, Version
-from index.version_folder.folder import load_version
+from index.errors import InvalidArgument
+from index.version import CARD
+from index.version_folder.folder import load_given_version
 from training.methods import method_options
 from training.overrides import with_overrides
 from training.recipes import RECIPES, Recipe, find_recipe, recipe_from_json
@@ -102,25 +102,13 @@ def is_trained(field: str, recipe: Recipe) -> bool:
     out = folder_of(recipe)
     if not (out / CARD).is_file():
         return False
-    if changed := ", ".join(differences(recipe, recipe_from_json(load_folder(out).card.recipe))):
+    if changed := ", ".join(differences(recipe, recipe_from_json(load_given_version(out).card.recipe))):
         raise InvalidArgument(
             f"{out} exists but was trained without {changed}: {field}={out} uses it unchanged, "
             f"`regraft train {recipe.name} --overwrite` with these settings replaces it",
             pointer=f"/{field}",
         )
     return True
-
-
-def load_folder(folder: Path) -> Version:
-    """The version in a folder that a recipe names.
-
-    Raises:
-        InvalidVersionFolder: it does not match its card; names the folder, which is one of several.
-    """
-    try:
-        return load_version(folder)
-    except InvalidVersionFolder as error:
-        raise InvalidVersionFolder(f"{folder}: {error}", pointer=error.pointer) from error
 
 
 def differences(recipe: Recipe, other: Recipe) -> Iterator[str]:

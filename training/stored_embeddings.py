@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 from index.errors import InvalidArgument, InvalidVector
 from index.space import Vectors, check_vectors, space_from_json
 from index.version import CARD, Version
+from index.version_folder.folder import load_given_version
 from training.data.images import Data, ImageSet
 from training.data.npz import open_npz
-from training.references import load_folder
 from training.trained import WEIGHTS
 
 EMBEDDING_CACHE = Path("runs/embeddings")
@@ -97,7 +97,7 @@ def open_stored(folder: str) -> StoredVersion:
         raise InvalidArgument(
             f"old_embeddings requires their version: set old=FOLDER with a {CARD}, not {folder!r}", pointer="/old"
         )
-    return StoredVersion(load_folder(Path(folder)))
+    return StoredVersion(load_given_version(Path(folder)))
 
 
 def with_file_embeddings(data: Data, path: Path, version: Version) -> Data:
@@ -137,7 +137,7 @@ def is_encoder_only(folder: str) -> bool:
     """Whether this is the folder of a version that has an encoder.onnx, but no torch weights of a training here."""
     if not folder or not (Path(folder) / CARD).is_file():
         return False
-    card = load_folder(Path(folder)).card
+    card = load_given_version(Path(folder)).card
     return WEIGHTS not in card.files and bool(card.encoder)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from index.errors import InvalidArgument, InvalidVersionFolder
 from index.version import CARD, EdgeKind, Version
+from index.version_folder.folder import load_given_version
 from training.data.images import ClassName
 from training.method import Classifier, Method, MethodContext, OldSummary
 from training.methods import METHODS, method_options
@@ -26,7 +27,6 @@ from training.networks.backbones import build_backbone
 from training.networks.heads import HEADS
 from training.networks.side_information import Psi, build_psi, check_side, dim_of
 from training.recipes import Recipe, recipe_from_json
-from training.references import load_folder
 
 WEIGHTS = "weights.safetensors"
 OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {"cosine": F.normalize, "l2": nn.Identity(), "lorentz": nn.Identity()}
@@ -115,7 +115,7 @@ class Trained(nn.Module):
         Raises:
             InvalidVersionFolder: the folder does not match its card, or holds no weights to train against.
         """
-        version = load_folder(folder)
+        version = load_given_version(folder)
         if WEIGHTS not in version.card.files:
             raise InvalidVersionFolder(
                 f"{folder} has no {WEIGHTS}, so only its embeddings can be trained against: set old_embeddings=FILE"

@@ -49,6 +49,14 @@ def load_version(folder: Path, *, expect_card: str | None = None) -> Version:
     return Version(card, folder, tuple(_load_edge(folder, card, old) for old in _edge_names(card)))
 
 
+def load_given_version(folder: Path) -> Version:
+    """As `load_version`, for one of several folders that a user named, or a recipe: errors name it."""
+    try:
+        return load_version(folder)
+    except InvalidVersionFolder as error:
+        raise InvalidVersionFolder(f"{folder}: {error}", pointer=error.pointer) from error
+
+
 def load_edge(folder: Path, new: str, old: str) -> Edge:
     """Read the folder of a single edge, laid out as edges/<old>/ of a version folder.
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from index.errors import InvalidArgument, InvalidVersionFolder
+from index.version_folder.folder import load_given_version
 from regraft.commands.answers import answer, out
 from regraft.commands.options import needs, print_table
-from regraft.commands.version_folders import open_version
 from regraft.models import BackfillEstimate
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def plan(
 
     Example: regraft plan runs/v1 runs/v2 --items 1000000000 --workers 8
     """
-    before, after = open_version(old), open_version(new)
+    before, after = load_given_version(old), load_given_version(new)
     if before.name == after.name:
         raise InvalidArgument(f"OLD and NEW are the same version {before.name!r}")
     rows, ways = [], []

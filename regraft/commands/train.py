@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from index.errors import InvalidArgument
+from index.version_folder.folder import load_given_version
 from index.version_folder.new_folder import check_new
 from regraft.commands.answers import answer, err, out
 from regraft.commands.options import needs
-from regraft.commands.version_folders import open_version
 
 if TYPE_CHECKING:
     from index.version import Version
@@ -132,7 +132,7 @@ def evaluate(
 
     Example: regraft evaluate runs/v1 runs/v2 --data folders --root IMAGES --out runs/evaluation
     """
-    versions = [open_version(folder) for folder in folders]
+    versions = [load_given_version(folder) for folder in folders]
     with needs(EXTRA):
         from training.data.checks import warn_of_repeats
         from training.evaluation.matrix import ORDERS
@@ -188,7 +188,7 @@ def fit_edge(
             raise InvalidArgument(
                 f"{folder} is not a version folder; for versions of a service use `regraft edge fit NEW OLD`"
             )
-    older, newer = open_version(old), open_version(new)
+    older, newer = load_given_version(old), load_given_version(new)
     if (pairs is None) == (source is None):
         raise InvalidArgument("exactly one of --pairs and --data is required")
     with needs(EXTRA):
@@ -284,4 +284,4 @@ def _independents(given: list[str], versions: list[Version]) -> dict[str, Versio
             f"--independent {shared[-1]} has no effect: none of {', '.join(sorted(names))} has an edge",
             pointer="/independent",
         )
-    return {name: open_version(Path(folder)) for name, folder in (everyone | own).items()}
+    return {name: load_given_version(Path(folder)) for name, folder in (everyone | own).items()}
