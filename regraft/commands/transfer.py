@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress as Bar
+from rich.progress import Progress
 
 from index.errors import InvalidArgument
 from regraft.client import Client
@@ -17,7 +17,7 @@ from regraft.commands.galleries import gallery
 from regraft.commands.options import Gallery, needs, progress
 from regraft.sources.base import Wanted
 from regraft.transfer.exports import export_gallery
-from regraft.transfer.import_state import Progress, resume
+from regraft.transfer.import_state import ImportProgress, read_progress
 from regraft.transfer.imports import PAGE, import_gallery
 
 SKIPPED = 3
@@ -131,7 +131,7 @@ def import_(
         if isinstance(opened, LiveSource) and opened.note:
             err.print(f"warning: {opened.note}")
         kept = state or _beside(source, name)
-        before = resume(client, name, opened, kept, update_only=update_only)
+        before = read_progress(client, name, opened, kept, update_only=update_only)
         if before.read:
             err.print(f"continuing after {before.read} rows, according to {kept}")
         with progress() as bar:
@@ -149,7 +149,7 @@ def import_(
     _print(done)
 
 
-def _advance(bar: Bar, now: Progress) -> None:
+def _advance(bar: Progress, now: ImportProgress) -> None:
     """Show the progress; after the first of several batches, also the fields that no row has, as the end may be far."""
     (task,) = bar.tasks
     if not task.completed and now.read != task.total:
@@ -157,7 +157,7 @@ def _advance(bar: Bar, now: Progress) -> None:
     bar.update(task.id, completed=now.read)
 
 
-def _warn_of_fields(done: Progress, which: str = "of ") -> None:
+def _warn_of_fields(done: ImportProgress, which: str = "of ") -> None:
     for name in (name for name, count in done.fields.items() if not count and done.read):
         err.print(f"warning: none {which}{done.read} rows has a value of the metadata field {name!r}")
 
@@ -181,7 +181,7 @@ def _beside(source: str, name: str) -> Path:
     return path.with_name(f"{path.name}.{name}.import") if path.is_file() else Path(f"{name}.import")
 
 
-def _print(done: Progress) -> None:
+def _print(done: ImportProgress) -> None:
     skipped = sum(done.skipped.values())
     kept = ("cursor", "service", "created", "update_only", "versions", "ids_bytes")
     answer({name: value for name, value in asdict(done).items() if name not in kept})

@@ -1,4 +1,4 @@
-"""The state of an import, by which it is resumed after a kill: its `Progress`, and the ids that it has stored.
+"""The state of an import, by which it is resumed after a kill: its `ImportProgress`, and the ids that it has stored.
 
 They are two files, the second locked while the import runs. After each batch that the service has acknowledged, the new
 ids are appended first, and then the progress is replaced, which says how much of the ids is valid.
@@ -23,7 +23,7 @@ from regraft.sources.base import ItemSource, display_address
 
 
 @dataclass
-class Progress:
+class ImportProgress:
     """The progress of an import: rows read, items `stored`, of these `new`, and the rows skipped by reason.
 
     `cursor` is the position in the source; `examples` names one skipped item per reason. `source` to `update_only`
@@ -63,18 +63,20 @@ IDENTITY_FIELDS = ("source", "service", "gallery", "created", "update_only")
 """The fields that identify an import."""
 
 
-def resume(client: Client, gallery: str, source: ItemSource, state: Path, *, update_only: bool) -> Progress:
+def read_progress(
+    client: Client, gallery: str, source: ItemSource, state: Path, *, update_only: bool
+) -> ImportProgress:
     """The progress of an interrupted import, or of a new one.
 
     Raises:
         InvalidArgument: the file `state` is of another import or an earlier release, or the source or gallery changed.
     """
     created = client.gallery(gallery).created
-    begun = Progress(source.identity, display_address(client.url), gallery, created, update_only)
+    begun = ImportProgress(source.identity, display_address(client.url), gallery, created, update_only)
     if not state.exists():
         return begun
     try:
-        progress = Progress(**json.loads(state.read_text()))
+        progress = ImportProgress(**json.loads(state.read_text()))
     except (ValueError, TypeError) as error:
         why = f"{state} is not the state of an import, or is of an earlier release: delete it to start over"
         raise InvalidArgument(why) from error
@@ -120,7 +122,7 @@ def locked_ids(state: Path) -> Iterator[BinaryIO]:
                     path.unlink(missing_ok=True)
 
 
-def save(state: Path, progress: Progress) -> None:
+def save(state: Path, progress: ImportProgress) -> None:
     """Replace the progress in the file `state`, atomically."""
     beside = _beside(state)
     beside.write_text(json.dumps(asdict(progress)))
@@ -153,10 +155,10 @@ TEXT = 255
 class StoredIds:
     """The ids that an import has stored so far, by version.
 
-    The file has a record for each: the version's number in `Progress.versions`, or TEXT, and the id's digest.
+    The file has a record for each: the version's number in `ImportProgress.versions`, or TEXT, and the id's digest.
     """
 
-    def __init__(self, file: BinaryIO, progress: Progress) -> None:
+    def __init__(self, file: BinaryIO, progress: ImportProgress) -> None:
         """`file`: of `locked_ids`."""
         self._file, self._progress = file, progress
         self._held: defaultdict[int, set[bytes]] = defaultdict(set)
@@ -187,7 +189,7 @@ class StoredIds:
         return any(digest in held for held in self._held.values())
 
     def save(self) -> None:
-        """Append the new records; overwrites what a killed process wrote beyond `Progress.ids_bytes`."""
+        """Append the new records; overwrites what a killed process wrote beyond `ImportProgress.ids_bytes`."""
         self._file.seek(self._progress.ids_bytes)
         self._file.write(self._unsaved)
         self._file.truncate()

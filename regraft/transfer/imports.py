@@ -17,7 +17,7 @@ from regraft.connection import Problem
 from regraft.ingest_batch import ingest_in_halves
 from regraft.models import IngestResult, ItemError
 from regraft.sources.base import Batch, Column, ItemSource
-from regraft.transfer.import_state import Progress, StoredIds, locked_ids, resume, save
+from regraft.transfer.import_state import ImportProgress, StoredIds, locked_ids, read_progress, save
 
 PAGE = 1000
 NO_ROUTE, DUPLICATE_ID, NO_TEXT_ENTRANCE = "no_route", "duplicate_id", "no_text_entrance"
@@ -33,19 +33,19 @@ def import_gallery(
     size: int = PAGE,
     update_only: bool = False,
     metadata: Sequence[str] = (),
-    on_batch: Callable[[Progress], object] | None = None,
-) -> Progress:
+    on_batch: Callable[[ImportProgress], object] | None = None,
+) -> ImportProgress:
     """Store the rows of a source, batch by batch; resumes from the file `state` if it exists. Returns the progress.
 
     `update_only`: store only embeddings of existing items and keep their metadata. `metadata`: the fields that
-    `Progress.fields` counts. `on_batch`: called after each batch.
+    `ImportProgress.fields` counts. `on_batch`: called after each batch.
 
     Raises:
-        InvalidArgument: as `locked_ids` and `resume`.
+        InvalidArgument: as `locked_ids` and `read_progress`.
         Problem, Unreachable: the service refuses a batch or is unreachable; the import can be resumed.
     """
     with locked_ids(state) as file:
-        progress = resume(client, gallery, source, state, update_only=update_only)
+        progress = read_progress(client, gallery, source, state, update_only=update_only)
         progress.fields = dict.fromkeys(metadata, 0) | progress.fields
         # It was killed after the last batch of a source whose last cursor is null: nothing is left to read.
         ended = progress.read > 0 and progress.cursor is None
@@ -77,7 +77,7 @@ def _split_duplicates(batch: Batch) -> Iterator[Batch]:
     yield from map(batch.take, turns.values()) if len(turns) > 1 else (batch,)
 
 
-def _send(client: Client, gallery: str, batch: Batch, ids: StoredIds, progress: Progress) -> None:
+def _send(client: Client, gallery: str, batch: Batch, ids: StoredIds, progress: ImportProgress) -> None:
     """Send the vectors of a batch by version. An item's first one must be reachable: refused ones are sent again."""
     known = {row for row, key in enumerate(batch.ids) if key in ids}
     stored: set[int] = set()
@@ -113,7 +113,7 @@ def _send(client: Client, gallery: str, batch: Batch, ids: StoredIds, progress: 
         progress.skip(reason, example=f"{batch.ids[row]}: {error.detail}")
 
 
-def _send_texts(client: Client, gallery: str, batch: Batch, ids: StoredIds, progress: Progress) -> set[int]:
+def _send_texts(client: Client, gallery: str, batch: Batch, ids: StoredIds, progress: ImportProgress) -> set[int]:
     """Send the rows of a batch that are texts without a vector; returns the stored rows."""
     held = {row for column in batch.columns for row in column.rows.tolist()}
     texts = enumerate(() if progress.update_only else batch.texts)
@@ -132,7 +132,7 @@ def _duplicate(key: str) -> ItemError:
     return ItemError(index=0, id=key, code=DUPLICATE_ID, detail="an earlier row with this id is stored", pointer="/id")
 
 
-def _finite(column: Column, batch: Batch, progress: Progress) -> Column:
+def _finite(column: Column, batch: Batch, progress: ImportProgress) -> Column:
     good = np.isfinite(column.vectors).all(axis=1)
     if good.all():
         return column
@@ -142,7 +142,7 @@ def _finite(column: Column, batch: Batch, progress: Progress) -> Column:
 
 
 def _store(
-    client: Client, gallery: str, batch: Batch, column: Column, known: set[int], progress: Progress
+    client: Client, gallery: str, batch: Batch, column: Column, known: set[int], progress: ImportProgress
 ) -> dict[int, ItemError]:
     """Send a column; returns the refused rows with the reason."""
     update_only = progress.update_only
@@ -164,7 +164,7 @@ def _store(
 
 
 def _send_rows(
-    rows: Sequence[int], items: Sequence[T], send: Callable[[Sequence[T]], IngestResult], progress: Progress
+    rows: Sequence[int], items: Sequence[T], send: Callable[[Sequence[T]], IngestResult], progress: ImportProgress
 ) -> dict[int, ItemError]:
     """Send the items of these rows; returns the refused rows with the reason."""
     done = ingest_in_halves(send, items)
@@ -173,7 +173,7 @@ def _send_rows(
 
 
 def _store_texts(
-    client: Client, gallery: str, batch: Batch, rows: Sequence[int], progress: Progress
+    client: Client, gallery: str, batch: Batch, rows: Sequence[int], progress: ImportProgress
 ) -> dict[int, ItemError]:
     """Send rows that are texts, which the current version embeds; returns the refused rows with the reason."""
     if not rows:

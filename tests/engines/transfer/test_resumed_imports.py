@@ -21,7 +21,7 @@ from regraft.sources.base import Wanted
 from regraft.sources.table import TableFile
 from regraft.transfer import import_state, imports
 from regraft.transfer.exports import export_gallery
-from regraft.transfer.import_state import Progress
+from regraft.transfer.import_state import ImportProgress
 from regraft.transfer.imports import import_gallery
 from staging.forked import Forked, environment
 from staging.transferred import COUNT, NEW, OLD, gallery, held
@@ -85,7 +85,7 @@ def test_of_an_id_that_comes_again_the_first_row_stays_wherever_the_import_was_k
     name, write = gallery(client, "again", "v1"), import_state.save
     source = TableFile(file, Wanted(vectors={"v": "v1", "w": "v2"}))
 
-    def deadly(state: Path, progress: Progress) -> None:
+    def deadly(state: Path, progress: ImportProgress) -> None:
         if progress.read > at:
             raise Killed
         write(state, progress)
@@ -114,7 +114,7 @@ def test_an_import_that_starts_while_another_of_its_source_runs_is_refused_and_d
     export_gallery(client, full, file := tmp_path / "full.parquet")
     other, state, refused = gallery(client, "other", "v2"), tmp_path / "state", []
 
-    def start_another(_: Progress) -> None:
+    def start_another(_: ImportProgress) -> None:
         with pytest.raises(InvalidArgument, match=r"another import .* is running") as error:
             import_gallery(client, other, TableFile(file, Wanted()), state, size=2)
         refused.append(error)
