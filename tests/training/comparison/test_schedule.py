@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from index.errors import InvalidArgument, RegraftError
 from index.version import CARD
 from index.version_folder.folder import card_sha256
+from staging.children import forking_instead_of_spawning
 from staging.recipes import without_exporter
 from staging.waiting import until
 from training.comparison import runs as comparison
@@ -140,7 +142,8 @@ def test_what_depends_on_a_version_that_diverged_is_skipped_whatever_an_earlier_
 ) -> None:
     compared(tmp_path, ["v1", "bct"])
     diverging = ["v1.rate=1e30", "v1.optimiser=sgd", "v1.epochs=2"]
-    said = compared(tmp_path, ["v1", "bct"], *diverging, overwrite=True, jobs=jobs)
+    with forking_instead_of_spawning():
+        said = compared(tmp_path, ["v1", "bct"], *diverging, overwrite=True, jobs=jobs)
     (run,) = runs_of(COMPARED_FAMILIES["digits"], tmp_path, 1, [])
 
     assert said[-1] == "digits_bct has no row: v1, which it requires, could not be trained"
@@ -153,9 +156,9 @@ def test_trainings_side_by_side_give_the_results_of_one_after_another(tmp_path: 
     alone, beside = one_run(tmp_path / "alone"), one_run(tmp_path / "beside")
     ended: list[int] = []
     said: list[str] = []
-    with without_exporter():
+    with without_exporter(), forking_instead_of_spawning():
         compare_methods([alone], parts, lambda: None, said.append)
-    compare_methods([beside], parts, lambda: ended.append(len(said)), said.append, jobs=2)
+        compare_methods([beside], parts, lambda: ended.append(len(said)), said.append, jobs=2)
 
     for part in parts:
         one, other = alone.results(part), beside.results(part)
@@ -173,6 +176,7 @@ def test_side_by_side_is_ready_for_all_that_nothing_unfinished_is_needed_for(tmp
     v1, independent, bct, bt2 = (schedule.Task(run, part, False) for part in ("v1", "independent", "bct", "bt2"))
     both = {v1.key, independent.key}
 
+    assert pickle.loads(pickle.dumps(v1)) == v1  # so that a spawned process can be given it
     assert [task.is_ready(both) for task in (v1, independent, bct, bt2)] == [True, True, False, False]
     assert [task.can_be_measured(both) for task in (v1, independent)] == [True, False]
     assert [task.is_ready({independent.key}) for task in (bct, bt2)] == [True, False]
