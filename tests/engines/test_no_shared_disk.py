@@ -17,6 +17,7 @@ from service.settings import Settings
 from service.store.image_store.object_store import open_store
 from staging.builders import image_bytes, make_image, make_version, zip_version
 from staging.s3 import ObjectStore, object_store
+from staging.served import serving
 from staging.working import work
 
 ITEMS = 24
@@ -117,3 +118,27 @@ def test_the_doctor_stores_folders_again_that_other_machines_would_miss(
     assert {f.code for f in doctor.examine()} == {"version_unused"}
     with running(machines[2]) as third:
         assert third.registry.named("v1").problem == ""
+
+
+def test_the_doctor_moves_the_folders_of_a_disk_after_its_images(
+    machines: list[Settings], bucket: str, tmp_path: Path
+) -> None:
+    """As docs/deployment.md says: registering versions again would leave out the edges that were fitted."""
+    v1, v2 = make_version(tmp_path / "v1", "v1", 4), make_version(tmp_path / "v2", "v2", 4, drift=0.1)
+    on_disk = machines[0].model_copy(update={"blobs_url": f"file://{tmp_path}/blobs"})
+    with serving(on_disk) as served:
+        for version in (v1, v2):
+            assert served.register(version).status_code == 201
+        path = served.filled([image_bytes(make_image(n % 5, n)) for n in range(ITEMS)])
+        fit = {"new": "v2", "old": "v1", "gallery": path.rpartition("/")[2], "kind": "procrustes", "embed": ITEMS}
+        assert served.http.post("/edges:fit", json=fit).status_code == 201
+    store, root = open_store(bucket)
+    store.put(f"{tmp_path}/blobs/", f"{root}/", recursive=True)
+
+    with running(machines[0]) as moved:
+        assert [f.code for f in Doctor(machines[0], moved.database).examine(fix=True) if f.fixed] == ["folder_missing"]
+
+    with running(machines[1]) as another:
+        assert [(edge.edge.key, edge.problem) for edge in another.registry.edges()] == [(("v2", "v1", "matrix"), "")]
+        assert [version.problem for version in another.registry.all()] == ["", ""]
+        assert len(list(another.blobs.all())) == ITEMS
