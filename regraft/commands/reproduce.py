@@ -48,6 +48,7 @@ def reproduce(
     """
     with needs("train"):
         from training.comparison.papers import PROTOCOLS, beside, ordering
+        from training.comparison.provenance import write_whole
         from training.comparison.runs import COMPARED_FAMILIES, METRICS, parts_for, runs_of, time_limit
         from training.comparison.schedule import compare_methods
         from training.comparison.table import table
@@ -65,7 +66,7 @@ def reproduce(
                 compare_methods(
                     runs,
                     parts,
-                    lambda: _keep(folder / "table.md", table(runs, parts)),
+                    lambda: write_whole(folder / "table.md", f"{table(runs, parts)}\n".encode()),
                     out.print,
                     overwrite=overwrite,
                     jobs=jobs,
@@ -93,7 +94,3 @@ def _require(name: str, values: Sequence[str], legal: Sequence[str]) -> None:
     for value in values:
         if value not in legal:
             raise InvalidArgument(f"{name} must be one of {', '.join(legal)}, not {value!r}")
-
-
-def _keep(path: Path, text: str) -> None:
-    path.write_text(text + "\n")

@@ -12,7 +12,7 @@ import signal
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from training.comparison.provenance import begun, card_sha, is_made, made_of, re
 from training.data.checks import warn_of_repeats
 from training.data.images import Data
 from training.fitting import checkpoint_of
-from training.folder_lock import wait_until_unlocked
+from training.folder_lock import FolderInUse, wait_until_unlocked
 from training.measurement import compare, embed_both, measure
 from training.overrides import with_overrides
 from training.plan_checks import check_with_references
@@ -139,12 +139,22 @@ class Run:
     def train(
         self, part: str, cache: DataCache, log: Callable[[str], None] = print, *, overwrite: bool = False
     ) -> None:
-        """Train a version, unless it was trained already. Raises as `is_trained`."""
-        recipe, out = self.recipe(part), self.version_folder(part)
-        wait_until_unlocked(out, log)
-        if self.is_trained(part, overwrite):
-            return
-        origin = self.origin(part)
+        """Train a version, unless it was trained already; waits for another process that trains it.
+
+        Raises as `is_trained` and `train`.
+        """
+        out = self.version_folder(part)
+        while True:
+            wait_until_unlocked(out, log)
+            if self.is_trained(part, overwrite):
+                return
+            # Between the two, another process may have begun.
+            with suppress(FolderInUse):
+                self._train(part, cache, log)
+                return
+
+    def _train(self, part: str, cache: DataCache, log: Callable[[str], None]) -> None:
+        recipe, out, origin = self.recipe(part), self.version_folder(part), self.origin(part)
         self.results_file(part).unlink(missing_ok=True)
         resumed = checkpoint_of(out).is_file()
         log(f"seed {self.seed}: {'resuming' if resumed else 'training'} {out.name}")

@@ -27,8 +27,10 @@ from training.comparison.provenance import write_note
 from training.comparison.runs import COMPARED_FAMILIES, Run, runs_of, time_limit
 from training.comparison.schedule import compare_methods
 from training.fitting import checkpoint_of
-from training.recipes import find_recipe
+from training.folder_lock import FolderInUse
+from training.recipes import Recipe, find_recipe
 from training.train import recipe_data
+from training.train import train as train_version
 
 FEW = ["epochs=1", "warmup_epochs=0", "batch_size=256"]
 
@@ -122,6 +124,23 @@ def test_a_version_whose_note_could_not_be_written_is_not_trained_again(
 
     (said,) = compared(tmp_path, ["v1"])
     assert said.startswith("digits_v1: CMC-1")
+
+
+def test_a_version_that_another_process_begins_to_train_meanwhile_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Path] = []
+
+    def train(recipe: Recipe, out: Path, **options: Any) -> Path:
+        tried.append(out)
+        if len(tried) == 1:
+            raise FolderInUse(out)
+        return train_version(recipe, out, **options)
+
+    monkeypatch.setattr(comparison, "train", train)
+
+    assert compared(tmp_path, ["v1"])[-1].startswith("digits_v1 after ")
+    assert len(tried) == 2
 
 
 def test_a_comparison_warns_of_repeated_images_once(
