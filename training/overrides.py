@@ -21,10 +21,13 @@ from training.recipes import Recipe
 def with_overrides(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     """Apply `field=value` settings, to the recipe's fields or to its method's options.
 
+    A warm-up longer than the `epochs` that are set keeps its share of the training, unless it is set as well.
+
     Raises:
         InvalidArgument: no '=', an unknown field (lists the legal ones), or a value of the wrong type.
     """
     preprocess: dict[str, Any] = {}
+    before, names = recipe, set[str]()
     for setting in settings:
         name, given, value = setting.partition("=")
         if not given:
@@ -34,6 +37,9 @@ def with_overrides(recipe: Recipe, settings: Sequence[str]) -> Recipe:
             preprocess[part] = _json(value.strip())
         else:
             recipe = _override(recipe, name.strip(), value.strip())
+            names.add(name.strip())
+    if "epochs" in names and "warmup_epochs" not in names and recipe.warmup_epochs > recipe.epochs:
+        recipe = replace(recipe, warmup_epochs=before.warmup_epochs * recipe.epochs // max(before.epochs, 1))
     return with_preprocess(recipe, preprocess)
 
 

@@ -63,6 +63,23 @@ def test_a_setting_takes_the_type_of_its_field() -> None:
     assert with_overrides(recipe, ["classes=none"]).classes is None
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "warmup"),
+    [
+        ("folders_v1", ["epochs=1"], 0),
+        ("folders_fct", ["epochs=4"], 0),  # 5 of 80
+        ("cifar100_resnet50_v1", ["epochs=4"], 0),  # 5 of 100
+        ("folders_v1", ["warmup_epochs=20", "epochs=15"], 20),
+        ("folders_v1", ["epochs=2"], 2),
+        ("folders_v1", ["seed=3"], 2),
+    ],
+)
+def test_a_warm_up_that_epochs_alone_would_make_too_long_keeps_its_share(
+    name: str, settings: list[str], warmup: int
+) -> None:
+    assert with_overrides(find_recipe(name), settings).warmup_epochs == warmup
+
+
 @pytest.mark.parametrize("setting", ["learning_rate=1", "preprocess=8", "name=mine", "margin=1"])
 def test_an_unknown_field_lists_the_legal_ones_and_the_options_of_the_method(setting: str) -> None:
     with pytest.raises(InvalidArgument, match=f"no field '{setting.partition('=')[0]}'; legal: .*influence.*rate"):

@@ -61,7 +61,8 @@ class Recipe:
         milestones: epochs after each of which the rate falls to a tenth, in place of the cosine; as 60,120,160.
         weight_decay: of the optimiser.
         epochs: times over all training images.
-        warmup_epochs: of these, the first so many with a rising rate; not more than `epochs`.
+        warmup_epochs: of these, the first so many with a rising rate; not more than `epochs`. If only `epochs` is set,
+            below it, it keeps its share of the training, rounded down.
         held_out: a share of each class's training images, 0 to 0.9, to measure on after each epoch instead; the best
             epoch's weights become the version, see `training.validation`.
         patience: end after so many epochs without a better one; 0: never. Needs `held_out`.
