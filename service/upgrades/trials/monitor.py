@@ -143,18 +143,23 @@ class TrialMonitor(Background):
             answers = live.gallery.answer([(request.version, request.ask) for request in requests])
         seconds = time.perf_counter() - started
         for request, chosen, new, answer in zip(requests, drawn, by_new, answers, strict=True):
-            if chosen is None:
-                continue
-            queries = len(answer.keys_QK)
-            with self._counters_of(live, trial) as counters:
-                counters.add(**{"new" if new else "old": queries})
-                if new and error:
-                    counters.add_error(error, queries)
-                else:
-                    counters.add_latency("new" if new else "old", seconds, queries)
+            if chosen is not None:
+                self._count(live, trial, len(answer.keys_QK), seconds, by_new=new is not None, error=error)
             if chosen and trial.phase == SHADOW:
                 self._shadow(live, trial, answer, request)
         return answers
+
+    def _count(
+        self, live: LoadedGallery, trial: Trial, queries: int, seconds: float, *, by_new: bool, error: Exception | None
+    ) -> None:
+        """Count queries that take part in a trial; `error`: of the new version, if the old one answered instead."""
+        side = "new" if by_new else "old"
+        with self._counters_of(live, trial) as counters:
+            counters.add(**{side: queries})
+            if by_new and error:
+                counters.add_error(error, queries)
+            else:
+                counters.add_latency(side, seconds, queries)
 
     def _shadow(self, live: LoadedGallery, trial: Trial, old: SearchResult, request: TrialQuery) -> None:
         assert request.content is not None
