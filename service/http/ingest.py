@@ -18,9 +18,9 @@ from service.http.forms import FORM, JSON, NO_SUCH_FILE, Form, media_type
 from service.http.npy import read_npy
 from service.http.parsing import parse_any_json
 from service.http.requests import read_body
-from service.items import images
 from service.items.batch import IngestBatch, read_batch
 from service.items.embeddings import ingest_embeddings
+from service.items.images import ingest_images
 from service.items.texts import are_texts, ingest_texts
 from service.items.transaction import Destination, Ingested, IngestOptions, while_current_holds
 from service.registry.embedding import errors_at
@@ -59,7 +59,7 @@ def respond(ingested: Ingested) -> Response:
     return Response(json.dumps(ingested.as_json()), media_type=JSON)
 
 
-def ingest_images(service: Runtime, name: str, form: Form, options: IngestOptions) -> Ingested:
+def ingest_files(service: Runtime, name: str, form: Form, options: IngestOptions) -> Ingested:
     """Store the images and texts of a form, embedded by the gallery's current version.
 
     Raises:
@@ -72,7 +72,7 @@ def ingest_images(service: Runtime, name: str, form: Form, options: IngestOption
 
     def attempt(to: Destination) -> Ingested:
         batch = read_batch(_listed(form), "image", service.settings, "text", either=True)
-        return images.ingest_images(to, batch, _files(form, batch))
+        return ingest_images(to, batch, _files(form, batch))
 
     return while_current_holds(service, name, options, attempt)
 

@@ -19,7 +19,7 @@ from service.errors import InvalidBody, NoImage
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives, many, reads
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import read_form
-from service.http.ingest import MadeBy, TableVersion, ingest_array, ingest_body, ingest_images, respond
+from service.http.ingest import MadeBy, TableVersion, ingest_array, ingest_body, ingest_files, respond
 from service.http.parsing import parse_any_json
 from service.http.request_context import CONFIRMED_IF_GIVEN, RequestContext
 from service.http.requests import CheckedRoute, Service
@@ -127,7 +127,7 @@ async def ingest(
             raise InvalidBody("version is only legal with embeddings", pointer="/version")
         if form.array is None and origin != "supplied":
             raise InvalidArgument("origin is only legal with embeddings, not with images", pointer="/origin")
-        stored = ingest_images if form.array is None else ingest_array
+        stored = ingest_files if form.array is None else ingest_array
         return await service.run_write(lambda: respond(stored(service, name, form, options)))
 
 
