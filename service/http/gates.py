@@ -16,12 +16,12 @@ from service.http.gate_images import flip_blobs, thumbnails
 from service.http.gate_page import page
 from service.http.request_context import RequestContext
 from service.http.requests import CheckedRoute, Newest, Service
-from service.registry.calibrations import store
+from service.registry.calibrations import store_calibrations
 from service.schemas import Name, Number
 from service.store.galleries.gallery import gallery_named, take_seq
 from service.store.rows import GateRow, first_of, newest_of, one_of
 from service.store.tables import gate_report
-from service.upgrades.gates.maps import choose_mode, fit, live_places
+from service.upgrades.gates.maps import best_mode, fit_calibrations, live_places
 from service.upgrades.gates.measuring import measure
 from service.upgrades.gates.request import GateIn, take_sample
 
@@ -51,8 +51,8 @@ def create(name: Name, body: GateIn, response: Response, service: Service, conte
     contents = (service.blobs, service.decoder)
     sample = take_sample(service.database, service.registry, contents, gallery.id, (old, new), places, body)
     report = measure(service.registry, old, new, sample, body.model_dump())
-    maps = fit(service.registry, old, new, sample, places, body.seed)
-    chosen = choose_mode(service.registry, old, new, sample, report["metric"], body.seed)
+    maps = fit_calibrations(service.registry, old, new, sample, places, body.seed)
+    chosen = best_mode(service.registry, old, new, sample, report["metric"], body.seed)
     report |= {"calibrations": len(maps), "who": context.who, "merge": chosen and asdict(chosen[1])}
     response.status_code = context.status(201)
     row = {"gallery_id": gallery.id, "version_id": new.id, "verdict": report["verdict"], "report": report}
@@ -63,7 +63,7 @@ def create(name: Name, body: GateIn, response: Response, service: Service, conte
         stored = one_of(GateRow, connection.execute(statement))
         evidence = {"labelled": report["labelled"], "entries": report["items"], "seed": body.seed}
         modes = {chosen[0]: chosen[1].mode.value} if chosen else {}
-        store(connection, service.registry, gallery.id, stored.id, maps, evidence, modes, edges)
+        store_calibrations(connection, service.registry, gallery.id, stored.id, maps, evidence, modes, edges)
     shown = describe(stored)
     return shown.model_copy(update={"id": None}) if context.dry_run else shown
 

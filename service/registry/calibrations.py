@@ -20,7 +20,7 @@ from service.registry.registry import Registry
 from service.store.tables import calibration
 
 
-def store(
+def store_calibrations(
     connection: Connection,
     registry: Registry,
     gallery_id: int,

@@ -1,7 +1,7 @@
-"""Fit the calibrations of a gate on its sample, one for each route of the new version's queries; see `fit`.
+"""Fit the calibrations of a gate on its sample, one for each route of the new version's queries (`fit_calibrations`).
 
 All maps of a gate are fitted together, on the same queries and items and in one way, so that mapped scores can be
-merged: with labels by which pairs are relevant, without by chance scores (`evalue_calibration`). `choose_mode` measures
+merged: with labels by which pairs are relevant, without by chance scores (`evalue_calibration`). `best_mode` measures
 on the same sample which merge mode serves the gallery best during a backfill.
 """
 
@@ -54,7 +54,7 @@ def live_places(connection: Connection, registry: Registry, gallery: GalleryRow)
     return [(registry.by_id(version_id), origin) for version_id, origin in connection.execute(used)]
 
 
-def fit(
+def fit_calibrations(
     registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample, places: Sequence[Place], seed: int
 ) -> dict[MapKey, Calibration]:
     """Fit a map for queries of `new` over each place that has items, or can have once `new` is current."""
@@ -79,7 +79,7 @@ def fit(
     return dict(zip(sides, maps, strict=True))
 
 
-def choose_mode(
+def best_mode(
     registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample, metric: str, seed: int
 ) -> tuple[MapKey, ChosenMode] | None:
     """The merge mode that serves a backfill from `old` to `new` best, and the route it was measured along.

@@ -141,14 +141,14 @@ def test_those_of_a_replaced_edge_are_forgotten(served: Any, path: str, pictures
 def test_those_of_an_edge_that_is_replaced_while_the_gate_measures_are_not_stored(
     served: Any, path: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fit, body = maps.fit, {"new": "v2", "old": "v1", "kind": "truncate", "replace": True}
+    fit, body = maps.fit_calibrations, {"new": "v2", "old": "v1", "kind": "truncate", "replace": True}
 
     def fit_and_replace(*args: Any) -> Any:
         fitted = fit(*args)
         assert served.http.post("/edges", json=body).status_code == 201
         return fitted
 
-    monkeypatch.setattr("service.http.gates.fit", fit_and_replace)
+    monkeypatch.setattr("service.http.gates.fit_calibrations", fit_and_replace)
     number = gate(served, path, label="digit").json()["id"]
     served.http.post(f"{path}/deployments", json={"version": "v2", "gate": number, "override": "a test"})
 
