@@ -185,7 +185,7 @@ def _replica(settings: Settings, database: Database, registry: Registry, engines
     shared = settings.processes > 1 or not is_sqlite(settings.database_url)
     memory = settings.memory // settings.processes
     return Replica(
-        database, registry, settings.indexes, settings.poll_seconds, memory, shared=shared, elsewhere=engines.of
+        database, registry, settings.indexes, settings.poll_seconds, memory, shared=shared, collections_of=engines.of
     )
 
 

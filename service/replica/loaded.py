@@ -46,16 +46,16 @@ class LoadedGallery:
     """One gallery in memory."""
 
     def __init__(
-        self, row: GalleryRow, registry: Registry, folder: Path, elsewhere: OpenCollection = no_engine
+        self, row: GalleryRow, registry: Registry, folder: Path, open_collection: OpenCollection = no_engine
     ) -> None:
-        """`folder`: for its sealed segments; `elsewhere`: opens its collections in engines."""
+        """`folder`: for its sealed segments; `open_collection`: opens one of its collections in engines."""
         self._registry = registry
         self.id = row.id
         self.name = row.name
         self.created = row.created
         self.engine_name = name_of(row)
         self.folder = folder
-        self.gallery = Gallery(index_of(row), folder, elsewhere)
+        self.gallery = Gallery(index_of(row), folder, open_collection)
         self.current: LoadedVersion | None = None
         self.trial: Trial | None = None
         # The gates whose calibrations are in force, and the edges when these were read.

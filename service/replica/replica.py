@@ -10,13 +10,10 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from sqlalchemy import Connection
-
-from index.contents import Contents
 from index.engines.remote import OpenCollection
 from index.events import Event
 from index.garbage_collection import gc_paused
@@ -28,16 +25,16 @@ from service.registry.storing import AddedItems
 from service.registry.trial_records import active_trial
 from service.replica.cache import Cache
 from service.replica.engines import no_engines
-from service.replica.feed import FeedChanges, gather_changes, prefetched
+from service.replica.feed import gather_changes
 from service.replica.index_files import sweep
 from service.replica.load_progress import LoadProgress
 from service.replica.loaded import LoadedGallery
-from service.replica.snapshots import has_segments, newest, write_if_due
+from service.replica.loading import load_items
+from service.replica.snapshots import write_if_due
 from service.store.database.connections import Database
-from service.store.galleries.change_feed import changes, feed_of
-from service.store.galleries.contents import gallery_contents
+from service.store.galleries.change_feed import changes
 from service.store.galleries.gallery import gallery_named, gallery_row, gallery_states, index_of
-from service.store.galleries.items import live_items, live_keys
+from service.store.galleries.items import live_keys
 from service.store.rows import GalleryRow
 
 logger = logging.getLogger(__name__)
@@ -55,14 +52,14 @@ class Replica:
         memory: int = sys.maxsize,
         *,
         shared: bool = False,
-        elsewhere: Callable[[GalleryRow], OpenCollection] = no_engines,
+        collections_of: Callable[[GalleryRow], OpenCollection] = no_engines,
     ) -> None:
         """`indexes`: the folder of all galleries' sealed segments, a cache; `memory`: bytes that galleries may take.
 
-        `shared`: clients also write through other processes and must read here what those acknowledged. `elsewhere`:
-        opens a gallery's collections in engines.
+        `shared`: clients also write through other processes and must read here what those acknowledged.
+        `collections_of`: opens a gallery's collections in engines.
         """
-        self._shared, self._elsewhere = shared, elsewhere
+        self._shared, self._collections_of = shared, collections_of
         self._database = database
         self._indexes = indexes
         self._registry = registry
@@ -131,7 +128,7 @@ class Replica:
     def get(self, gallery_id: int) -> LoadedGallery:
         """The gallery of a number, loaded if necessary. Raises UnknownGallery if it was deleted."""
         live = self.cache.get(gallery_id)
-        return live or self.cache.load(gallery_id, partial(self._open, gallery_id), self._catch_up)
+        return live or self.cache.load(gallery_id, partial(self._load, gallery_id), self._catch_up)
 
     def loading(self) -> list[LoadProgress]:
         """The progress of running loads, by gallery name."""
@@ -240,7 +237,7 @@ class Replica:
         if not up_to_date and not self._catch_up(live):
             self.forget(live.id)
 
-    def _open(self, gallery_id: int) -> LoadedGallery:
+    def _load(self, gallery_id: int) -> LoadedGallery:
         """Load a gallery; one that was unloaded but is still in use followed the feed and is reused."""
         if (unloaded := self.cache.in_use(gallery_id)) is not None and self._catch_up(unloaded):
             return unloaded
@@ -249,7 +246,7 @@ class Replica:
         with self._database.lookup() as connection:
             row = gallery_row(connection, gallery_id)
         if row is not None:
-            live = LoadedGallery(row, self._registry, self._indexes / str(row.id), self._elsewhere(row))
+            live = LoadedGallery(row, self._registry, self._indexes / str(row.id), self._collections_of(row))
             live.timeline = timeline
             progress = LoadProgress(row.name)
             self._progress[gallery_id] = progress
@@ -263,8 +260,8 @@ class Replica:
                 return live
         raise UnknownGallery("the gallery was deleted")
 
-    def _catch_up(self, live: LoadedGallery, building: LoadProgress | None = None) -> bool:
-        """Read the changes after `live.seq` in one SQL snapshot and apply them; with `building`, read everything.
+    def _catch_up(self, live: LoadedGallery, loading: LoadProgress | None = None) -> bool:
+        """Read the changes after `live.seq` in one SQL snapshot and apply them; with `loading`, read everything.
 
         False: the gallery was deleted, or the database went back, as after a failover that lost the last writes.
         """
@@ -276,7 +273,7 @@ class Replica:
                 if row is None or row.next_seq - 1 < live.seq:
                     return False
                 edges_unchanged = live.followed_edges is edges
-                if building is None and edges_unchanged and live.is_at(row.next_seq - 1, row.current_id):
+                if loading is None and edges_unchanged and live.is_at(row.next_seq - 1, row.current_id):
                     live.declare()
                     return True
                 current = None if row.current_id is None else self._registry.by_id(row.current_id)
@@ -285,10 +282,10 @@ class Replica:
                 calibrations = (
                     None if edges_unchanged and gates == live.gates else maps_of(connection, self._registry, gates)
                 )
-                if building is not None:
-                    self._build(connection, live, building)
+                if loading is not None:
+                    load_items(connection, self._registry, live, loading)
                 blocks, purged = [], set[int]()
-                if live.seq or building is None:
+                if live.seq or loading is None:
                     blocks = list(changes(connection, live.id, live.seq, live.fill_from_memory))
                     if live.seq < row.purged_seq:
                         purged = set(live.gallery.keys()).difference(live_keys(connection, live.id).tolist())
@@ -298,41 +295,6 @@ class Replica:
             live.trial, live.gates, live.followed_edges = trial, gates, edges
             live.gallery.configure(index_of(row))
             live.bytes = live.gallery.bytes()
-        if building is None:
+        if loading is None:
             self.cache.make_room()
         return True
-
-    def _build(self, connection: Connection, live: LoadedGallery, progress: LoadProgress) -> None:
-        """Load a gallery's items, in blocks to bound the memory, as the gallery is not in use yet.
-
-        If a snapshot was used, the gallery is at its feed number afterwards, and later changes have yet to be read.
-        """
-        live.declare()
-        # Without sealed vectors or vectors in an engine, all have to be read: read them with their items, in one pass.
-        if not (has_segments(live.folder) or live.gallery.config.kind.is_remote):
-            progress.total = live_items(connection, live.id)
-            for block in prefetched(gather_changes(self._registry, [rows]) for rows in changes(connection, live.id, 0)):
-                live.apply(block)
-                progress.add(len(block.items) + len(block.missing))
-            return
-        snapshot = newest(connection, live, {version.name for version in self._registry.all()})
-        blocks_of_contents: Iterator[Contents]
-        if snapshot is None:
-            progress.total = live_items(connection, live.id)
-            blocks_of_contents = prefetched(
-                gallery_contents(connection, live.id, lambda number: self._registry.by_id(number).name)
-            )
-        else:
-            progress.total = len(snapshot[0].keys_N)
-            blocks_of_contents = iter([snapshot[0]])
-        remaining: list[int] = []
-        for stored in blocks_of_contents:
-            not_loaded = live.gallery.load(stored).tolist()
-            remaining += not_loaded
-            progress.add(len(stored.keys_N) - len(not_loaded))
-        for rows in feed_of(connection, live.id, remaining):
-            live.apply(gathered := gather_changes(self._registry, [rows]))
-            progress.add(len(gathered.items) + len(gathered.missing))
-        if snapshot is not None:
-            live.apply(FeedChanges(), snapshot[1])
-            live.snapshot_seq, live.unsealed_at_snapshot = snapshot[1], len(remaining)

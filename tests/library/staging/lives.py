@@ -61,7 +61,7 @@ class Follower:
     def __init__(self, settings: Settings, database: Database, engines: Engines, name: str) -> None:
         registry = Registry(database, settings)
         registry.sync()
-        self.replica = Replica(database, registry, settings.indexes, settings.poll_seconds, elsewhere=engines.of)
+        self.replica = Replica(database, registry, settings.indexes, settings.poll_seconds, collections_of=engines.of)
         self.live = self.replica.find(name)
 
     def answer(self, world: World, number: int, k: int) -> dict[int, float]:

@@ -13,7 +13,7 @@ import pytest
 
 from index.events import Event
 from regraft.connection import certificates
-from service.replica.replica import Replica
+from service.replica.loading import load_items
 from staging.waiting import until
 
 ASKING = 50
@@ -31,18 +31,18 @@ class Slow:
 
 @pytest.fixture
 def slow(served: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
-    made, build = Slow(served.gallery("plain")), Replica._build
+    made = Slow(served.gallery("plain"))
     assert store(served.http, made.path, *range(3)) == 200
     live = served.runtime.replica.find(made.path.rpartition("/")[2])
 
-    def late(self: Replica, connection: Any, loaded: Any, *args: Any) -> None:
-        build(self, connection, loaded, *args)
+    def late(connection: Any, registry: Any, loaded: Any, progress: Any) -> None:
+        load_items(connection, registry, loaded, progress)
         if loaded.name == live.name:
             made.loading.set()
             assert made.go.wait(30)
 
     served.runtime.replica.cache.drop(live.id)
-    monkeypatch.setattr(Replica, "_build", late)
+    monkeypatch.setattr("service.replica.replica.load_items", late)
     yield made
     made.go.set()
 

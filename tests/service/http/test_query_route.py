@@ -151,10 +151,10 @@ def test_queries_of_a_gallery_that_is_being_loaded_leave_the_threads_to_others(
     slow, other = filled.rpartition("/")[2], served.gallery()
     replica.forget(replica.find(slow).id)
     replica.forget(replica.find(other.rpartition("/")[2]).id)
-    open_, respond = Replica._open, query_route._response
+    load, respond = Replica._load, query_route._response
 
-    def opened(self: Replica, number: int) -> Any:
-        live = open_(self, number)
+    def loaded(self: Replica, number: int) -> Any:
+        live = load(self, number)
         assert live.name != slow or go.wait(10)
         return live
 
@@ -162,7 +162,7 @@ def test_queries_of_a_gallery_that_is_being_loaded_leave_the_threads_to_others(
         asked.release()
         return await respond(*args)
 
-    monkeypatch.setattr(Replica, "_open", opened)
+    monkeypatch.setattr(Replica, "_load", loaded)
     monkeypatch.setattr(query_route, "_response", noted)
     flood = served.runtime.settings.threads + 8
     with ThreadPoolExecutor(flood) as clients:

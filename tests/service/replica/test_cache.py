@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from service.errors import UnknownGallery
 from service.replica.cache import Cache
+from service.replica.loading import load_items
 from service.replica.replica import Replica
 from service.store.galleries.deletion import delete_gallery
 from staging.builders import make_version
@@ -98,15 +99,15 @@ def test_whoever_works_with_an_unloaded_gallery_sees_what_is_written(world: Repl
 
 def test_a_write_while_a_gallery_is_loaded_is_seen(world: ReplicatedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The load has read its snapshot already when the write commits: nobody gets the gallery without it."""
-    replica, reading, go, build = world.new_replica(), threading.Event(), threading.Event(), Replica._build
+    replica, reading, go = world.new_replica(), threading.Event(), threading.Event()
 
-    def late(self: Replica, connection: Any, live: Any, progress: Any) -> None:
-        build(self, connection, live, progress)
+    def late(connection: Any, registry: Any, live: Any, progress: Any) -> None:
+        load_items(connection, registry, live, progress)
         if live.name == "a":
             reading.set()
             assert go.wait(5)
 
-    monkeypatch.setattr(Replica, "_build", late)
+    monkeypatch.setattr("service.replica.replica.load_items", late)
     seen: list[int] = []
     loading = threading.Thread(target=lambda: seen.append(items(replica, "a")))
     loading.start()
@@ -125,16 +126,16 @@ def test_a_gallery_that_is_deleted_while_it_is_loaded_is_unknown(
     world: ReplicatedWorld, monkeypatch: pytest.MonkeyPatch, own: bool
 ) -> None:
     """By this process, which forgets it, or by another one, of which nobody hears."""
-    replica, build = world.new_replica(), Replica._build
+    replica = world.new_replica()
 
-    def late(self: Replica, connection: Any, live: Any, progress: Any) -> None:
-        build(self, connection, live, progress)
+    def late(connection: Any, registry: Any, live: Any, progress: Any) -> None:
+        load_items(connection, registry, live, progress)
         with world.database.write() as writing:
             delete_gallery(writing, 1)
         if own:
             replica.forget(1)
 
-    monkeypatch.setattr(Replica, "_build", late)
+    monkeypatch.setattr("service.replica.replica.load_items", late)
     with pytest.raises(UnknownGallery):
         replica.find("a")
     assert replica.cache.loaded() == 0

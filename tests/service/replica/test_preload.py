@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from service.replica import preload, replica
+from service.replica.loading import load_items
 from service.replica.preload import EVERY, Preload
-from service.replica.replica import Replica
 from staging.builders import make_version
 from staging.replicated import ReplicatedWorld
 from staging.waiting import until
@@ -59,14 +59,12 @@ def test_a_database_that_was_away_is_asked_again(
 def test_a_gallery_that_cannot_be_loaded_does_not_hold_up_the_others(
     world: ReplicatedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = Replica._build
-
-    def broken(self: Replica, connection: Any, live: Any, *args: Any) -> None:
+    def broken(connection: Any, registry: Any, live: Any, progress: Any) -> None:
         if live.name == "a":
             raise ValueError("what nobody expected")
-        build(self, connection, live, *args)
+        load_items(connection, registry, live, progress)
 
-    monkeypatch.setattr(Replica, "_build", broken)
+    monkeypatch.setattr(replica, "load_items", broken)
     assert loaded(world) == 1
 
 

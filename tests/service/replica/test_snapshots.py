@@ -27,7 +27,7 @@ def test_a_start_reads_a_snapshot_and_what_came_since(sealed: World, monkeypatch
     sealed.add(2, "i2")
     sealed.delete(1, "i3")
     sealed.deploy(2)
-    monkeypatch.setattr("service.replica.replica.gallery_contents", None)
+    monkeypatch.setattr("service.replica.loading.gallery_contents", None)
     sealed.start()
     assert shown(sealed.live()) == shown(sealed.rebuilt())
     assert sealed.live().snapshot_seq == len(NAMES)
@@ -193,7 +193,7 @@ def test_what_was_sealed_after_a_snapshot_is_in_the_next_one(sealed: World, monk
     sealed.seal()
     sealed.snapshot()
     read: list[int] = []
-    monkeypatch.setattr("service.replica.replica.feed_of", lambda *given: (read.extend(given[2]), feed_of(*given))[1])
+    monkeypatch.setattr("service.replica.loading.feed_of", lambda *given: (read.extend(given[2]), feed_of(*given))[1])
     sealed.start()
 
     assert shown(sealed.live()) == shown(sealed.rebuilt())
@@ -207,10 +207,10 @@ def test_what_was_sealed_after_a_snapshot_is_in_the_next_one(sealed: World, monk
 def test_a_load_that_fails_leaves_nothing_and_the_next_one_is_right(
     sealed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for step in ("feed_of", "newest", "gather_changes"):
+    for step in ("loading.feed_of", "loading.newest", "replica.gather_changes"):
         sealed.start()
         with monkeypatch.context() as patch:
-            patch.setattr(f"service.replica.replica.{step}", _killed)
+            patch.setattr(f"service.replica.{step}", _killed)
             with pytest.raises(Killed):
                 sealed.live()
         assert sealed.replica.cache.loaded() == 0

@@ -16,7 +16,7 @@ from index.engines import segments
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.remote import EngineUnavailable
 from index.errors import DeviceUnavailable
-from service.replica import replica
+from service.replica import loading
 from service.runtime import running
 from service.settings import Settings
 from service.store.galleries.change_feed import feed_of
@@ -68,7 +68,7 @@ def test_a_load_that_an_engine_holds_up_ends_and_keeps_nobody_from_other_galleri
         raise EngineUnavailable("no answer in time")
 
     monkeypatch.setattr(FakeCollection, "entries", entries)
-    replica = world.new_replica(elsewhere=lambda row: lambda _kind, *where: engine.collection(row.name, *where))
+    replica = world.new_replica(collections_of=lambda row: lambda _kind, *where: engine.collection(row.name, *where))
     with ThreadPoolExecutor(1) as thread:
         loading = thread.submit(replica.find, "held")
         assert asked.wait(10)
@@ -94,7 +94,7 @@ def started(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[in
         read.extend(keys)
         return feed_of(connection, gallery_id, keys)
 
-    monkeypatch.setattr(replica, "feed_of", noting)
+    monkeypatch.setattr(loading, "feed_of", noting)
     return world.new_replica().find("g").gallery, sorted(read)
 
 

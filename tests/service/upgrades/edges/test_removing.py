@@ -113,11 +113,11 @@ class TestRemove:
         opened, left = [], list(range(writes))
         number = replica.find(needing.rpartition("/")[2]).id
         replica.cache.drop(number)
-        count, open_one = dependents.Counts._count_dependents, Replica._open
+        count, load_one = dependents.Counts._count_dependents, Replica._load
 
         def noting(self: Replica, gallery_id: int) -> LoadedGallery:
             opened.append(writing.locked())
-            return open_one(self, gallery_id)
+            return load_one(self, gallery_id)
 
         def counted(self: Any, gallery: GalleryRow, live: LoadedGallery) -> Any:
             found = count(self, gallery, live)
@@ -126,7 +126,7 @@ class TestRemove:
                 assert served.http.post(f"{needing}/items", json={"version": "bare", "items": [item]}).is_success
             return found
 
-        monkeypatch.setattr(Replica, "_open", noting)
+        monkeypatch.setattr(Replica, "_load", noting)
         monkeypatch.setattr(dependents.Counts, "_count_dependents", counted)
         told = remove(served, "bare2", "bare", "matrix", dry_run=True).json()["dependents"][-1]
 
