@@ -29,7 +29,7 @@ gallery = Table(
     Column("current_id", Id, ForeignKey("version.id")),
     Column("next_seq", BigInteger, nullable=False, default=1),
     Column("created", Float, nullable=False),
-    # An `index.engines.base.IndexConfig`; null: the default.
+    # An `index.engines.config.IndexConfig`; null: the default.
     Column("index_config", JSON),
     # When it was deleted: it is invisible, and its items are freed block by block; null: it was not.
     Column("deleted", Float),
