@@ -117,20 +117,23 @@ class TestItems:
         assert [(d["version"], d["items"]) for d in answer["degraded"]] == [("v2", 2)]
         problem(ask(served, path, items=["i0"], k=5, strict=True), 409, "no_route")
 
+    @pytest.mark.parametrize(("name", "edges"), [("apart", []), ("mixed", ["slerp"])])
     def test_an_item_whose_image_is_lost_reaches_no_items_that_only_the_old_encoder_does(
-        self, served: Any, pictures: list[bytes], tmp_path: Path
+        self, served: Any, pictures: list[bytes], tmp_path: Path, name: str, edges: list[str]
     ) -> None:
+        """By its own embedding of the query, or by a mix of both versions' embeddings."""
         path = served.gallery()
         store(served, path, range(3), pictures)
-        assert served.register(make_version(tmp_path / "apart", "apart", 5)).status_code == 201
-        served.deploy(path, "apart")
+        made = make_version(tmp_path / name, name, 5, edges=[(served.versions["v1"], kind) for kind in edges])
+        assert served.register(made).status_code == 201
+        served.deploy(path, name)
         store(served, path, range(3, 6), pictures)
         lose_image(served, path, "i3")
 
         answer = ask(served, path, items=["i4", "i3"], k=9).json()
 
         (kept, lost) = answer["results"]
-        assert {result["version"] for result in (kept, lost)} == {"apart"}
+        assert {result["version"] for result in (kept, lost)} == {name}
         assert {m["id"] for m in kept["matches"]} == {"i0", "i1", "i2", "i3", "i5"}
         assert {m["id"] for m in lost["matches"]} == {"i4", "i5"}
         assert [(d["version"], d["items"]) for d in answer["degraded"]] == [("v1", 3)]
