@@ -30,8 +30,9 @@ from service.backfills.waiting import (
     stored_for,
     waiting_items,
 )
+from service.registry.loaded_version import LoadedVersion
 from service.registry.placement import placement_of
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.registry import Registry
 from service.store.database.connections import Database
 from service.store.galleries.embeddings import first_held
 from service.store.galleries.filtering import passing

@@ -15,7 +15,8 @@ from service.backfills.states import ACTIVE, BackfillState, Kind
 from service.backfills.supplied import SUPPLIED
 from service.backfills.sweeps import new_sweep_columns
 from service.backfills.waiting import Scope, forward_from
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.loaded_version import LoadedVersion
+from service.registry.registry import Registry
 from service.schemas import MAX_CHUNK, Body, Name
 from service.store.database.connections import Database
 from service.store.galleries.gallery import gallery_named, gallery_row, take_seq

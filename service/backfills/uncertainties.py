@@ -25,8 +25,9 @@ from service.backfills.scores import NO_SCORES, ItemScores, sorted_scores
 from service.backfills.states import Kind
 from service.backfills.waiting import Scope, stored_for, waiting_items
 from service.errors import EdgeBroken
+from service.registry.loaded_version import LoadedVersion
 from service.registry.placement import placement_of
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.registry import Registry
 from service.store.database.connections import Database
 from service.store.rows import BackfillRow, all_of
 from service.store.tables import embedding, item

@@ -16,7 +16,8 @@ from service.doctor.findings import Context, Finding, remove_orphans, until_stor
 from service.doctor.on_disk import KeysOnDisk
 from service.registry.edge_records import EdgeRecord
 from service.registry.fetched_folders import edge_key, version_key
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.loaded_version import LoadedVersion
+from service.registry.registry import Registry
 from service.store.image_store.object_store import FOLDERS
 
 

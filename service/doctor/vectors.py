@@ -17,7 +17,7 @@ from service.backfills.supplied import tracking_supplied
 from service.doctor.findings import Context, Finding
 from service.doctor.on_disk import KeysOnDisk
 from service.errors import UnknownGallery
-from service.registry.registry import LoadedVersion
+from service.registry.loaded_version import LoadedVersion
 from service.store.galleries.gallery import take_seq
 from service.store.image_store.blobs import StoreUnreachable
 from service.store.rows import GalleryRow, all_of

@@ -21,7 +21,8 @@ from regraft.models import (
 from service.http.deployment_requests import AdvanceIn, DeploymentIn, check_options, steps_to, transition_request
 from service.http.request_context import IfMatchContext
 from service.http.requests import LOADED, CheckedRoute, Newest, Service
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.loaded_version import LoadedVersion
+from service.registry.registry import Registry
 from service.registry.trial_counters import summary
 from service.registry.trial_records import report_of
 from service.runtime import Runtime

@@ -27,7 +27,7 @@ from service.http.parsing import parse_json
 from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service, read_body
 from service.registry.edge_records import EdgeOrigin, EdgeRecord
-from service.registry.registry import LoadedVersion
+from service.registry.loaded_version import LoadedVersion
 from service.runtime import Runtime
 from service.schemas import MOST, NAME, Body, KindName, Name, Reason
 from service.store.api_keys import ApiKeyRow

@@ -14,8 +14,9 @@ from index.errors import RegraftError
 from regraft.models import Health, LoadingGallery, Readiness
 from service.errors import DatabaseDamaged
 from service.http.requests import CheckedRoute, Service
+from service.registry.loaded_version import LoadedVersion
 from service.registry.placement import route_to
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.registry import Registry
 from service.replica.load_progress import LoadProgress
 from service.runtime import Runtime
 from service.store.faults import sqlite_file, unwritable

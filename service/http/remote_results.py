@@ -18,7 +18,7 @@ from service.backfills.chunks import Chunk
 from service.backfills.outcome import EmbeddedItems
 from service.backfills.states import Kind
 from service.errors import InvalidBody
-from service.registry.registry import LoadedVersion
+from service.registry.loaded_version import LoadedVersion
 from service.schemas import MAX_CHUNK, Body, Number, Reason
 from service.store.image_store.keys import is_text
 from service.store.tables import edge

@@ -37,8 +37,8 @@ from service.http.remote_results import ResultIn, check_complete, check_edges, c
 from service.http.requests import CheckedRoute, Service
 from service.registry.edge_archive import fingerprint, pack
 from service.registry.edge_records import EdgeRecord
+from service.registry.loaded_version import LoadedVersion
 from service.registry.placement import version_order_to
-from service.registry.registry import LoadedVersion
 from service.runtime import Runtime
 from service.schemas import NO_ZERO, Body, Name, Number
 from service.store.galleries import partitions

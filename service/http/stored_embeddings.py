@@ -22,8 +22,8 @@ from service.http.parsing import parse_any_json
 from service.http.requests import CheckedRoute, Service
 from service.http.shown_items import MAX_PAGE, WithText, describe_item, texts_of
 from service.items.transaction import IngestOptions
+from service.registry.loaded_version import LoadedVersion
 from service.registry.placement import placement_in
-from service.registry.registry import LoadedVersion
 from service.registry.storing import UpdateMode
 from service.schemas import ID, NAME, Name
 from service.store.galleries.embeddings import has_own_embedding, vectors_of

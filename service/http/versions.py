@@ -24,7 +24,8 @@ from service.http.forms import FORM, media_type, read_form
 from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service
 from service.registry.fetched_folders import version_key
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.loaded_version import LoadedVersion
+from service.registry.registry import Registry
 from service.registry.version_records import insert_version, registered_ids, registered_sha256
 from service.runtime import Runtime
 from service.schemas import Name

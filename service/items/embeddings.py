@@ -17,7 +17,7 @@ from service.errors import InvalidBody, InvalidItem
 from service.items.batch import IngestBatch, ItemDraft, read_batch
 from service.items.texts import read_text
 from service.items.transaction import Destination, Ingested, store_batch, store_contents
-from service.registry.registry import LoadedVersion
+from service.registry.loaded_version import LoadedVersion
 from service.registry.storing import UpdateMode
 from service.runtime import Runtime
 from service.schemas import check_embeddings

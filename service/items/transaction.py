@@ -16,7 +16,7 @@ from index.version import Origin
 from service.backfills.supplied import tracking_supplied
 from service.errors import ItemExists, UnknownGallery
 from service.items.batch import IngestBatch, ItemDraft
-from service.registry.registry import LoadedVersion
+from service.registry.loaded_version import LoadedVersion
 from service.registry.storing import StoredItems, UpdateMode, store
 from service.runtime import Runtime
 from service.store.galleries import partitions

@@ -21,7 +21,8 @@ from index.space import Vectors
 from index.version import Preprocess
 from service.registry.encoders.batching import X
 from service.registry.image_losses import ImageLosses, Size
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.loaded_version import LoadedVersion
+from service.registry.registry import Registry
 
 
 def read_pixels(file: BinaryIO, spec: Preprocess, decoder: Decoder, note: Callable[[Size], None]) -> Pixels:

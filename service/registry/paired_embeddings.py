@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, false, select
 from index.metadata.filter import value_at, value_text
 from index.space import Vectors
 from index.version import Origin
-from service.registry.registry import LoadedVersion
+from service.registry.loaded_version import LoadedVersion
 from service.store.galleries.embeddings import has_own_embedding
 from service.store.galleries.random_items import RandomItems
 from service.store.rows import all_of

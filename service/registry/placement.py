@@ -17,7 +17,8 @@ from sqlalchemy import Connection
 
 from index.edges.graph import Graph, Route
 from index.errors import NoRoute, RegraftError
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.loaded_version import LoadedVersion
+from service.registry.registry import Registry
 from service.store.galleries.held_versions import versions_emptied, versions_with_embeddings
 from service.store.rows import GalleryRow
 

@@ -1,8 +1,4 @@
-"""The registered versions and declared edges that this process has loaded; see `Registry` and `LoadedVersion`.
-
-A version whose folder is no longer as registered is quarantined once this is noticed: its card, its embeddings in SQL
-and encoders in memory stay valid, but nothing is read from its folder any more.
-"""
+"""The registered versions and declared edges that this process has loaded, following SQL and the disk (`Registry`)."""
 
 from __future__ import annotations
 
@@ -11,24 +7,20 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property, partial
-from typing import Any, cast
+from functools import partial
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from index.edges.graph import Graph, Route
-from index.encoders.encoder import Encoder
 from index.errors import ChangedOnDisk, InvalidVersionFolder, NoTextEntrance, RegraftError, shortened
 from index.events import Event
-from index.space import Space, space_from_json
-from index.version import EDGE, Card, Edge, EdgeKey, EdgeKind, Version
+from index.version import EDGE, Edge, EdgeKey, EdgeKind, Version
 from index.version_folder.card import parse_card
 from index.version_folder.folder import load_version
-from service.errors import EdgeBroken, NoCurrentVersion, UnknownVersion, VersionBroken
+from service.errors import EdgeBroken, NoCurrentVersion, UnknownVersion
 from service.registry.edge_records import EdgeOrigin, EdgeRecord, edge_ids, edge_rows, open_edge
-from service.registry.encoders.modalities import ImageModality, Lazy, TextModality
 from service.registry.fetched_folders import edge_key, fetch_folder, version_key
-from service.registry.stored_contents import TextEntrance
+from service.registry.loaded_version import LoadedVersion
 from service.registry.version_records import registered_rows, version_ids
 from service.settings import Settings
 from service.store.blob_references import check_store
@@ -38,104 +30,6 @@ from service.store.image_store.folders import FolderStore
 from service.store.rows import GalleryRow, VersionRow
 
 logger = logging.getLogger(__name__)
-
-
-class LoadedVersion:
-    """One registered version, with encoders that are loaded on first use; `problem`: why it is quarantined."""
-
-    def __init__(self, row: VersionRow, loaded: Version, settings: Settings, problem: str = "") -> None:
-        self.id = row.id
-        self.card_sha256 = row.card_sha256
-        self.created = row.created
-        self.problem = problem
-        self.version = loaded
-        self._lazy: dict[str, Lazy[Any]] = {
-            "images": Lazy(lambda: ImageModality(loaded, settings)),
-            "texts": Lazy(lambda: TextModality(loaded, settings)),
-        }
-
-    @property
-    def name(self) -> str:
-        """The version's name."""
-        return self.version.name
-
-    @property
-    def card(self) -> Card:
-        """The version's card."""
-        return self.version.card
-
-    @cached_property
-    def space(self) -> Space:
-        """The space of its embeddings."""
-        return space_from_json(self.card.space)
-
-    def check(self) -> None:
-        """Raise VersionBroken if it is quarantined."""
-        if self.problem:
-            raise VersionBroken(f"version {self.name!r} is quarantined because its folder is damaged: {self.problem}")
-
-    def quarantine(self, problem: str) -> None:
-        """Quarantine the version: nothing is read from its folder any more."""
-        logger.error(Event("version_quarantined", version=self.name, reason=problem))
-        self.problem = problem
-
-    def check_folder(self) -> None:
-        """Hash every file of its folder; a difference quarantines the version. Raises VersionBroken."""
-        self.check()
-        try:
-            load_version(self.version.folder, expect_card=self.card_sha256)
-        except (InvalidVersionFolder, OSError) as error:
-            self.quarantine(str(error))
-            self.check()
-
-    @contextmanager
-    def opening(self) -> Iterator[None]:
-        """Context of opening files of its folder: a changed file quarantines the version. Raises VersionBroken."""
-        try:
-            yield
-        except ChangedOnDisk as error:
-            self.quarantine(error.message)
-            raise VersionBroken(f"version {self.name!r} is quarantined: {error.message}") from error
-        except InvalidVersionFolder as error:  # the files are intact: memory may be short, and a retry may succeed
-            raise VersionBroken(f"version {self.name!r} cannot be opened: {error.message}") from error
-
-    def images(self) -> ImageModality:
-        """The version's image encoder, loaded on first use. Raises NoEncoder, VersionBroken."""
-        return cast(ImageModality, self._open("images"))
-
-    def encoder(self) -> Encoder:
-        """The image encoder without batching, for callers with many images at once. Raises as `images`."""
-        return self.images().encoder
-
-    def text_encoder(self) -> TextEntrance:
-        """The text entrance without batching. Raises as `texts`."""
-        return self.texts().encoder
-
-    def texts(self) -> TextModality:
-        """The version's text entrance, loaded on first use. Raises NoTextEntrance, VersionBroken."""
-        return cast(TextModality, self._open("texts"))
-
-    def can_open(self, entrance: str) -> bool:
-        """Whether `images` or `texts` can be opened: it is in memory, or the folder is not known to be damaged."""
-        return not self.problem or self._lazy[entrance].loaded
-
-    def _open(self, entrance: str) -> Any:
-        if not self.can_open(entrance):
-            self.check()
-        with self.opening():
-            return self._lazy[entrance].get()
-
-    @property
-    def loaded(self) -> list[str]:
-        """Which of its encoders are in memory: `images`, `texts`."""
-        return [name for name, lazy in self._lazy.items() if lazy.loaded]
-
-    def drop_idle(self, needed: bool, idle_seconds: float) -> None:
-        """Drop encoders that were not used for `idle_seconds`; `needed` counts as a use."""
-        for lazy in self._lazy.values():
-            if needed:
-                lazy.touch()
-            lazy.drop(idle_seconds)
 
 
 class Registry:

@@ -52,7 +52,7 @@ class TextEntrance(Protocol):
 
 
 class Embeds(Protocol):
-    """A version, such as `service.registry.registry.LoadedVersion`."""
+    """A version, such as `service.registry.loaded_version.LoadedVersion`."""
 
     @property
     def name(self) -> str: ...

@@ -18,8 +18,9 @@ from index.metadata.metadata import Item
 from index.space import Vectors
 from index.version import Origin
 from service.errors import ItemExists, UnknownItem
+from service.registry.loaded_version import LoadedVersion
 from service.registry.placement import placement_of
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.registry import Registry
 from service.store.galleries.embeddings import put_embeddings
 from service.store.galleries.items import NewItem, group_alike, items_named, rows_of, set_metadata, stacked, store_items
 from service.store.rows import ItemRow

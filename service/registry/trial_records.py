@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field
 from sqlalchemy import Connection, insert, select, update
 
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.loaded_version import LoadedVersion
+from service.registry.registry import Registry
 from service.registry.trial_counters import Counters, counters_from_json
 from service.schemas import Body
 from service.store.tables import deployment, trial_report

@@ -17,7 +17,8 @@ import numpy as np
 from index.metadata.metadata import Item
 from index.query.search_result import Missing
 from index.space import Vectors
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.loaded_version import LoadedVersion
+from service.registry.registry import Registry
 from service.store.galleries.change_feed import FeedRow
 from service.store.vectors.codec import all_whole, from_bytes, is_usable
 

@@ -25,8 +25,9 @@ from index.query.merge import Mode
 from index.version import EdgeKey
 from service.errors import NoCurrentVersion
 from service.registry.edge_records import EdgeRecord
+from service.registry.loaded_version import LoadedVersion
 from service.registry.placement import preference
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.registry import Registry
 from service.registry.storing import AddedItems
 from service.registry.trial_records import Trial
 from service.replica.engines import name_of

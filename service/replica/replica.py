@@ -20,7 +20,8 @@ from index.garbage_collection import gc_paused
 from service.errors import UnknownGallery
 from service.registry.calibrations import maps_of
 from service.registry.edge_records import EdgeRecord
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.loaded_version import LoadedVersion
+from service.registry.registry import Registry
 from service.registry.storing import AddedItems
 from service.registry.trial_records import active_trial
 from service.replica.cache import Cache

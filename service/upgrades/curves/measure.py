@@ -21,7 +21,8 @@ from index.events import Event
 from service.background import Background
 from service.errors import UnknownGallery
 from service.logs import RecurringErrors
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.loaded_version import LoadedVersion
+from service.registry.registry import Registry
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.database.connections import Database

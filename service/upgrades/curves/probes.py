@@ -21,7 +21,8 @@ from index.errors import InvalidArgument, RegraftError
 from index.evaluation.metrics import MEAN_AP
 from index.metadata.filter import value_at, value_text
 from index.space import Vectors
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.loaded_version import LoadedVersion
+from service.registry.registry import Registry
 from service.registry.stored_contents import embeds
 from service.schemas import Body, FieldPath, Number, Seed
 from service.store.image_store.blobs import Blobs

@@ -22,7 +22,7 @@ from index.evaluation.metrics import Compared, mean_interval, retrieval_from_ran
 from index.metadata.filter import value_at, value_text
 from index.space import Vectors
 from index.version import Score
-from service.registry.registry import LoadedVersion
+from service.registry.loaded_version import LoadedVersion
 from service.replica.loaded import LoadedGallery
 from service.store.database.connections import STREAMED
 from service.store.tables import item

@@ -17,7 +17,8 @@ from typing import Any
 from sqlalchemy import Connection, insert
 
 from index.errors import RegraftError
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.loaded_version import LoadedVersion
+from service.registry.registry import Registry
 from service.store.galleries.gallery import gallery_row, take_seq
 from service.store.rows import DeploymentRow, GalleryRow, one_of
 from service.store.tables import deployment

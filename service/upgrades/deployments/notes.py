@@ -11,8 +11,9 @@ from typing import Any
 from sqlalchemy import Connection
 
 from index.evaluation.gate import GateVerdict
+from service.registry.loaded_version import LoadedVersion
 from service.registry.placement import ItemCounts, placement_in, placement_of
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.registry import Registry
 from service.store.galleries.gallery import gallery_row
 from service.store.galleries.held_versions import versions_with_embeddings
 from service.store.rows import DeploymentRow, GateRow, TransitionRow

@@ -16,8 +16,9 @@ from sqlalchemy import ColumnElement, Connection, and_, exists, false, func, sel
 from index.errors import RegraftError
 from service.backfills.states import ACTIVE, Kind
 from service.backfills.waiting import QUALIFIES, read_version, waiting_items
+from service.registry.loaded_version import LoadedVersion
 from service.registry.placement import placement_in, version_order_to
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.registry import Registry
 from service.store.database.connections import Database
 from service.store.galleries import partitions
 from service.store.galleries.embeddings import first_held

@@ -9,8 +9,9 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, update
 
+from service.registry.loaded_version import LoadedVersion
 from service.registry.placement import ItemCounts
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.registry import Registry
 from service.store.rows import DeploymentRow, GalleryRow, one_of
 from service.store.tables import deployment, deployment_transition
 from service.upgrades.deployments.history import DeploymentState

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, select
 
 from index.errors import InvalidArgument, RegraftError
 from index.evaluation.gate import GateVerdict
-from service.registry.registry import LoadedVersion
+from service.registry.loaded_version import LoadedVersion
 from service.store.rows import GateRow, all_of, first_of
 from service.store.tables import deployment_transition, gate_report
 

@@ -28,8 +28,9 @@ from service.errors import DeletedMeanwhile
 from service.registry.calibrations import forget_edge
 from service.registry.edge_records import EdgeRecord, delete_edge, insert_edge
 from service.registry.fetched_folders import edge_key
+from service.registry.loaded_version import LoadedVersion
 from service.registry.placement import preference
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.registry import Registry
 from service.replica.replica import Replica
 from service.store.audit import ChangeContext, record
 from service.store.database.connections import Database

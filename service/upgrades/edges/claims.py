@@ -23,8 +23,8 @@ from index.evaluation.scores import scores
 from index.space import Space, Vectors
 from index.version import PROBE, Score
 from index.version_folder.artifacts import read_arrays
+from service.registry.loaded_version import LoadedVersion
 from service.registry.paired_embeddings import draw_pairs
-from service.registry.registry import LoadedVersion
 from service.schemas import Body, Name, Seed
 from service.store.database.connections import Database
 from service.store.galleries.gallery import gallery_named

@@ -16,8 +16,9 @@ from index.edges.graph import Graph
 from index.version import EdgeKey
 from service.errors import UnknownGallery
 from service.registry.edge_records import EdgeRecord
+from service.registry.loaded_version import LoadedVersion
 from service.registry.placement import preference, route_to
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.registry import Registry
 from service.registry.trial_records import trial_versions
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica

@@ -12,8 +12,9 @@ from index.errors import InvalidArgument, RegraftError
 from index.evaluation.domain import DomainCoverage, check_domain, read_domain
 from index.space import Vectors, check_vectors
 from index.version import EDGE_DOMAIN
+from service.registry.loaded_version import LoadedVersion
 from service.registry.paired_embeddings import OWN
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.registry import Registry
 from service.schemas import Body, KindName, Name, Seed
 from service.store.database.connections import Database
 from service.store.galleries.embeddings import has_own_embedding

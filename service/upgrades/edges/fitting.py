@@ -44,8 +44,9 @@ from index.evaluation.scores import scores
 from index.incoming import incoming_folder
 from index.version import EDGE, Card, Edge, EdgeKind
 from service.registry.edge_records import EdgeOrigin, EdgeRecord
+from service.registry.loaded_version import LoadedVersion
 from service.registry.paired_embeddings import PairedEmbeddings, draw_pairs
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.registry import Registry
 from service.replica.replica import Replica
 from service.schemas import Body, FieldPath, Name, Seed
 from service.store.audit import ChangeContext

@@ -12,8 +12,8 @@ from index.encoders.encoder import BATCH
 from index.metadata.filter import value_at
 from index.space import Vectors
 from service.backfills.waiting import embeddable
+from service.registry.loaded_version import LoadedVersion
 from service.registry.paired_embeddings import OWN, PairedEmbeddings, label_text
-from service.registry.registry import LoadedVersion
 from service.registry.stored_contents import InputRequest, embed, read_inputs
 from service.store.database.connections import Database
 from service.store.galleries.embeddings import has_own_embedding

@@ -22,8 +22,9 @@ from index.evaluation.score_maps import fit_evalue_maps, fit_maps
 from index.query.edge_maps import MapKey, default_mode, map_key
 from index.space import Vectors
 from index.version import Origin
+from service.registry.loaded_version import LoadedVersion
 from service.registry.placement import placement_in
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.registry import Registry
 from service.store.galleries.embeddings import first_held
 from service.store.rows import GalleryRow
 from service.store.sql.partitioned import of_item

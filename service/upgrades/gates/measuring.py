@@ -23,7 +23,8 @@ from index.evaluation.metrics import Compared, Ints, retrieval
 from index.evaluation.relevance import ListedRelevance, RankingRelevance, Relevance, retrieval_by
 from index.space import Vectors
 from index.version import Edge, EdgeKind
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.loaded_version import LoadedVersion
+from service.registry.registry import Registry
 from service.upgrades.gates.samples import Sample
 
 TAR, RECALL = "TAR@FAR", "recall@k"

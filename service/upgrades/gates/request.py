@@ -11,7 +11,8 @@ from sqlalchemy import Connection
 
 from index.encoders.decoding import Decoder
 from index.errors import InvalidArgument
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.loaded_version import LoadedVersion
+from service.registry.registry import Registry
 from service.registry.stored_contents import embeds
 from service.schemas import Body, FieldPath, Name, Number, Seed
 from service.store.database.connections import Database

@@ -23,7 +23,8 @@ from index.evaluation.relevance import LabelRelevance, ListedRelevance, Relevanc
 from index.metadata.filter import value_at, value_text
 from index.space import Vectors
 from service.backfills.waiting import embeddable
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.loaded_version import LoadedVersion
+from service.registry.registry import Registry
 from service.registry.stored_contents import InputRequest, read_inputs, time_each
 from service.registry.stored_contents import embed as embed_inputs
 from service.store.galleries.random_items import RandomItems

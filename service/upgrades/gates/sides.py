@@ -21,7 +21,7 @@ from index.encoders.encoder import BATCH, Embedded
 from index.errors import InvalidArgument, NoEncoder, RegraftError
 from index.space import Vectors
 from index.version import Origin
-from service.registry.registry import LoadedVersion
+from service.registry.loaded_version import LoadedVersion
 from service.registry.stored_contents import Input, InputRequest, Inputs, embed, embeds, read_inputs, time_each
 from service.store.galleries.random_items import RandomItems
 from service.store.image_store.blobs import Blobs
