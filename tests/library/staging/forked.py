@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
-import shutil
 import signal
 import subprocess
 import sys
@@ -64,8 +63,9 @@ class Forked:
 
 
 def remove_folder() -> None:
-    """Remove the folder of the socket: pytest-xdist ends its workers without the exit that would do so."""
-    shutil.rmtree(util.get_temp_dir(), ignore_errors=True)
+    """Remove the folder of the socket: not every worker of pytest-xdist ends by the exit that does so."""
+    # -100 is the priority of the folder; what ran here is not run again at the exit.
+    util._run_finalizers(-100)  # type: ignore[attr-defined]
 
 
 def run(command: Sequence[object], env: Mapping[str, str], folder: Path) -> tuple[int, str, str]:

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, delete, insert, select, update
 
 from service.errors import NoCurrentVersion, UnknownGallery
-from service.replica import replica
+from service.replica import index_files, loading, replica
 from service.replica.feed import FeedChanges, gather_changes
 from service.replica.loaded import LoadedGallery
 from service.store.galleries.deletion import delete_gallery
@@ -114,9 +114,10 @@ def test_refresh_sees_everything_committed_before_it(world: World) -> None:
 def test_python_looks_for_no_circles_among_rows_that_are_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would look through all rows again and again: two thirds of the time that loading a million items takes."""
     collecting: list[bool] = []
-    monkeypatch.setattr(
-        replica, "gather_changes", lambda *given: collecting.append(gc.isenabled()) or gather_changes(*given)
-    )
+    for module in (loading, replica):
+        monkeypatch.setattr(
+            module, "gather_changes", lambda *given: collecting.append(gc.isenabled()) or gather_changes(*given)
+        )
     g = world.create("g")
     world.store(g, 1, a=[1, 0])
 
@@ -164,7 +165,7 @@ def test_segments_of_galleries_that_do_not_exist_are_swept(world: World, monkeyp
         folders[2].mkdir()  # of a gallery that another process has just created
         return states
 
-    monkeypatch.setattr(replica, "gallery_states", late)
+    monkeypatch.setattr(index_files, "gallery_states", late)
     world.replica.sweep_indexes()
 
     assert [folder.exists() for folder in folders] == [True, False, True]
