@@ -63,9 +63,9 @@ class BaseTraining(lightning.LightningModule):
         """The recipe's optimiser over all trainable parameters, its rate set before every step."""
         learning = [p for p in self.parameters() if p.requires_grad]
         recipe, total = self.recipe, int(self.trainer.estimated_stepping_batches)
-        warmup = total * recipe.warmup_epochs // max(recipe.epochs, 1)
+        warmup = recipe.scale_epoch(recipe.warmup_epochs, total)
         optimiser = _optimiser(recipe, learning)
-        drops = [total * epoch // max(recipe.epochs, 1) for epoch in recipe.milestones]
+        drops = [recipe.scale_epoch(epoch, total) for epoch in recipe.milestones]
         schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate_share(step, warmup, total, drops))
         return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -39,7 +39,7 @@ def with_overrides(recipe: Recipe, settings: Sequence[str]) -> Recipe:
             recipe = _override(recipe, name.strip(), value.strip())
             names.add(name.strip())
     if "epochs" in names and "warmup_epochs" not in names and recipe.warmup_epochs > recipe.epochs:
-        recipe = replace(recipe, warmup_epochs=before.warmup_epochs * recipe.epochs // max(before.epochs, 1))
+        recipe = replace(recipe, warmup_epochs=before.scale_epoch(before.warmup_epochs, recipe.epochs))
     return with_preprocess(recipe, preprocess)
 
 

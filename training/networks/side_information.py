@@ -232,12 +232,12 @@ def recipe_of_psi(recipe: Recipe) -> Recipe:
     Warm-up and milestones keep their place in the training, in whole epochs.
     """
     epochs = recipe.side_epochs or recipe.epochs
-    milestones = [milestone * epochs // max(recipe.epochs, 1) for milestone in recipe.milestones]
+    milestones = [recipe.scale_epoch(milestone, epochs) for milestone in recipe.milestones]
     return replace(
         recipe,
         augment=recipe.side_augment or recipe.augment,
         epochs=epochs,
-        warmup_epochs=recipe.warmup_epochs * epochs // max(recipe.epochs, 1),
+        warmup_epochs=recipe.scale_epoch(recipe.warmup_epochs, epochs),
         milestones=tuple(dict.fromkeys(milestone for milestone in milestones if milestone)),
         seed=recipe.seed + SEED,
         cache_old=False,

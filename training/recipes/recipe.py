@@ -123,6 +123,10 @@ class Recipe:
     threads: int = 0
     seed: int = 0
 
+    def scale_epoch(self, epoch: int, total: int) -> int:
+        """Where an epoch of this training is in one of `total` epochs or steps, rounded down."""
+        return epoch * total // max(self.epochs, 1)
+
     def as_json(self) -> dict[str, Any]:
         """The `recipe` field of a card, all but the summary; `recipe_from_json` reads it."""
         settings = {name: value for name, value in vars(self).items() if value or name not in OMITTED_IF_EMPTY}
