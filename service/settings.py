@@ -27,9 +27,6 @@ LONGEST = 1e9
 SIZE = re.compile(r"\s*\d*\.?\d+\s*[A-Za-z]*\s*")
 """A size as ByteSize reads it: a number and perhaps a unit."""
 
-POSTGRESQL = ("postgresql://", "postgres://", "postgresql+psycopg://")
-"""Beginnings of the URL of a PostgreSQL with pgvector."""
-
 MIN_KEY = 16
 """Least characters of a key; shorter ones could be guessed by trying."""
 
@@ -157,7 +154,7 @@ class Settings(BaseSettings):
     @classmethod
     def _url_of_postgresql(cls, url: str) -> str:
         # Otherwise the first gallery that uses it would show what is wrong.
-        if url and not url.startswith(POSTGRESQL):
+        if url and not _with_driver(url).startswith("postgresql+psycopg://"):
             raise ValueError("must be postgresql://USER:PASSWORD@HOST/DATABASE")
         return url
 
