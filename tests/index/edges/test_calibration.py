@@ -150,6 +150,7 @@ GOOD: dict[str, Any] = {"kind": "isotonic", "scores": [1, 2], "probabilities": [
         ({"extra": 1}, "/calibration", "must hold kind"),
         ({"scores": [2, 1]}, "/calibration/scores", "rise strictly"),
         ({"scores": []}, "/calibration/scores", "finite numbers"),
+        ({"scores": 5}, "/calibration/scores", "finite numbers"),
         ({"scores": ["1", "2"]}, "/calibration/scores", "finite numbers"),
         ({"scores": [1, float("nan")]}, "/calibration/scores", "finite numbers"),
         ({"scores": [1, 10**400]}, "/calibration/scores", "finite numbers"),
@@ -187,6 +188,7 @@ def test_a_whole_number_of_more_than_64_bits_is_a_number() -> None:
         {"scores": [[1.0]], "relevant": [[1]]},
         {"scores": [np.inf], "relevant": [1]},
         {"scores": [1.0], "relevant": [1], "weights": [0.0]},
+        {"scores": [1.0], "relevant": [1], "weights": [np.inf]},
         {"scores": [1.0], "relevant": [1], "weights": [1.0, 1.0]},
     ],
 )

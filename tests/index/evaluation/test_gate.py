@@ -170,6 +170,14 @@ def test_a_slice_that_gets_worse_turns_a_pass_into_a_warning() -> None:
     assert verdict.slices[0].difference.value == pytest.approx(-0.5)
 
 
+def test_intervals_of_slices_end_where_differences_can() -> None:
+    nearly_all, none = first_right(19, 20), first_right(0, 20)
+
+    (gained,), (lost,) = (gate(*pair, slice_of=["a"] * 20).slices for pair in ((none, nearly_all), (nearly_all, none)))
+
+    assert (gained.difference.high, lost.difference.low) == (1.0, -1.0)
+
+
 @pytest.mark.parametrize(("count", "size"), [(20, 5), (20, 30)])
 @pytest.mark.parametrize("metric", ["cmc@1", "mAP@1.0"])
 def test_of_many_slices_that_are_no_worse_none_looks_worse_by_chance(count: int, size: int, metric: str) -> None:

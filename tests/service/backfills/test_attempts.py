@@ -11,16 +11,8 @@ from service.backfills import chunks
 from service.backfills.outcome import Failed
 from service.backfills.states import BackfillState
 from service.store.galleries.items import delete_items
-from service.store.sql import database_clock
 from service.store.tables import backfill_failure, item
 from staging.plans import V2, Clock, Planning, moved_of
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(database_clock, "time", clock)
-    return clock
 
 
 def fail(stage: Planning, names: set[str], retry: bool = True) -> list[str]:
