@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION
 
+from index.encoders.jpeg import BEGINNING, has_scans_beyond
 from index.errors import InvalidImage, raise_if_out_of_memory
 from index.version import Preprocess
 
@@ -27,6 +28,8 @@ PILLOWS_PIXELS = 178_956_970
 """Pillow refuses images with more pixels, whatever its settings."""
 MIN_SIDE = 4
 """Shortest legal side: smaller images are almost always tracking pixels or broken exports."""
+MAX_SCANS = 100
+"""Most scans of a JPEG; encoders write about ten. A further one of 75 bytes takes a seventh of the time of those."""
 LEAST_SEEN = 0.25
 """Smallest share of an image's area that a version should see; of a 3:1 panorama a square crop keeps a third."""
 MOST_REDUCED = 16.0
@@ -72,8 +75,8 @@ def decode_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         The image in mode L, LA, RGB, RGBA or another 8-bit mode that Pillow converts to both RGB and L.
 
     Raises:
-        InvalidImage: empty, not one of `FORMATS`, corrupt or truncated, too many pixels, a side below `MIN_SIDE`, or
-            grey that is `UNBOUNDED`.
+        InvalidImage: empty, not one of `FORMATS`, corrupt or truncated, too many pixels or scans, a side below
+            `MIN_SIDE`, or grey that is `UNBOUNDED`.
     """
     return load_image(open_image(data, max_pixels=max_pixels))
 
@@ -88,6 +91,8 @@ def open_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise InvalidImage(f"the image has {width} x {height} pixels; at most {max_pixels} pixels are decoded")
     if min(width, height) < MIN_SIDE:
         raise InvalidImage(f"the image is {width} x {height} pixels; each side must have at least {MIN_SIDE}")
+    if data.startswith(BEGINNING) and has_scans_beyond(data, MAX_SCANS):
+        raise InvalidImage(f"the image has more than {MAX_SCANS} scans; a JPEG has about ten")
     if (kind := UNBOUNDED.get(image.mode)) is not None:
         raise InvalidImage(f"the image is grey in {kind}, of which no value is white; store it with 8 or 16 bits")
     return image

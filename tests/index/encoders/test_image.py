@@ -17,6 +17,7 @@ from PIL import Image
 
 from index.encoders.image import (
     FORMATS,
+    MAX_SCANS,
     MIN_SIDE,
     Loss,
     decode_image,
@@ -118,6 +119,46 @@ def test_the_pixel_limit_is_exact(image_bytes: SaveImage) -> None:
     assert decode_image(data, max_pixels=100).size == (10, 10)
     with pytest.raises(InvalidImage, match="10 x 10 pixels; at most 99"):
         decode_image(data, max_pixels=99)
+
+
+SCAN = b"\xff\xda"
+
+
+def with_scans(image: bytes, more: int) -> bytes:
+    """A progressive JPEG whose last scan is repeated."""
+    begin = image.rindex(SCAN)
+    return image[:-2] + image[begin:-2] * more + image[-2:]
+
+
+def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded(
+    image_bytes: SaveImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = image_bytes(photo(), "JPEG", progressive=True)
+    legal = MAX_SCANS - data.count(SCAN)
+    assert decode_image(with_scans(data, legal)).size == (60, 40)
+
+    loaded: list[Image.Image] = []
+    monkeypatch.setattr(Image.Image, "load", loaded.append)
+    with pytest.raises(InvalidImage, match="more than 100 scans"):
+        decode_image(with_scans(data, legal + 1))
+    assert not loaded
+
+
+def test_a_marker_without_a_length_hides_no_scans(image_bytes: SaveImage) -> None:
+    data = with_scans(image_bytes(photo(), "JPEG", progressive=True), MAX_SCANS)
+    begin = data.index(SCAN, data.index(SCAN) + 1)  # in the first scan, where decoders search for the next marker
+    hidden = data[:begin] + b"\xff\x05\xff\xff" + data[begin:]
+
+    with pytest.raises(InvalidImage, match="more than 100 scans"):
+        decode_image(hidden)
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_scans_beside_the_image_do_not_count(image_bytes: SaveImage, progressive: bool) -> None:
+    data = image_bytes(photo(), "JPEG", progressive=progressive)
+    comment = b"\xff\xfe" + (2 + 400).to_bytes(2) + SCAN * 200
+
+    assert decode_image(data[:2] + comment + data[2:] + SCAN * 200).size == (60, 40)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
