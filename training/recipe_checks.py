@@ -10,6 +10,7 @@ import torch
 
 from index.errors import InvalidArgument
 from index.version import MAX_DIM
+from training.data.checks import warn_once
 from training.data.transforms import find_augmentation
 from training.recipes import Recipe
 
@@ -97,3 +98,14 @@ def check_choices(recipe: Recipe) -> None:
             f"milestones must rise from 1 to below epochs={recipe.epochs}, not {recipe.milestones}",
             pointer="/milestones",
         )
+
+
+def warn_of_slow_precision(recipe: Recipe) -> None:
+    """Log a warning if the recipe's precision is one that this machine has no instructions for.
+
+    PyTorch then computes bfloat16 by plain loops, about nine times as slowly as float32. It has no public function that
+    tells for all kinds of CPU.
+    """
+    on_cpu = recipe.precision == "bf16-mixed" and not torch.accelerator.is_available()
+    if on_cpu and not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001
+        warn_once("precision=bf16-mixed is much slower than 32-true on this CPU, which cannot compute in bfloat16")

@@ -28,6 +28,7 @@ from training.networks.backbones import Frozen, build_backbone
 from training.networks.heads import linear_weight
 from training.networks.side_information import KINDS, Psi, build_psi, recipe_of_psi
 from training.plan_checks import check_plan, check_same_encoder, check_sizes
+from training.recipe_checks import warn_of_slow_precision
 from training.recipes import RECIPES, Recipe, find_recipe
 from training.references import References, differences, folder_of, is_trained, reference_recipes
 from training.sources import load_data
@@ -65,6 +66,8 @@ def train(
     """
     references = {**reference_recipes(recipe), **(references or {})}
     check_plan(recipe, out, references)
+    if progress and processes.is_rank_zero():
+        warn_of_slow_precision(recipe)
     with lock_folder(out):
         data = data or recipe_data(recipe)
         classes = len(data.classes)

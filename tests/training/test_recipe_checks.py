@@ -17,7 +17,7 @@ from training import train as path
 from training.comparison.sweep import sweep
 from training.first_batch import try_batch
 from training.methods import METHODS, method_options
-from training.recipe_checks import LIMITS, OPTION_LIMITS, check_choices, check_numbers
+from training.recipe_checks import LIMITS, OPTION_LIMITS, check_choices, check_numbers, warn_of_slow_precision
 from training.recipes import RECIPES
 from training.references import reference_recipes
 from training.trained import blank_old, build_method
@@ -112,6 +112,31 @@ def test_what_the_loop_does_not_have_is_refused_before_anything_is_read(
         with pytest.raises(InvalidArgument, match=said):
             start(quick("digits_bct", old="digits_v1", **changes), tmp_path / "v")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("precision", "on_cpu", "supported", "warns"),
+    [
+        ("bf16-mixed", True, False, True),
+        ("bf16-mixed", True, True, False),
+        ("bf16-mixed", False, False, False),
+        ("32-true", True, False, False),
+    ],
+)
+def test_a_cpu_that_cannot_compute_in_bfloat16_is_named_before_hours_of_training(
+    precision: str,
+    on_cpu: bool,
+    supported: bool,
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: not on_cpu)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+
+    warn_of_slow_precision(quick("digits_v1", precision=precision))
+
+    assert ("precision=bf16-mixed is much slower than 32-true" in caplog.text) is warns
 
 
 def test_a_reference_that_is_there_may_be_of_a_machine_with_a_gpu(

@@ -23,6 +23,7 @@ from index.errors import RegraftError
 from training.comparison.runs import DataCache, Run
 from training.divergence import Diverged
 from training.processes import require_one
+from training.recipe_checks import warn_of_slow_precision
 
 Log = Callable[[str], None]
 SeedPart = tuple[int, str]
@@ -60,6 +61,7 @@ def compare_methods(
     untrained = {task.part: task for task in tasks if not task.is_trained()}
     for task in untrained.values():
         task.run.check(task.part)
+        warn_of_slow_precision(task.run.recipe(task.part))
     failed: set[SeedPart] = set()
     carried_out = _side_by_side(tasks, failed, jobs, log) if jobs > 1 else _one_after_another(tasks, failed, log)
     with closing(carried_out):

@@ -26,6 +26,7 @@ from training.divergence import Diverged
 from training.methods import method_options
 from training.plan_checks import check_plan
 from training.processes import require_one
+from training.recipe_checks import warn_of_slow_precision
 from training.recipes import Recipe
 from training.references import FIELDS, References, reference_recipes
 from training.train import recipe_data, reference_folder, train
@@ -103,6 +104,7 @@ def sweep(
     kept, held = hold_out(data.train, HELD_OUT, recipe.split_seed)
     measured_on = Data(kept, held, held, same=True, names=data.names, stored=data.stored)
     warn_of_repeats(measured_on)
+    warn_of_slow_precision(recipe)
     images = [kept.fingerprint, held.fingerprint]
     planned = [
         (setting, out / f"trial-{place}", {**made_of(setting, folders), "images": images})
