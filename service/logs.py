@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -97,7 +98,10 @@ def configure(log_format: LogFormat, level: LogLevel) -> None:
     for old in [existing for existing in root.handlers if existing.get_name() == HANDLER]:
         root.removeHandler(old)
     root.addHandler(handler)
-    logging.captureWarnings(True)  # Pillow warns about images; Python would write that past the log
+    logging.captureWarnings(True)  # Python would write them past the log
+    # Whoever sends images could fill the log: a TIFF of 24 kB has 2,000 fields of which Pillow warns. The sender
+    # learns what makes an image unreadable.
+    warnings.filterwarnings("ignore", module="PIL")
     root.setLevel(level.upper())
     # These log each request to a store or service, each plugin of Alembic, and each missing build of FAISS.
     for chatty in ("httpx", "alembic.runtime.plugins", "faiss.loader"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
+from index.encoders.image import decode_image
+from index.errors import InvalidImage
 from index.events import CONTEXT, Event
 from regraft.commands import processes
 from service.backfills import worker
@@ -60,11 +63,24 @@ def test_what_libraries_say_of_their_parts_is_no_line() -> None:
 def test_a_warning_of_python_is_a_line_too() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        (line,) = lines("json", lambda: warnings.warn("Corrupt EXIF data.", stacklevel=1))
+        (line,) = lines("json", lambda: warnings.warn("Invalid value.", stacklevel=1))
 
     told = json.loads(line)
     assert told["level"] == "warning"
-    assert "Corrupt EXIF data." in told["event"]
+    assert "Invalid value." in told["event"]
+
+
+def test_an_image_cannot_fill_the_log() -> None:
+    fields = b"".join(struct.pack("<HHII", 256 + number, 12, 1 << 28, 8) for number in range(2000))
+    tiff = b"II*\0" + struct.pack("<IH", 8, 2000) + fields
+
+    def refused() -> None:
+        with pytest.raises(InvalidImage):
+            decode_image(tiff)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert lines("json", refused) == []
 
 
 def test_as_json_an_event_has_its_fields_and_another_line_its_message() -> None:
