@@ -138,13 +138,13 @@ def test_recall_of_long_lists_takes_memory_for_the_lists_alone() -> None:
 
 def test_equal_items_come_in_the_order_of_their_numbers() -> None:
     """On a line, so that costs are whole numbers, some of them 0."""
-    x = np.random.default_rng(7).integers(-3, 4, size=(60, 1)).astype(np.float32)
-    far = np.where(np.eye(60, dtype=bool), np.inf, np.abs(x - x.T))
+    x = np.random.default_rng(7).integers(-3, 4, size=(600, 1)).astype(np.float32)
+    far = np.where(np.eye(600, dtype=bool), np.inf, np.abs(x - x.T))
 
-    for k in (1, 10, 59):
-        found = first_items(Compared(x, x, L2), k, np.arange(60))
+    for k in (1, 10, 599):
+        found = first_items(Compared(x, x, L2), k, np.arange(600))
         np.testing.assert_array_equal(found, np.argsort(far, axis=1, kind="stable")[:, :k])
-    others = first_items(Compared(x, x, L2), 60, np.full(60, -1))
+    others = first_items(Compared(x, x, L2), 600, np.full(600, -1))
     np.testing.assert_array_equal(others, np.argsort(np.abs(x - x.T), axis=1, kind="stable"))
 
 
@@ -163,7 +163,8 @@ def test_bad_k_and_unknown_metrics_are_refused() -> None:
     x, _ = drawn(5, size=4)
 
     for k in (0, 4):
-        with pytest.raises(InvalidArgument, match="k must be 1 to 3"):
-            first_items(Compared(x, x, COSINE), k, np.arange(4))
+        for own in ([0, 1, 2, 3], [-1, 1, -1, -1]):
+            with pytest.raises(InvalidArgument, match="k must be 1 to 3"):
+                first_items(Compared(x, x, COSINE), k, own)
     with pytest.raises(InvalidArgument, match="one of a, not 'b'"):
         PerQuery({"a": np.zeros(1)}, np.ones(1, bool)).per_query("b")

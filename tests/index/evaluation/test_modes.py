@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from index.edges.calibration import Calibration, blend, calibration_from_json
+from index.errors import InvalidArgument
 from index.evaluation.measures import first_items
 from index.evaluation.metrics import MEAN_AP, Compared
 from index.evaluation.modes import choose_merge_mode, decide_mode
@@ -53,6 +54,13 @@ def test_nothing_to_find_chooses_nothing() -> None:
     old, new, _ = versions(0.0)
     apart = LabelRelevance(np.arange(200), np.arange(200), np.arange(200))
     assert choose_merge_mode(old, new, apart, default=Mode.RAW) is None
+
+
+def test_maps_need_a_query_and_an_item() -> None:
+    old, _, right = versions(0.0)
+    for shard, rows in ((old, []), (Compared(old.queries, old.items[:0], COSINE), [0])):
+        with pytest.raises(InvalidArgument, match="at least one query and one item"):
+            fit_maps([shard], right, np.array(rows, np.int64))
 
 
 def test_a_gallery_larger_than_what_is_simulated_is_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:

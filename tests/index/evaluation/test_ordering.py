@@ -7,7 +7,14 @@ import pytest
 
 from index.errors import InvalidArgument
 from index.evaluation.metrics import MEAN_AP, Compared, mixed_retrieval, retrieval
-from index.evaluation.ordering import ORDERS, BackfillCurve, PendingItems, backfill_order
+from index.evaluation.ordering import (
+    ORDERS,
+    BackfillCurve,
+    PendingItems,
+    backfill_order,
+    hyperbolic_uncertainty,
+    ranks,
+)
 from index.space import Cosine
 
 STORED = [30, 10, 20, 10]
@@ -55,6 +62,21 @@ def test_the_most_matched_items_and_those_an_edge_moved_go_first() -> None:
 def test_an_unknown_order_is_refused_with_the_legal_ones() -> None:
     with pytest.raises(InvalidArgument, match=r"random, newest, .*, transformed, not 'fastest'"):
         backfill_order("fastest", PendingItems(STORED))
+
+
+@pytest.mark.parametrize("curvature", [1.0, 4.0])
+def test_uncertainty_falls_from_one_with_the_distance_from_the_origin(curvature: float) -> None:
+    tangents = np.array([0.0, 0.5, 2.0])
+    space_parts = np.sinh(np.sqrt(curvature) * tangents) / np.sqrt(curvature)
+
+    found = hyperbolic_uncertainty(curvature, np.stack([0 * space_parts, -space_parts], axis=1))
+
+    np.testing.assert_allclose(found, 1 - np.tanh(np.sqrt(curvature) * tangents))
+
+
+def test_a_rank_is_the_share_of_what_lies_below() -> None:
+    assert ranks([3.0, 1.0, 3.0, 2.0]).tolist() == [0.5, 0.0, 0.5, 0.25]
+    assert ranks([]).tolist() == []
 
 
 def test_area_and_largest_dip_by_hand() -> None:

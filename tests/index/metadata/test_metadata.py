@@ -44,6 +44,11 @@ def put(metadata: Metadata, slots: dict[int, int], items: dict[int, Any]) -> Non
     asked=[{"field": "a", "prefix": "x\0b"}, {"field": "a", "range": {"gt": "x\0b"}}],
 )
 @example(items=[{}, {"a": None}], asked=[{"field": "a", "eq": None}, {"field": "a", "exists": True}])
+@example(
+    items=[{"a": None}, {"a": False}, {"a": True}], asked=[{"field": "a", "eq": one} for one in (None, False, True)]
+)
+@example(items=[{"a": 1}, {"a": -(10**400)}], asked=[{"field": "a", "range": {"gt": -(10**401)}}])
+@example(items=[{"a": -0.0}], asked=[{"field": "a", "in": [*range(columns.MAX_COMPARED_SINGLY + 1)]}])
 def test_a_filter_finds_what_plain_python_finds(items: list[Any], asked: list[Any]) -> None:
     metadata = Metadata()
     slots: dict[int, int] = {}
@@ -99,6 +104,18 @@ def test_filters_stay_exact_under_any_puts_replacements_and_drops(steps: list[tu
     }
     for key, item in held.items():
         assert found(metadata, slots, {"field": "a", "exists": True}) >= ({key} if "a" in item else set())
+
+
+@pytest.mark.usefixtures("sweeps")
+@pytest.mark.parametrize("removed", [True, False])
+def test_slots_are_used_again(removed: bool) -> None:
+    metadata, same = Metadata(), [1, 2, 3]
+
+    for _ in range(10):
+        metadata.put(same, dict.fromkeys(same, Item("{}", "one", 1)))
+        metadata.remove(same if removed else ())
+
+    assert metadata.slot_count() < 3 * len(same)
 
 
 @pytest.mark.usefixtures("sweeps")

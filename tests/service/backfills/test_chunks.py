@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import event, select, update
 from sqlalchemy.dialects import postgresql
 
 from service.backfills import chunks, leasing
@@ -16,7 +16,7 @@ from service.backfills.states import BackfillState, Kind
 from service.errors import UnknownGallery
 from service.store.galleries.deletion import delete_gallery, forget_gallery, free_items
 from service.store.galleries.items import delete_items
-from service.store.tables import embedding
+from service.store.tables import backfill, embedding
 from staging.plans import LEASE, V1, V2, V3, Clock, Planning, flat
 
 
@@ -101,6 +101,14 @@ class TestClaim:
         stage.set_state(stage.start(stage.gallery(4)), state)
 
         assert stage.claim() is None
+
+    def test_a_backfill_gives_no_chunk_while_it_is_planned(self, stage: Planning) -> None:
+        started = stage.start(stage.gallery(4))
+        for sweep_seq in (4, None):
+            with stage.database.write() as connection:
+                connection.execute(update(backfill).where(backfill.c.id == started).values(sweep_seq=sweep_seq))
+
+            assert (stage.claim() is None) is (sweep_seq is not None)
 
     def test_galleries_take_turns(self, stage: Planning, clock: Clock) -> None:
         galleries = [stage.gallery(8), stage.gallery(8)]
