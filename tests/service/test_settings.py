@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,15 @@ def test_the_database_lies_in_the_data_folder_whatever_its_name(tmp_path: Path, 
 
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name / "regraft.db").is_file()
+
+
+def test_a_new_data_folder_is_closed_to_other_users_and_an_existing_one_stays_as_it_is(tmp_path: Path) -> None:
+    (shared := tmp_path / "shared").mkdir(mode=0o755)
+    for folder in (shared, tmp_path / "new"):
+        upgrade(Settings(data=folder))
+
+    assert stat.filemode((tmp_path / "new").stat().st_mode) == "drwx------"
+    assert stat.filemode(shared.stat().st_mode) == "drwxr-xr-x"
 
 
 def test_the_environment_sets_every_field(monkeypatch: pytest.MonkeyPatch) -> None:

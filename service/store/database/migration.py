@@ -35,7 +35,9 @@ def upgrade(settings: Settings) -> bool:
     A database with the schema of a later release stays unchanged: from 0.2.0 on, a release only adds to what the
     previous one reads and writes, so that both can run while one replaces the other (docs/deployment.md).
     """
-    settings.versions.mkdir(parents=True, exist_ok=True)
+    # It holds every item, so other users of the machine may not read it; a folder that exists keeps its permissions.
+    settings.data.mkdir(0o700, parents=True, exist_ok=True)
+    settings.versions.mkdir(exist_ok=True)
     if is_sqlite(settings.database_url):
         check_sqlite(settings.database_url)
     while (new := _run_migrations(settings.database_url)) is None:
