@@ -8,6 +8,7 @@ import stat
 import struct
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -81,6 +82,17 @@ def test_a_zip_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: 
     with pytest.raises(InvalidVersionFolder, match="unpacks to more than"):
         unpack_version(archive, tmp_path / "unpacked")
     assert not (tmp_path / "unpacked").exists()
+
+
+def test_no_more_of_a_file_is_unpacked_than_the_directory_states(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as out:
+        out.writestr(CARD, b"{}")
+        out.writestr("zeros", bytes(1 << 20), zipfile.ZIP_DEFLATED)
+        out.getinfo("zeros").file_size, out.getinfo("zeros").CRC = 5, zlib.crc32(bytes(5))
+
+    unpack_version(tmp_path / "bad.zip", tmp_path / "unpacked")
+
+    assert (tmp_path / "unpacked" / "zeros").read_bytes() == bytes(5)
 
 
 def test_a_zip_whose_members_collide_is_refused(tmp_path: Path) -> None:

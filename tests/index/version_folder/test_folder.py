@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from index.errors import InvalidVersionFolder
 from index.version import CARD, ENCODER, PROBE, SIDE, Card, Edge, EdgeKind, Preprocess, Score, Version
 from index.version_folder.card import parse_card
-from index.version_folder.folder import load_version, sha256, write_card, write_edge
+from index.version_folder.folder import load_edge, load_version, sha256, write_card, write_edge
 
 MakeVersion = Callable[..., Version]
 
@@ -97,6 +97,16 @@ def test_a_changed_file_is_named(new: Version, name: str) -> None:
 def test_a_stray_file_is_named(new: Version) -> None:
     (new.folder / "edges" / "notes.txt").write_text("hello")
     refused(new.folder, r"edges/notes\.txt is not listed in card\.json", "/edges/notes.txt")
+
+
+def test_a_single_edge_is_read_and_a_stray_file_beside_it_is_named(new: Version) -> None:
+    place = new.folder / "edges" / "v1"
+    assert load_edge(place, "v2", "v1").key == new.edges[0].key
+    (place / "notes.txt").write_text("hello")
+
+    with pytest.raises(InvalidVersionFolder, match=r"notes\.txt is not part of an edge of kind matrix") as refusal:
+        load_edge(place, "v2", "v1")
+    assert refusal.value.pointer == "/notes.txt"
 
 
 def test_a_folder_without_a_card_is_refused(tmp_path: Path) -> None:
