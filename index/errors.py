@@ -96,6 +96,12 @@ class NoEncoder(RegraftError):
     code = "no_encoder"
 
 
+class Unwritable(RegraftError):
+    """A file or folder could not be written: the disk is full, or the place is not writable."""
+
+    code = "unwritable"
+
+
 class DeviceUnavailable(RegraftError):
     """Models cannot run on the configured device."""
 

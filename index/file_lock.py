@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -42,3 +44,40 @@ def open_locked(path: Path) -> int | None:
         if os.fstat(file).st_nlink:
             return file
         os.close(file)  # whoever held the lock before has removed the file
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, made if it is missing, inside the block, which may rename or remove it.
+
+    Waits for other processes, and for other threads of this one.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    if sys.platform == "win32":  # an open file could not be renamed
+        yield
+        return
+    file = _open_when_unlocked(path)
+    try:
+        yield
+    finally:
+        os.close(file)
+
+
+def _open_when_unlocked(path: Path) -> int:
+    """Open a file for reading and writing, made if it is missing, and lock it; its file descriptor."""
+    import fcntl
+
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file), path.stat()):
+                    return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)  # whoever held the lock before has renamed or removed the file

@@ -14,7 +14,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,9 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from index.durable import sync_all
-from index.errors import InvalidArgument, raise_if_out_of_memory
+from index.durable import whole_file
+from index.errors import InvalidArgument, Unwritable, raise_if_out_of_memory
 from index.version_folder.folder import sha256
-from index.version_folder.new_folder import Unwritable
 from training import processes
 from training.data.batching import TrainingBatch, training_batches
 from training.data.images import Data, ImageSet
@@ -158,17 +157,9 @@ class CheckpointWriter(lightning.Callback):
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         self.training = self.training or self.identify()
-        part = self.path.with_name(f"{self.path.name}.part")
-        try:
+        # All processes must take part; only the first one writes.
+        with whole_file(self.path) if trainer.is_global_zero else nullcontext(self.path) as part:
             trainer.save_checkpoint(part)
-            if trainer.is_global_zero:
-                sync_all([part])
-                part.replace(self.path)
-        except OSError as error:
-            raise Unwritable(f"the checkpoint {self.path} could not be written: {error.strerror or error}") from error
-        finally:
-            if trainer.is_global_zero:
-                part.unlink(missing_ok=True)
 
     def on_save_checkpoint(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]

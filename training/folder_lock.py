@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, Unwritable
 from index.file_lock import open_locked
-from index.version_folder.new_folder import Unwritable, clear_leftovers
+from index.version_folder.new_folder import clear_leftovers
 from training import processes
 
 _held_locks: dict[Path, int] = {}

@@ -19,8 +19,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index.errors import InvalidArgument, InvalidVector
+from index.durable import whole_file
+from index.errors import InvalidArgument, InvalidVector, Unwritable
 from index.space import Vectors, check_vectors, space_from_json
 from index.version import CARD, Version
 from index.version_folder.folder import load_given_version
@@ -182,16 +181,11 @@ def _cached(path: Path, shape: tuple[int, int]) -> Vectors | None:
 
 def _keep(path: Path, stored_SN: Vectors) -> None:
     """Write embeddings into the cache, whole or not at all; where that fails, they will be made again."""
-    part = path.with_suffix(f".{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+        with whole_file(path) as part, part.open("wb") as file:
             np.save(file, stored_SN)
-        part.replace(path)
-    except OSError as error:
-        _log.warning("%s could not be written, so the old embeddings are not kept: %s", path, error.strerror or error)
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+    except Unwritable as error:
+        _log.warning("the old embeddings are not kept: %s", error)
 
 
 def _checked(array: NDArray[Any], version: Version, path: Path, name: str) -> Vectors:

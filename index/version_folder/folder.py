@@ -77,9 +77,7 @@ def write_card(folder: Path, card: Card) -> Card:
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / CARD)
     files = {p.relative_to(folder).as_posix(): sha256(p) for p in paths}
     finished = Card(**{**vars(card), "files": files})
-    part = folder / f".{CARD}.part"
-    part.write_text(json.dumps(finished.as_json(), indent=2) + "\n")
-    part.replace(folder / CARD)
+    (folder / CARD).write_text(json.dumps(finished.as_json(), indent=2) + "\n")
     return finished
 
 

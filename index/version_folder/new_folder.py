@@ -9,18 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from index.errors import InvalidArgument, RegraftError
+from index.durable import sync_all
+from index.errors import InvalidArgument, Unwritable
 from index.paths import paths_in
 from index.version import CARD, NAME, Version
 
 NEW, REPLACED = "new", "replaced"
 """The content of the temporary folder: the new version, and the version that it replaces."""
-
-
-class Unwritable(RegraftError):
-    """The version could not be written: the disk is full, or the folder is not writable."""
-
-    code = "unwritable"
 
 
 def check_target(out: Path, old: Version | None = None) -> None:
@@ -94,6 +89,7 @@ def clear_leftovers(out: Path) -> None:
 
 def _take_place(made: Path, out: Path, aside: Path) -> None:
     """Rename `out` to `aside`, if it exists, and `made` to `out`; undo the first on failure or interruption."""
+    sync_all([made, *made.rglob("*")])
     if out.exists():
         out.rename(aside)
     try:
@@ -102,3 +98,4 @@ def _take_place(made: Path, out: Path, aside: Path) -> None:
         if aside.exists():
             aside.rename(out)
         raise
+    sync_all([out.parent])

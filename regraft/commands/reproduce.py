@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from index.durable import write_whole
 from index.errors import InvalidArgument
 from regraft.commands.answers import answer, err, out
 from regraft.commands.options import needs
@@ -48,7 +49,6 @@ def reproduce(
     """
     with needs("train"):
         from training.comparison.papers import PROTOCOLS, beside, ordering
-        from training.comparison.provenance import write_whole
         from training.comparison.runs import COMPARED_FAMILIES, METRICS, parts_for, runs_of, time_limit
         from training.comparison.schedule import compare_methods
         from training.comparison.table import table

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from index.durable import whole_file
 from regraft.client import Client
 
 PAGE = 1000
@@ -30,7 +30,11 @@ class ExportResult:
 def export_gallery(
     client: Client, gallery: str, path: Path, on_batch: Callable[[int], object] | None = None
 ) -> ExportResult:
-    """Write all items with their vectors to a Parquet file, which is renamed into place at the end. Needs pyarrow."""
+    """Write all items with their vectors to a Parquet file, whole or not at all. Needs pyarrow.
+
+    Raises:
+        Unwritable: the disk is full, or the like; what was there stays.
+    """
     import pyarrow.parquet as pq
 
     before = client.gallery(gallery)
@@ -38,17 +42,12 @@ def export_gallery(
     first, damaged = next(pages)
     about = {"gallery": gallery, "current": before.current, "seq": before.seq, "items": before.items}
     schema = first.schema.with_metadata({"regraft": json.dumps(about)})
-    beside = path.with_name(f"{path.name}.part-{os.getpid()}")
-    try:
-        with pq.ParquetWriter(beside, schema) as writer:
-            for page, lost in chain([(first, 0)], pages):
-                damaged += lost
-                writer.write_table(page.cast(schema))
-                if on_batch is not None:
-                    on_batch(page.num_rows)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with whole_file(path) as part, pq.ParquetWriter(part, schema) as writer:
+        for page, lost in chain([(first, 0)], pages):
+            damaged += lost
+            writer.write_table(page.cast(schema))
+            if on_batch is not None:
+                on_batch(page.num_rows)
     return ExportResult(client.gallery(gallery).seq != before.seq, damaged)
 
 

@@ -14,8 +14,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
+from index.durable import write_whole
 from index.errors import InvalidArgument
 from index.file_lock import open_locked
 from regraft.client import Client
@@ -123,20 +125,14 @@ def locked_ids(state: Path) -> Iterator[BinaryIO]:
 
 
 def save(state: Path, progress: ImportProgress) -> None:
-    """Replace the progress in the file `state`, atomically."""
-    beside = _beside(state)
-    beside.write_text(json.dumps(asdict(progress)))
-    beside.replace(state)
-
-
-def _beside(state: Path) -> Path:
-    return state.with_name(f"{state.name}.new")
+    """Replace the progress in the file `state`, whole or not at all. Raises Unwritable."""
+    write_whole(state, json.dumps(asdict(progress)).encode())
 
 
 def _check_replaceable(state: Path) -> None:
     try:
-        _beside(state).touch()
-        _beside(state).unlink()
+        with TemporaryFile(dir=state.parent):
+            pass
     except OSError as error:
         raise _cannot_keep(state, error) from error
 
@@ -194,6 +190,7 @@ class StoredIds:
         self._file.write(self._unsaved)
         self._file.truncate()
         self._file.flush()
+        os.fsync(self._file.fileno())
         self._progress.ids_bytes += len(self._unsaved)
         self._unsaved.clear()
 

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, Unwritable
 from index.version_folder.folder import load_version
-from index.version_folder.new_folder import Unwritable
 from regraft.cli import app
 from staging.children import child
 from staging.recipes import quick, without_exporter

@@ -368,5 +368,5 @@ def test_a_cache_that_cannot_be_written_stops_no_training(
     monkeypatch.setattr("numpy.save", full)
 
     assert len(stored_embeddings.with_encoder_embeddings(*few).train.stored) == 5
-    assert "so the old embeddings are not kept: No space left on device" in caplog.text
+    assert "could not be written: No space left on device" in caplog.text
     assert list((tmp_path / "kept").iterdir()) == []

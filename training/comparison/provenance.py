@@ -6,17 +6,14 @@ So results that took hours are replaced only where that is asked for.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from index.durable import sync_all
+from index.durable import write_whole
 from index.errors import InvalidArgument
 from index.version import CARD
 from index.version_folder.folder import card_sha256
-from index.version_folder.new_folder import Unwritable
 from training.recipes import Recipe, recipe_from_json
 from training.references import FIELDS, differences
 
@@ -97,24 +94,5 @@ def read_note(path: Path) -> dict[str, Any]:
 
 
 def write_note(path: Path, note: dict[str, Any]) -> None:
-    """Write a note. Raises as `write_whole`."""
+    """Write a note, whole or not at all. Raises Unwritable."""
     write_whole(path, json.dumps(note, indent=1).encode())
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file, whole or not at all.
-
-    Raises:
-        Unwritable: the disk is full, or the like; what was there stays.
-    """
-    # Two comparisons in one folder may write the same note at once.
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(data)
-        sync_all([part])
-        part.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise Unwritable(f"{path} could not be written: {error.strerror or error}") from error

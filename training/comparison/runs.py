@@ -21,10 +21,11 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from index.durable import write_whole
 from index.errors import InvalidArgument
 from index.evaluation.metrics import MEAN_AP, Retrieval
 from index.version_folder.new_folder import check_target
-from training.comparison.provenance import begun, card_sha, is_made, made_of, read_note, write_note, write_whole
+from training.comparison.provenance import begun, card_sha, is_made, made_of, read_note, write_note
 from training.data.checks import warn_of_repeats
 from training.data.images import Data
 from training.fitting import checkpoint_of

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from index.durable import write_whole
 from index.errors import InvalidArgument
 from index.evaluation.metrics import MEAN_AP, mean_interval, p_com, p_up, paired_bootstrap
 from index.version import Score
@@ -125,7 +126,7 @@ def replace_table(document: Path, name: str, text: str) -> None:
     written, count = _marked(name).subn(lambda match: f"{match[1]}\n{text}\n\n{match[3]}", document.read_text())
     if not count:
         raise InvalidArgument(f"{document} has no place marked <!-- table {name} -->")
-    document.write_text(written)
+    write_whole(document, written.encode())
 
 
 def _marked(name: str) -> re.Pattern[str]:

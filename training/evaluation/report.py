@@ -10,12 +10,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from index.durable import write_whole
 from index.errors import InvalidArgument
 from index.evaluation.curves import CALIBRATED, RAW
 from index.evaluation.scores import METRICS
 from index.version import Card, Version
 from index.version_folder.folder import load_version
-from index.version_folder.new_folder import Unwritable, check_outside
+from index.version_folder.new_folder import check_outside
 from training.data.images import Data
 from training.evaluation.loss_curves import LossCurves, read_loss_curves
 from training.evaluation.matches import match_table
@@ -92,23 +93,22 @@ def write_evaluation(measured: Evaluation, folder: Path) -> list[Path]:
         Unwritable: the disk is full, or the like.
     """
     check_evaluation_folder(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Unwritable(f"{folder} could not be written: {error.strerror or error}") from error
     files = {EVALUATION: json.dumps(as_json(measured), indent=2, allow_nan=False).encode() + b"\n"}
     if can_draw():
         files["matrix.svg"] = as_svg(matrix_figure(measured))
     if can_draw() and measured.curves:
         files["curves.svg"] = as_svg(curves_figure(measured))
-    return [_write(folder / name, content) for name, content in files.items()]
+    for name, content in files.items():
+        write_whole(folder / name, content)
+    return [folder / name for name in files]
 
 
 def write_report(
     measured: Evaluation, name: str, path: Path, data: Data | None = None, logged: LossCurves | None = None
 ) -> Path:
     """Write the report of one of the versions in an evaluation; see `render_report`."""
-    return _write(path, render_report(measured, name, data, logged).encode())
+    write_whole(path, render_report(measured, name, data, logged).encode())
+    return path
 
 
 def render_report(measured: Evaluation, name: str, data: Data | None = None, logged: LossCurves | None = None) -> str:
@@ -227,16 +227,3 @@ def _image(svg: bytes, text: str) -> str:
     """An <img> rather than inline SVG, so that ids of one picture cannot clash with those of another."""
     data = base64.b64encode(svg).decode()
     return f'<figure><img alt="{escape(text)}" src="data:image/svg+xml;base64,{data}"></figure>'
-
-
-def _write(path: Path, content: bytes) -> Path:
-    """Write under a temporary name first, so that no file is ever half-written under its name. Raises Unwritable."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    except OSError as error:
-        raise Unwritable(f"{path} could not be written: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
-    return path

@@ -14,7 +14,7 @@ import pytest
 
 from index.creation.supplied import Supplied
 from index.engines.pg_connections import libpq_url
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, Unwritable
 from regraft import Client, Version
 from regraft.client import TextItem
 from regraft.sources.base import Wanted
@@ -45,6 +45,34 @@ def test_a_gallery_that_was_exported_and_imported_answers_alike(client: Client, 
     client.put_embeddings(other, [{"id": name, "embedding": NEW[0]} for name in missing], version="v2")
     assert (client.backfill(waiting.id).state, client.gallery(other).mix) == ("done", {"v2": COUNT + 1})
     assert sorted(path.name for path in tmp_path.glob("*") if "state" in path.name or "part" in path.name) == []
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_an_export_that_fails_names_the_file_and_leaves_it_and_the_next_clears_what_a_killed_one_left(
+    client: Client, full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    export_gallery(client, full, file := folder / "full.parquet")
+    before = file.read_bytes()
+
+    def disk_full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq.ParquetWriter, "write_table", disk_full)
+        with pytest.raises(Unwritable, match=r"full\.parquet could not be written: No space left on device"):
+            export_gallery(client, full, file)
+    assert (file.read_bytes(), list(folder.iterdir())) == (before, [file])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # as killed
+        patch.setattr(pq.ParquetWriter, "write_table", disk_full)
+        with pytest.raises(Unwritable):
+            export_gallery(client, full, file)
+    assert len(list(folder.iterdir())) == 2
+    export_gallery(client, full, file)
+    assert list(folder.iterdir()) == [file]
 
 
 def test_texts_are_exported_imported_and_embedded_again_alike(served: Served, client: Client, tmp_path: Path) -> None:

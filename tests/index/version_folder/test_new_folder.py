@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,30 @@ def test_a_new_folder_replaces_the_old_one_only_when_it_is_complete(tmp_path: Pa
 
     assert (out / "card.json").read_text() == "third"
     assert [p.name for p in out.parent.iterdir()] == ["v1"]
+
+
+def test_what_takes_the_place_of_a_folder_is_on_the_disk_before_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: set[int] = set()
+    sync, rename = os.fsync, os.rename
+
+    def synchronised(file: int) -> None:
+        done.add(os.fstat(file).st_ino)
+        sync(file)
+
+    def renamed(old: Path, new: Path) -> None:
+        assert {path.stat().st_ino for path in (old, *old.rglob("*"))} <= done
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", synchronised)
+    monkeypatch.setattr(os, "rename", renamed)
+    with new_folder(tmp_path / "v1") as made:
+        (made / "edges" / "v0").mkdir(parents=True)
+        (made / "edges" / "v0" / "edge.json").write_text("edge")
+        (made / "card.json").write_text("card")
+
+    assert tmp_path.stat().st_ino in done
 
 
 def test_what_a_killed_process_left_goes_but_for_what_nothing_took_the_place_of(tmp_path: Path) -> None:

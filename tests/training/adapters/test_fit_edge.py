@@ -11,13 +11,12 @@ import pytest
 
 from index.edges.calibration import calibration_from_json
 from index.encoders.encoder import verify_version
-from index.errors import InvalidArgument, InvalidVector, InvalidVersionFolder
+from index.errors import InvalidArgument, InvalidVector, InvalidVersionFolder, Unwritable
 from index.evaluation.fitting import Pairs
 from index.evaluation.metrics import retrieval_from_rankings
 from index.gallery import Gallery
 from index.version import Version
 from index.version_folder.folder import load_version
-from index.version_folder.new_folder import Unwritable
 from training.adapters import fit_edge as module
 from training.adapters.fit_edge import KINDS, fit_edge, read_options
 from training.adapters.pairs import embed_pairs, read_pairs

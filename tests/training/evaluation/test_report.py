@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
 
+from index.errors import Unwritable
 from index.evaluation.metrics import Compared
 from index.space import Cosine
 from index.version import Version
 from index.version_folder.folder import load_version, write_card
-from index.version_folder.new_folder import Unwritable
 from training.data.images import Data
 from training.evaluation import report as module
 from training.evaluation.loss_curves import read_loss_curves
