@@ -140,6 +140,16 @@ def test_an_item_that_is_called_otherwise_is_shown_so() -> None:
     assert metadata.select(parse_filter({"field": "a", "eq": 1}))[slots].tolist() == [True, False]
 
 
+def test_what_is_loaded_is_what_was_kept() -> None:
+    kept, loaded = Metadata(), Metadata()
+    kept.put([7, 8], {7: Item('{"a": 1}', "seven", 3), 8: Item('{"a": 2}', "eight", 4)})
+
+    slots = loaded.load(kept.contents())
+
+    assert [loaded.get(key) for key in (7, 8)] == [kept.get(key) for key in (7, 8)]
+    assert loaded.select(parse_filter({"field": "a", "eq": 2}))[slots].tolist() == [False, True]
+
+
 def test_many_items_of_every_kind() -> None:
     """Enough items for columns to grow, for the vocabulary to shrink, and for both ways to mark slots."""
     generator = np.random.default_rng(0)
