@@ -140,6 +140,19 @@ def test_compose_adds_by_profiles_and_what_runs_without_needs_a_key() -> None:
         assert set(service.get("depends_on", [])) <= set(COMPOSE["services"])
 
 
+def test_no_password_is_one_that_everybody_knows() -> None:
+    needed = "${POSTGRES_PASSWORD}"
+    set_to = re.findall(r"PASSWORD: (.*)|SECRET_ACCESS_KEY: (.*)", (ROOT / "docker-compose.yml").read_text())
+
+    for value in map("".join, set_to):
+        assert re.fullmatch(r"\$\{\w+:\?.*\}", value) or value.endswith(f":-{needed}}}"), value
+    assert SECRET["REGRAFT_API_KEY"] == ""  # which is refused
+
+
+def test_pods_have_no_token_of_kubernetes() -> None:
+    assert [pod["spec"]["automountServiceAccountToken"] for pod in PODS.values()] == [False, False]
+
+
 def test_the_servers_of_engines_are_where_the_file_says_that_galleries_find_them() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
 
