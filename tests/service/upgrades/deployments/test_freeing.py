@@ -134,6 +134,22 @@ def test_a_version_that_was_deployed_again_keeps_what_was_not_freed_yet(
     assert served.http.post(f"{moved}/rollback", json={}).status_code == 201
 
 
+def test_what_serves_again_since_another_version_was_deployed_is_kept(
+    served: Any, moved: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(freeing, "free", lambda *_: None)  # as a process that is killed
+        assert retire(served, moved).status_code == 200
+    served.add("beside", 4, edges=[("v1", "identity")])  # it reaches what v1 embedded, and nothing of v2
+    served.deploy(moved, "beside")
+    here = served.runtime.replica.find(moved.rpartition("/")[2])
+
+    freeing.free(served.runtime.database, served.runtime.registry, here.id, served.runtime.registry.named("v1").id)
+
+    assert left(served, moved) == (20, [None] * 3)
+    assert served.http.get(moved).json()["mix"] == {"v1": 20}
+
+
 def test_asked_again_it_goes_on_with_the_retirement_under_way(
     served: Any, moved: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
