@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,6 +138,28 @@ def test_a_module_that_cannot_be_written_is_told_why(module: nn.Module, message:
     with pytest.raises(InvalidArgument, match=message):
         Version.create(tmp_path / "mine", TorchModule(module, SPEC))
     assert list(tmp_path.iterdir()) == []
+
+
+class Trap:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("source", [lambda file: Timm(SMALL, file), lambda file: Torchvision("resnet18", file)])
+def test_weights_that_would_call_anything_are_refused_and_call_nothing(
+    source: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timm.models.load_state_dict, "__defaults__", (True, "cpu", False))  # as of older releases
+    torch.save({"weight": Trap(tmp_path / "made")}, tmp_path / "weights.pth")
+
+    with pytest.raises(InvalidArgument, match=r"weights are not available from .*weights.pth"):
+        Version.create(tmp_path / "mine", source(tmp_path / "weights.pth"))
+    assert not (tmp_path / "made").exists()
 
 
 def array(file: Path) -> Path:

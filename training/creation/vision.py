@@ -60,7 +60,7 @@ class Timm:
     def _read(self, weights: Path) -> dict[str, Tensor]:
         """The arrays of a file, by the names that this release of timm gives them."""
         with _readable(weights):
-            arrays: dict[str, Tensor] = timm.models.load_state_dict(str(weights), device="cpu")
+            arrays: dict[str, Tensor] = timm.models.load_state_dict(str(weights), device="cpu", weights_only=True)
         classifiers = timm.models.get_pretrained_cfg(self.name).classifier or ()
         names = (classifiers,) if isinstance(classifiers, str) else classifiers
         return {key: x for key, x in arrays.items() if not any(key.startswith(f"{name}.") for name in names)}
