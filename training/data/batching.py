@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from index.errors import InvalidArgument, RegraftError
 from training.data.images import ImageDataset, ImageSet
@@ -72,7 +72,7 @@ class EpochBatchSampler(Sampler[Draw]):
 
 
 class BatchDataset(Dataset[TrainingBatch | RegraftError]):
-    """A batch for each `Draw`; in a worker process, or the error that there is none, for `BatchLoader` to raise.
+    """A batch for each `Draw`, or the error that there is none, for `BatchLoader` to raise.
 
     Args:
         tensors: the images.
@@ -90,8 +90,6 @@ class BatchDataset(Dataset[TrainingBatch | RegraftError]):
         try:
             return self.batch(draw)
         except RegraftError as error:
-            if get_worker_info() is None:
-                raise
             return error
 
     def batch(self, draw: Draw) -> TrainingBatch:

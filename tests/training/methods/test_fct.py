@@ -98,6 +98,7 @@ def test_the_objective_kl_refuses_a_head_of_directions_where_lengths_count() -> 
         InvalidArgument, match="objective=kl in space l2 requires an independent version with head=softmax"
     ):
         build("l2", objective="kl", head=(HEAD[0], None))
+    assert build("l2", objective="square", head=(HEAD[0], None))(batch()).loss.isfinite()
     assert build("cosine", objective="kl", head=(HEAD[0], None))(batch()).loss.isfinite()
 
 
