@@ -60,6 +60,11 @@ def open_store(url: str) -> tuple[Any, str]:
     if protocol in OPTIONS:
         if not str(root).strip("/"):
             raise UnusableStore(f"REGRAFT_BLOBS_URL {url!r} must have a bucket, such as s3://bucket/prefix")
+        if ":" in (bucket := str(root).partition("/")[0]) and not bucket.startswith("arn:"):
+            # The client would take them for a part of the bucket's name, which messages show.
+            raise UnusableStore(
+                "REGRAFT_BLOBS_URL must hold no keys: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"
+            )
         store.retries = 1  # botocore retries already: the attempts of both would multiply
     return store, str(root).rstrip("/")
 

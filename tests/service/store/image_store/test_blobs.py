@@ -344,6 +344,14 @@ def test_a_store_that_cannot_be_opened_is_named(url: str) -> None:
         Blobs(url, list, str)
 
 
+def test_keys_in_a_url_of_s3_are_refused_and_not_shown() -> None:
+    with pytest.raises(RegraftError, match="AWS_SECRET_ACCESS_KEY") as refused:
+        Blobs("s3://AKIA1234:secret/one@bucket/images", list, str)
+    assert "secret/" not in str(refused.value)
+
+    assert Blobs("s3://arn:aws:s3:eu-west-1:1234:accesspoint/images", list, str).public_url.startswith("s3://arn:")
+
+
 def test_nothing_to_write_is_nothing_written(tmp_path: Path) -> None:
     assert Blobs(f"file://{tmp_path}", list, str).write(1, []) == []
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == [MARKER]
