@@ -87,6 +87,19 @@ def test_a_worker_that_still_gives_signs_has_lost_nothing_that_another_chunk_of_
     assert failures(stage) == []
 
 
+def test_a_remote_worker_that_lives_says_nothing_of_another(stage: Planning, clock: Clock) -> None:
+    stage.start(stage.gallery(8))
+    (lost,) = held(stage, "remote:a", 1)
+    clock.now += LEASE - 1
+    assert held(stage, "remote:b", 1)
+    clock.now += 2
+
+    taken = stage.claim("c")
+
+    assert taken
+    assert taken.item_ids == lost.item_ids[:2]
+
+
 def test_a_chunk_that_its_worker_forgot_is_free_after_another_lease(stage: Planning, clock: Clock) -> None:
     stage.start(stage.gallery(8))
     forgotten, kept = held(stage, "a", 2)
