@@ -1,6 +1,7 @@
 """A file lock that lets one training at a time write a version folder; others are refused, or wait.
 
 A training into OUT holds a lock on OUT.lock (flock), which the system releases when the process ends, however it ends.
+The file holds the checksum of the card that was there before, which tells whether a killed training had replaced it.
 Of the processes that `torchrun` started, rank zero holds it for all.
 """
 
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from index.errors import InvalidArgument, Unwritable
 from index.file_lock import open_locked
+from index.version import CARD
+from index.version_folder.folder import card_sha256
 from index.version_folder.new_folder import clear_leftovers
 from training import processes
 
@@ -59,8 +62,13 @@ def lock_folder(out: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def wait_until_unlocked(out: Path, say: Callable[[str], None]) -> None:
-    """Return once no training writes a folder; `say` is told where that takes time.
+def wait_until_unlocked(out: Path, say: Callable[[str], None], finish: Callable[[Path], None]) -> None:
+    """Return once no training writes a folder, and nothing is left of one that was killed but what it can resume from.
+
+    Args:
+        out: the folder.
+        say: told of it where that takes time.
+        finish: called with `out`, locked, if its last training was killed after its version had taken its place.
 
     Raises:
         FolderInUse: this process itself trains into it.
@@ -73,11 +81,21 @@ def wait_until_unlocked(out: Path, say: Callable[[str], None]) -> None:
         except BlockingIOError:
             say(f"waiting for another process that trains {out}")
             fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:  # a training that was not killed has removed it
+            clear_leftovers(out)
+            if card_sha(out) not in {"", file.read().decode()}:
+                finish(out)
+            lock_file(out).unlink()
 
 
 def lock_file(out: Path) -> Path:
-    """The empty file that is locked; removed when the training ends."""
+    """The file that is locked; removed when the training ends."""
     return out.with_name(f"{out.name}.lock")
+
+
+def card_sha(folder: Path) -> str:
+    """The sha256 of a version's card, which holds its files' checksums; "" where there is no version."""
+    return card_sha256(folder) if (folder / CARD).is_file() else ""
 
 
 def _close_inherited_locks() -> None:
@@ -99,4 +117,10 @@ def _acquire_lock(out: Path) -> int:
             out.parent.mkdir(parents=True, exist_ok=True)
             if (file := open_locked(lock_file(out))) is None:
                 raise FolderInUse(out)
+            try:
+                os.truncate(file, 0)
+                os.pwrite(file, card_sha(out).encode(), 0)
+            except OSError:
+                os.close(file)
+                raise
             return file

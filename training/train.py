@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,11 +107,25 @@ def finish(trained: Trained, old: Trained | StoredVersion | None, data: Data, ou
     report = measure(trained, old, data)
     old_version = None if old is None else old.version
     write_version(trained, report, data, old_version, out)
-    checkpoint_of(out).unlink(missing_ok=True)
-    checkpoint_of(psi_of(out)).unlink(missing_ok=True)
+    remove_checkpoints(out)
     if progress:
         print(*report.lines(), sep="\n")
         report_version(out, old_version, data)
+
+
+def remove_checkpoints(out: Path) -> None:
+    """Remove the checkpoints of a training that has become a version."""
+    checkpoint_of(out).unlink(missing_ok=True)
+    checkpoint_of(psi_of(out)).unlink(missing_ok=True)
+
+
+def wait_for_training(out: Path, say: Callable[[str], None]) -> None:
+    """Return once no other process trains a version, having cleared what a killed one left; `say` is told of the wait.
+
+    Raises:
+        FolderInUse: this process itself trains it.
+    """
+    wait_until_unlocked(out, say, remove_checkpoints)
 
 
 def recipe_data(recipe: Recipe) -> Data:
@@ -180,7 +195,7 @@ def ensure_trained(field: str, recipe: Recipe, progress: bool) -> Path:
 
     out = folder_of(recipe)
     if processes.world() == 1:
-        wait_until_unlocked(out, say)
+        wait_for_training(out, say)
     if is_trained(field, recipe):
         say(f"using {out} unchanged")
         return out

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +23,7 @@ from regraft.commands.answers import answer, out
 from regraft.commands.children import LISTENING, STOP_SECONDS, Servers, Workers, stop_with_parent, terminate_with_parent
 from regraft.commands.options import needs
 from regraft.commands.settings import FOLLOW_PARENT, Data, apply_options, checked_settings, usable_database
+from regraft.commands.stopping import interrupt
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -70,7 +70,7 @@ def serve(
     with usable_database(settings):
         upgrade(settings)
     # uvicorn raises the signal that stopped it again at its end, which must not end this process before the workers.
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     with Workers(workers), suppress(KeyboardInterrupt):
         if settings.processes > 1:
             _serve_together(settings, workers)
@@ -256,7 +256,3 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
         for thread in threads:
             thread.join()
         os.close(read_end)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -10,9 +10,9 @@ import typer
 
 from index.durable import write_whole
 from index.errors import InvalidArgument
-from regraft.commands.answers import answer, err, out
+from regraft.commands.answers import answer, out
 from regraft.commands.options import needs
-from regraft.commands.train import INTERRUPTED
+from regraft.commands.stopping import stoppable
 
 
 def reproduce(
@@ -47,7 +47,7 @@ def reproduce(
 
     Example: regraft reproduce cifar100-b --root cifar-100-python --minutes 55
     """
-    with needs("train"):
+    with needs("train"), stoppable():
         from training.comparison.papers import PROTOCOLS, beside, ordering
         from training.comparison.runs import COMPARED_FAMILIES, METRICS, parts_for, runs_of, time_limit
         from training.comparison.schedule import compare_methods
@@ -86,8 +86,7 @@ def reproduce(
         for line in ordered:
             out.print(f"by P_com of {line}")
         if not ended:
-            err.print("regraft: stopped; run the same command to continue from the last finished epoch", style="yellow")
-            raise typer.Exit(INTERRUPTED)
+            raise KeyboardInterrupt
 
 
 def _require(name: str, values: Sequence[str], legal: Sequence[str]) -> None:

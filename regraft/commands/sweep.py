@@ -9,6 +9,7 @@ import typer
 
 from regraft.commands.answers import answer, out
 from regraft.commands.options import needs, print_table
+from regraft.commands.stopping import stoppable
 
 
 def sweep(
@@ -38,7 +39,7 @@ def sweep(
 
     Example: regraft sweep digits_oca --trials 8 --save best.toml
     """
-    with needs("train"):
+    with needs("train"), stoppable():
         from training.comparison.sweep import Trial
         from training.comparison.sweep import sweep as search
         from training.recipe_file import check_new_file, choose
@@ -51,7 +52,7 @@ def sweep(
             out.print(f"{trial.weights}: new/old {trial.new_old:.3f}, new/new {trial.new_new:.3f}")
 
         folder = target or Path("runs") / f"sweep-{chosen.recipe.name}"
-        ranked = search(chosen.recipe, trials, folder, say, chosen.references, overwrite=overwrite)
+        ranked = search(chosen.recipe, trials, folder, say, chosen.references, overwrite=overwrite, log=out.print)
         best = None if save is None else chosen.write(save, ranked[0].recipe)
         answer({"trials": [trial.as_json() for trial in ranked], "recipe": best})
         rows = [[t.weights, f"{t.new_old:.3f}", f"{t.new_new:.3f}", f"{t.old_old:.3f}"] for t in ranked]

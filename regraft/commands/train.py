@@ -13,14 +13,13 @@ from index.version_folder.folder import load_given_version
 from index.version_folder.new_folder import check_new
 from regraft.commands.answers import answer, err, out
 from regraft.commands.options import needs
+from regraft.commands.stopping import stoppable
 
 if TYPE_CHECKING:
     from index.version import Version
     from training.data.images import Data
 
 EXTRA = "train"
-INTERRUPTED = 130
-"""Exit code of a command stopped by Ctrl-C, as in shells."""
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A version folder of `regraft train`.")]
 Source = Annotated[
     str | None,
@@ -64,7 +63,7 @@ def train(
 
     Example: regraft train folders_v1 --set root=IMAGES --size 96 --set epochs=10 --out runs/v1
     """
-    with needs(EXTRA):
+    with needs(EXTRA), stoppable():
         from training.recipes import find_recipe
 
         if not recipe.endswith(".toml"):
@@ -83,11 +82,7 @@ def train(
         folder = target or folder_of(chosen.recipe)
         if not overwrite:
             check_new(folder)
-        try:
-            written = train_version(chosen.recipe, folder, references=chosen.references)
-        except KeyboardInterrupt:
-            err.print("regraft: stopped; run the same command to continue from the last finished epoch", style="yellow")
-            raise typer.Exit(INTERRUPTED) from None
+        written = train_version(chosen.recipe, folder, references=chosen.references)
         if is_rank_zero():
             answer({"folder": written})
             out.print(f"wrote {written}")

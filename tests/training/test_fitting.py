@@ -144,6 +144,23 @@ def test_ctrl_c_or_sigterm_is_one_line_and_leaves_only_what_is_needed_to_go_on(
     assert weights(out) == weights(undisturbed)
 
 
+@pytest.mark.parametrize(
+    "command", [["train", "digits_v1"], ["sweep", "digits_l2"], ["reproduce", "cifar100-b", "--root", "x"]]
+)
+def test_sigterm_outside_the_epochs_is_the_same_line(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    for place in ("training.recipe_file.choose", "training.comparison.schedule.compare_methods"):
+        monkeypatch.setattr(place, lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+
+    stopped = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "v")])
+
+    assert stopped.exit_code == 130
+    assert stopped.stderr.strip() == "regraft: stopped; run the same command to continue from the last finished epoch"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_a_full_disk_at_export_leaves_the_version_before_and_the_next_start_only_exports(
     undisturbed: Path, tmp_path: Path, at_step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

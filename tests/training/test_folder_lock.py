@@ -12,7 +12,8 @@ import pytest
 from staging.recipes import quick
 from training import folder_lock
 from training import train as path
-from training.folder_lock import FolderInUse, lock_file, lock_folder, wait_until_unlocked
+from training.fitting import checkpoint_of
+from training.folder_lock import FolderInUse, lock_file, lock_folder
 
 
 def test_a_folder_that_somebody_trains_into_is_refused_and_nothing_is_left_of_the_lock(tmp_path: Path) -> None:
@@ -22,7 +23,7 @@ def test_a_folder_that_somebody_trains_into_is_refused_and_nothing_is_left_of_th
         with pytest.raises(FolderInUse, match=r"runs/v; wait for it, or choose another folder with --out"):
             path.train(quick("digits_v1"), out, progress=False)
         with pytest.raises(FolderInUse):
-            wait_until_unlocked(out, print)
+            path.wait_for_training(out, print)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -30,11 +31,48 @@ def test_a_folder_that_somebody_trains_into_is_refused_and_nothing_is_left_of_th
 def test_a_killed_training_leaves_a_lock_that_holds_nobody_off_and_what_it_wrote_goes(tmp_path: Path) -> None:
     lock_file(tmp_path / "v").touch()
     (tmp_path / ".v.abcd_123" / "new").mkdir(parents=True)
-    wait_until_unlocked(tmp_path / "v", print)
     with lock_folder(tmp_path / "v"):
         (tmp_path / "v").mkdir()
 
     assert [found.name for found in tmp_path.iterdir()] == ["v"]
+
+
+def write_card(out: Path, text: str) -> None:
+    out.mkdir(exist_ok=True)
+    (out / "card.json").write_text(text)
+
+
+# Python 3.12 warns of it beside threads: the children here do no more than hold a lock.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("before", "then", "left"),
+    [
+        ("", "", {"v.checkpoint", "v-psi.checkpoint"}),
+        ("", "new", {"v"}),
+        ("old", "", {"v", "v.checkpoint", "v-psi.checkpoint"}),
+        ("old", "new", {"v"}),
+    ],
+)
+def test_what_a_killed_training_left_goes_but_for_what_it_can_resume_from(
+    before: str, then: str, left: set[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "v"
+    if before:
+        write_card(out, before)
+    training = os.fork()
+    if not training:
+        with lock_folder(out):
+            checkpoint_of(out).touch()
+            checkpoint_of(path.psi_of(out)).touch()
+            (tmp_path / ".v.abcd_123" / "new").mkdir(parents=True)
+            if then:
+                write_card(out, then)
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(training, 0)
+    assert lock_file(out).is_file()
+    path.wait_for_training(out, print)
+
+    assert {found.name for found in tmp_path.iterdir()} == left
 
 
 # Python 3.12 warns of it beside threads: the children here do no more than hold a lock.

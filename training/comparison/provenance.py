@@ -12,8 +12,7 @@ from typing import Any
 
 from index.durable import write_whole
 from index.errors import InvalidArgument
-from index.version import CARD
-from index.version_folder.folder import card_sha256
+from training.folder_lock import card_sha
 from training.recipes import Recipe, recipe_from_json
 from training.references import FIELDS, differences
 
@@ -77,11 +76,6 @@ def _may_become(wanted: list[str], there: Any) -> bool:
         and len(there) == len(wanted)
         and all(sha in {"", known} for sha, known in zip(wanted, there, strict=True))
     )
-
-
-def card_sha(folder: Path) -> str:
-    """The sha256 of a version's card, which holds its files' checksums; "" where there is no version."""
-    return card_sha256(folder) if (folder / CARD).is_file() else ""
 
 
 def read_note(path: Path) -> dict[str, Any]:

@@ -25,18 +25,18 @@ from index.durable import write_whole
 from index.errors import InvalidArgument
 from index.evaluation.metrics import MEAN_AP, Retrieval
 from index.version_folder.new_folder import check_target
-from training.comparison.provenance import begun, card_sha, is_made, made_of, read_note, write_note
+from training.comparison.provenance import begun, is_made, made_of, read_note, write_note
 from training.data.checks import warn_of_repeats
 from training.data.images import Data
 from training.fitting import checkpoint_of
-from training.folder_lock import FolderInUse, wait_until_unlocked
+from training.folder_lock import FolderInUse, card_sha
 from training.measurement import compare, embed_both, measure
 from training.overrides import with_overrides
 from training.plan_checks import check_with_references
 from training.recipe_checks import check_choices, check_numbers
 from training.recipes import FAMILIES, Recipe, digits
 from training.recipes.family import METHOD_PARTS, STANDALONE_PARTS, Family
-from training.train import recipe_data, train
+from training.train import recipe_data, train, wait_for_training
 from training.trained import Trained
 
 COMPARED_FAMILIES: Mapping[str, Family] = {**FAMILIES, digits.FAMILY.name: digits.FAMILY}
@@ -146,7 +146,7 @@ class Run:
         """
         out = self.version_folder(part)
         while True:
-            wait_until_unlocked(out, log)
+            wait_for_training(out, log)
             if self.is_trained(part, overwrite):
                 return
             # Between the two, another process may have begun.

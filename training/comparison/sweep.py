@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,14 @@ from training.comparison.provenance import begun, is_made, made_of, read_note, w
 from training.data.checks import warn_of_repeats
 from training.data.images import Data
 from training.divergence import Diverged
+from training.folder_lock import FolderInUse
 from training.methods import method_options
 from training.plan_checks import check_plan
 from training.processes import require_one
 from training.recipe_checks import warn_of_slow_precision
 from training.recipes import Recipe
 from training.references import FIELDS, References, reference_recipes
-from training.train import recipe_data, reference_folder, train
+from training.train import recipe_data, reference_folder, train, wait_for_training
 from training.validation import hold_out
 
 HELD_OUT = 0.1
@@ -69,6 +71,7 @@ def sweep(
     references: References | None = None,
     *,
     overwrite: bool = False,
+    log: Callable[[str], None] = print,
 ) -> list[Trial]:
     """Train so many settings; what an earlier call trained into `out` on the same images and versions is read.
 
@@ -79,6 +82,7 @@ def sweep(
         say: told of each trial when it is measured.
         references: as for `training.train.train`.
         overwrite: replace trials of other settings, images or versions.
+        log: told where another process trains a trial, which is waited for and then read.
 
     Returns:
         The trials, the best one first.
@@ -114,7 +118,7 @@ def sweep(
         is_made(folder, read_note(_note(folder)), origin, overwrite)
     made = []
     for setting, folder, origin in planned:
-        made.append(_trial(setting, folder, origin, overwrite, measured_on, references))
+        made.append(_trial(setting, folder, origin, overwrite, measured_on, references, log))
         say(made[-1])
     return sorted(made, key=lambda trial: -trial.new_old)
 
@@ -147,12 +151,19 @@ def _trial(
     overwrite: bool,
     data: Data,
     references: References | None,
+    log: Callable[[str], None],
 ) -> Trial:
-    """Train and measure one setting, unless that was done already."""
-    if not is_made(out, read_note(_note(out)), origin, overwrite):
+    """Train and measure one setting, unless that was done already; waits for another process that does it."""
+    while True:
+        wait_for_training(out, log)
+        if is_made(out, read_note(_note(out)), origin, overwrite):
+            break
         write_note(_note(out), begun(out, origin))
         try:
-            train(recipe, out, progress=False, data=data, references=references)
+            # Between the two, another process may have begun.
+            with suppress(FolderInUse):
+                train(recipe, out, progress=False, data=data, references=references)
+                break
         except Diverged:
             # What this trial was to replace must not stand for it.
             _note(out).unlink(missing_ok=True)

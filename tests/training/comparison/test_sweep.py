@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 from index.errors import InvalidArgument
 from index.version_folder.folder import load_version, write_card
 from staging.recipes import quick, without_exporter
+from training import folder_lock
 from training.comparison import sweep as search
 from training.comparison.sweep import Trial, settings, sweep, weights_of
-from training.recipes import find_recipe
+from training.recipes import Recipe, find_recipe
 from training.train import recipe_data, train
 
 
@@ -55,6 +57,54 @@ def test_the_best_trial_on_held_out_images_comes_first_and_trained_ones_are_read
     assert len({trial.weights for trial in ranked}) == 3
     assert all(isinstance(trial, Trial) and 0 <= trial.new_new <= 1 for trial in ranked)
     assert [trial.new_old for trial in ranked] == sorted((t.new_old for t in ranked), reverse=True)
+
+
+def test_a_trial_that_another_sweep_trains_is_waited_for_and_read(
+    v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = quick("digits_l2", old=str(v1), epochs=1)
+    with without_exporter():
+        one = sweep(recipe, 1, tmp_path / "one")
+    monkeypatch.setattr(search, "train", lambda *_, **__: pytest.fail("trained twice"))
+    monkeypatch.setattr(folder_lock, "_held_locks", {})  # as in another process
+    out, held, said = tmp_path / "other" / "trial-0", threading.Event(), threading.Event()
+    told: list[str] = []
+
+    def elsewhere() -> None:
+        with folder_lock.lock_folder(out):
+            folder_lock._held_locks.clear()
+            held.set()
+            said.wait()
+            shutil.copytree(tmp_path / "one", out.parent, dirs_exist_ok=True)
+
+    def say(text: str) -> None:
+        told.append(text)
+        said.set()
+
+    other = threading.Thread(target=elsewhere)
+    other.start()
+    held.wait()
+    found = sweep(recipe, 1, out.parent, log=say)
+    other.join()
+
+    assert found == one
+    assert told == [f"waiting for another process that trains {out}"]
+
+
+def test_a_trial_that_another_sweep_begins_just_before_is_waited_for_too(
+    v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, refused = quick("digits_l2", old=str(v1), epochs=1), list[Path]()
+
+    def late(recipe: Recipe, out: Path, **named: Any) -> None:
+        if not refused:
+            refused.append(out)
+            raise folder_lock.FolderInUse(out)
+        train(recipe, out, **named)
+
+    monkeypatch.setattr(search, "train", late)
+    with without_exporter():
+        assert len(sweep(recipe, 1, tmp_path)) == 1
 
 
 def test_a_trial_that_diverges_comes_last(v1: Path, tmp_path: Path) -> None:
