@@ -12,11 +12,17 @@ from sqlalchemy import text
 
 from service.replica import snapshots
 from service.replica.loaded import LoadedGallery
+from service.store.blob_references import open_blobs
 from service.store.database import connections
+from service.store.galleries.embeddings import embeddings_by_id
 from service.store.galleries.snapshots import snapshots_of
+from service.store.offloading.offloader import Offloader
+from service.store.vectors.codec import to_bytes
+from service.store.vectors.files import files
 from staging.builders import make_version
 from staging.postgres import NoServer, Server
 from staging.replicated import ReplicatedWorld
+from staging.settling import settled_at_once
 
 LOST, KEPT = {"lost1": [0.0, 1.0], "lost2": [0.6, 0.8]}, {f"kept{n}": [1.0, n] for n in range(4)}
 
@@ -78,6 +84,33 @@ def test_no_snapshot_of_lost_changes_counts(world: ReplicatedWorld, outlived: Lo
 
     with world.database.lookup() as connection:
         assert snapshots_of(connection, outlived.id) == []
+
+
+def test_vectors_are_read_from_the_file_that_has_the_number_of_a_lost_one(
+    own_server: Server, world: ReplicatedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled_at_once(monkeypatch)
+    blobs = open_blobs(world.database, world.settings.blobs_url)
+    g = world.create()
+
+    def stored_and_moved(vectors: dict[str, list[float]]) -> dict[int, str]:
+        """The keys of the files by number, after these vectors have been read from one."""
+        world.store(g, 1, **vectors)
+        Offloader(world.database, blobs, "objects").look()
+        with world.database.read() as connection:
+            read = embeddings_by_id(connection, g, list(vectors))
+            assert {name: [row.vector for row in rows] for name, rows in read.items()} == {
+                name: [to_bytes(np.asarray(vector, np.float32))] for name, vector in vectors.items()
+            }
+            return {file.id: file.key for file in files(connection)}
+
+    own_server.back_up()
+    lost = stored_and_moved(LOST)
+    own_server.fail_over()
+    kept = stored_and_moved(KEPT)
+
+    assert lost.keys() == kept.keys()
+    assert lost != kept
 
 
 def test_a_server_that_does_not_tell_its_timeline_is_not_asked_again(

@@ -115,6 +115,11 @@ def file_row(connection: Connection, file_id: int) -> VectorFileRow | None:
     return first_of(VectorFileRow, connection.execute(select(vector_file).where(vector_file.c.id == file_id)))
 
 
+def file_rows(connection: Connection, numbers: Sequence[int]) -> list[VectorFileRow]:
+    """The rows of those files that have one."""
+    return files(connection, vector_file.c.id.in_(key_table(connection, numbers).keys))
+
+
 def begin_file(
     connection: Connection, gallery_id: int, version_id: int, sha256: str, size: int, items: Sequence[int], below: str
 ) -> VectorFileRow:

@@ -21,7 +21,7 @@ from index.engines.base import Keys
 from index.engines.digest import digests
 from service.store.image_store.blobs import MAX_PARALLEL, Blobs, StoreUnreachable
 from service.store.vectors.codec import STORED, is_location, locations_from_bytes
-from service.store.vectors.files import VectorFileRow, file_row
+from service.store.vectors.files import VectorFileRow, file_rows
 from service.store.vectors.parquet import GROUP, NoParquet, describe, parquet, read_groups
 
 if TYPE_CHECKING:
@@ -61,8 +61,9 @@ class VectorReader:
         self.blobs: Blobs | None = None
         """The store of the files, once it is opened."""
         self._lock = threading.Lock()
-        self._opened: OrderedDict[int, OpenedFile] = OrderedDict()
-        self._groups: OrderedDict[tuple[int, int], Group] = OrderedDict()
+        # By the key of a file in the store: after a failover that lost writes, another file may have its number.
+        self._opened: OrderedDict[str, OpenedFile] = OrderedDict()
+        self._groups: OrderedDict[tuple[str, int], Group] = OrderedDict()
         self._bytes = 0
 
     def read(self, connection: Connection, stored: Sequence[bytes]) -> list[bytes]:
@@ -74,24 +75,21 @@ class VectorReader:
         """
         locations = locations_from_bytes(stored)
         vectors = [DAMAGED] * len(stored)
-        for file in np.unique(locations["file"]).tolist():
-            in_file = np.flatnonzero(locations["file"] == file)
-            if (opened := self._open(connection, file)) is None:
+        for row in file_rows(connection, np.unique(locations["file"]).tolist()):
+            in_file = np.flatnonzero(locations["file"] == row.id)
+            if (opened := self._open(row)) is None:
                 continue
             groups = self._read_groups(opened, sorted(set((locations["row"][in_file] // GROUP).tolist())))
             for n in in_file.tolist():
                 vectors[n] = _row(groups, int(locations["row"][n]), int(locations["digest"][n]))
         return vectors
 
-    def _open(self, connection: Connection, file: int) -> OpenedFile | None:
+    def _open(self, row: VectorFileRow) -> OpenedFile | None:
         """A file with its layout; None: it is missing or damaged."""
         with self._lock:
-            if (opened := self._opened.get(file)) is not None:
-                self._opened.move_to_end(file)
+            if (opened := self._opened.get(row.key)) is not None:
+                self._opened.move_to_end(row.key)
                 return opened
-        row = file_row(connection, file)
-        if row is None:
-            return None
         try:
             opened = OpenedFile(row, describe(row.bytes, partial(self._fetch, row.key)))
         except _NOT_DAMAGE:
@@ -99,7 +97,7 @@ class VectorReader:
         except Exception:  # pyarrow has many
             return None
         with self._lock:
-            self._opened[file] = opened
+            self._opened[row.key] = opened
             while len(self._opened) > CACHED_FILES:
                 self._opened.popitem(last=False)
         return opened
@@ -107,10 +105,11 @@ class VectorReader:
     def _read_groups(self, opened: OpenedFile, wanted: Sequence[int]) -> dict[int, Group]:
         """The wanted groups, without those that cannot be read."""
         wanted = [group for group in wanted if group < opened.about.num_row_groups]
+        key = opened.row.key
         with self._lock:
-            found = {group: cached for group in wanted if (cached := self._groups.get((opened.row.id, group)))}
+            found = {group: cached for group in wanted if (cached := self._groups.get((key, group)))}
             for group in found:
-                self._groups.move_to_end((opened.row.id, group))
+                self._groups.move_to_end((key, group))
         runs = list(_runs([group for group in wanted if group not in found]))
         if len(runs) > 1:
             with ThreadPoolExecutor(min(len(runs), MAX_PARALLEL), "vectors") as threads:
@@ -119,7 +118,7 @@ class VectorReader:
             loaded = [self._load_run(opened, run) for run in runs]
         for groups in loaded:
             found.update(groups)
-            self._cache(opened.row.id, groups)
+            self._cache(key, groups)
         return found
 
     def _load_run(self, opened: OpenedFile, run: tuple[int, int]) -> dict[int, Group]:
@@ -142,11 +141,11 @@ class VectorReader:
             raise _FileGone
         return part
 
-    def _cache(self, file: int, groups: dict[int, Group]) -> None:
+    def _cache(self, key: str, groups: dict[int, Group]) -> None:
         with self._lock:
             for number, group in groups.items():
-                if (file, number) not in self._groups:
-                    self._groups[file, number] = group
+                if (key, number) not in self._groups:
+                    self._groups[key, number] = group
                     self._bytes += group.rows.nbytes
             while self._bytes > CACHE_BYTES:
                 _, oldest = self._groups.popitem(last=False)
