@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from service.backfills import attempts
+from staging.filtered_run import FILTERING, FilteredRun
 from staging.run import IDS, OPERATIONS
 from staging.sealed_run import KINDS, OTHER, SEALING, SealedRun
 from staging.small_segments import make_small
 from staging.world import World
 
-STEPS = 80
+STEPS, FILTERED_STEPS = 80, 60
 NEVER = 3600.0
 
 
@@ -29,12 +30,12 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def lives(world: World, tmp_path: Path) -> Iterator[Callable[[int], SealedRun]]:
-    """Begins a life: every version registered, v1 current, and some items."""
+def lives(world: World, tmp_path: Path) -> Iterator[Callable[..., SealedRun]]:
+    """Begins a life of a kind: every version registered, v1 current, and some items."""
     with ExitStack() as stack:
 
-        def begin(seed: int) -> SealedRun:
-            run = SealedRun(world, tmp_path / "data", seed, stack)
+        def begin(seed: int, kind: type[SealedRun] = SealedRun) -> SealedRun:
+            run = kind(world, tmp_path / "data", seed, stack)
             stack.callback(run.end)
             world.register(run.http)
             run.post(None, "/galleries", name="g")
@@ -47,12 +48,12 @@ def lives(world: World, tmp_path: Path) -> Iterator[Callable[[int], SealedRun]]:
         yield begin
 
 
-def live(run: SealedRun, steps: int) -> None:
+def live(run: SealedRun, steps: int, operations: dict[str, int] = OPERATIONS) -> None:
     for step in range(steps):
         try:
             run.choose(SEALING)()
             run.catch_up()
-            run.choose(OPERATIONS)()
+            run.choose(operations)()
             run.check()
         except AssertionError as error:
             error.add_note(f"at step {step}: {', '.join(run.done[-6:])}")
@@ -62,7 +63,7 @@ def live(run: SealedRun, steps: int) -> None:
     run.check()
 
 
-def test_any_life_of_a_gallery_is_as_the_model_says(lives: Callable[[int], SealedRun]) -> None:
+def test_any_life_of_a_gallery_is_as_the_model_says(lives: Callable[..., SealedRun]) -> None:
     run = lives(21)
 
     live(run, STEPS)
@@ -80,7 +81,24 @@ def test_any_life_of_a_gallery_is_as_the_model_says(lives: Callable[[int], Seale
         assert run.counts[what] > 0, what
 
 
+def test_any_life_with_filters_is_as_the_model_says_while_edges_come_and_go(lives: Callable[..., SealedRun]) -> None:
+    run = lives(53, FilteredRun)
+
+    live(run, FILTERED_STEPS, FILTERING)
+
+    assert set(FILTERING) <= set(run.done)
+    assert run.model.moves > 5
+    for what in ("deleted by a filter", "found by a filter", "edges changed", "items moved by edges", "unloaded"):
+        assert run.counts[what] > 0, what
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 120))
-def test_long_lives_of_a_gallery_are_as_the_model_says(lives: Callable[[int], SealedRun], seed: int) -> None:
+def test_long_lives_of_a_gallery_are_as_the_model_says(lives: Callable[..., SealedRun], seed: int) -> None:
     live(lives(seed), 400)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200, 210))
+def test_long_lives_with_filters_are_as_the_model_says(lives: Callable[..., SealedRun], seed: int) -> None:
+    live(lives(seed, FilteredRun), 400, FILTERING)

@@ -24,6 +24,17 @@ Embed = Callable[[str], np.ndarray]
 """Version -> the query embedded by that version."""
 
 
+def merged(value: Any, change: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of a change of metadata by JSON Merge Patch (RFC 7396)."""
+    result = dict(value) if isinstance(value, dict) else {}
+    for key, new in change.items():
+        if new is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), new) if isinstance(new, dict) else new
+    return result
+
+
 @dataclass(frozen=True)
 class Move:
     """The work of a running backfill; its target is the current version."""
@@ -125,10 +136,10 @@ class Model:
         self.written.add(name)
 
     def patch(self, name: str, change: dict[str, Any]) -> str | None:
-        """Set fields of the metadata of an item."""
+        """Change the metadata of an item."""
         if name not in self.items:
             return "unknown_item"
-        self.items[name].metadata = {**self.items[name].metadata, **change}
+        self.items[name].metadata = merged(self.items[name].metadata, change)
         return None
 
     def delete(self, name: str) -> str | None:

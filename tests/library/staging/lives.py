@@ -66,7 +66,7 @@ class Follower:
 
     def answer(self, world: World, number: int, k: int) -> dict[int, float]:
         """Key -> raw score for a query by a picture."""
-        self.replica.refresh(self.live.id)
+        assert self.replica._poll() == []  # it follows the feed and the edges
         self.live.gallery.adopt_segments()  # that the server has built
         found = self.live.gallery.search(
             None, lambda version: world.encode(version, number)[None], k, encoders=world.everyone, mode=Mode.RAW

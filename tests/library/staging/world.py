@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, Self
@@ -30,6 +31,12 @@ class World:
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
+
+    def with_own_edges(self) -> World:
+        """The same versions, with edges that may change."""
+        made = copy.copy(self)
+        made._transform = cache(made._load)
+        return made
 
     def register(self, http: Any) -> None:
         """Register every version at a service."""
