@@ -138,6 +138,10 @@ def test_an_unmeasured_edge_is_better_than_none() -> None:
         ),
         ([edge("v2", "v0", kind=EdgeKind.FORWARD), edge("v3", "v2")], "no edge leads from version 'v3' to 'v1'"),
         ([edge("v3", "v1", kind=EdgeKind.DUAL)], "no edge leads from version 'v3' to 'v1'"),
+        (
+            [edge("v2", "v1", kind=EdgeKind.FORWARD), edge("v1", "v2", kind=EdgeKind.FORWARD)],
+            "no edge leads from version 'v3' to 'v1'",
+        ),
     ],
 )
 def test_why_a_shard_is_out_of_reach(edges: list[Edge], reason: str) -> None:

@@ -47,7 +47,10 @@ def put(metadata: Metadata, slots: dict[int, int], items: dict[int, Any]) -> Non
 @example(
     items=[{"a": None}, {"a": False}, {"a": True}], asked=[{"field": "a", "eq": one} for one in (None, False, True)]
 )
-@example(items=[{"a": 1}, {"a": -(10**400)}], asked=[{"field": "a", "range": {"gt": -(10**401)}}])
+@example(
+    items=[{"a": 1}, {"a": -(10**400)}, {"a": 10**400}],
+    asked=[{"field": "a", "range": {"gt": -(10**401)}}, {"field": "a", "range": {"lt": 10**401}}],
+)
 @example(items=[{"a": -0.0}], asked=[{"field": "a", "in": [*range(columns.MAX_COMPARED_SINGLY + 1)]}])
 def test_a_filter_finds_what_plain_python_finds(items: list[Any], asked: list[Any]) -> None:
     metadata = Metadata()
@@ -89,6 +92,7 @@ def test_filters_stay_exact_under_any_puts_replacements_and_drops(steps: list[tu
             held.update(argument)
         elif name == "drop":
             metadata.remove(argument)
+            assert not any(map(metadata.get, argument))
             for key in argument:
                 held.pop(key, None)
                 slots.pop(key, None)
