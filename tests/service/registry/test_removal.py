@@ -67,6 +67,12 @@ def current(served: Any, name: str) -> str:
     return f"galleries {served.gallery(name).rpartition('/')[2]}"
 
 
+def superseded(served: Any, name: str) -> str:
+    path = served.gallery(name)
+    served.deploy(path, "v2")
+    return f"deployments in galleries {path.rpartition('/')[2]}"
+
+
 def stored(served: Any, name: str) -> str:
     path = served.gallery(name)
     items = [{"id": "a", "embedding": [1, 0, 0, 0]}]
@@ -92,14 +98,12 @@ def newer(served: Any, name: str) -> str:
 
 
 def moving(served: Any, name: str) -> str:
-    path = served.gallery("v1")
-    asked = {"version": name, "kind": "reencode"}
-    made = served.http.post(f"{path}/backfills", json=asked)
+    made = served.http.post(f"{served.gallery(name)}/backfills", json={"kind": "reencode"})
     assert made.status_code in {201, 202}, made.text
     return f"backfills {made.json()['id']}"
 
 
-@pytest.mark.parametrize("use", [current, stored, gated, newer])
+@pytest.mark.parametrize("use", [current, superseded, stored, gated, newer, moving])
 def test_what_uses_a_version_is_named(served: Any, spare: Version, use: Callable[[Any, str], str]) -> None:
     named = use(served, spare.name)
     before = rows(served, spare.name)
