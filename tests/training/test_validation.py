@@ -31,10 +31,6 @@ def without_onnx() -> Iterator[None]:
         yield
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return Trained.load(folder).state_dict()
-
-
 def test_a_share_of_each_class_is_held_out_and_of_tiny_classes_nothing() -> None:
     images = load_data("digits_new", "").train
     few = images.take(np.r_[np.flatnonzero(images.labels == 0)[:3], np.flatnonzero(images.labels == 1)[:40]])
