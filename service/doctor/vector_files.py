@@ -12,7 +12,10 @@ from service.store.vectors.files import files
 
 def check(context: Context, fix: bool) -> list[Finding]:
     """`vector_file_missing`, `vector_file_damaged`, `vector_file_unknown`, `store_unreachable`."""
-    again = "restore them from a backup of the image store; else ingest the items again, or backfill from their images"
+    again = (
+        "restore them from a backup of the image store and restart the API processes; else ingest the items again, or "
+        "backfill from their images"
+    )
     missing = Finding("vector_file_missing", "error", "files of vectors are missing", again)
     damaged = Finding("vector_file_damaged", "error", "files of vectors changed after they were written", again)
     what = "files of vectors that no row names"

@@ -119,9 +119,10 @@ def _findings() -> dict[str, Finding]:
             "vector_unreadable",
             "error",
             "vectors are in files that are missing or damaged",
-            "restore the files; else ingest the items again, or move them by a reencode backfill",
+            "restore the files and restart the API processes; else ingest the items again, or move them by a reencode "
+            "backfill",
         ),
-        Finding("vectors_unseen", "error", "vectors cannot be read", "make what is missing available"),
+        Finding("vectors_unseen", "error", "checks of vectors ended early", "make what is missing available"),
         Finding(
             "duplicate_vector", "info", "items have the same vector as another item", "the same content is stored twice"
         ),
