@@ -149,9 +149,11 @@ def test_what_is_loaded_is_what_was_kept() -> None:
     kept.put([7, 8], {7: Item('{"a": 1}', "seven", 3), 8: Item('{"a": 2}', "eight", 4)})
 
     slots = loaded.load(kept.contents())
+    without_columns = loaded.bytes()
 
     assert [loaded.get(key) for key in (7, 8)] == [kept.get(key) for key in (7, 8)]
     assert loaded.select(parse_filter({"field": "a", "eq": 2}))[slots].tolist() == [False, True]
+    assert loaded.bytes() > without_columns
 
 
 def test_many_items_of_every_kind() -> None:
