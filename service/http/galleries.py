@@ -100,18 +100,18 @@ def remove(name: Name, service: Service, context: RequestContext) -> None:
 
 def _catch_up(service: Runtime) -> None:
     """Refresh loaded galleries up to what other processes have acknowledged, as queries do."""
-    lives = {live.id: live for live in service.replica.all()}
+    galleries = {loaded.id: loaded for loaded in service.replica.all()}
     with service.database.lookup() as connection:
-        now = gallery_states(connection, list(lives))
+        now = gallery_states(connection, list(galleries))
     for gallery_id, (next_seq, _) in now.items():
-        if lives[gallery_id].seq < next_seq - 1:
+        if galleries[gallery_id].seq < next_seq - 1:
             service.replica.refresh(gallery_id)
 
 
 def _listed(service: Runtime, connection: Connection, row: GalleryRow) -> GalleryInfo:
     """Describe a gallery from memory, or from the database if it is not loaded, so that a list loads nothing."""
-    if (live := service.replica.cache.peek(row.id)) is not None:
-        return describe(live)
+    if (loaded := service.replica.cache.peek(row.id)) is not None:
+        return describe(loaded)
     registry = service.registry
     current = None if row.current_id is None else registry.by_id(row.current_id)
     order = [version.id for version in preference(registry, current)]
@@ -132,27 +132,27 @@ def _listed(service: Runtime, connection: Connection, row: GalleryRow) -> Galler
     )
 
 
-def describe(live: LoadedGallery) -> GalleryInfo:
+def describe(loaded: LoadedGallery) -> GalleryInfo:
     """The public description of a gallery."""
-    items_by_version = live.gallery.items_by_version()
-    current = live.current and live.current.name
+    items_by_version = loaded.gallery.items_by_version()
+    current = loaded.current and loaded.current.name
     return GalleryInfo(
-        name=live.name,
+        name=loaded.name,
         current=current,
         items=sum(items_by_version.values()),
         mix=items_by_version,
-        seq=live.seq,
-        created=live.created,
-        index=_index(live.gallery.config),
-        indexed=live.gallery.indexed_count(),
+        seq=loaded.seq,
+        created=loaded.created,
+        index=_index(loaded.gallery.config),
+        indexed=loaded.gallery.indexed_count(),
         loaded=True,
-        bytes=live.bytes,
+        bytes=loaded.bytes,
         loading=None,
         collections=[
             CollectionInfo(
-                version=version, origin=origin, lag=max(0, live.seq - shard.covered_seq), here=shard.local_row_count()
+                version=version, origin=origin, lag=max(0, loaded.seq - shard.covered_seq), here=shard.local_row_count()
             )
-            for (version, origin), shard in live.gallery.remote.shards().items()
+            for (version, origin), shard in loaded.gallery.remote.shards().items()
         ],
     )
 

@@ -94,11 +94,11 @@ def problems(service: Runtime) -> Iterator[str]:
         if declared.problem:
             new, old, kind = declared.edge.key
             yield f"the {kind} edge from {new} to {old} is not used: {declared.problem}"
-    for live in service.replica.all():
-        if missing := live.gallery.missing():
-            yield f"gallery {live.name}: {missing} items are left out because their embeddings are missing or damaged"
-        if live.current is not None:
-            yield from _out_of_reach(service.registry, live.name, live.current, live.gallery.items_by_version())
+    for loaded in service.replica.all():
+        if missing := loaded.gallery.missing():
+            yield f"gallery {loaded.name}: {missing} items are left out because their embeddings are missing or damaged"
+        if loaded.current is not None:
+            yield from _out_of_reach(service.registry, loaded.name, loaded.current, loaded.gallery.items_by_version())
     with suppress(SQLAlchemyError):  # readiness and metrics report a database that is away by themselves
         yield from service.engine_writer.problems()
     yield from _disk_problems(service)

@@ -79,8 +79,8 @@ class Gauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         replica = self._service.replica
-        lives = replica.all()
-        now, waiting = self._read([live.id for live in lives])
+        galleries = replica.all()
+        now, waiting = self._read([loaded.id for loaded in galleries])
         followed = waiting is not None and replica.failure is None
         yield _gauge(
             "regraft_ready", "1: the database answers and the process follows the change feed.", float(followed)
@@ -95,13 +95,13 @@ class Gauges(Collector):
         )
         behind = "Changes of the feed that a collection in an engine does not yet have."
         engine_lag = GaugeMetricFamily("regraft_engine_lag", behind, labels=("gallery", "version", "origin"))
-        for live in lives:
-            for version, count in live.gallery.items_by_version().items():
-                items.add_metric((live.name, version), count)
-            for place, shard in live.gallery.remote.shards().items():
-                engine_lag.add_metric((live.name, *place), max(live.seq - shard.covered_seq, 0))
-            if live.id in now:
-                lag.add_metric((live.name,), max(now[live.id][0] - 1 - live.seq, 0))
+        for loaded in galleries:
+            for version, count in loaded.gallery.items_by_version().items():
+                items.add_metric((loaded.name, version), count)
+            for place, shard in loaded.gallery.remote.shards().items():
+                engine_lag.add_metric((loaded.name, *place), max(loaded.seq - shard.covered_seq, 0))
+            if loaded.id in now:
+                lag.add_metric((loaded.name,), max(now[loaded.id][0] - 1 - loaded.seq, 0))
         yield items
         yield lag
         yield engine_lag

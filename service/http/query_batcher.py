@@ -60,7 +60,7 @@ class QueryBatcher:
         return self._galleries[name]
 
     def answer(
-        self, service: Runtime, live: LoadedGallery, request: SearchRequest, write: WriteAnswer
+        self, service: Runtime, loaded: LoadedGallery, request: SearchRequest, write: WriteAnswer
     ) -> asyncio.Future[Response | None]:
         """The future response to a request of one part, which is searched with the others of this round.
 
@@ -70,7 +70,7 @@ class QueryBatcher:
         assert version is not None  # `embeddings` name theirs
         self._schedule(service)
         pending = PendingQuery(request, write, time.perf_counter(), asyncio.get_running_loop().create_future())
-        self._pending.setdefault((live, version, id(request.params)), []).append(pending)
+        self._pending.setdefault((loaded, version, id(request.params)), []).append(pending)
         return pending.response
 
     def _schedule(self, service: Runtime) -> None:
@@ -82,10 +82,12 @@ class QueryBatcher:
     def _run(self, service: Runtime) -> None:
         groups, self._pending = self._pending, {}
         self._galleries, self._scheduled = {}, False
-        for (live, version, _), pending in groups.items():
+        for (loaded, version, _), pending in groups.items():
             for batch in _batches(pending):
-                is_free = live.gallery.rows_scanned(version) < math.inf
-                _resolve(batch, partial(_search_batch, service, live, batch) if is_free else partial(_declined, batch))
+                is_free = loaded.gallery.rows_scanned(version) < math.inf
+                _resolve(
+                    batch, partial(_search_batch, service, loaded, batch) if is_free else partial(_declined, batch)
+                )
 
 
 def _batches(pending: Sequence[PendingQuery]) -> Iterator[list[PendingQuery]]:
@@ -119,7 +121,7 @@ def _declined(batch: Sequence[PendingQuery]) -> list[None]:
     return [None] * len(batch)
 
 
-def _search_batch(service: Runtime, live: LoadedGallery, batch: Sequence[PendingQuery]) -> Sequence[Response | None]:
+def _search_batch(service: Runtime, loaded: LoadedGallery, batch: Sequence[PendingQuery]) -> Sequence[Response | None]:
     """The responses to requests of one gallery, version and options, by one search; None as in `_declined`."""
 
     def write(_: SearchRequest, pages: Sequence[Page], __: float) -> list[Response]:
@@ -133,7 +135,7 @@ def _search_batch(service: Runtime, live: LoadedGallery, batch: Sequence[Pending
 
     merged = _merged([query.request for query in batch])
     try:
-        return respond(service, live.name, lambda _: merged, None, write, live)
+        return respond(service, loaded.name, lambda _: merged, None, write, loaded)
     except InvalidArgument:
         if len(batch) == 1:
             raise

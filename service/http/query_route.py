@@ -143,26 +143,26 @@ async def _response(service: Runtime, batcher: QueryBatcher, query: RawQuery) ->
         run = service.run_blocking if slow else service.run_search
         return await run(respond, service, name, read_request, key, write)
 
-    if (live := batcher.gallery(service, name)) is None:
+    if (loaded := batcher.gallery(service, name)) is None:
         await service.ensure_loaded(name)
-        live = service.replica.find_cached(name)
-    if live is None or len(raw) > READ_BYTES or not live.is_declared():
+        loaded = service.replica.find_cached(name)
+    if loaded is None or len(raw) > READ_BYTES or not loaded.is_declared():
         # Loading a gallery that was unloaded meanwhile takes seconds.
         slow = any(word in raw for word in SLOW_WORDS) or not service.replica.is_loaded(name)
-        return await respond_on_thread(slow, lambda live: from_fields(service, live, read(raw)))
+        return await respond_on_thread(slow, lambda loaded: from_fields(service, loaded, read(raw)))
     body = read(raw)
-    if _is_small(live, body):
-        response = await batcher.answer(service, live, from_fields(service, live, body), write)
+    if _is_small(loaded, body):
+        response = await batcher.answer(service, loaded, from_fields(service, loaded, body), write)
         if response is not None:
             return response
     parsed = None if body.get("filter") is None else parse_filter(body["filter"])
     checked = body if parsed is None else {**body, "filter": parsed}
     # The first filter on a field reads every item.
-    slow = not SLOW.isdisjoint(body) or (parsed is not None and not live.gallery.filterable(parsed))
-    return await respond_on_thread(slow, lambda live: from_fields(service, live, checked))
+    slow = not SLOW.isdisjoint(body) or (parsed is not None and not loaded.gallery.filterable(parsed))
+    return await respond_on_thread(slow, lambda loaded: from_fields(service, loaded, checked))
 
 
-def _is_small(live: LoadedGallery, body: Mapping[str, Any]) -> bool:
+def _is_small(loaded: LoadedGallery, body: Mapping[str, Any]) -> bool:
     """Whether a query of embeddings takes less time than handing it to a thread, as does refusing an invalid one."""
     version, embeddings, k = body.get("version"), body.get("embeddings"), body.get("k", 10)
     if not SEARCHED_ALONE.isdisjoint(body):
@@ -172,7 +172,7 @@ def _is_small(live: LoadedGallery, body: Mapping[str, Any]) -> bool:
     if len(embeddings) * k > SHOWN_MATCHES:
         return False
     width = len(embeddings[0]) if len(embeddings) and isinstance(embeddings[0], (list, np.ndarray)) else 1
-    return len(embeddings) * width * live.gallery.rows_scanned(version) <= COMPARED_NUMBERS
+    return len(embeddings) * width * loaded.gallery.rows_scanned(version) <= COMPARED_NUMBERS
 
 
 def _media_type(scope: Scope) -> str:

@@ -76,7 +76,7 @@ async def query(name: Name, request: Request, service: Service, key: QueryKey = 
     ) as form:
         await service.ensure_loaded(name)
         return await service.run_blocking(
-            respond, service, name, lambda live: from_form(service, live, form), key, as_json
+            respond, service, name, lambda loaded: from_form(service, loaded, form), key, as_json
         )
 
 
@@ -104,12 +104,12 @@ def respond(
     read: ReadRequest,
     key: str | None,
     write: Callable[[SearchRequest, Sequence[Page], float], T],
-    live: LoadedGallery | None = None,
+    loaded: LoadedGallery | None = None,
 ) -> T:
     """Parse, encode, search and describe; queries of one `key` stay with one version during a canary.
 
     `write` encodes the response from request, pages and seconds taken, on this thread, since a large one would block
-    the event loop. `live`: the gallery, if the caller has just looked it up.
+    the event loop. `loaded`: the gallery, if the caller has just looked it up.
 
     Raises:
         UnknownGallery: there is no gallery of this name.
@@ -120,13 +120,13 @@ def respond(
     started = time.perf_counter()
     for attempt in attempts():
         with attempt:
-            if live is None or attempt.is_retry:
-                live = service.replica.find(name)
+            if loaded is None or attempt.is_retry:
+                loaded = service.replica.find(name)
             if attempt.is_retry:
-                service.replica.refresh(live.id)
-            live.declare()
-            request = read(live)
-            answers = service.trials.answer(live, [_trial_query(request, part, key) for part in request.parts])
+                service.replica.refresh(loaded.id)
+            loaded.declare()
+            request = read(loaded)
+            answers = service.trials.answer(loaded, [_trial_query(request, part, key) for part in request.parts])
     pages = [page_of(service, request, part, answer) for part, answer in zip(request.parts, answers, strict=True)]
     return write(request, pages, time.perf_counter() - started)
 

@@ -131,25 +131,25 @@ def _options(texts: Mapping[str, str]) -> dict[str, Any]:
     return {name: text if name in plain else _read_field(name, text) for name, text in texts.items()}
 
 
-def from_fields(service: Runtime, live: LoadedGallery, body: Mapping[str, Any]) -> SearchRequest:
+def from_fields(service: Runtime, loaded: LoadedGallery, body: Mapping[str, Any]) -> SearchRequest:
     """A search request without files: embeddings by a named version, texts, ids of items."""
-    return _request_of(service, live, body, ())
+    return _request_of(service, loaded, body, ())
 
 
-def from_form(service: Runtime, live: LoadedGallery, form: Form) -> SearchRequest:
+def from_form(service: Runtime, loaded: LoadedGallery, form: Form) -> SearchRequest:
     """A search request with image files; other fields are JSON, but `mode` and `cursor` plain text."""
     body = {name: text if name in PLAIN else _read_field(name, text) for name, text in form.fields.items()}
     if not form.files:
         raise InvalidBody("the form must have at least one file in the field 'images'", pointer="/images")
-    return _request_of(service, live, body, form.files)
+    return _request_of(service, loaded, body, form.files)
 
 
 def _request_of(
-    service: Runtime, live: LoadedGallery, body: Mapping[str, Any], files: Sequence[UploadFile]
+    service: Runtime, loaded: LoadedGallery, body: Mapping[str, Any], files: Sequence[UploadFile]
 ) -> SearchRequest:
     params, ranking = _params({name: value for name, value in body.items() if name not in QUERIES})
-    parts = _parts(service, live, body, files)
-    fingerprint = _fingerprint(live.id, ranking, body, parts, files)
+    parts = _parts(service, loaded, body, files)
+    fingerprint = _fingerprint(loaded.id, ranking, body, parts, files)
     offset = 0 if params.cursor is None else _read_cursor(params.cursor, fingerprint)
     _check_size(sum([len(part.pointers) for part in parts]), offset, params.k, service.settings.max_results)
     return SearchRequest(parts, params, offset, fingerprint)
@@ -180,7 +180,7 @@ def _params(options: Mapping[str, Any]) -> tuple[SearchParams, str]:
 
 
 def _parts(
-    service: Runtime, live: LoadedGallery, body: Mapping[str, Any], files: Sequence[UploadFile]
+    service: Runtime, loaded: LoadedGallery, body: Mapping[str, Any], files: Sequence[UploadFile]
 ) -> list[QueryBatch]:
     if "version" in body and "embeddings" not in body:
         raise InvalidBody("version is only legal with embeddings", pointer="/version")
@@ -193,7 +193,7 @@ def _parts(
         parts.append(_texts(service, body["texts"]))
     if "items" in body:
         ids = _strings(service, body["items"], "items")
-        parts += [QueryBatch(*similar) for similar in embed_items(service, live, ids)]
+        parts += [QueryBatch(*similar) for similar in embed_items(service, loaded, ids)]
     return parts
 
 

@@ -39,7 +39,7 @@ class QueryItem:
     embeddings: Mapping[str, Vectors]
 
 
-def embed_items(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator[Similar]:
+def embed_items(service: Runtime, loaded: LoadedGallery, ids: Sequence[str]) -> Iterator[Similar]:
     """Items as queries that do not find themselves, grouped by the versions that can embed them.
 
     An item is a query by the current version if that has embedded it or can, else by its active version, whose edges
@@ -50,10 +50,10 @@ def embed_items(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> It
         StoreUnreachable: the image store does not answer; no image counts as lost.
     """
     groups: defaultdict[tuple[str, frozenset[str]], list[QueryItem]] = defaultdict(list)
-    for query in _read(service, live, ids):
+    for query in _read(service, loaded, ids):
         encoders = frozenset(query.embeddings) | _encoders(service, query.blob)
-        version = live.current.name if live.current and live.current.name in encoders else query.active
-        needed = {version} | live.gallery.needed_encoders(version, encoders)
+        version = loaded.current.name if loaded.current and loaded.current.name in encoders else query.active
+        needed = {version} | loaded.gallery.needed_encoders(version, encoders)
         if query.embeddings and not needed <= query.embeddings.keys() and _is_lost(service, query.blob):
             encoders = frozenset(query.embeddings)
             version = version if version in encoders else query.active
@@ -79,10 +79,10 @@ def _is_lost(service: Runtime, blob: str | None) -> bool:
     return True
 
 
-def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator[QueryItem]:
+def _read(service: Runtime, loaded: LoadedGallery, ids: Sequence[str]) -> Iterator[QueryItem]:
     with service.database.read() as connection:
-        found = embeddings_by_id(connection, live.id, ids)
-    placement = placement_of(service.registry, live.current)
+        found = embeddings_by_id(connection, loaded.id, ids)
+    placement = placement_of(service.registry, loaded.current)
     for number, external_id in enumerate(ids):
         rows = found.get(external_id)
         if not rows:

@@ -183,5 +183,5 @@ def _restore(service: Runtime, name: str, folder: Path, damaged: Path) -> None:
     folder.rename(final)
     sync_all([final.parent])
     service.registry.recover(name)
-    for live in service.replica.all():
-        service.replica.refresh(live.id)
+    for loaded in service.replica.all():
+        service.replica.refresh(loaded.id)

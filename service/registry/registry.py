@@ -259,7 +259,7 @@ class Registry:
         images = self._graph.route(new, old, self.encoders())
         return images or (self._graph.route(new, old, by_texts) if new in by_texts else None)
 
-    def needed(self, query_version: str, live: Iterable[str]) -> set[str]:
-        """Names of the versions that must embed queries of one version to reach items of the versions `live`."""
-        routes = (self.route(query_version, version) for version in live)
+    def needed(self, query_version: str, serving: Iterable[str]) -> set[str]:
+        """Names of the versions that must embed queries of one version to reach items of the versions `serving`."""
+        routes = (self.route(query_version, version) for version in serving)
         return {query_version, *(name for route in routes if route is not None for name in route.encoders)}

@@ -78,76 +78,80 @@ class EngineWriter(Background):
             logger.error(Event("engine_missing", reason=problem))
 
     def _round(self) -> None:
-        lives = self._replica.all()
-        self._failures = {live.id: self._failures[live.id] for live in lives if live.id in self._failures}
-        for live in lives:
-            self._errors.attempt(Event("engine_not_followed", gallery=live.name), partial(self._try_to_follow, live))
+        galleries = self._replica.all()
+        self._failures = {loaded.id: self._failures[loaded.id] for loaded in galleries if loaded.id in self._failures}
+        for loaded in galleries:
+            self._errors.attempt(
+                Event("engine_not_followed", gallery=loaded.name), partial(self._try_to_follow, loaded)
+            )
         if self._engines.any() and time.monotonic() - self._swept_at > IDLE_SECONDS:
             self._swept_at = time.monotonic()
             self._errors.attempt(Event("engine_not_swept"), self._sweep)
 
-    def _try_to_follow(self, live: LoadedGallery) -> None:
+    def _try_to_follow(self, loaded: LoadedGallery) -> None:
         try:
-            self._follow_gallery(live)
+            self._follow_gallery(loaded)
         except RegraftError as error:
-            self._failures[live.id] = error.message
+            self._failures[loaded.id] = error.message
             raise
-        self._failures.pop(live.id, None)
+        self._failures.pop(loaded.id, None)
 
-    def _follow_gallery(self, live: LoadedGallery) -> None:
-        remote, seq = live.gallery.remote, live.seq
+    def _follow_gallery(self, loaded: LoadedGallery) -> None:
+        remote, seq = loaded.gallery.remote, loaded.seq
         if not (shards := remote.shards()):
             return
-        before = self._settled_at.get(live.id)
+        before = self._settled_at.get(loaded.id)
         if before is not None and before[0] == seq and time.monotonic() - before[1] < IDLE_SECONDS:
             return
         intact = remote.settle()  # before anything is written, which would hide lost rows
-        if intact and live.gallery.config.kind.is_remote:
-            self._copy_rows(live)
+        if intact and loaded.gallery.config.kind.is_remote:
+            self._copy_rows(loaded)
             intact = remote.settle()
         if not intact:
             then = "the gallery is loaded anew, and what the engine does not have is written"
-            logger.warning(Event("engine_was_away_or_lost_rows", gallery=live.name, then=then))
-            self._replica.cache.drop(live.id)
+            logger.warning(Event("engine_was_away_or_lost_rows", gallery=loaded.name, then=then))
+            self._replica.cache.drop(loaded.id)
             return
-        live.bytes = live.gallery.bytes()
+        loaded.bytes = loaded.gallery.bytes()
         if all(shard.is_settled() for shard in shards.values()):
-            self._settled_at[live.id] = seq, time.monotonic()
+            self._settled_at[loaded.id] = seq, time.monotonic()
 
-    def _copy_rows(self, live: LoadedGallery) -> None:
+    def _copy_rows(self, loaded: LoadedGallery) -> None:
         """Write the rows that the collections lack, a block of the feed at a time."""
-        kind, compared_purge = live.gallery.config.kind, 0
-        covered_seq = {place: shard.collection.covered_seq() for place, shard in _going_to(kind, live).items()}
-        while not self._stop.is_set() and (after := min(covered_seq.values(), default=live.seq)) < live.seq:
-            if not self._take_lease(live, kind):
+        kind, compared_purge = loaded.gallery.config.kind, 0
+        covered_seq = {place: shard.collection.covered_seq() for place, shard in _going_to(kind, loaded).items()}
+        while not self._stop.is_set() and (after := min(covered_seq.values(), default=loaded.seq)) < loaded.seq:
+            if not self._take_lease(loaded, kind):
                 return
             with self._database.read() as connection:
-                row = gallery_row(connection, live.id)
+                row = gallery_row(connection, loaded.id)
                 # A feed read from 0 omits deleted items, which a collection with rows may still hold: read from -1.
-                block = next(changes(connection, live.id, after or -any(covered_seq.values())), [])
+                block = next(changes(connection, loaded.id, after or -any(covered_seq.values())), [])
                 # Deletions that were purged from the feed are found by comparing keys.
                 missed_purge = (
                     row is not None and any(covered_seq.values()) and after < row.purged_seq != compared_purge
                 )
-                existing_keys = live_keys(connection, live.id) if missed_purge else None
+                existing_keys = live_keys(connection, loaded.id) if missed_purge else None
             if row is None:
                 return
             compared_purge = row.purged_seq
             last_seq = block[-1][6] if block else row.next_seq - 1
-            self._replica.refresh(live.id)  # so that there is a shard for each place in the block
-            shards = _going_to(kind, live)
+            self._replica.refresh(loaded.id)  # so that there is a shard for each place in the block
+            shards = _going_to(kind, loaded)
             found = gather_changes(self._registry, [block] if block else [])
             for place, shard in shards.items():
                 if existing_keys is not None and covered_seq.get(place, after) < row.purged_seq:
                     keep_only(shard.collection, existing_keys, row.next_seq - 1)
                 if covered_seq.get(place, after) < last_seq:
                     write_block(shard.collection, place, shard.space, block, found)
-                    shard.collection.set_covered_seq(last_seq, more=last_seq < live.seq)
+                    shard.collection.set_covered_seq(last_seq, more=last_seq < loaded.seq)
             covered_seq = {place: max(covered_seq.get(place, after), last_seq) for place in shards}
 
-    def _take_lease(self, live: LoadedGallery, kind: IndexKind) -> bool:
+    def _take_lease(self, loaded: LoadedGallery, kind: IndexKind) -> bool:
         with self._database.write() as connection:
-            return acquire_engine_lease(connection, live.id, kind.value, live.engine_name, self._owner, LEASE_SECONDS)
+            return acquire_engine_lease(
+                connection, loaded.id, kind.value, loaded.engine_name, self._owner, LEASE_SECONDS
+            )
 
     def _sweep(self) -> None:
         """Remove the collections of retired versions, and of galleries that were deleted or moved elsewhere."""
@@ -167,16 +171,16 @@ class EngineWriter(Background):
 
     def _drop_retired(self, lease: EngineLeaseRow, kind: IndexKind) -> None:
         """Drop collections of retired versions, if this process copies the gallery."""
-        live = self._replica.cache.peek(lease.gallery_id)
-        if live is not None and lease.owner == self._owner and live.gallery.config.kind is kind:
+        loaded = self._replica.cache.peek(lease.gallery_id)
+        if loaded is not None and lease.owner == self._owner and loaded.gallery.config.kind is kind:
             engine = self._engines.get(kind)
-            for place in set(engine.places(lease.name)) - live.gallery.remote.shards().keys():
+            for place in set(engine.places(lease.name)) - loaded.gallery.remote.shards().keys():
                 engine.drop(lease.name, place)
 
     def _is_searched(self, lease: EngineLeaseRow, kind: IndexKind) -> bool:
         """Whether this process still searches a shard in that engine."""
-        live = self._replica.cache.peek(lease.gallery_id)
-        return live is not None and any(shard.kind is kind for shard in live.gallery.remote.shards().values())
+        loaded = self._replica.cache.peek(lease.gallery_id)
+        return loaded is not None and any(shard.kind is kind for shard in loaded.gallery.remote.shards().values())
 
     def _remove(self, lease: EngineLeaseRow, kind: IndexKind) -> None:
         engine = self._engines.get(kind)
@@ -186,9 +190,9 @@ class EngineWriter(Background):
             delete_engine_lease(connection, lease.gallery_id, lease.kind)
 
 
-def _going_to(kind: IndexKind, live: LoadedGallery) -> dict[ShardKey, RemoteShard]:
+def _going_to(kind: IndexKind, loaded: LoadedGallery) -> dict[ShardKey, RemoteShard]:
     """The shards whose rows belong in an engine of this kind and are not leaving it."""
-    shards = live.gallery.remote.shards().items()
+    shards = loaded.gallery.remote.shards().items()
     return {place: shard for place, shard in shards if shard.kind is kind and not shard.is_leaving}
 
 

@@ -40,13 +40,13 @@ class EncoderEvictor(Background):
                 logger.exception(Event("encoders_not_dropped"))
 
 
-def needed(registry: Registry, lives: list[LoadedGallery]) -> set[str]:
+def needed(registry: Registry, galleries: list[LoadedGallery]) -> set[str]:
     """Names of the versions by which queries of these galleries must be embedded."""
     names: set[str] = set()
-    for live in lives:
-        if (current := live.current) is None:
+    for loaded in galleries:
+        if (current := loaded.current) is None:
             continue
-        names |= registry.needed(current.name, live.gallery.items_by_version())
-        if (trial := live.trial) is not None:
+        names |= registry.needed(current.name, loaded.gallery.items_by_version())
+        if (trial := loaded.trial) is not None:
             names.add(trial.version.name)
     return names

@@ -55,13 +55,15 @@ class Indexer(Background):
         now = time.monotonic()
         self._paused_until = {number: until for number, until in self._paused_until.items() if until > now}
         # Keep only numbers: a reference to a gallery would prevent that it is unloaded.
-        self._unchanged_since = {live.id: self._seq_and_time(live) for live in self._replica.all()}
+        self._unchanged_since = {loaded.id: self._seq_and_time(loaded) for loaded in self._replica.all()}
         self._sweep(now)
         for number in list(self._unchanged_since):
-            live = self._replica.cache.in_use(number)
-            if live is None:
+            loaded = self._replica.cache.in_use(number)
+            if loaded is None:
                 continue
-            if not self._errors.attempt(Event("index_failed", gallery=live.name), partial(self._index_gallery, live)):
+            if not self._errors.attempt(
+                Event("index_failed", gallery=loaded.name), partial(self._index_gallery, loaded)
+            ):
                 del self._unchanged_since[number]
 
     def _sweep(self, now: float) -> None:
@@ -73,66 +75,68 @@ class Indexer(Background):
 
     def _measure(self) -> None:
         """Measure galleries again: filters and indexes add to their size without a write."""
-        for live in self._replica.all():
-            live.bytes = live.gallery.bytes()
+        for loaded in self._replica.all():
+            loaded.bytes = loaded.gallery.bytes()
         self._replica.cache.make_room()
 
-    def _seq_and_time(self, live: LoadedGallery) -> tuple[int, float]:
-        before, seq = self._unchanged_since.get(live.id), live.seq
-        is_unchanged = before is not None and before[0] == seq and live.id not in self._paused_until
+    def _seq_and_time(self, loaded: LoadedGallery) -> tuple[int, float]:
+        before, seq = self._unchanged_since.get(loaded.id), loaded.seq
+        is_unchanged = before is not None and before[0] == seq and loaded.id not in self._paused_until
         return before if before is not None and is_unchanged else (seq, time.monotonic())
 
-    def _index_gallery(self, live: LoadedGallery) -> None:
-        if not (live.gallery.is_large() or live.folder.exists()):
+    def _index_gallery(self, loaded: LoadedGallery) -> None:
+        if not (loaded.gallery.is_large() or loaded.folder.exists()):
             return
-        with locked(live.folder) as is_locked:
+        with locked(loaded.folder) as is_locked:
             # First adopt what another process built: nothing is built twice.
-            live.gallery.adopt_segments()
+            loaded.gallery.adopt_segments()
             if not is_locked:
                 # Another process may be building; if it dies, this one has to.
-                self._unchanged_since[live.id] = live.seq, time.monotonic()
-            elif self._is_due(live):
+                self._unchanged_since[loaded.id] = loaded.seq, time.monotonic()
+            elif self._is_due(loaded):
                 self._step_began = time.monotonic()
                 try:
-                    self._work(live)
+                    self._work(loaded)
                 except Exception as error:
                     now = time.monotonic()
-                    self._paused_until[live.id] = now + min(PAUSE_FACTOR * (now - self._step_began), MAX_PAUSE_SECONDS)
+                    self._paused_until[loaded.id] = now + min(
+                        PAUSE_FACTOR * (now - self._step_began), MAX_PAUSE_SECONDS
+                    )
                     if isinstance(error, OSError):
-                        self._replica.refresh(live.id)
-                        if not self._is_known(live):  # files of a deleted gallery are removed while they are written
+                        self._replica.refresh(loaded.id)
+                        if not self._is_known(loaded):  # files of a deleted gallery are removed while they are written
                             return
                     raise
 
-    def _is_due(self, live: LoadedGallery) -> bool:
-        is_active = time.monotonic() - self._unchanged_since[live.id][1] <= ACTIVE_SECONDS
-        return is_active and live.id not in self._paused_until
+    def _is_due(self, loaded: LoadedGallery) -> bool:
+        is_active = time.monotonic() - self._unchanged_since[loaded.id][1] <= ACTIVE_SECONDS
+        return is_active and loaded.id not in self._paused_until
 
-    def _work(self, live: LoadedGallery) -> None:
-        self._build(live)
+    def _work(self, loaded: LoadedGallery) -> None:
+        self._build(loaded)
         # The gallery may have changed during the build, and it is not checked again once it is idle.
-        seq, since = self._seq_and_time(live)
-        settled = seq == live.seq and time.monotonic() - since > SETTLED_SECONDS
-        self._replica.write_snapshot(live, settled=settled)
+        seq, since = self._seq_and_time(loaded)
+        settled = seq == loaded.seq and time.monotonic() - since > SETTLED_SECONDS
+        self._replica.write_snapshot(loaded, settled=settled)
 
-    def _is_known(self, live: LoadedGallery) -> bool:
-        return self._replica.cache.in_use(live.id) is live
+    def _is_known(self, loaded: LoadedGallery) -> bool:
+        return self._replica.cache.in_use(loaded.id) is loaded
 
-    def _build(self, live: LoadedGallery) -> None:
-        self._replica.refresh(live.id)  # so that no files of another process look like those of a removed shard
-        live.gallery.sweep_files()
+    def _build(self, loaded: LoadedGallery) -> None:
+        self._replica.refresh(loaded.id)  # so that no files of another process look like those of a removed shard
+        loaded.gallery.sweep_files()
         started = time.monotonic()
 
         def stopped() -> bool:
-            return self._stop.is_set() or not self._is_known(live)
+            return self._stop.is_set() or not self._is_known(loaded)
 
-        token = CONTEXT.set({**CONTEXT.get(), "gallery": live.name})  # also for log lines about its segments
+        token = CONTEXT.set({**CONTEXT.get(), "gallery": loaded.name})  # also for log lines about its segments
         try:
-            while not stopped() and live.gallery.build_index(stopped):
+            while not stopped() and loaded.gallery.build_index(stopped):
                 seconds = time.monotonic() - started
-                logger.info(Event("indexed", items=live.gallery.indexed_count(), seconds=round(seconds, 1)))
+                logger.info(Event("indexed", items=loaded.gallery.indexed_count(), seconds=round(seconds, 1)))
                 # The next build may take minutes; after a crash during it, the start needs the snapshot.
-                self._replica.write_snapshot(live, settled=False)
+                self._replica.write_snapshot(loaded, settled=False)
                 self._step_began = time.monotonic()
         finally:
             CONTEXT.reset(token)

@@ -103,17 +103,17 @@ class Replica:
         Raises:
             UnknownGallery: there is none.
         """
-        if (live := self.find_cached(name)) is not None:
-            return live
+        if (loaded := self.find_cached(name)) is not None:
+            return loaded
         moment = self._database.commit_marker()
         with self._database.lookup() as connection:
             row = gallery_named(connection, name)
-        live = self.get(row.id)
-        if self._shared and live.seq < row.next_seq - 1:
+        loaded = self.get(row.id)
+        if self._shared and loaded.seq < row.next_seq - 1:
             self.refresh(row.id)
-            live = self.get(row.id)
+            loaded = self.get(row.id)
         self._names[name] = moment, row.id
-        return live
+        return loaded
 
     def find_cached(self, name: str) -> LoadedGallery | None:
         """The gallery of a name without a lookup, if nothing was written since the last lookup; else None."""
@@ -128,8 +128,8 @@ class Replica:
 
     def get(self, gallery_id: int) -> LoadedGallery:
         """The gallery of a number, loaded if necessary. Raises UnknownGallery if it was deleted."""
-        live = self.cache.get(gallery_id)
-        return live or self.cache.load(gallery_id, partial(self._load, gallery_id), self._catch_up)
+        loaded = self.cache.get(gallery_id)
+        return loaded or self.cache.load(gallery_id, partial(self._load, gallery_id), self._catch_up)
 
     def loading(self) -> list[LoadProgress]:
         """The progress of running loads, by gallery name."""
@@ -144,8 +144,8 @@ class Replica:
 
         A gallery that is not in memory needs nothing; one that is being loaded catches up before use.
         """
-        live = self.cache.in_use(gallery_id)
-        if live is not None and not self._catch_up(live):
+        loaded = self.cache.in_use(gallery_id)
+        if loaded is not None and not self._catch_up(loaded):
             self.forget(gallery_id)
 
     def apply_added(self, gallery_id: int, added: AddedItems | None) -> None:
@@ -154,8 +154,8 @@ class Replica:
         Else `refresh`. Every other change, such as by a deployment, a gate or the index, takes a feed number, too, so
         that none is missed.
         """
-        live = self.cache.in_use(gallery_id)
-        if live is None or added is None or not live.extend(added):
+        loaded = self.cache.in_use(gallery_id)
+        if loaded is None or added is None or not loaded.extend(added):
             self.refresh(gallery_id)
         else:
             self.cache.make_room()
@@ -174,9 +174,9 @@ class Replica:
         """Remove index files that nobody reads again, see `index_files.sweep`."""
         sweep(self._database, self._indexes, lambda gallery_id: self.cache.in_use(gallery_id) is not None)
 
-    def write_snapshot(self, live: LoadedGallery, *, settled: bool) -> None:
+    def write_snapshot(self, loaded: LoadedGallery, *, settled: bool) -> None:
         """Write a snapshot of a gallery if one is due; at most one caller per gallery at a time."""
-        write_if_due(self._database, live, settled=settled)
+        write_if_due(self._database, loaded, settled=settled)
 
     def forget(self, gallery_id: int) -> None:
         """Drop a deleted gallery."""
@@ -211,14 +211,14 @@ class Replica:
             except Exception as error:  # queries continue along the previous edges
                 failures.append(error)
             edges = self._registry.edges()
-            loaded = {live.id: live for live in self.all()}
+            by_id = {loaded.id: loaded for loaded in self.all()}
             with self._database.lookup() as connection:
-                galleries = gallery_states(connection, list(loaded)) if loaded else {}
-            for deleted in set(loaded) - set(galleries):
+                galleries = gallery_states(connection, list(by_id)) if by_id else {}
+            for deleted in set(by_id) - set(galleries):
                 self.forget(deleted)
             for gallery_id, (next_seq, current_id) in galleries.items():
                 try:
-                    self._follow_gallery(loaded[gallery_id], next_seq - 1, current_id)
+                    self._follow_gallery(by_id[gallery_id], next_seq - 1, current_id)
                 except Exception as error:  # a damaged gallery must not block the others
                     failures.append(error)
             if not failures:
@@ -228,15 +228,15 @@ class Replica:
     def _forget_other_timelines(self) -> None:
         """Forget galleries read before a failover: the last changes may be lost, and others have their feed numbers."""
         timeline = self._database.timeline()
-        for live in self.all():
-            if live.is_of_other(timeline):
-                logger.warning(Event("gallery_of_another_timeline", gallery=live.name, then="it is loaded anew"))
-                self.forget(live.id)
+        for loaded in self.all():
+            if loaded.is_of_other(timeline):
+                logger.warning(Event("gallery_of_another_timeline", gallery=loaded.name, then="it is loaded anew"))
+                self.forget(loaded.id)
 
-    def _follow_gallery(self, live: LoadedGallery, seq: int, current_id: int | None) -> None:
-        up_to_date = live.is_at(seq, current_id) and live.followed_edges is self._registry.edges()
-        if not up_to_date and not self._catch_up(live):
-            self.forget(live.id)
+    def _follow_gallery(self, loaded: LoadedGallery, seq: int, current_id: int | None) -> None:
+        up_to_date = loaded.is_at(seq, current_id) and loaded.followed_edges is self._registry.edges()
+        if not up_to_date and not self._catch_up(loaded):
+            self.forget(loaded.id)
 
     def _load(self, gallery_id: int) -> LoadedGallery:
         """Load a gallery; one that was unloaded but is still in use followed the feed and is reused."""
@@ -247,55 +247,55 @@ class Replica:
         with self._database.lookup() as connection:
             row = gallery_row(connection, gallery_id)
         if row is not None:
-            live = LoadedGallery(row, self._registry, self._indexes / str(row.id), self._collections_of(row))
-            live.timeline = timeline
+            loaded = LoadedGallery(row, self._registry, self._indexes / str(row.id), self._collections_of(row))
+            loaded.timeline = timeline
             progress = LoadProgress(row.name)
             self._progress[gallery_id] = progress
             try:
                 with gc_paused():
-                    complete = self._catch_up(live, progress)
+                    complete = self._catch_up(loaded, progress)
             finally:
                 del self._progress[gallery_id]
             if complete:
                 progress.end()
-                return live
+                return loaded
         raise UnknownGallery("the gallery was deleted")
 
-    def _catch_up(self, live: LoadedGallery, loading: LoadProgress | None = None) -> bool:
-        """Read the changes after `live.seq` in one SQL snapshot and apply them; with `loading`, read everything.
+    def _catch_up(self, loaded: LoadedGallery, loading: LoadProgress | None = None) -> bool:
+        """Read the changes after `loaded.seq` in one SQL snapshot and apply them; with `loading`, read everything.
 
         False: the gallery was deleted, or the database went back, as after a failover that lost the last writes.
         """
         # Rows become arrays: collecting garbage among them would delay queries and find nothing.
-        with live.applying, gc_paused():
+        with loaded.applying, gc_paused():
             edges = self._registry.edges()  # before the calibrations fitted along them
             with self._database.read() as connection:
-                row = gallery_row(connection, live.id)
-                if row is None or row.next_seq - 1 < live.seq:
+                row = gallery_row(connection, loaded.id)
+                if row is None or row.next_seq - 1 < loaded.seq:
                     return False
-                edges_unchanged = live.followed_edges is edges
-                if loading is None and edges_unchanged and live.is_at(row.next_seq - 1, row.current_id):
-                    live.declare()
+                edges_unchanged = loaded.followed_edges is edges
+                if loading is None and edges_unchanged and loaded.is_at(row.next_seq - 1, row.current_id):
+                    loaded.declare()
                     return True
                 current = None if row.current_id is None else self._registry.by_id(row.current_id)
-                trial, gates = active_trial(connection, self._registry, live.id)
+                trial, gates = active_trial(connection, self._registry, loaded.id)
                 # A removal of an edge deletes the calibrations fitted along it, and nothing else does.
                 calibrations = (
-                    None if edges_unchanged and gates == live.gates else maps_of(connection, self._registry, gates)
+                    None if edges_unchanged and gates == loaded.gates else maps_of(connection, self._registry, gates)
                 )
                 if loading is not None:
-                    load_items(connection, self._registry, live, loading)
+                    load_items(connection, self._registry, loaded, loading)
                 blocks, purged = [], set[int]()
-                if live.seq or loading is None:
-                    blocks = list(changes(connection, live.id, live.seq, live.fill_from_memory))
-                    if live.seq < row.purged_seq:
-                        purged = set(live.gallery.keys()).difference(live_keys(connection, live.id).tolist())
+                if loaded.seq or loading is None:
+                    blocks = list(changes(connection, loaded.id, loaded.seq, loaded.fill_from_memory))
+                    if loaded.seq < row.purged_seq:
+                        purged = set(loaded.gallery.keys()).difference(live_keys(connection, loaded.id).tolist())
             gathered = gather_changes(self._registry, blocks)
             gathered.removed += purged.difference(gathered.removed)
-            live.apply(gathered, row.next_seq - 1, current, calibrations)
-            live.trial, live.gates, live.followed_edges = trial, gates, edges
-            live.gallery.configure(index_of(row))
-            live.bytes = live.gallery.bytes()
+            loaded.apply(gathered, row.next_seq - 1, current, calibrations)
+            loaded.trial, loaded.gates, loaded.followed_edges = trial, gates, edges
+            loaded.gallery.configure(index_of(row))
+            loaded.bytes = loaded.gallery.bytes()
         if loading is None:
             self.cache.make_room()
         return True

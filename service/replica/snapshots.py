@@ -32,49 +32,51 @@ An item that was sealed since the snapshot counts as changed, as a start would r
 """
 
 
-def write_if_due(database: Database, live: LoadedGallery, *, settled: bool) -> None:
+def write_if_due(database: Database, loaded: LoadedGallery, *, settled: bool) -> None:
     """Write a snapshot if enough has changed since the last one; at most one caller per gallery at a time.
 
     Raises:
         OSError: a file cannot be written, for example because the disk is full.
     """
-    if not (_is_due(live, settled=settled) and has_segments(live.folder)):  # else every vector is read from SQL anyway
+    if not (
+        _is_due(loaded, settled=settled) and has_segments(loaded.folder)
+    ):  # else every vector is read from SQL anyway
         return
     with database.lookup() as connection:  # another process may have written it
-        live.snapshot_seq = max((_seq(place) for place in _listed_folders(connection, live)), default=0)
-    if _is_due(live, settled=settled):
-        _write(database, live)
+        loaded.snapshot_seq = max((_seq(place) for place in _listed_folders(connection, loaded)), default=0)
+    if _is_due(loaded, settled=settled):
+        _write(database, loaded)
 
 
-def _is_due(live: LoadedGallery, *, settled: bool) -> bool:
-    max_changes = (SETTLED if settled else GROWING) * sum(live.gallery.items_by_version().values())
-    sealed = live.unsealed_at_snapshot - live.gallery.unsealed_count()
-    return live.seq - live.snapshot_seq + max(0, sealed) > max_changes
+def _is_due(loaded: LoadedGallery, *, settled: bool) -> bool:
+    max_changes = (SETTLED if settled else GROWING) * sum(loaded.gallery.items_by_version().values())
+    sealed = loaded.unsealed_at_snapshot - loaded.gallery.unsealed_count()
+    return loaded.seq - loaded.snapshot_seq + max(0, sealed) > max_changes
 
 
-def _write(database: Database, live: LoadedGallery) -> None:
+def _write(database: Database, loaded: LoadedGallery) -> None:
     """Write a snapshot of a gallery, and remove older ones."""
-    unsealed, taken_contents = live.gallery.unsealed_count(), live.gallery.contents()
+    unsealed, taken_contents = loaded.gallery.unsealed_count(), loaded.gallery.contents()
     if taken_contents is None:
         return  # items are left out: a start has to check them again
-    folder = live.folder / FOLDER
+    folder = loaded.folder / FOLDER
     name = contents.write(*taken_contents, folder)
-    if live.is_of_other(database.timeline()):
+    if loaded.is_of_other(database.timeline()):
         return  # it may hold lost changes: the replica is about to forget it
     with database.write() as connection:
-        record_snapshot(connection, live.id, name, taken_contents[1])
-    live.snapshot_seq, live.unsealed_at_snapshot = taken_contents[1], unsealed
+        record_snapshot(connection, loaded.id, name, taken_contents[1])
+    loaded.snapshot_seq, loaded.unsealed_at_snapshot = taken_contents[1], unsealed
     for old in sorted(folder.iterdir(), key=_age)[:-KEPT_FOLDERS]:
         shutil.rmtree(old, ignore_errors=True)
-    logger.info(Event("snapshot_kept", gallery=live.name, items=len(taken_contents[0].keys_N), seq=taken_contents[1]))
+    logger.info(Event("snapshot_kept", gallery=loaded.name, items=len(taken_contents[0].keys_N), seq=taken_contents[1]))
 
 
-def newest(connection: Connection, live: LoadedGallery, versions: set[str]) -> tuple[Contents, int] | None:
+def newest(connection: Connection, loaded: LoadedGallery, versions: set[str]) -> tuple[Contents, int] | None:
     """The newest undamaged snapshot that the database names, and its feed number; None: there is none.
 
     `versions`: names of all existing versions; a snapshot with embeddings of another version is not used.
     """
-    for folder in _listed_folders(connection, live):
+    for folder in _listed_folders(connection, loaded):
         try:
             loaded_contents, seq = contents.read(folder)
         except (OSError, ValueError) as error:
@@ -91,9 +93,9 @@ def has_segments(folder: Path) -> bool:
     return bool(paths_in(folder, "*/*/*"))
 
 
-def _listed_folders(connection: Connection, live: LoadedGallery) -> list[Path]:
+def _listed_folders(connection: Connection, loaded: LoadedGallery) -> list[Path]:
     """The folders of snapshots that the database names and that exist here, newest first."""
-    named = (live.folder / FOLDER / name for name in snapshots_of(connection, live.id))
+    named = (loaded.folder / FOLDER / name for name in snapshots_of(connection, loaded.id))
     return [place for place in named if place.is_dir()]
 
 

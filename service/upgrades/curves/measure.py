@@ -1,4 +1,4 @@
-"""Measure the curve of a backfill on the live gallery, mark after mark; start at `Curves`.
+"""Measure the curve of a backfill on the loaded gallery, mark after mark; start at `Curves`.
 
 The point before the first item moves is measured in the request that starts the backfill. Every other point is measured
 by a thread of the service process that claims the mark: find the due mark, read the queries that still exist, follow
@@ -136,10 +136,10 @@ class Curves(Background):
         Raises:
             UnknownEvaluation, InvalidArgument, NoEncoder: from `probes` and `scoring`, with pointers below `/curve`.
         """
-        live = self._replica.find(gallery_name)
+        loaded = self._replica.find(gallery_name)
         with probes.errors_within("/curve"):
-            session = self._ready(live, target, chosen)
-            seq, found = self._query(live, target, session)
+            session = self._ready(loaded, target, chosen)
+            seq, found = self._query(loaded, target, session)
         return StartedCurve(target.name, session, found, seq)
 
     def open(self, connection: Connection, backfill_id: int, started: StartedCurve) -> None:
@@ -200,15 +200,15 @@ class Curves(Background):
 
     def _measure_mark(self, job: CurveJob, mark: int) -> bool:
         """Search and store; False: the backfill moved past this mark, or another process took the mark over."""
-        live, target = self._replica.get(job.gallery_id), self._registry.by_id(job.version_id)
-        session = self._ready(live, target, self._sessions.get(job.id) or self._read(job))
+        loaded, target = self._replica.get(job.gallery_id), self._registry.by_id(job.version_id)
+        session = self._ready(loaded, target, self._sessions.get(job.id) or self._read(job))
         self._sessions[job.id] = session
         # Items that move from here until the point is stored count half.
         with self._database.lookup() as connection:
             before = next((found for found in measuring_jobs(connection) if found.id == job.id), job)
         if due_mark(before) is None or is_last(before, due_mark(before)) != is_last(before, mark):
             return False
-        seq, found = self._query(live, target, session)
+        seq, found = self._query(loaded, target, session)
         with self._database.write() as connection:
             return points.store(connection, before, mark, self._owner, found, seq)
 
@@ -218,31 +218,37 @@ class Curves(Background):
         with self._database.lookup() as connection:
             return CurveSession(request, points.chosen_of(connection, job.id), _ground_truth(job.gallery_id, request))
 
-    def _ready(self, live: LoadedGallery, target: LoadedVersion, session: CurveSession) -> CurveSession:
+    def _ready(self, loaded: LoadedGallery, target: LoadedVersion, session: CurveSession) -> CurveSession:
         """The session with queries embedded by every version that is needed to reach the current items."""
-        self._replica.refresh(live.id)
-        live.declare()
-        needed = probes.needed_versions(self._registry, target, live.gallery.items_by_version())
+        self._replica.refresh(loaded.id)
+        loaded.declare()
+        needed = probes.needed_versions(self._registry, target, loaded.gallery.items_by_version())
         if session.probes is not None and {version.name for version in needed} <= set(session.probes.vectors):
             return session
         with self._database.read() as connection:
-            entries = probes.read(connection, live.id, session.request, session.chosen)
-            embedded_probes = probes.uploaded(connection, self._registry, live.id, session.request, target)
+            entries = probes.read(connection, loaded.id, session.request, session.chosen)
+            embedded_probes = probes.uploaded(connection, self._registry, loaded.id, session.request, target)
         if embedded_probes is None:
             embedded_probes = probes.embed_queries(self._blobs, self._decoder, session.request, entries, needed)
         return replace(session, probes=embedded_probes)
 
-    def _query(self, live: LoadedGallery, target: LoadedVersion, session: CurveSession) -> tuple[int, Measurement]:
+    def _query(self, loaded: LoadedGallery, target: LoadedVersion, session: CurveSession) -> tuple[int, Measurement]:
         """The feed number of the measurement, and the metric over the queries that still exist."""
         assert session.probes is not None
         with self._database.read() as connection:
-            entries = probes.read(connection, live.id, session.request, session.chosen)
+            entries = probes.read(connection, loaded.id, session.request, session.chosen)
             if session.ground_truth is not None:
                 session.ground_truth.follow(connection)
-        self._replica.refresh(live.id)
-        seq, existing = live.seq, session.probes.restricted_to(entries)
+        self._replica.refresh(loaded.id)
+        seq, existing = loaded.seq, session.probes.restricted_to(entries)
         return seq, measure(
-            live, target, existing, session.request, session.ground_truth, self._pause, lambda: self._catch_up(session)
+            loaded,
+            target,
+            existing,
+            session.request,
+            session.ground_truth,
+            self._pause,
+            lambda: self._catch_up(session),
         )
 
     def _catch_up(self, session: CurveSession) -> None:

@@ -213,9 +213,9 @@ def embed_queries(
     )
 
 
-def needed_versions(registry: Registry, target: LoadedVersion, live: Collection[str]) -> list[LoadedVersion]:
-    """The versions that must embed queries to reach items of the versions `live`; the target first."""
-    return [target, *map(registry.named, sorted(registry.needed(target.name, live) - {target.name}))]
+def needed_versions(registry: Registry, target: LoadedVersion, serving: Collection[str]) -> list[LoadedVersion]:
+    """The versions that must embed queries to reach items of the versions `serving`; the target first."""
+    return [target, *map(registry.named, sorted(registry.needed(target.name, serving) - {target.name}))]
 
 
 @contextmanager

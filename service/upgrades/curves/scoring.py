@@ -1,4 +1,4 @@
-"""Search the live gallery with the probes, block by block, and compute the metric; start at `measure`.
+"""Search the loaded gallery with the probes, block by block, and compute the metric; start at `measure`.
 
 Shapes: Q queries, B one block of them, K places of a ranking.
 """
@@ -175,7 +175,7 @@ def _looked_up(table: tuple[Keys, Codes], keys: Keys) -> Codes:
 
 
 def measure(
-    live: LoadedGallery,
+    loaded: LoadedGallery,
     target: LoadedVersion,
     probes: Probes,
     request: CurveIn,
@@ -183,7 +183,7 @@ def measure(
     pause: Pause,
     caught_up: Callable[[], None],
 ) -> Measurement:
-    """Measure the metric on the live gallery; `ground_truth` None: against the target's own ranking.
+    """Measure the metric on the loaded gallery; `ground_truth` None: against the target's own ranking.
 
     `caught_up` calls `ground_truth.catch_up`, after each block is searched and before its relevance is computed.
 
@@ -191,7 +191,7 @@ def measure(
         InvalidArgument: no query has anything relevant to find.
     """
     depth = int(request.measured.removeprefix("cmc@")) if request.measured not in FULL_RANKINGS else None
-    rankings = _rankings(live, target, probes, depth, pause)
+    rankings = _rankings(loaded, target, probes, depth, pause)
     values = (
         _by_recall(rankings, target, probes, request.k)
         if ground_truth is None
@@ -235,23 +235,25 @@ def _by_recall(rankings: Rankings, target: LoadedVersion, probes: Probes, k: int
     return np.concatenate(values)
 
 
-def _rankings(live: LoadedGallery, target: LoadedVersion, probes: Probes, depth: int | None, pause: Pause) -> Rankings:
+def _rankings(
+    loaded: LoadedGallery, target: LoadedVersion, probes: Probes, depth: int | None, pause: Pause
+) -> Rankings:
     """The ranking of each query without itself, in blocks; `depth` None: of every item."""
-    items = sum(live.gallery.items_by_version().values())
+    items = sum(loaded.gallery.items_by_version().values())
     places = (items if depth is None else depth) + 1
     size = max(1, min(BLOCK_QUERIES, BLOCK_SCORES // max(items, 1)))
     for start in range(0, len(probes), size):
         rows, started = slice(start, start + size), time.perf_counter()
-        keys = _ask(live, target, probes, rows, places)
+        keys = _ask(loaded, target, probes, rows, places)
         yield rows, _without_itself(keys, probes.keys[rows])[:, : places - 1]
         pause(time.perf_counter() - started)
 
 
-def _ask(live: LoadedGallery, target: LoadedVersion, probes: Probes, rows: slice, k: int) -> Keys:
+def _ask(loaded: LoadedGallery, target: LoadedVersion, probes: Probes, rows: slice, k: int) -> Keys:
     def encode(version: str) -> Vectors:
         return probes.vectors[version][rows]
 
-    return live.gallery.search(target.name, encode, k, encoders=frozenset(probes.vectors)).keys_QK
+    return loaded.gallery.search(target.name, encode, k, encoders=frozenset(probes.vectors)).keys_QK
 
 
 def _without_itself(keys: Keys, own: Keys) -> Keys:

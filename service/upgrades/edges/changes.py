@@ -285,5 +285,5 @@ def forget_files(registry: Registry, edge_record: EdgeRecord | None) -> None:
 def _refresh(registry: Registry, replica: Replica) -> None:
     """Apply the change in this process at once; other processes follow the feeds."""
     registry.sync()
-    for live in replica.all():
-        replica.refresh(live.id)
+    for loaded in replica.all():
+        replica.refresh(loaded.id)

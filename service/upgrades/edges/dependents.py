@@ -104,10 +104,10 @@ class Counts:
         """Count galleries before they are locked."""
         for gallery in galleries:
             with suppress(UnknownGallery):  # deleted since
-                live, edges = self._replica.get(gallery.id), self._registry.edges()
+                loaded, edges = self._replica.get(gallery.id), self._registry.edges()
                 if gallery.id in self._results:
-                    self._written_since[gallery.id] = live
-                self._results[gallery.id] = gallery, edges, self._count_dependents(gallery, live)
+                    self._written_since[gallery.id] = loaded
+                self._results[gallery.id] = gallery, edges, self._count_dependents(gallery, loaded)
 
     def _is_counted(self, gallery: GalleryRow) -> bool:
         row, edges, _ = self._results.get(gallery.id, (None, None, None))
@@ -130,7 +130,7 @@ class Counts:
         trial = self._trials.get(gallery.id)
         return self._registry.current_of(gallery), *(() if trial is None else (self._registry.by_id(trial),))
 
-    def _count_dependents(self, gallery: GalleryRow, live: LoadedGallery) -> tuple[Dependent, ...]:
+    def _count_dependents(self, gallery: GalleryRow, loaded: LoadedGallery) -> tuple[Dependent, ...]:
         self._replica.refresh(gallery.id)
         registry, current = self._registry, self._registry.current_of(gallery)
         graph = without(registry, self._key)
@@ -139,8 +139,8 @@ class Counts:
         # Memory may still hold embeddings of emptied versions: these are last, for items without other embeddings.
         by_preference = preference(registry, current, graph)
         order = [version.name for version in sorted(by_preference, key=lambda version: version.id in emptied)]
-        now, then = live.gallery.items_by_version(), live.gallery.items_by_version(order)
-        moved = live.gallery.moved_by(order)
+        now, then = loaded.gallery.items_by_version(), loaded.gallery.items_by_version(order)
+        moved = loaded.gallery.moved_by(order)
         return tuple(
             Dependent(
                 gallery.name,

@@ -89,7 +89,7 @@ class TrialQuery(NamedTuple):
 class _ShadowJob:
     """Queries of a shadow that the new version has yet to answer."""
 
-    live: LoadedGallery
+    loaded: LoadedGallery
     trial: Trial
     old: SearchResult
     ask: GalleryQuery
@@ -116,7 +116,7 @@ class TrialMonitor(Background):
         super().stop()
         self._flush()
 
-    def answer(self, live: LoadedGallery, requests: Sequence[TrialQuery]) -> list[SearchResult]:
+    def answer(self, loaded: LoadedGallery, requests: Sequence[TrialQuery]) -> list[SearchResult]:
         """Answer queries by the versions that the gallery's trial chooses.
 
         If the new version of a canary fails, the old one answers; an error of both is raised.
@@ -126,54 +126,63 @@ class TrialMonitor(Background):
             GalleryChanged and others: as `Gallery.answer`.
         """
         if any(request.version is None for request in requests):
-            live.check_current()
-        if (trial := live.trial) is None:
-            return live.gallery.answer([(request.version, request.ask) for request in requests])
+            loaded.check_current()
+        if (trial := loaded.trial) is None:
+            return loaded.gallery.answer([(request.version, request.ask) for request in requests])
         drawn = [_is_drawn(trial, request) for request in requests]
         by_new = [trial.version.name if trial.phase == CANARY and chosen else None for chosen in drawn]
         error, started = None, time.perf_counter()
         try:
-            answers = live.gallery.answer([(new or a.version, a.ask) for new, a in zip(by_new, requests, strict=True)])
+            answers = loaded.gallery.answer(
+                [(new or a.version, a.ask) for new, a in zip(by_new, requests, strict=True)]
+            )
         except GalleryChanged:
             raise
         except Exception as raised:
             if not any(by_new):
                 raise
             error = raised
-            answers = live.gallery.answer([(request.version, request.ask) for request in requests])
+            answers = loaded.gallery.answer([(request.version, request.ask) for request in requests])
         seconds = time.perf_counter() - started
         for request, chosen, new, answer in zip(requests, drawn, by_new, answers, strict=True):
             if chosen is not None:
-                self._count(live, trial, len(answer.keys_QK), seconds, by_new=new is not None, error=error)
+                self._count(loaded, trial, len(answer.keys_QK), seconds, by_new=new is not None, error=error)
             if chosen and trial.phase == SHADOW:
-                self._shadow(live, trial, answer, request)
+                self._shadow(loaded, trial, answer, request)
         return answers
 
     def _count(
-        self, live: LoadedGallery, trial: Trial, queries: int, seconds: float, *, by_new: bool, error: Exception | None
+        self,
+        loaded: LoadedGallery,
+        trial: Trial,
+        queries: int,
+        seconds: float,
+        *,
+        by_new: bool,
+        error: Exception | None,
     ) -> None:
         """Count queries that take part in a trial; `error`: of the new version, if the old one answered instead."""
         side = "new" if by_new else "old"
-        with self._counters_of(live, trial) as counters:
+        with self._counters_of(loaded, trial) as counters:
             counters.add(**{side: queries})
             if by_new and error:
                 counters.add_error(error, queries)
             else:
                 counters.add_latency(side, seconds, queries)
 
-    def _shadow(self, live: LoadedGallery, trial: Trial, old: SearchResult, request: TrialQuery) -> None:
+    def _shadow(self, loaded: LoadedGallery, trial: Trial, old: SearchResult, request: TrialQuery) -> None:
         assert request.content is not None
         size = request.content.size()
         fits = self._waiting_bytes + size <= MAX_WAITING_BYTES and not self._jobs.full()
         try:
             if fits:
                 ask = request.ask._replace(encode=request.content.keep())
-                self._jobs.put_nowait(_ShadowJob(live, trial, old, ask, size, request.k))
+                self._jobs.put_nowait(_ShadowJob(loaded, trial, old, ask, size, request.k))
                 self._add_waiting(size)
         except queue.Full:
             fits = False
         if not fits:
-            with self._counters_of(live, trial) as counters:
+            with self._counters_of(loaded, trial) as counters:
                 counters.add(dropped=len(old.keys_QK))
 
     def _add_waiting(self, size: int) -> None:
@@ -181,9 +190,9 @@ class TrialMonitor(Background):
             self._waiting_bytes += size
 
     @contextmanager
-    def _counters_of(self, live: LoadedGallery, trial: Trial) -> Iterator[Counters]:
+    def _counters_of(self, loaded: LoadedGallery, trial: Trial) -> Iterator[Counters]:
         with self._lock:
-            yield self._counters[live.id, trial.deployment, trial.phase]
+            yield self._counters[loaded.id, trial.deployment, trial.phase]
 
     def _run(self) -> None:
         due = time.monotonic() + FLUSH_SECONDS
@@ -202,7 +211,7 @@ class TrialMonitor(Background):
 
     def _compare(self, job: _ShadowJob) -> None:
         """Answer queries by the new version too, and count how far it agrees with the old one."""
-        now = job.live.trial  # read once: the trial may end meanwhile
+        now = job.loaded.trial  # read once: the trial may end meanwhile
         if now is None or now.deployment != job.trial.deployment:
             return
         started = time.perf_counter()
@@ -211,18 +220,18 @@ class TrialMonitor(Background):
         try:
             for attempt in attempts():
                 with attempt:
-                    (new,) = job.live.gallery.answer(asks[:1])
+                    (new,) = job.loaded.gallery.answer(asks[:1])
                     seconds = time.perf_counter() - started
                     if new.seq != old.seq:  # items were written since: search both again, from one view
-                        new, old = job.live.gallery.answer(asks)
+                        new, old = job.loaded.gallery.answer(asks)
         except Exception as error:
-            with self._counters_of(job.live, job.trial) as counters:
+            with self._counters_of(job.loaded, job.trial) as counters:
                 counters.add(new=queries)
                 counters.add_error(error, queries)
             return
         pair = (old.keys_QK[:, : job.k], new.keys_QK[:, : job.k])
         shares, rhos = overlap(*pair), rank_correlation(*pair)
-        with self._counters_of(job.live, job.trial) as counters:
+        with self._counters_of(job.loaded, job.trial) as counters:
             # Queries without matches, for example because of a filter, neither agree nor disagree.
             counters.add(new=queries, compared=int(np.isfinite(shares).sum()), overlap=float(np.nansum(shares)))
             counters.add(correlated=int(np.isfinite(rhos).sum()), rank_correlation=float(np.nansum(rhos)))

@@ -117,14 +117,14 @@ class TestShadow:
         self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Ending:
-            def __init__(self, live: Any) -> None:
-                self.live, self.looks = live, iter([live.trial])
+            def __init__(self, loaded: Any) -> None:
+                self.loaded, self.looks = loaded, iter([loaded.trial])
 
             def __getattr__(self, name: str) -> Any:
-                return next(self.looks, None) if name == "trial" else getattr(self.live, name)
+                return next(self.looks, None) if name == "trial" else getattr(self.loaded, name)
 
         compare = TrialMonitor._compare
-        ending = lambda monitor, job: compare(monitor, replace(job, live=Ending(job.live)))  # noqa: E731
+        ending = lambda monitor, job: compare(monitor, replace(job, loaded=Ending(job.loaded)))  # noqa: E731
         monkeypatch.setattr(TrialMonitor, "_compare", ending)
         number = begin(served, filled, "twin", "shadow")
         for picture in pictures[:2]:
