@@ -6,8 +6,11 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -24,7 +27,7 @@ from staging.waiting import until
 from training.comparison import runs as comparison
 from training.comparison import schedule
 from training.comparison.provenance import write_note
-from training.comparison.runs import COMPARED_FAMILIES, Run, runs_of, time_limit
+from training.comparison.runs import COMPARED_FAMILIES, Run, runs_of
 from training.comparison.schedule import compare_methods
 from training.fitting import checkpoint_of
 from training.folder_lock import FolderInUse
@@ -32,6 +35,8 @@ from training.recipes import Recipe, find_recipe
 from training.train import recipe_data
 from training.train import train as train_version
 
+START = 1200
+"""Seconds in which processes import torch and train an epoch, also on a busy machine; they are waited for no longer."""
 FEW = ["epochs=1", "warmup_epochs=0", "batch_size=256"]
 
 
@@ -223,6 +228,7 @@ def group_lives(group: int) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3 * START)
 def test_trainings_side_by_side_end_with_the_command_however_it_ends(tmp_path: Path) -> None:
     long = one_run(tmp_path, "epochs=100000")
     checkpoints = [checkpoint_of(long.version_folder(part)) for part in ("v1", "independent")]
@@ -230,7 +236,13 @@ def test_trainings_side_by_side_end_with_the_command_however_it_ends(tmp_path: P
     def begun() -> bool:
         return all(path.is_file() for path in checkpoints)
 
-    with pytest.raises(KeyboardInterrupt), time_limit(1):
+    def interrupt_once_begun() -> None:
+        with suppress(AssertionError):
+            until(begun, seconds=START)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt_once_begun).start()
+    with pytest.raises(KeyboardInterrupt):
         compare_methods([long], ["v1", "independent"], lambda: None, str, jobs=2)
     assert begun()
     assert active_children() == []
@@ -246,8 +258,8 @@ def test_trainings_side_by_side_end_with_the_command_however_it_ends(tmp_path: P
     script.write_text(code)
     killed = subprocess.Popen([sys.executable, script], start_new_session=True)
     try:
-        until(begun, seconds=60)
+        until(begun, killed, seconds=START)
     finally:
         killed.kill()
     killed.wait()
-    until(lambda: not group_lives(killed.pid), seconds=20)
+    until(lambda: not group_lives(killed.pid))
