@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION
 
 from index.encoders.jpeg import BEGINNING, has_scans_beyond
@@ -30,6 +30,8 @@ MIN_SIDE = 4
 """Shortest legal side: smaller images are almost always tracking pixels or broken exports."""
 MAX_SCANS = 100
 """Most scans of a JPEG; encoders write about ten. A further one of 75 bytes takes a seventh of the time of those."""
+RUN_LENGTHS = "bmp_rle"
+"""Pillow's only decoder in Python among those of `FORMATS`: a thousand bytes may keep it busy for ten seconds."""
 LEAST_SEEN = 0.25
 """Smallest share of an image's area that a version should see; of a 3:1 panorama a square crop keeps a third."""
 MOST_REDUCED = 16.0
@@ -76,7 +78,7 @@ def decode_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
     Raises:
         InvalidImage: empty, not one of `FORMATS`, corrupt or truncated, too many pixels or scans, a side below
-            `MIN_SIDE`, or grey that is `UNBOUNDED`.
+            `MIN_SIDE`, grey that is `UNBOUNDED`, or a BMP with run lengths.
     """
     return load_image(open_image(data, max_pixels=max_pixels))
 
@@ -93,6 +95,8 @@ def open_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise InvalidImage(f"the image is {width} x {height} pixels; each side must have at least {MIN_SIDE}")
     if data.startswith(BEGINNING) and has_scans_beyond(data, MAX_SCANS):
         raise InvalidImage(f"the image has more than {MAX_SCANS} scans; a JPEG has about ten")
+    if any(tile.codec_name == RUN_LENGTHS for tile in image.tile):
+        raise InvalidImage("the image is a BMP with run-length encoding; store it without, or as PNG")
     if (kind := UNBOUNDED.get(image.mode)) is not None:
         raise InvalidImage(f"the image is grey in {kind}, of which no value is white; store it with 8 or 16 bits")
     return image
@@ -154,7 +158,7 @@ def reduction(size: tuple[int, int], spec: Preprocess) -> float:
     return 1.0 if spec.resize is None else min(size) / spec.resize
 
 
-def _open(data: bytes, max_pixels: int) -> Image.Image:
+def _open(data: bytes, max_pixels: int) -> ImageFile.ImageFile:
     try:
         return Image.open(io.BytesIO(data), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

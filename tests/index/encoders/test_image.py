@@ -153,6 +153,19 @@ def test_a_marker_without_a_length_hides_no_scans(image_bytes: SaveImage) -> Non
         decode_image(hidden)
 
 
+def test_a_bmp_with_run_lengths_is_refused_before_it_is_decoded(image_bytes: SaveImage) -> None:
+    """Of 8 bits (compression 1): one run a line, then the end of the line."""
+    data = bytearray(image_bytes(Image.new("L", (60, 40)), "BMP"))
+    begin = int.from_bytes(data[10:14], "little")
+    data[30:34] = (1).to_bytes(4, "little")
+    runs = bytes([60, 7, 0, 0]) * 40 + bytes([0, 1])
+    with Image.open(io.BytesIO(data[:begin] + runs)) as image:  # Pillow reads it
+        assert image.getextrema() == (7, 7)
+
+    with pytest.raises(InvalidImage, match="run-length encoding"):
+        decode_image(bytes(data[:begin] + runs))
+
+
 @pytest.mark.parametrize("progressive", [False, True])
 def test_scans_beside_the_image_do_not_count(image_bytes: SaveImage, progressive: bool) -> None:
     data = image_bytes(photo(), "JPEG", progressive=progressive)
