@@ -236,14 +236,20 @@ def test_trainings_side_by_side_end_with_the_command_however_it_ends(tmp_path: P
     def begun() -> bool:
         return all(path.is_file() for path in checkpoints)
 
+    ended = threading.Event()
+
     def interrupt_once_begun() -> None:
         with suppress(AssertionError):
-            until(begun, seconds=START)
-        os.kill(os.getpid(), signal.SIGINT)
+            until(lambda: begun() or ended.is_set(), seconds=START)
+        if not ended.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt_once_begun).start()
-    with pytest.raises(KeyboardInterrupt):
-        compare_methods([long], ["v1", "independent"], lambda: None, str, jobs=2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            compare_methods([long], ["v1", "independent"], lambda: None, str, jobs=2)
+    finally:
+        ended.set()
     assert begun()
     assert active_children() == []
 
