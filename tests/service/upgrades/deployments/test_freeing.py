@@ -98,6 +98,11 @@ def test_every_item_is_looked_at_once_however_many_blocks_there_are(
     assert [last for _, last, _ in seen] == [False, False, False, True]
     assert [to_free for _, _, to_free in seen] == [[20, None], [14, None], [8, None], [2, None]]
     assert left(served, moved) == (0, [None, None])
+    mine = gallery.c.name == moved.rpartition("/")[2]
+    with served.runtime.database.lookup() as connection:
+        numbers = sorted(connection.execute(select(item.c.seq).join(gallery).where(mine)).scalars())
+        following = connection.execute(select(gallery.c.next_seq).where(mine)).scalar_one()
+    assert numbers == [*range(following - 20, following)]
 
 
 def test_what_failed_is_gone_on_with_by_itself(served: Any, moved: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,14 @@ def test_what_was_rolled_back_can_be_retired(served: Any, filled: str) -> None:
     assert rollback(served, filled).status_code == 409
 
 
+def test_what_ended_without_an_embedding_can_be_retired(served: Any) -> None:
+    path = served.gallery("v1")
+    deploy(served, path)
+
+    assert retire(served, path).json()["embeddings"] == 0
+    assert retire(served, path).json()["code"] == "nothing_to_retire"
+
+
 def test_what_a_backfill_gave_up_is_not_said_to_be_movable(served: Any, filled: str, pictures: list[bytes]) -> None:
     blobs = blobs_of(served, filled, ["i0", "i1", "i2"])
     served.runtime.blobs.remove(blobs)
