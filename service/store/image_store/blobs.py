@@ -76,8 +76,8 @@ class Blobs:
         self._marker = marker
         self._outage: str | None = None
         self._write_problem: str | None = None
-        self._refused_folder = ""
-        """The folder that `_write_problem` is about."""
+        self._refused_folder, self._refused_bytes = "", 0
+        """The folder that `_write_problem` is about, and the size of the largest file refused since."""
 
     @property
     def problem(self) -> str | None:
@@ -86,12 +86,12 @@ class Blobs:
         return self._outage or self._write_problem
 
     def check_again(self) -> None:
-        """Clear `problem` if the store now answers and accepts a file in the folder in which it last refused one."""
+        """Clear `problem` if the store now answers and accepts a file where it last refused one, and as large."""
         with suppress(StoreUnreachable, OSError):
             self.check()
             if self._write_problem is not None:
-                self._try_write(self._refused_folder)
-                self._write_problem = None
+                self._try_write(self._refused_folder, self._refused_bytes)
+                self._write_problem, self._refused_bytes = None, 0
 
     def write(self, gallery_id: int, contents: Iterable[bytes], kinds: Iterable[str] = IMAGES) -> list[str]:
         """Store images (or texts, if the kind is `keys.TEXT`) durably, and return their keys, in order.
@@ -134,14 +134,16 @@ class Blobs:
         except BaseException as error:
             self.remove(keys)
             if is_full(error):
-                raise StorageFull(f"the image store {self.public_url} is full: {error}") from error
+                problem = f"the image store {self.public_url} is full: {error}"
+                self._write_problem, self._refused_folder = problem, folder
+                raise StorageFull(problem) from error
             if isinstance(error, OSError):
                 problem = f"the image store {self.public_url} cannot be written: {error}"
                 if not isinstance(error, FileNotFoundError):  # the gallery and its folder were deleted meanwhile
                     self._write_problem, self._refused_folder = problem, folder
                 raise StoreUnreachable(problem) from error
             raise
-        self._write_problem = None
+        self._write_problem, self._refused_bytes = None, 0
 
     def read(self, key: str) -> bytes:
         """The content of a key.
@@ -267,20 +269,25 @@ class Blobs:
         if self._local:
             sync_all([Path(self._path(MARKER)), Path(self._root)])
 
-    def _try_write(self, folder: str) -> None:
-        """Write and remove an empty file in a folder, or beside the marker if it is missing. Raises OSError."""
+    def _try_write(self, folder: str, size: int) -> None:
+        """Write and remove a file of `size` bytes in a folder, else beside the marker. Raises OSError."""
         name = f"{MARKER}-{uuid.uuid4().hex}"
-        key = f"{folder}/{name}"
+        keys = [f"{folder}/{name}", name]
         try:
-            self._put(key, b"")
-        except FileNotFoundError:  # the gallery was deleted, or its folder could not be made
-            key = name
-            self._put(key, b"")
-        self.remove([key])
+            try:
+                self._put(keys[0], bytes(size))
+            except FileNotFoundError:  # the gallery was deleted, or its folder could not be made
+                self._put(keys[1], bytes(size))
+        finally:
+            self.remove(keys)
 
     def _put(self, key: str, content: bytes) -> None:
-        with as_os_errors():
-            self._store.pipe_file(self._path(key), content)
+        try:
+            with as_os_errors():
+                self._store.pipe_file(self._path(key), content)
+        except OSError:
+            self._refused_bytes = max(self._refused_bytes, len(content))
+            raise
 
     def _read(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
         with as_os_errors():

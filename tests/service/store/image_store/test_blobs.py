@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
@@ -17,6 +18,7 @@ import pytest
 from s3fs import S3FileSystem
 
 from index.errors import RegraftError
+from service.errors import StorageFull
 from service.store.image_store import blobs as store_of_blobs
 from service.store.image_store.blobs import MARKER, MAX_PARALLEL, Blobs, StoreUnreachable
 from service.store.image_store.object_store import S3
@@ -292,6 +294,27 @@ def test_a_write_of_many_that_fails_leaves_no_image(blobs: Blobs, monkeypatch: p
         blobs.write(1, [str(n).encode() for n in range(40)])
 
     assert list(blobs.all()) == []
+
+
+def test_a_full_store_is_a_problem_until_what_was_refused_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs, room = Blobs(f"file://{tmp_path}", list, str), 100
+    write = blobs._store.pipe_file
+
+    def with_room(path: str, content: bytes) -> None:
+        if len(content) > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(blobs._store, "pipe_file", with_room)
+    with pytest.raises(StorageFull):
+        blobs.put("vectors/1/1-x.parquet", bytes(5000))
+    blobs.check_again()
+    assert "is full" in str(blobs.problem)
+
+    room = 5000
+    blobs.check_again()
+    assert blobs.problem is None
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [MARKER]
 
 
 def test_a_store_that_is_read_and_takes_nothing_is_a_problem_until_it_does(tmp_path: Path) -> None:
