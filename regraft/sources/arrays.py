@@ -26,6 +26,8 @@ class ArrayFile:
         self._version = wanted.vector("")[1]
         if self._rows.ndim != 2 or self._rows.dtype.kind not in "fiu":
             raise InvalidArgument(f"{path.name} must hold a matrix of numbers, not {self._rows.shape}")
+        if ids is not None and not ids.is_file():
+            raise InvalidArgument(f"the file {ids} does not exist", pointer="/ids")
         if ids is not None and (held := _held(ids)) != len(self._rows):
             raise InvalidArgument(f"{ids} has {held} ids, {path.name} {len(self._rows)} rows", pointer="/ids")
 

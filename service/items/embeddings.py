@@ -39,6 +39,9 @@ def ingest_embeddings(
     version = _version(to.service, body.get("version", to.current.name))
     batch = _embedding_batch(to, body, "embedding" if rows is None else "")
     if rows is not None and rows.shape != (batch.size, version.card.dim):
+        if rows.ndim == 2 and len(rows) == batch.size:
+            wrong = f"an embedding by {version.name!r} must have {version.card.dim} numbers, not {rows.shape[1]}"
+            raise InvalidBody(wrong, pointer=pointer)
         needed = f"{batch.size} rows, one per item, of dimension {version.card.dim}, that of {version.name!r}"
         raise InvalidBody(f"embeddings must be {needed}, not {rows.shape}", pointer=pointer)
     items = _check_embeddings(batch, version, to.options.origin, rows)

@@ -90,6 +90,16 @@ def test_vectors_that_faiss_would_order_otherwise_are_refused(tmp_path: Path) ->
         next(source.batches(3))
 
 
+@pytest.mark.parametrize("ending", [".txt", ".npy"])
+def test_a_file_of_ids_that_does_not_exist_is_refused(tmp_path: Path, ending: str) -> None:
+    np.save(tmp_path / "v.npy", ROWS)
+
+    with pytest.raises(InvalidArgument, match=f"the file .*ids{ending} does not exist") as refused:
+        open_source(str(tmp_path / "v.npy"), Wanted(), ids=tmp_path / f"ids{ending}")
+
+    assert refused.value.pointer == "/ids"
+
+
 @pytest.mark.parametrize("count", [9, 11])
 @pytest.mark.parametrize("ending", [".txt", ".npy"])
 def test_ids_that_are_more_or_fewer_than_the_rows_are_refused_before_any_is_read(

@@ -160,6 +160,13 @@ def test_what_is_wrong_with_an_ingest_is_named(
     assert answer.status_code in {404, 422}
 
 
+def test_rows_of_another_model_are_told_both_dimensions(served: Any) -> None:
+    ingest = send(served, served.gallery(), npy(ROWS[:, :3]), [{"id": "a"}, {"id": "b"}, {"id": "c"}]).json()
+    query = ask(served, served.gallery(), npy(ROWS[:, :3]), version="v1").json()
+
+    assert ingest["detail"] == query["detail"] == "an embedding by 'v1' must have 4 numbers, not 3"
+
+
 def test_a_form_holds_images_or_an_array(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery()
     files = [("images", ("0", pictures[0])), ("embeddings", ("e", npy(ROWS[:1])))]
