@@ -210,7 +210,7 @@ def _print_edge(done: str, edge: EdgeInfo) -> None:
     for sentence in edge.made.get("advice", []):
         out.print(sentence)
     if edge.warning:
-        err.print(f"regraft: {edge.warning}", style="yellow")
+        err.print(f"warning: {edge.warning}", style="yellow")
 
 
 def _numbers(settings: list[str]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import httpx
 import typer
 
 from index.errors import InvalidArgument
@@ -105,9 +106,12 @@ def _saying_how_to_continue(what: str, counts: Mapping[str, int]) -> Iterator[No
     """If the service does not answer any more, say what is stored and how to store the rest."""
     try:
         yield
-    except Unreachable:
+    except Unreachable as error:
+        stored = counts.get("stored", 0)
+        if not stored and isinstance(error.__cause__, httpx.ConnectError):  # it was never there: nothing is half done
+            raise
         err.print(
-            f"before that, {counts.get('stored', 0)} {what} were stored, and perhaps some of the last batch. Run the "
+            f"until the service was lost, {stored} {what} were stored, and perhaps some of the last batch. Run the "
             "command again to continue: what is stored is replaced by the same, or with --no-replace counted as failed"
         )
         raise

@@ -136,7 +136,10 @@ def _print_matches(matches: Sequence[Match], with_text: bool) -> None:
     titles = ["item", "score", "version", "route", "metadata"]
     if with_text:
         titles, rows = [*titles, "text"], [[*row, m.text or ""] for row, m in zip(rows, matches, strict=True)]
-    print_table(titles, rows)
+    if rows:
+        print_table(titles, rows)
+    else:
+        out.print("no matches")
 
 
 def _print_shards(shards: Sequence[SearchedShard], mode: str) -> None:

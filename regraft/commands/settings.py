@@ -95,7 +95,7 @@ def checked_settings() -> Settings:
 def _warn_of_misspellings(settings: Collection[str]) -> None:
     for name in sorted(os.environ.keys() - set(settings)):
         if name.startswith(PREFIX) and (meant := get_close_matches(name, settings, 1, ALIKE)):
-            err.print(f"regraft: unknown setting {name}; did you mean {meant[0]}?", style="yellow")
+            err.print(f"warning: unknown setting {name}; did you mean {meant[0]}?", style="yellow")
 
 
 def apply_options(options: Mapping[str, object]) -> None:

@@ -205,7 +205,7 @@ def fit_edge(
             warnings.simplefilter("always", FewPairsWarning)
             fitted = fit(older, newer, given, kind, options, overwrite=overwrite)
     for warning in said:
-        err.print(f"regraft: {warning.message}", style="yellow")
+        err.print(f"warning: {warning.message}", style="yellow")
     answer(fitted.as_json())
     for line in fitted.lines():
         out.print(line)

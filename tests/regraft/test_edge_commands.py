@@ -49,7 +49,7 @@ def test_a_fit_sends_its_options_and_says_what_is_uncertain(run, service):
     sent = json.loads(service.requests[0].content)
     assert (sent["kind"], sent["options"], sent["label"], sent["sample"]) == ("low_rank", {"rank": 8.0}, "x", 5000)
     assert "fitted v2 -> v1, matrix" in output
-    assert "48 pairs" in errors
+    assert "warning: 48 pairs" in errors
     code, _, errors = run("edge", "fit", "v2", "v1", "--kind", "ridge", "--set", "strength")
     assert (code, "NAME=NUMBER" in errors) == (1, True)
 

@@ -100,9 +100,22 @@ def test_an_ingest_that_loses_its_service_says_how_to_continue(run, service, fol
     assert (code, shown) == (1, "")
     told, error = said.replace("\n", " ").split("regraft: ")
     assert told.startswith(
-        "before that, 3 images were stored, and perhaps some of the last batch. Run the command again "
+        "until the service was lost, 3 images were stored, and perhaps some of the last batch. Run the command again "
     )
     assert error
+
+
+def test_an_ingest_that_never_reaches_its_service_has_nothing_to_continue(run, service, folder, monkeypatch):
+    def refuse(*_: object) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr(type(service), "__call__", refuse)
+
+    code, shown, said = run("ingest", "g", folder)
+
+    assert (code, shown) == (1, "")
+    assert "regraft: no answer from " in said
+    assert "stored" not in said
 
 
 def test_files_that_cannot_be_sent_are_failures_of_their_own(run, service, folder, monkeypatch):

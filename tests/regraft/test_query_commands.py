@@ -29,6 +29,13 @@ def test_query_prints_matches_and_what_was_not_searched(run, service, tmp_path):
     assert b'name="k"\r\n\r\n10\r\n' in service.requests[-1].content
 
 
+def test_query_without_a_match_says_so(run, service, tmp_path):
+    (tmp_path / "q.png").write_bytes(b"x")
+    service.answers["POST /v1/galleries/g/query"] = {"results": [{"matches": []}]}
+
+    assert run("query", "g", tmp_path / "q.png") == (0, "no matches\n", "")
+
+
 def test_query_explains_how_each_shard_was_reached(run, service, tmp_path):
     (tmp_path / "q.png").write_bytes(b"x")
     edge = {"new": "v2", "old": "v1", "kind": "matrix", "scores": {"cmc@1": {"value": 0.5, "low": 0.4, "high": 0.6}}}

@@ -104,5 +104,6 @@ def test_a_misspelt_setting_is_told_and_what_is_somebody_elses_is_not(run, monke
 
     assert code == 0
     (line,) = [line for line in said.splitlines() if "unknown setting" in line]
+    assert line.startswith("warning: ")
     assert "REGRAFT_DATABSE_URL" in line
     assert "REGRAFT_DATABASE_URL" in line

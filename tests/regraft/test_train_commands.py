@@ -167,7 +167,7 @@ def test_fit_edge_writes_an_edge_and_warns_of_few_pairs(run, versions, images):
     assert refused[0] == 1
     assert "--overwrite replaces it" in refused[2]
     assert code == 0
-    assert said == "regraft: 60 pairs: fewer than 4000 leave an adapter's score uncertain\n"
+    assert said == "warning: 60 pairs: fewer than 4000 leave an adapter's score uncertain\n"
     assert shown.splitlines()[0] == "v2 -> v1: matrix, fitted on 60 pairs, measured with 20 queries"
     (edge,) = load_version(new.folder).edges
     assert f"new/old cmc@1: {edge.scores['cmc@1'].value:.3f} " in shown
