@@ -5,6 +5,12 @@ from __future__ import annotations
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def _free_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`serve` looks at its port first, and the default one may be taken by a service of whoever runs the tests."""
+    monkeypatch.setenv("REGRAFT_PORT", "0")
+
+
 @pytest.mark.parametrize("command", ["serve", "worker"])
 @pytest.mark.parametrize("url", ["s4://bucket/images", "s3://"])
 def test_a_store_of_images_that_cannot_be_used_is_one_line(run, monkeypatch, tmp_path, command, url):
