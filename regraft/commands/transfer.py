@@ -116,7 +116,7 @@ def import_(
 
     Example: regraft import photos photos.parquet --vector clip=clip-v1 --metadata name,city
     """
-    from regraft.sources.live import LiveSource
+    from regraft.sources.database import DatabaseSource
     from regraft.sources.opening import extra_of, open_source
 
     named = None if metadata is None else [one for one in metadata.split(",") if one]
@@ -128,7 +128,7 @@ def import_(
         wanted = Wanted(key, _vectors(vector, made_by), named, made_by, text, tuple(flatten or ()))
         space_of = None if ignore_metric else partial(_space, client)
         opened = open_source(source, wanted, ids=ids, key=source_key, space_of=space_of)
-        if isinstance(opened, LiveSource) and opened.note:
+        if isinstance(opened, DatabaseSource) and opened.note:
             err.print(f"warning: {opened.note}")
         kept = state or _beside(source, name)
         before = read_progress(client, name, opened, kept, update_only=update_only)

@@ -8,7 +8,7 @@ from pathlib import Path
 from index.errors import InvalidArgument
 from regraft.sources.arrays import OPEN, ArrayFile
 from regraft.sources.base import Database, ItemSource, Wanted, display_address
-from regraft.sources.live import LiveSource, readable_errors
+from regraft.sources.database import DatabaseSource, readable_errors
 
 TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 INDEXES = (".faiss", ".index")
@@ -39,8 +39,8 @@ def kind_of(source: str) -> str:
         return kind
     if (ending := Path(source).suffix) in (*TABLES, *INDEXES, *OPEN):
         return ending
-    live = ", ".join(f"{name}:ADDRESS#COLLECTION" for name in EXTRA)
-    raise InvalidArgument(f"{source} must be a file ({', '.join((*TABLES, *OPEN, *INDEXES))}) or {live}")
+    databases = ", ".join(f"{name}:ADDRESS#COLLECTION" for name in EXTRA)
+    raise InvalidArgument(f"{source} must be a file ({', '.join((*TABLES, *OPEN, *INDEXES))}) or {databases}")
 
 
 def extra_of(source: str) -> str:
@@ -82,7 +82,7 @@ def open_source(
         name = f"{kind}:{place}#{collection}"
         with readable_errors(name):
             _check_exists(kind, address)
-            return LiveSource(name, _open_database(kind, address, collection, wanted, key), wanted, space_of)
+            return DatabaseSource(name, _open_database(kind, address, collection, wanted, key), wanted, space_of)
     path = Path(source)
     if not path.is_file():
         raise InvalidArgument(f"the file {source} does not exist")
@@ -92,7 +92,7 @@ def open_source(
         from regraft.sources.faiss_index import FaissIndex
 
         index = FaissIndex(path, wanted)
-        return LiveSource(path.name, index, wanted, space_of, index.note)
+        return DatabaseSource(path.name, index, wanted, space_of, index.note)
     from regraft.sources.table import TableFile
 
     return TableFile(path, wanted)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from regraft.sources.base import Wanted
-from regraft.sources.live import LiveSource
+from regraft.sources.database import DatabaseSource
 from regraft.sources.opening import open_source
 from staging.fake_databases import ROWS
 from staging.source_rows import read
@@ -56,7 +56,7 @@ def test_of_an_index_that_compresses_it_is_said_that_its_vectors_are_approximati
     source = open_source(str(tmp_path / "a.faiss"), Wanted())
 
     said = f"a.faiss stores {bytes_stored} bytes of each vector of 16: approximations are imported"
-    assert isinstance(source, LiveSource)
+    assert isinstance(source, DatabaseSource)
     assert source.note.partition(";")[0] == ("" if bytes_stored is None else said)
 
 

@@ -1,4 +1,4 @@
-"""`LiveSource`: a database as a source, with readable errors and a check of its metric.
+"""`DatabaseSource`: a database as a source, with readable errors and a check of its metric.
 
 Unit vectors rank the same by cosine, inner product and Euclidean distance, so every space fits them.
 """
@@ -30,7 +30,7 @@ UNIT_TOLERANCE = 0.01
 """Largest difference from length 1 of a unit vector; some databases store half precision."""
 
 
-class LiveSource:
+class DatabaseSource:
     """The rows of a database; refuses vectors whose metric there does not fit their version's space.
 
     `name`: of the database, for messages. `wanted`: the columns. `space_of`: version -> kind of its space; None: no
