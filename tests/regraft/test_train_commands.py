@@ -282,7 +282,7 @@ def test_a_sweep_takes_a_size_and_replaces_other_trials_only_when_told_to(run, t
     from training.comparison import sweep as search
 
     told = []
-    monkeypatch.setattr(search, "sweep", lambda recipe, *_, overwrite: told.append((recipe, overwrite)) or [])
+    monkeypatch.setattr(search, "sweep", lambda recipe, *_, overwrite, log: told.append((recipe, overwrite)) or [])
 
     run("sweep", "digits_l2", "--size", "10", "--out", tmp_path)
     run("sweep", "digits_l2", "--overwrite", "--out", tmp_path)
