@@ -40,7 +40,8 @@ def kind_of(source: str) -> str:
     if (ending := Path(source).suffix) in (*TABLES, *INDEXES, *OPEN):
         return ending
     databases = ", ".join(f"{name}:ADDRESS#COLLECTION" for name in EXTRA)
-    raise InvalidArgument(f"{source} must be a file ({', '.join((*TABLES, *OPEN, *INDEXES))}) or {databases}")
+    named = display_address(source) if "://" in source else source
+    raise InvalidArgument(f"{named} must be a file ({', '.join((*TABLES, *OPEN, *INDEXES))}) or {databases}")
 
 
 def extra_of(source: str) -> str:
@@ -76,7 +77,7 @@ def open_source(
     if kind in EXTRA:
         address, mark, collection = source.partition(":")[2].rpartition("#")
         if not mark or not address or not collection:
-            raise InvalidArgument(f"{source} must be {kind}:ADDRESS#COLLECTION")
+            raise InvalidArgument(f"a source that begins with {kind}: must be {kind}:ADDRESS#COLLECTION")
         # Other addresses than URLs and paths may have a secret, such as `host=... password=...`.
         place = display_address(address) if "://" in address or kind in LOCAL else "..."
         name = f"{kind}:{place}#{collection}"

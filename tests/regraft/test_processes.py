@@ -93,7 +93,8 @@ def test_what_is_said_of_the_database_before_anything_serves_has_the_form_of_the
     monkeypatch.setattr("service.http.app.serve", lambda *_, **__: None)
     monkeypatch.setattr("regraft.commands.processes.signal.signal", lambda *_: None)
     monkeypatch.setenv("REGRAFT_LOG_FORMAT", "json")
-    assert run("migrate", "--data", tmp_path)[0] == 0
+    code, _, said = run("migrate", "--data", tmp_path)
+    assert (code, [json.loads(line)["event"] for line in said.splitlines()]) == (0, ["database_created"])
     with closing(sqlite3.connect(tmp_path / "regraft.db", isolation_level=None)) as connection:
         connection.execute("update alembic_version set version_num = '9999'")
 

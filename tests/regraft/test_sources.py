@@ -133,6 +133,8 @@ def test_ids_come_from_a_file_and_what_a_table_lacks_is_counted(tmp_path: Path) 
         ("x.txt", "pgvector:ADDRESS"),
         ("gone.npy", "does not exist"),
         ("qdrant:somewhere", "qdrant:ADDRESS#COLLECTION"),
+        ("postgresql://me:secret@h/db#t", "^postgresql://h/db must be"),
+        ("pgvector:postgresql://me:secret@h/db", "^a source that begins with pgvector: must be"),
         ("bad.fbin", "not an .fbin file"),
         ("bad.faiss", "not a FAISS index"),
         ("bad.parquet", "bad.parquet is not a .parquet file"),

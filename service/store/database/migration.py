@@ -58,11 +58,15 @@ def _run_migrations(url: str) -> bool | None:
             with migrating(url) as config:
                 # Read again: another process may have migrated it while this one waited.
                 revision = _revision(config.attributes["connection"])
+                # The steps of a new database would hide the address that `regraft serve` prints after them.
+                logging.getLogger("alembic").setLevel(logging.WARNING if revision is None else logging.NOTSET)
                 to_newest(config)
         except OperationalError as error:
             if not is_busy(error):
                 raise
             return None
+        if revision is None:
+            logger.info(Event("database_created", schema=program_revisions[-1]))
     return revision is None
 
 
