@@ -15,7 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
-from index.errors import RegraftError
+from index.errors import RegraftError, Unwritable
 from service.http.auth import PUBLIC_PATHS
 from service.http.body_schemas import FILTER
 from service.http.problems import CODES, PROBLEM, ProblemDetails
@@ -87,8 +87,8 @@ def describe(app: FastAPI, settings: Settings) -> Document:
     return document
 
 
-WRITERS = ("index.creation.", "index.version_folder.new_folder")
-"""Modules that write version folders: no request meets their errors, though tests may have imported them."""
+CREATION = "index.creation."
+"""Makes version folders: no request meets its errors, though tests may have imported them."""
 
 
 def codes_by_status() -> Mapping[int, list[str]]:
@@ -102,7 +102,9 @@ def codes_by_status() -> Mapping[int, list[str]]:
 
 
 def _kinds(kind: type[RegraftError]) -> Iterator[type[RegraftError]]:
-    if kind.__module__.startswith(("index.", "service.")) and not kind.__module__.startswith(WRITERS):
+    # No request writes what may be Unwritable: commands and trainings do.
+    of_requests = kind is not Unwritable and not kind.__module__.startswith(CREATION)
+    if of_requests and kind.__module__.startswith(("index.", "service.")):
         yield kind
     for below in kind.__subclasses__():
         yield from _kinds(below)
