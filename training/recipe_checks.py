@@ -103,7 +103,7 @@ def check_choices(recipe: Recipe) -> None:
 def warn_of_slow_precision(recipe: Recipe) -> None:
     """Log a warning if the recipe's precision is one that this machine has no instructions for.
 
-    PyTorch then computes bfloat16 by plain loops, about nine times as slowly as float32. It has no public function that
+    PyTorch then computes bfloat16 by plain loops, about ten times as slowly as float32. It has no public function that
     tells for all kinds of CPU.
     """
     on_cpu = recipe.precision == "bf16-mixed" and not torch.accelerator.is_available()
