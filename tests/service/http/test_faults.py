@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import delete
+from sqlalchemy.exc import SQLAlchemyError
 
 import service.http.edges
 import service.http.versions
@@ -279,7 +280,7 @@ def test_images_stay_while_the_commit_that_forgets_them_has_not_come(
     def failing(self: Database, **options: Any) -> Iterator[Any]:
         with real(self, **options) as connection:
             yield connection
-            raise RuntimeError("no commit")
+            raise SQLAlchemyError("no commit")  # which threads beside the request survive, too
 
     monkeypatch.setattr(Database, "write", failing)
     answer = {
