@@ -24,5 +24,5 @@ def test_the_end_is_the_same(site: Any, order: str, workers: int, chunk_size: in
 
     assert site.state("g") == site.state("h")
     row = site.backfill(number)
-    # On a busy machine a short lease may end while its worker computes: another does its items, and that one skips them.
+    # A short lease may end while its busy worker computes: another does the items, which the first then skips.
     assert (row.state, row.total, row.done, row.failed) == ("done", 48, 48, 0)
