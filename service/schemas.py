@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import chain
 from typing import Annotated, Any, ClassVar
 
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
 
 from index.engines.config import IndexConfig
-from index.errors import InvalidVector, shortened
+from index.errors import InvalidArgument, InvalidVector, shortened
 from index.item_id import LEGAL_ID, MAX_ID
 from index.space import Space, Vectors, check_vectors
+from index.version import NAME as LEGAL_NAME
 from index.version import EdgeKind
 from service.errors import InvalidBody
 
@@ -124,6 +125,22 @@ class MetadataIn(Body):
     items: Annotated[list[Any], WithJsonSchema(PATCHES)] = Field([], json_schema_extra={LIMIT: lists["items"]})
     filter: Annotated[dict[str, Any] | None, WithJsonSchema(FILTER)] = None
     metadata: Annotated[dict[str, Any] | None, WithJsonSchema({"type": "object"})] = None
+
+
+def check_name(name: str, reserved: Collection[str] = ()) -> None:
+    """Check the name of something new.
+
+    Args:
+        name: the name.
+        reserved: names that are not legal.
+
+    Raises:
+        InvalidArgument: it is malformed or reserved; says which names are legal.
+    """
+    if not LEGAL_NAME.fullmatch(name) or name in reserved:
+        but = f", and none of {', '.join(sorted(reserved))}" if reserved else ""
+        legal = "1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
+        raise InvalidArgument(f"name must be {legal}{but}", pointer="/name")
 
 
 def take_object(value: object, legal: set[str], pointer: str) -> dict[str, Any]:

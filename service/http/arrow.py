@@ -15,7 +15,7 @@ import orjson
 from numpy.typing import NDArray
 
 from service.errors import BodyTooLarge, InvalidBody
-from service.http.forms import UnsupportedMediaType, type_of
+from service.http.media_types import UnsupportedMediaType, type_of
 from service.store.sql.arrays import to_json
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from fastapi import APIRouter, Query
 from sqlalchemy import select
 
 from regraft.models import AuditPage, AuditRecord
-from service.http.requests import CheckedRoute, Service
+from service.http.checked_route import CheckedRoute
+from service.http.dependencies import Service
 from service.schemas import Number
 from service.store.tables import audit
 

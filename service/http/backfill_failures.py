@@ -8,8 +8,10 @@ from fastapi import APIRouter, Query
 
 from regraft.models import FailurePage, ItemFailure
 from service.backfills.records import FailureRow, backfill_row, failures_after
+from service.http.backfill_access import KEY_OPENS_BACKFILL
+from service.http.checked_route import CheckedRoute
 from service.http.cursors import decode_cursor, encode_cursor
-from service.http.requests import KEY_OPENS_BACKFILL, CheckedRoute, Service
+from service.http.dependencies import Service
 from service.registry.placement import placement_in
 from service.registry.registry import Registry
 from service.schemas import Number

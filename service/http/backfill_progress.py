@@ -23,7 +23,9 @@ from starlette.concurrency import run_in_threadpool
 from regraft.models import BackfillInfo
 from service.backfills.records import RetryingBackfill, UnknownBackfill, backfill_row
 from service.backfills.states import ACTIVE, BackfillState
-from service.http.requests import KEY_OPENS_BACKFILL, CheckedRoute, Service
+from service.http.backfill_access import KEY_OPENS_BACKFILL
+from service.http.checked_route import CheckedRoute
+from service.http.dependencies import Service
 from service.registry.registry import Registry
 from service.runtime import Runtime
 from service.schemas import Number

@@ -15,9 +15,10 @@ from service.backfills.starting import BackfillRequest, checked_scope, start
 from service.backfills.states import ACTIVE, BackfillState, change_state
 from service.backfills.supplied import SUPPLIED, finish_if_complete
 from service.backfills.uncertainties import check_uncertainty_known
+from service.http.backfill_access import KEY_OPENS_BACKFILL
 from service.http.backfill_progress import describe, snapshot
-from service.http.request_context import RequestContext
-from service.http.requests import KEY_OPENS_BACKFILL, CheckedRoute, Newest, Service
+from service.http.checked_route import CheckedRoute
+from service.http.dependencies import Newest, RequestContext, Service
 from service.runtime import Runtime
 from service.schemas import Name, Number
 from service.store.audit import ChangeContext, record

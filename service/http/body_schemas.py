@@ -6,7 +6,7 @@ from typing import Any
 
 from index.metadata.filter import MAX_CONDITIONS, MAX_KEYS, MAX_VALUES
 from service.http.arrow import ARROW
-from service.http.forms import FORM, JSON
+from service.http.media_types import FORM, JSON
 from service.http.npy import NPY
 from service.schemas import LIMIT
 

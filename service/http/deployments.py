@@ -18,9 +18,9 @@ from regraft.models import (
     RollbackResult,
     TransitionInfo,
 )
+from service.http.checked_route import CheckedRoute
+from service.http.dependencies import LOADED, IfMatchContext, Newest, Service
 from service.http.deployment_requests import AdvanceIn, DeploymentIn, check_options, steps_to, transition_request
-from service.http.request_context import IfMatchContext
-from service.http.requests import LOADED, CheckedRoute, Newest, Service
 from service.registry.loaded_version import LoadedVersion
 from service.registry.registry import Registry
 from service.registry.trial_counters import summary

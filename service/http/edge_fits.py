@@ -11,13 +11,14 @@ from pydantic import ValidationError
 from index.evaluation.fitting import PairArrays
 from regraft.models import DomainCheck, EdgeInfo
 from service.http.body_schemas import FILE, fields, reads
+from service.http.checked_route import CheckedRoute, read_body
+from service.http.dependencies import RequestContext, Service
 from service.http.edges import describe
-from service.http.forms import FORM, JSON, Form, media_type, read_form
+from service.http.forms import Form, read_form
+from service.http.media_types import FORM, JSON, media_type
 from service.http.npy import read_npy
 from service.http.npz import read_pairs
 from service.http.parsing import parse_json
-from service.http.request_context import RequestContext
-from service.http.requests import CheckedRoute, Service, read_body
 from service.runtime import Runtime
 from service.schemas import Body
 from service.store.audit import ChangeContext

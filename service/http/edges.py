@@ -22,10 +22,11 @@ from index.version_folder.folder import load_edge
 from regraft.models import DependentGallery, EdgeInfo, EdgeList, EdgeRemoval, ReroutedItems
 from service.errors import InvalidBody
 from service.http.body_schemas import FILE, SWITCH, fields, reads
-from service.http.forms import FORM, JSON, Form, media_type, read_form
+from service.http.checked_route import CheckedRoute, read_body
+from service.http.dependencies import CONFIRMED, RequestContext, Service
+from service.http.forms import Form, read_form
+from service.http.media_types import FORM, JSON, media_type
 from service.http.parsing import parse_json
-from service.http.request_context import CONFIRMED, RequestContext
-from service.http.requests import CheckedRoute, Service, read_body
 from service.registry.edge_records import EdgeOrigin, EdgeRecord
 from service.registry.loaded_version import LoadedVersion
 from service.runtime import Runtime

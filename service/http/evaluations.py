@@ -22,10 +22,11 @@ from index.space import Vectors, space_from_json
 from regraft.models import EvaluationInfo, EvaluationList
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, many, reads
-from service.http.forms import FORM, JSON, NO_SUCH_FILE, Form, media_type, read_form
+from service.http.checked_route import CheckedRoute, read_body
+from service.http.dependencies import CONFIRMED, RequestContext, Service
+from service.http.forms import NO_SUCH_FILE, Form, read_form
+from service.http.media_types import FORM, JSON, media_type
 from service.http.parsing import parse_json
-from service.http.request_context import CONFIRMED, RequestContext
-from service.http.requests import CheckedRoute, Service, read_body
 from service.items.stored_json import storage_problem
 from service.items.texts import read_text
 from service.items.transaction import write_contents

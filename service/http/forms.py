@@ -5,30 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from fastapi import Request
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 
-from index.errors import RegraftError
 from service.errors import BodyTooLarge, InvalidBody
+from service.http.media_types import UnsupportedMediaType
 
 MAX_FIELDS = 16
 
-JSON = "application/json"
-FORM = "multipart/form-data"
-
 NO_SUCH_FILE = "image must be the file name of one of the form's files"
 """The error of an item or entry that names no file of its form."""
-
-
-class UnsupportedMediaType(RegraftError):
-    """This route reads application/json or multipart/form-data."""
-
-    status = 415
-    code = "unsupported_media_type"
 
 
 @dataclass(frozen=True)
@@ -52,27 +41,6 @@ class Form:
         if len(named) < len(self.files):
             raise InvalidBody("two files of the form have the same name", pointer="/images")
         return named
-
-
-def media_type(request: Request, *legal: str) -> str:
-    """The body's media type, one of `legal`. Raises UnsupportedMediaType, also if it is compressed."""
-    check_encoding(request.headers.get("content-encoding", ""))
-    found = type_of(request.headers.get("content-type", ""))
-    if found not in legal:
-        raise UnsupportedMediaType(f"the content type must be {' or '.join(legal)}, not {found or 'missing'}")
-    return found
-
-
-def check_encoding(header: str) -> None:
-    """Raise UnsupportedMediaType if a body is compressed, which no part of it would say plainly."""
-    if (found := header.strip().lower()) not in {"", "identity"}:
-        raise UnsupportedMediaType(f"the body must not be compressed; its Content-Encoding is {found[:50]!r}")
-
-
-@lru_cache(maxsize=64)
-def type_of(header: str) -> str:
-    """The media type in a header, without its parameters."""
-    return header.partition(";")[0].strip().lower()
 
 
 @asynccontextmanager

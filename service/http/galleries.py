@@ -7,15 +7,15 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from index.engines.config import IndexConfig
-from regraft.models import CollectionInfo, GalleryIndex, GalleryInfo, GalleryList
+from regraft.models import CollectionInfo, GalleryIndex, GalleryInfo, GalleryList, LoadingGallery
 from service.errors import GalleryExists
-from service.http.health import describe_load
-from service.http.request_context import CONFIRMED, RequestContext
-from service.http.requests import LOADED, CheckedRoute, Service, check_name
+from service.http.checked_route import CheckedRoute
+from service.http.dependencies import CONFIRMED, LOADED, RequestContext, Service
 from service.registry.placement import preference
+from service.replica.load_progress import LoadProgress
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
-from service.schemas import GalleryChange, GalleryIn, Name
+from service.schemas import GalleryChange, GalleryIn, Name, check_name
 from service.store.api_keys import ApiKeyRow
 from service.store.audit import record
 from service.store.galleries.deletion import delete_gallery
@@ -155,6 +155,11 @@ def describe(loaded: LoadedGallery) -> GalleryInfo:
             for (version, origin), shard in loaded.gallery.remote.shards().items()
         ],
     )
+
+
+def describe_load(progress: LoadProgress) -> LoadingGallery:
+    """The public description of a load."""
+    return LoadingGallery(gallery=progress.gallery, done=progress.done, total=progress.total)
 
 
 def _index(config: IndexConfig) -> GalleryIndex:

@@ -12,10 +12,10 @@ from sqlalchemy import Connection, insert, select
 from index.errors import RegraftError
 from regraft.models import GateList, GateReport
 from service.errors import NoCurrentVersion
+from service.http.checked_route import CheckedRoute
+from service.http.dependencies import Newest, RequestContext, Service
 from service.http.gate_images import flip_blobs, thumbnails
 from service.http.gate_page import page
-from service.http.request_context import RequestContext
-from service.http.requests import CheckedRoute, Newest, Service
 from service.registry.calibrations import store_calibrations
 from service.schemas import Name, Number
 from service.store.galleries.gallery import gallery_named, take_seq

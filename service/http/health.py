@@ -11,13 +11,14 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from index.errors import RegraftError
-from regraft.models import Health, LoadingGallery, Readiness
+from regraft.models import Health, Readiness
 from service.errors import DatabaseDamaged
-from service.http.requests import CheckedRoute, Service
+from service.http.checked_route import CheckedRoute
+from service.http.dependencies import Service
+from service.http.galleries import describe_load
 from service.registry.loaded_version import LoadedVersion
 from service.registry.placement import route_to
 from service.registry.registry import Registry
-from service.replica.load_progress import LoadProgress
 from service.runtime import Runtime
 from service.store.faults import sqlite_file, unwritable
 
@@ -78,11 +79,6 @@ def _readiness(service: Runtime) -> Readiness:
         galleries_bytes=cache.bytes(),
         loading=[describe_load(progress) for progress in service.replica.loading()],
     )
-
-
-def describe_load(progress: LoadProgress) -> LoadingGallery:
-    """The public description of a load."""
-    return LoadingGallery(gallery=progress.gallery, done=progress.done, total=progress.total)
 
 
 def problems(service: Runtime) -> Iterator[str]:

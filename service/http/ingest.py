@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from service.errors import InvalidBody, InvalidItem, UnknownParameter
 from service.http.arrow import ARROW, read_items
-from service.http.forms import FORM, JSON, NO_SUCH_FILE, Form, media_type
+from service.http.checked_route import read_body
+from service.http.forms import NO_SUCH_FILE, Form
+from service.http.media_types import FORM, JSON, media_type
 from service.http.npy import read_npy
 from service.http.parsing import parse_any_json
-from service.http.requests import read_body
 from service.items.batch import IngestBatch, read_batch
 from service.items.embeddings import ingest_embeddings
 from service.items.images import ingest_images

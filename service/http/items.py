@@ -17,12 +17,12 @@ from index.version import Origin
 from regraft.models import DeleteResult, EmbeddingInfo, IngestResult, ItemDetail, ItemInfo, ItemPage, MetadataResult
 from service.errors import InvalidBody, NoImage
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives, many, reads
+from service.http.checked_route import CheckedRoute
 from service.http.cursors import decode_cursor, encode_cursor
+from service.http.dependencies import CONFIRMED_IF_GIVEN, RequestContext, Service
 from service.http.forms import read_form
 from service.http.ingest import MadeBy, TableVersion, ingest_array, ingest_body, ingest_files, respond
 from service.http.parsing import parse_any_json
-from service.http.request_context import CONFIRMED_IF_GIVEN, RequestContext
-from service.http.requests import CheckedRoute, Service
 from service.http.shown_items import MAX_PAGE, WithText, describe_item, texts_of
 from service.items.deletion import delete_named, delete_passing
 from service.items.metadata import patch_named, patch_passing

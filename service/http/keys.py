@@ -13,9 +13,9 @@ from sqlalchemy.exc import IntegrityError
 from index.errors import shortened
 from regraft.models import KeyInfo, KeyList, KeyScope, NewKey
 from service.errors import KeyExists, NobodyAsked, UnknownGallery
-from service.http.request_context import CONFIRMED, RequestContext
-from service.http.requests import CheckedRoute, Service, check_name
-from service.schemas import Body, Name
+from service.http.checked_route import CheckedRoute
+from service.http.dependencies import CONFIRMED, RequestContext, Service
+from service.schemas import Body, Name, check_name
 from service.store.api_keys import ApiKeyRow, add_key, all_keys, delete_key, key_named
 from service.store.audit import record
 from service.store.galleries.gallery import all_galleries

@@ -20,8 +20,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import Scope
 
 from service.backfills.states import BackfillState
+from service.http.dependencies import Service
 from service.http.health import problems
-from service.http.requests import Service
 from service.store.galleries.gallery import gallery_states
 from service.store.tables import backfill
 

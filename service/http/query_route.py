@@ -21,10 +21,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from index.metadata.filter import parse_filter
 from service.http.arrow import ARROW, accepts_arrow, pyarrow
 from service.http.auth import Count, Exchange, Guard
-from service.http.forms import JSON, check_encoding, type_of
+from service.http.checked_route import check_parameters
+from service.http.media_types import JSON, check_encoding, type_of
 from service.http.npy import NPY
 from service.http.query_batcher import QueryBatcher
-from service.http.requests import check_parameters
 from service.http.search import QUERY_KEY, ReadRequest, WriteAnswer, as_json, as_table, respond
 from service.http.search_request import OPTIONS, fields_of, fields_of_arrow, fields_of_npy, from_fields
 from service.replica.loaded import LoadedGallery

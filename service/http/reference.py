@@ -8,8 +8,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
+from service.http.checked_route import CheckedRoute
 from service.http.pages import page_file, page_headers
-from service.http.requests import CheckedRoute
 
 router = APIRouter(route_class=CheckedRoute, include_in_schema=False)
 

@@ -32,9 +32,10 @@ from service.backfills.outcome import Failed
 from service.backfills.planning import finish_or_replan
 from service.backfills.states import BackfillState, Kind
 from service.http.body_schemas import gives
+from service.http.checked_route import CheckedRoute
 from service.http.cursors import decode_cursor, encode_cursor
+from service.http.dependencies import Service
 from service.http.remote_results import ResultIn, check_complete, check_edges, checked, encoded_images
-from service.http.requests import CheckedRoute, Service
 from service.registry.edge_archive import fingerprint, pack
 from service.registry.edge_records import EdgeRecord
 from service.registry.loaded_version import LoadedVersion

@@ -37,7 +37,7 @@ def _opens_gallery(key: ApiKeyRow, method: str, path: str) -> bool:
     """Whether a key limited to some galleries permits a request; False if no rule applies.
 
     Versions and edges belong to no gallery and can be read. The list of galleries shows only those of the key, and
-    routes of backfills look up their gallery themselves (`service.http.requests.KEY_OPENS_BACKFILL`).
+    routes of backfills look up their gallery themselves (`service.http.backfill_access.KEY_OPENS_BACKFILL`).
     """
     match path.split("/"):
         case ["", "v1", "galleries", name, *_]:

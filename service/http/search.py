@@ -16,9 +16,11 @@ from index.retry import attempts
 from regraft.models import SearchResponse
 from service.http.arrow import ARROW, write_matches
 from service.http.body_schemas import EMBEDDING, FILE, fields, many, reads
-from service.http.forms import FORM, JSON, media_type, read_form
+from service.http.checked_route import CheckedRoute
+from service.http.dependencies import Service
+from service.http.forms import read_form
+from service.http.media_types import FORM, JSON, media_type
 from service.http.npy import NPY
-from service.http.requests import CheckedRoute, Service
 from service.http.search_answer import Page, answer_of, page_of
 from service.http.search_request import LISTS, OPTIONS, QueryBatch, SearchRequest, from_form
 from service.replica.loaded import LoadedGallery

@@ -15,11 +15,13 @@ from service.errors import InvalidBody
 from service.http.arrow import ARROW, EMBEDDING, accepts_arrow, write_items
 from service.http.body_schemas import EMBEDDING as NUMBERS
 from service.http.body_schemas import FILE, fields, gives, many, reads
+from service.http.checked_route import CheckedRoute
 from service.http.cursors import decode_cursor, encode_cursor
-from service.http.forms import JSON, Form, read_form
+from service.http.dependencies import Service
+from service.http.forms import Form, read_form
 from service.http.ingest import MadeBy, TableVersion, ingest_array, ingest_body, respond
+from service.http.media_types import JSON
 from service.http.parsing import parse_any_json
-from service.http.requests import CheckedRoute, Service
 from service.http.shown_items import MAX_PAGE, WithText, describe_item, texts_of
 from service.items.transaction import IngestOptions
 from service.registry.loaded_version import LoadedVersion

@@ -20,9 +20,10 @@ from index.version_folder.folder import card_sha256, load_version
 from regraft.models import EdgeSummary, VersionInfo, VersionList
 from service.errors import DeletedMeanwhile, VersionExists
 from service.http.body_schemas import FILE, fields, reads
-from service.http.forms import FORM, media_type, read_form
-from service.http.request_context import CONFIRMED, RequestContext
-from service.http.requests import CheckedRoute, Service
+from service.http.checked_route import CheckedRoute
+from service.http.dependencies import CONFIRMED, RequestContext, Service
+from service.http.forms import read_form
+from service.http.media_types import FORM, media_type
 from service.registry.fetched_folders import version_key
 from service.registry.loaded_version import LoadedVersion
 from service.registry.registry import Registry

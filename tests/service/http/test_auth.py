@@ -201,7 +201,7 @@ def test_a_body_is_parsed_while_others_are_answered(served: Any, monkeypatch: py
         assert parsed.wait(10)
         return json.loads(raw)
 
-    monkeypatch.setattr("service.http.requests.parse_json", slow)
+    monkeypatch.setattr("service.http.checked_route.parse_json", slow)
     with ThreadPoolExecutor() as pool:
         created = pool.submit(served.http.post, "/galleries", json={"name": "parsed-slowly"})
         try:

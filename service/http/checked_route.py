@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Iterator
-from typing import Annotated, Any, cast, get_args
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, get_args
 
-from fastapi import Depends, Query, Request, Response
+from fastapi import Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope
 
-from index.errors import InvalidArgument, shortened
-from index.version import NAME
-from service.backfills.records import backfill_row
+from index.errors import shortened
 from service.errors import BodyTooLarge, UnknownParameter
-from service.http.forms import JSON, media_type
+from service.http.dependencies import runtime_of
+from service.http.media_types import JSON, media_type
 from service.http.parsing import parse_json
-from service.http.scopes import outside_galleries
-from service.runtime import Runtime
-from service.schemas import Body, Number
+from service.schemas import Body
 from service.settings import Settings
-from service.store.api_keys import ApiKeyRow
-from service.store.galleries.gallery import gallery_row
-
-
-async def runtime_of(request: Request) -> Runtime:
-    """The runtime of the request's application; async, or FastAPI would run this on a thread."""
-    return cast(Runtime, request.app.state.runtime)
-
-
-Service = Annotated[Runtime, Depends(runtime_of)]
-Newest = Annotated[int | None, Query(ge=1, le=1000, description="only this many, the newest; default: all")]
-"""Limits lists of a gallery's history, which grows forever."""
-
-
-async def _load(request: Request, service: Service) -> None:
-    await service.ensure_loaded(request.path_params["name"])
-
-
-LOADED = Depends(_load)
-"""Dependency of a route that needs a gallery in memory: requests wait for its load without taking a thread."""
-
-
-async def _key_opens_backfill(request: Request, number: Number, service: Service) -> None:
-    key: ApiKeyRow | None = request.state.key
-    if key is not None and key.galleries is not None:
-        await service.run_blocking(_check_key, service, key, number)
-
-
-def _check_key(service: Runtime, key: ApiKeyRow, number: int) -> None:
-    with service.database.read() as connection:
-        gallery = gallery_row(connection, backfill_row(connection, number).gallery_id)
-    if gallery is None or not key.opens(gallery.name):
-        raise outside_galleries(key)
-
-
-KEY_OPENS_BACKFILL = Depends(_key_opens_backfill)
-"""Dependency of a route for one backfill: a key limited to some galleries permits only their backfills."""
 
 
 class CheckedRoute(APIRoute):
@@ -143,19 +103,3 @@ def _model(route: APIRoute) -> type[Body] | None:
         if isinstance(candidate, type) and issubclass(candidate, Body)
     ]
     return models[0] if models else None
-
-
-def check_name(name: str, reserved: Collection[str] = ()) -> None:
-    """Check the name of something new.
-
-    Args:
-        name: the name.
-        reserved: names that are not legal.
-
-    Raises:
-        InvalidArgument: it is malformed or reserved; says which names are legal.
-    """
-    if not NAME.fullmatch(name) or name in reserved:
-        but = f", and none of {', '.join(sorted(reserved))}" if reserved else ""
-        legal = "1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
-        raise InvalidArgument(f"name must be {legal}{but}", pointer="/name")

@@ -1,14 +1,33 @@
-"""The context of a change: its key, whether it is a dry run, and for deployments the expected ETag."""
+"""What routes take besides a body: the runtime, a loaded gallery, the context of a change, a confirmed deletion."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, cast
 
 from fastapi import Depends, Header, Query, Request
 
 from index.errors import InvalidArgument
+from service.runtime import Runtime
 from service.store.audit import ChangeContext
+
+
+async def runtime_of(request: Request) -> Runtime:
+    """The runtime of the request's application; async, or FastAPI would run this on a thread."""
+    return cast(Runtime, request.app.state.runtime)
+
+
+Service = Annotated[Runtime, Depends(runtime_of)]
+Newest = Annotated[int | None, Query(ge=1, le=1000, description="only this many, the newest; default: all")]
+"""Limits lists of a gallery's history, which grows forever."""
+
+
+async def _load(request: Request, service: Service) -> None:
+    await service.ensure_loaded(request.path_params["name"])
+
+
+LOADED = Depends(_load)
+"""Dependency of a route that needs a gallery in memory: requests wait for its load without taking a thread."""
 
 
 @dataclass(frozen=True)
