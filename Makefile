@@ -23,7 +23,7 @@ OTHERS := tests $(TORCH:%=--ignore=%)
 # In the order of tests/conftest.py: files that wait among those that compute, and none that takes long in the end.
 SPREAD := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 QUICK := tests/index tests/service/store tests/service/backfills/test_pipeline.py \
-         tests/service/http/test_parsing.py tests/service/registry/encoders tests/service/test_schemas.py \
+         tests/service/http/bodies/test_strict_json.py tests/service/registry/encoders tests/service/test_schemas.py \
          tests/service/test_settings.py
 
 .DEFAULT_GOAL := help

@@ -88,7 +88,7 @@ class Servers(Children):
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        from service.http.draining import drop_new_connections
+        from service.http.server.draining import drop_new_connections
 
         # All servers end together; a single one must not keep the others from accepting.
         drop_new_connections(self._listener.fileno())

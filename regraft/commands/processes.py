@@ -51,7 +51,7 @@ def serve(
     with needs("serve"), gc_paused():
         from index.engines.gpu import check_device
         from service.http.app import serve as run_service
-        from service.http.auth import check_exposure
+        from service.http.server.auth import check_exposure
         from service.logs import configure
         from service.store.database.migration import upgrade
     settings = checked_settings()

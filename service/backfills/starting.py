@@ -45,7 +45,7 @@ class NotCurrent(RegraftError):
 
 
 class BackfillRequest(Body):
-    """What moves, in which order, and how fast; `service.http.backfills.BackfillIn` explains the fields."""
+    """What moves, in which order, and how fast; `service.http.backfills.backfills.BackfillIn` explains the fields."""
 
     version: Name | None = None
     kind: Literal["reencode", "transform", "supplied"] = "reencode"

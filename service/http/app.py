@@ -19,36 +19,19 @@ from starlette.types import Receive, Scope, Send
 
 from index.garbage_collection import gc_paused
 from index.incoming import sweep
-from service.http import (
-    audit,
-    backfills,
-    console,
-    deployments,
-    edge_fits,
-    edges,
-    evaluations,
-    faults,
-    galleries,
-    gates,
-    health,
-    items,
-    keys,
-    metrics,
-    openapi,
-    problems,
-    reference,
-    search,
-    stored_embeddings,
-    versions,
-)
-from service.http import backfill_failures as failures
-from service.http import backfill_progress as progress
-from service.http import remote_worker_api as work
-from service.http.auth import Guard, check_exposure
-from service.http.draining import Server
-from service.http.http_protocol import HttpProtocol
-from service.http.metrics import RequestMetrics
-from service.http.query_route import QueryRoute
+from service.http import openapi
+from service.http.backfills import backfills, failures, progress, remote_workers
+from service.http.galleries import galleries, items, stored_embeddings
+from service.http.operation import audit, health, keys, metrics
+from service.http.operation.metrics import RequestMetrics
+from service.http.pages import console, reference
+from service.http.search import search
+from service.http.search.query_route import QueryRoute
+from service.http.server import faults, problems
+from service.http.server.auth import Guard, check_exposure
+from service.http.server.draining import Server
+from service.http.server.http_protocol import HttpProtocol
+from service.http.upgrades import deployments, edge_fits, edges, evaluations, gates, versions
 from service.logs import configure
 from service.runtime import running
 from service.settings import Settings
@@ -69,7 +52,7 @@ ROUTERS = (
     backfills.router,
     progress.router,
     failures.router,
-    work.router,
+    remote_workers.router,
     keys.router,
     audit.router,
 )

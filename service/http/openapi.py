@@ -16,10 +16,10 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
 from index.errors import RegraftError, Unwritable
-from service.http.auth import PUBLIC_PATHS
-from service.http.body_schemas import FILTER
-from service.http.problems import CODES, PROBLEM, ProblemDetails
-from service.http.scopes import required_scope
+from service.http.bodies.schemas import FILTER
+from service.http.server.auth import PUBLIC_PATHS
+from service.http.server.problems import CODES, PROBLEM, ProblemDetails
+from service.http.server.scopes import required_scope
 from service.schemas import LIMIT
 from service.settings import Settings
 

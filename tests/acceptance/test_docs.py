@@ -16,8 +16,8 @@ from typer.core import TyperCommand, TyperGroup
 import regraft
 from regraft.cli import app
 from regraft.client import Client
-from service.http import health
 from service.http.app import create_app
+from service.http.operation import health
 from service.settings import Settings
 
 ROOT = Path(__file__).parent.parent.parent

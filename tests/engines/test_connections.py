@@ -25,7 +25,7 @@ from sqlalchemy import Connection, event, make_url, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-import service.http.galleries
+import service.http.galleries.galleries
 import service.store.database.connections
 from service.settings import Settings
 from service.store.database.connections import Database
@@ -135,7 +135,7 @@ def test_a_server_that_takes_no_changes_is_told_as_one_that_is_away_and_asked_an
             return insert_gallery(connection, *given)
 
         with monkeypatch.context() as patch:
-            patch.setattr(service.http.galleries, "insert_gallery", refuse)
+            patch.setattr(service.http.galleries.galleries, "insert_gallery", refuse)
             refused = served.http.post("/galleries", json={"name": "g"})
         assert (refused.status_code, refused.json()["code"]) == (503, "database_unavailable")
         assert "nothing was changed" in refused.json()["detail"]

@@ -12,7 +12,8 @@ from typing import Any
 from index import contents
 from index.engines import segment, segments
 from index.gallery import Gallery
-from service.http import app, deployments, versions
+from service.http import app
+from service.http.upgrades import deployments, versions
 from service.items import by_filter, deletion
 from service.replica import indexer, snapshots
 from service.replica.cache import Cache

@@ -13,7 +13,7 @@ from sqlalchemy import select, update
 from regraft.models import BackfillInfo
 from service.backfills import attempts, leasing, states
 from service.backfills.records import backfill_row
-from service.http import backfill_progress as progress
+from service.http.backfills import progress
 from service.store.leases import jobs
 from service.store.leases.jobs import MAX_LEASES_AHEAD
 from service.store.sql import database_clock

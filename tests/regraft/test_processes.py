@@ -160,7 +160,8 @@ service.backfills.worker.run = stuck
 processes.worker()
 """
 STUCK_SERVICE = """
-from service.http import app, draining
+from service.http import app
+from service.http.server import draining
 from service.settings import Settings
 from service.store.database.migration import migrating, schema_revision
 from service.store.database.migration import upgrade

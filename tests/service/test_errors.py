@@ -10,7 +10,7 @@ import pytest
 
 from index.errors import RegraftError
 from index.item_id import MAX_ID
-from service.http.arrow import ARROW
+from service.http.bodies.arrow import ARROW
 from staging.served import problem
 
 LONG = "long" * 2_000
@@ -173,7 +173,7 @@ def test_a_failure_nobody_expected_tells_nothing_but_its_number(
         raise ZeroDivisionError("secret")
 
     served.gallery(None)
-    monkeypatch.setattr("service.http.galleries.describe", fail)  # of the route alone: no thread asks for it
+    monkeypatch.setattr("service.http.galleries.galleries.describe", fail)  # of the route alone: no thread asks for it
     with caplog.at_level(logging.ERROR):
         response = served.http.get("/galleries")
 
@@ -194,7 +194,7 @@ BAD_ALLOC = RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : std::bad_
 @pytest.mark.parametrize(
     ("place", "code", "stored"),
     [
-        ("service.http.parsing._quickly", "out_of_memory", 0),
+        ("service.http.bodies.strict_json._quickly", "out_of_memory", 0),
         ("service.registry.storing.store_items", "out_of_memory", 0),
         ("sqlalchemy.engine.default.DefaultDialect.do_commit", "out_of_memory_unknown", 0),
         ("service.replica.replica.Replica.apply_added", "out_of_memory_committed", 1),

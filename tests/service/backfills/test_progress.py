@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
-from service.http import backfill_progress as progress
+from service.http.backfills import progress
 from staging.served import problem, serving
 from staging.streams import events
 

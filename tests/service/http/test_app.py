@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from service.http import app
-from service.http.draining import Server
 from service.http.openapi import codes_by_status
-from service.http.problems import TITLES
+from service.http.server.draining import Server
+from service.http.server.problems import TITLES
 from service.runtime import running
 from service.settings import Settings
 from service.upgrades.deployments.reaper import Reaper

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from index.version import Version
-from service.http import remote_worker_api
+from service.http.backfills import remote_workers
 from service.registry.packed_folders import PackedFolders
 from staging.waiting import until
 
@@ -78,7 +78,7 @@ def test_workers_that_fetch_a_version_at_once_take_the_room_of_one(
         packed.append(folder)
         archive.write_bytes(LARGE)
 
-    monkeypatch.setattr(remote_worker_api, "pack_version", pack)
+    monkeypatch.setattr(remote_workers, "pack_version", pack)
 
     with ExitStack() as stack:
         several = [stack.enter_context(served.http.stream("GET", "/work/versions/v1")) for _ in range(3)]

@@ -195,7 +195,7 @@ def test_one_whose_name_another_got_is_not_the_end_of_an_edge_that_was_verified_
         assert served.remove("/versions/taken").status_code == 204
         assert served.register(second).status_code == 201
 
-    monkeypatch.setattr("service.http.versions.verify_isolated", verify)
+    monkeypatch.setattr("service.http.upgrades.versions.verify_isolated", verify)
     problem(served.register(newer), 409, "deleted_meanwhile")
     problem(served.http.get("/versions/newer"), 404, "unknown_version")
     assert served.remove("/versions/taken").status_code == 204

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-import service.http.versions
+import service.http.upgrades.versions
 from index import isolated
 from index.errors import InvalidVersionFolder
 from index.version import Version
@@ -286,7 +286,7 @@ def test_a_crash_while_registering_leaves_no_version_and_can_be_repeated(
 ) -> None:
     made = make_version(tmp_path / step, f"after-{step.replace('_', '-')}", 4)
     rows = traces(served)[1:]
-    original = getattr(service.http.versions, step)
+    original = getattr(service.http.upgrades.versions, step)
     calls = []
 
     def crash(*arguments: Any) -> Any:
@@ -296,7 +296,7 @@ def test_a_crash_while_registering_leaves_no_version_and_can_be_repeated(
             raise OSError("power cut")
         return original(*arguments)
 
-    monkeypatch.setattr(service.http.versions, step, crash)
+    monkeypatch.setattr(service.http.upgrades.versions, step, crash)
     assert served.register(made).status_code == 500
     assert calls
     assert rows == traces(served)[1:]

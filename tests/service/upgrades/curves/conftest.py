@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.http import backfill_progress as progress
+from service.http.backfills import progress
 from service.upgrades.curves import measure as curves
 from staging.curves import deploy, group
 

@@ -148,7 +148,7 @@ def test_those_of_an_edge_that_is_replaced_while_the_gate_measures_are_not_store
         assert served.http.post("/edges", json=body).status_code == 201
         return fitted
 
-    monkeypatch.setattr("service.http.gates.fit_calibrations", fit_and_replace)
+    monkeypatch.setattr("service.http.upgrades.gates.fit_calibrations", fit_and_replace)
     number = gate(served, path, label="digit").json()["id"]
     served.http.post(f"{path}/deployments", json={"version": "v2", "gate": number, "override": "a test"})
 

@@ -15,7 +15,7 @@ from sqlalchemy import select, update
 
 from index.encoders.encoder import Encoder
 from index.version import Version
-from service.http.gate_plots import differences, ticks
+from service.http.upgrades.gate_plots import differences, ticks
 from service.store.tables import item
 from service.upgrades.gates import measuring
 from staging import steps

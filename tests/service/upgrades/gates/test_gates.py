@@ -13,7 +13,7 @@ from index.encoders.encoder import Encoder
 from index.evaluation.metrics import retrieval
 from index.space import space_from_json
 from index.version import Version
-from service.http import gates as routes
+from service.http.upgrades import gates as routes
 from service.store.galleries.embeddings import put_embeddings
 from service.store.galleries.gallery import gallery_named
 from service.store.tables import embedding, gallery, item

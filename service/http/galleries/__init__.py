@@ -1,0 +1,1 @@
+"""Galleries and their items over HTTP: create, fill, list, change, delete."""

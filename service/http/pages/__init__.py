@@ -1,0 +1,1 @@
+"""The service's own pages, `/console` and `/docs`, with all their files."""

@@ -1,0 +1,1 @@
+"""What stands around every route: the guard, errors as problem responses, connections, a graceful shutdown."""
