@@ -29,7 +29,7 @@ from index_speed import draw
 from million import BLOCK, fill, register_both, search, wait_until_sealed
 from real_service import client, served
 
-from index.engines.segments import SEAL_ROWS
+from index.engines.memory.segments import SEAL_ROWS
 
 REST_SECONDS, QUIET_SECONDS = 5.0, 5.0
 MOST_SECONDS = 600.0

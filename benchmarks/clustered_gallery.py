@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 from real_service import SEALING_SECONDS, client, register
 
-from index.engines.segments import SETTLED_ROWS
+from index.engines.memory.segments import SETTLED_ROWS
 from index.version import Card
 
 DIM, K = 128, 10

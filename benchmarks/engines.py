@@ -37,7 +37,7 @@ from clustered_gallery import DIM, K, clustered
 from million import fill
 from real_service import client, cpu_seconds, register, resident_bytes, served
 
-from index.engines.segments import SETTLED_ROWS
+from index.engines.memory.segments import SETTLED_ROWS
 from index.version import Card
 from staging.milvus import MilvusTestServer
 from staging.postgres import Server

@@ -23,7 +23,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when FAISS is imported
 import numpy as np
 from command_line import Count, Counts, run_main
 
-from index.engines.flat import FlatShard
+from index.engines.memory.flat import FlatShard
 from index.metadata.filter import Filter, parse_filter
 from index.metadata.metadata import Item, Metadata
 from index.space import Cosine, Vectors

@@ -18,7 +18,7 @@ import numpy as np
 from real_service import free_port
 
 from index.engines.config import IndexConfig
-from index.engines.segment import Segment
+from index.engines.memory.segment import Segment
 from index.space import Cosine
 
 CHROMA = Path(sys.executable).with_name("chroma")

@@ -26,8 +26,8 @@ from command_line import Count, run_main
 from numpy.typing import NDArray
 
 from index.engines.config import IndexConfig, IndexKind
-from index.engines.segment import Segment
-from index.engines.segments import SEAL_ROWS
+from index.engines.memory.segment import Segment
+from index.engines.memory.segments import SEAL_ROWS
 from index.gallery import Gallery
 from index.metadata.filter import parse_filter
 from index.metadata.metadata import Item

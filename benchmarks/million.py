@@ -33,7 +33,7 @@ from index_speed import CLUSTERS
 from load import load, request
 from real_service import SEALING_SECONDS, client, register, resident_bytes, served, wait_until_at_rest
 
-from index.engines.segments import SEAL_ROWS
+from index.engines.memory.segments import SEAL_ROWS
 from index.version import Card, Edge, EdgeKind, Score
 
 BLOCK, K, ASKED = 10_000, 10, 200

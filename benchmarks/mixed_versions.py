@@ -27,8 +27,8 @@ from onnx import TensorProto, helper, numpy_helper
 from index.edges.calibration import Calibration
 from index.edges.graph import Graph
 from index.edges.transform import load_transform
-from index.engines import segments
 from index.engines.config import IndexConfig, IndexKind
+from index.engines.memory import segments
 from index.gallery import Gallery
 from index.query.edge_maps import map_key
 from index.space import Cosine

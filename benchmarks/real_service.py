@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from index.engines.segments import SETTLED_SECONDS
+from index.engines.memory.segments import SETTLED_SECONDS
 from index.version import Card, Edge, Version
 from index.version_folder.archive import pack_version
 from index.version_folder.folder import load_version, write_card, write_edge

@@ -26,8 +26,8 @@ from typing import Any
 from index.contents import Contents, from_slots
 from index.engines.base import Keys
 from index.engines.config import IndexConfig
-from index.engines.remote import OpenCollection, no_engine
-from index.engines.remote_answers import Answers, Unanswered
+from index.engines.remote.answers import Answers, Unanswered
+from index.engines.remote.base import OpenCollection, no_engine
 from index.lock import ReadWriteLock
 from index.metadata.filter import Filter
 from index.metadata.metadata import Item, Metadata

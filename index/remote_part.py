@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from index.engines.remote_shard import Lock, RemoteShard, SeqsOf
+from index.engines.remote.shard import Lock, RemoteShard, SeqsOf
 from index.shards import Shards
 from index.version import ShardKey
 

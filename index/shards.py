@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from index.contents import Contents, SlotsAndDigests
 from index.engines.base import Keys
 from index.engines.config import IndexConfig
-from index.engines.remote import Collection, OpenCollection, metric_of, no_engine
-from index.engines.remote_shard import RemoteShard
-from index.engines.segments import Job, SegmentedShard
+from index.engines.memory.segments import Job, SegmentedShard
+from index.engines.remote.base import Collection, OpenCollection, metric_of, no_engine
+from index.engines.remote.shard import RemoteShard
 from index.paths import paths_in
 from index.scan import Mask
 from index.space import Space, Vectors

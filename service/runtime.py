@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from index.encoders.decoding import Decoder
-from index.engines import gpu
+from index.engines.memory import gpu
 from service.backfills.embedder import Embedder
 from service.backfills.planning import Planner
 from service.backfills.traffic import Traffic

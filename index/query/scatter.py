@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from index.engines.base import Hits, Shard, no_hits
 from index.engines.merge_parts import Merged, parts_to_repeat, replace_rows
-from index.engines.remote import EngineUnavailable
-from index.engines.remote_answers import Answers, Unanswered
-from index.engines.remote_shard import RemoteShard
+from index.engines.remote.answers import Answers, Unanswered
+from index.engines.remote.base import EngineUnavailable
+from index.engines.remote.shard import RemoteShard
 from index.query.merge import no_matches
 from index.query.query_plan import Plan
 from index.query.search_result import Degraded, ShardTrace

@@ -49,7 +49,7 @@ def serve(
     """Run the service and its workers."""
     apply_options({"host": host, "port": port, "data": data, "processes": processes})
     with needs("serve"), gc_paused():
-        from index.engines.gpu import check_device
+        from index.engines.memory.gpu import check_device
         from service.http.app import serve as run_service
         from service.http.server.auth import check_exposure
         from service.logs import configure

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types import datetime
 
-from index.engines.pg_connections import libpq_url
+from index.engines.pgvector.connections import libpq_url
 from index.errors import InvalidArgument
 from regraft.sources.base import NO_ID, Batch, Wanted, batch_of
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from index.contents import Contents, ShardColumns
 from index.engines.base import Keys
-from index.engines.remote import Collection, EngineUnavailable, find_up_to_date, metric_of
+from index.engines.remote.base import Collection, EngineUnavailable, find_up_to_date, metric_of
 from index.errors import InvalidArgument
 from index.space import Space, space_from_json
 from index.version import ShardKey

@@ -18,8 +18,8 @@ import numpy as np
 from index.engines.base import Keys
 from index.engines.config import IndexKind
 from index.engines.digest import digests
-from index.engines.remote import Collection, Entries, keep_only
-from index.engines.remote_shard import RemoteShard
+from index.engines.remote.base import Collection, Entries, keep_only
+from index.engines.remote.shard import RemoteShard
 from index.errors import RegraftError
 from index.events import Event
 from index.space import Space

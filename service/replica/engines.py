@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from index.engines.config import IndexKind
-from index.engines.remote import Collection, Engine, Metric, OpenCollection, Unreachable, no_engine
+from index.engines.remote.base import Collection, Engine, Metric, OpenCollection, Unreachable, no_engine
 from index.errors import InvalidArgument, RegraftError
 from index.version import ShardKey
 from service.settings import Settings
@@ -95,13 +95,13 @@ def name_of(row: GalleryRow) -> str:
 
 
 def _pgvector(settings: Settings) -> Engine:
-    from index.engines.pgvector import PgvectorEngine
+    from index.engines.pgvector.engine import PgvectorEngine
 
     return PgvectorEngine(settings.pgvector, settings.engine_seconds)
 
 
 def _milvus(settings: Settings) -> Engine:
-    from index.engines.milvus import MilvusEngine
+    from index.engines.milvus.engine import MilvusEngine
 
     token = settings.milvus_token.get_secret_value()
     return MilvusEngine(settings.milvus_uri, token, settings.engine_seconds)

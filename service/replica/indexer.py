@@ -10,7 +10,7 @@ import logging
 import time
 from functools import partial
 
-from index.engines.segments import SETTLED_SECONDS
+from index.engines.memory.segments import SETTLED_SECONDS
 from index.events import CONTEXT, Event
 from service.background import Background
 from service.logs import RecurringErrors

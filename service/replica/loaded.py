@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from index.engines.digest import digests
-from index.engines.remote import OpenCollection, no_engine
+from index.engines.remote.base import OpenCollection, no_engine
 from index.errors import RegraftError
 from index.events import Event
 from index.gallery import Gallery

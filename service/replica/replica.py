@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from index.engines.remote import OpenCollection
+from index.engines.remote.base import OpenCollection
 from index.events import Event
 from index.garbage_collection import gc_paused
 from service.errors import UnknownGallery

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from index.engines.remote import Engine
+from index.engines.remote.base import Engine
 from service.settings import Settings
 from staging.builders import make_version
 from staging.milvus import MilvusTestServer
@@ -58,7 +58,7 @@ def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusTe
 @pytest.fixture(scope="session")
 def milvus(milvus_server: MilvusTestServer) -> Iterator[Engine]:
     """An engine in it."""
-    from index.engines.milvus import MilvusEngine
+    from index.engines.milvus.engine import MilvusEngine
 
     with closing(MilvusEngine(milvus_server.uri)) as engine:
         yield engine
@@ -70,7 +70,7 @@ def milvus_elsewhere() -> Iterator[Engine]:
     uri = os.environ.get("MILVUS_TEST_URI", "")
     if not uri:
         pytest.skip("MILVUS_TEST_URI names no Milvus to test against")
-    from index.engines.milvus import MilvusEngine
+    from index.engines.milvus.engine import MilvusEngine
 
     with closing(MilvusEngine(uri, os.environ.get("MILVUS_TEST_TOKEN", ""))) as engine:
         yield engine

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from index.engines.remote import EngineUnavailable
+from index.engines.remote.base import EngineUnavailable
 from service.http.app import create_app
 from service.settings import Settings
 from staging.builders import add_text, image_bytes, make_image, make_version, tell_variance, zip_version
@@ -102,7 +102,7 @@ def engine_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tu
         postgres = Server()
     except NoServer as error:
         pytest.skip(str(error))
-    from index.engines.pgvector import PgvectorEngine
+    from index.engines.pgvector.engine import PgvectorEngine
 
     url = postgres.create()
     try:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from index import contents
-from index.engines import segment, segments
+from index.engines.memory import segment, segments
 from index.gallery import Gallery
 from service.http import app
 from service.http.upgrades import deployments, versions

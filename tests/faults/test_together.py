@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
-from index.engines.segments import SEAL_ROWS
+from index.engines.memory.segments import SEAL_ROWS
 from regraft.connection import certificates
 from staging.processes import Site
 from staging.waiting import until

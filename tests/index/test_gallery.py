@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index.engines import segments
 from index.engines.base import MISSING
 from index.engines.config import IndexConfig, IndexKind
-from index.engines.segments import Job, SegmentedShard
+from index.engines.memory import segments
+from index.engines.memory.segments import Job, SegmentedShard
 from index.errors import InvalidArgument, NoRoute
 from index.gallery import Gallery
 from index.metadata.filter import Filter, parse_filter

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.engines import remote_answers, remote_search
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import digests
-from index.engines.remote import Capabilities, EngineUnavailable, Entries
+from index.engines.remote import answers as remote_answers
+from index.engines.remote import search as remote_search
+from index.engines.remote.base import Capabilities, EngineUnavailable, Entries
 from index.gallery import Gallery
 from index.metadata.filter import parse_filter
 from index.metadata.metadata import Item

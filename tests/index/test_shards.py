@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from index.engines import approximate, segment, segments
 from index.engines.config import IndexConfig, IndexKind, Storage
 from index.engines.digest import digests
-from index.engines.remote import Entries
+from index.engines.memory import approximate, segment, segments
+from index.engines.remote.base import Entries
 from index.errors import NoRoute
 from index.gallery import Gallery
 from index.metadata.filter import parse_filter

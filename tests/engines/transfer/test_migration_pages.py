@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from index.engines.pg_connections import libpq_url
+from index.engines.pgvector.connections import libpq_url
 from regraft import Client, cli
 from staging.builders import image_bytes, make_image, make_version
 from staging.provider import Provider, embedding

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from index.creation.supplied import Supplied
-from index.engines.pg_connections import libpq_url
+from index.engines.pgvector.connections import libpq_url
 from index.errors import InvalidArgument, Unwritable
 from regraft import Client, Version
 from regraft.client import TextItem

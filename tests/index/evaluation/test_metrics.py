@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive
-from index.engines.flat import FlatShard
+from index.engines.memory.flat import FlatShard
 from index.errors import InvalidArgument
 from index.evaluation import metrics as evaluation
 from index.evaluation.metrics import (

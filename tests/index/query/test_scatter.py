@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.engines import approximate, segment, segments
 from index.engines.config import IndexConfig, IndexKind
-from index.engines.segments import SegmentedShard
+from index.engines.memory import approximate, segment, segments
+from index.engines.memory.segments import SegmentedShard
 from index.gallery import Gallery
 from index.query.scatter import ShardQuery, scatter
 from index.space import Cosine

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from index import contents
-from index.engines import approximate, snapshot
+from index.engines.memory import approximate, snapshot
 
 
 class Killed(BaseException):

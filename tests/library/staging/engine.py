@@ -1,4 +1,4 @@
-"""`FakeEngine`: collections in memory that guarantee only what an engine must (`index.engines.remote`).
+"""`FakeEngine`: collections in memory that guarantee only what an engine must (`index.engines.remote.base`).
 
 Writes may be late, duplicated and out of order. Each feed number of a key has its own row until lower ones are removed,
 which may be late too. A search that does not compare every row finds fewer rows than there are.
@@ -13,7 +13,7 @@ from random import Random
 import numpy as np
 
 from index.engines.base import MISSING
-from index.engines.remote import Candidates, Capabilities, EngineUnavailable, Entries, Metric
+from index.engines.remote.base import Candidates, Capabilities, EngineUnavailable, Entries, Metric
 from index.version import ShardKey
 
 LIMITS = Capabilities(max_k=16, max_keys=5, max_rows=3, max_width=100)

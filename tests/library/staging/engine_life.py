@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from hypothesis import strategies as st
 
-from index.engines.remote import EngineUnavailable
+from index.engines.remote.base import EngineUnavailable
 from staging.doomed_engine import DoomedEngine
 from staging.galleries import Expected
 from staging.life import Life

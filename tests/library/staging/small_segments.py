@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from index import gallery
-from index.engines import approximate, segment, segments
+from index.engines.memory import approximate, segment, segments
 from service.replica import indexer, snapshots
 
 VALUES: list[tuple[Any, str, Any]] = [

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from index.engines import segment, segments
-from index.engines.segments import SegmentedShard
+from index.engines.memory import segment, segments
+from index.engines.memory.segments import SegmentedShard
 from index.space import Space
 
 DIM = 16

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from index.engines import segments
+from index.engines.memory import segments
 from service.replica import snapshots
 from staging.small_shards import index_few
 from staging.snapshot_world import NAMES, SnapshotWorld

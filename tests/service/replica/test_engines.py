@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from index.engines.config import IndexKind
-from index.engines.remote import EngineUnavailable, Metric, Unreachable
+from index.engines.remote.base import EngineUnavailable, Metric, Unreachable
 from index.errors import InvalidArgument
 from service.replica import engines
 from service.replica.engines import Engines

@@ -14,10 +14,10 @@ import pytest
 from sqlalchemy import delete, insert
 from sqlalchemy.exc import OperationalError
 
-from index.engines import segment, segments
-from index.engines.approximate import Approximate
 from index.engines.config import IndexConfig, IndexKind
-from index.engines.snapshot import SegmentFiles
+from index.engines.memory import segment, segments
+from index.engines.memory.approximate import Approximate
+from index.engines.memory.snapshot import SegmentFiles
 from index.gallery import Gallery
 from index.metadata.filter import parse_filter
 from service.registry.version_records import insert_version

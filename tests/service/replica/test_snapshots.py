@@ -7,7 +7,7 @@ import shutil
 import pytest
 from sqlalchemy import update
 
-from index.engines import segments
+from index.engines.memory import segments
 from service.replica import snapshots
 from service.replica.load_progress import LoadProgress
 from service.replica.replica import Replica

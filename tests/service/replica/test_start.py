@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, event, update
 
-from index.engines import segments
 from index.engines.config import IndexConfig, IndexKind
-from index.engines.remote import EngineUnavailable
+from index.engines.memory import segments
+from index.engines.remote.base import EngineUnavailable
 from index.errors import DeviceUnavailable
 from service.replica import loading
 from service.runtime import running

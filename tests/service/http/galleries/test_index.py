@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.engines import approximate, segment, segments
 from index.engines.config import IndexConfig, IndexKind
+from index.engines.memory import approximate, segment, segments
 from index.version import Version
 from service.settings import Settings
 from service.store.galleries.gallery import gallery_named, set_index

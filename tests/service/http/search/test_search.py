@@ -12,7 +12,7 @@ import service.http.search.request
 import service.http.search.search
 from index.encoders.encoder import Encoder
 from index.encoders.image import decode_image
-from index.engines.flat import FlatShard
+from index.engines.memory.flat import FlatShard
 from index.version import Version
 from staging.builders import make_version
 from staging.served import problem
