@@ -30,8 +30,8 @@ from regraft.commands import (
     upgrades,
     versions,
 )
-from regraft.commands.answers import err, json_requested, run
-from regraft.commands.command import Commands
+from regraft.terminal.answers import err, json_requested, run
+from regraft.terminal.command import Commands
 
 app = Commands(
     name="regraft",

@@ -1,1 +1,1 @@
-"""The commands of `regraft`, one module per family; `regraft.cli` combines them."""
+"""The commands of `regraft`, one module per family, beside what only one of them uses; `regraft.cli` combines them."""

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from regraft.client import Client
-from regraft.commands.answers import answer
-from regraft.commands.options import print_table
+from regraft.terminal.answers import answer
+from regraft.terminal.printing import print_table
 
 
 def audit(

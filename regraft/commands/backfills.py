@@ -7,8 +7,6 @@ from typing import Annotated
 import typer
 
 from regraft.client import Client
-from regraft.commands.answers import answer, out
-from regraft.commands.command import Commands
 from regraft.commands.curves import (
     Evaluation,
     K,
@@ -21,10 +19,13 @@ from regraft.commands.curves import (
     print_curve,
     summary_line,
 )
-from regraft.commands.options import DryRun, Gallery, Newest, print_fields, progress, read_filter, would
 from regraft.commands.plan import print_estimate
 from regraft.models import BackfillInfo
 from regraft.routes.backfills import BackfillOptions
+from regraft.terminal.answers import answer, out
+from regraft.terminal.command import Commands
+from regraft.terminal.options import DryRun, Gallery, Newest, read_filter
+from regraft.terminal.printing import print_fields, progress, would
 
 backfill = Commands(no_args_is_help=True, help="Start, watch, pause, resume and cancel backfills.")
 ITEMS_FAILED = 3

@@ -11,8 +11,8 @@ import typer
 
 from index.errors import InvalidArgument
 from index.version_folder.card import parse_preprocess
-from regraft.commands.answers import answer, out
-from regraft.commands.options import needs
+from regraft.terminal.answers import answer, out
+from regraft.terminal.extras import needs
 
 if TYPE_CHECKING:
     from index.creation.create import Source

@@ -6,10 +6,10 @@ from typing import Annotated, cast
 
 import typer
 
-from regraft.commands.answers import out
-from regraft.commands.options import print_table, score
 from regraft.models import CurveInfo, CurvePoint
 from regraft.routes.backfills import CurveOptions
+from regraft.terminal.answers import out
+from regraft.terminal.printing import print_table, score
 
 BARS = "▁▂▃▄▅▆▇█"
 

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from regraft.commands.answers import answer, err, out
-from regraft.commands.options import needs
 from regraft.commands.settings import Data, UnusableDatabase, apply_options, checked_settings, usable_database
+from regraft.terminal.answers import answer, err, out
+from regraft.terminal.extras import needs
 
 COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
 

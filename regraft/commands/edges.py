@@ -9,10 +9,11 @@ import typer
 
 from index.errors import InvalidArgument
 from regraft.client import Client
-from regraft.commands.answers import answer, err, out
-from regraft.commands.command import Commands
-from regraft.commands.options import DryRun, print_table, score, would
 from regraft.models import EdgeInfo, ScoreInterval
+from regraft.terminal.answers import answer, err, out
+from regraft.terminal.command import Commands
+from regraft.terminal.options import DryRun
+from regraft.terminal.printing import print_table, score, would
 
 edge = Commands(no_args_is_help=True, help="List, add, fit and remove edges between versions.")
 New = Annotated[str, typer.Argument(metavar="NEW", help="Version of the queries.")]

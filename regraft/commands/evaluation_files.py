@@ -11,7 +11,7 @@ import typer
 
 from index.errors import InvalidArgument
 from regraft import inputs
-from regraft.commands.options import needs
+from regraft.terminal.extras import needs
 
 LABELS, LABEL, RELEVANT, VECTOR = "labels", "label", "relevant", "vector:"
 """The array of an .npz, two columns of a table, and what begins the names of an export's columns of vectors."""

@@ -14,12 +14,14 @@ from index.errors import InvalidImage
 from index.paths import IMAGE_SUFFIXES, files_below
 from regraft import inputs
 from regraft.client import Client
-from regraft.commands.answers import answer, out
-from regraft.commands.command import Commands
 from regraft.commands.evaluation_files import LINES, read_evaluation, read_lines
 from regraft.commands.item_files import label_of
-from regraft.commands.options import DryRun, Gallery, Yes, confirm_deleting, print_fields, would
 from regraft.connection import Problem
+from regraft.terminal.answers import answer, out
+from regraft.terminal.command import Commands
+from regraft.terminal.deletion import confirm_deleting
+from regraft.terminal.options import DryRun, Gallery, Yes
+from regraft.terminal.printing import print_fields, would
 
 evaluation = Commands(no_args_is_help=True, help="Add, list and delete evaluation sets for gates.")
 Number = Annotated[int, typer.Argument(metavar="EVALUATION", help="Number of the evaluation set.")]

@@ -8,10 +8,12 @@ import typer
 
 from index.engines.config import IndexKind, Storage
 from regraft.client import Client
-from regraft.commands.answers import answer, out
-from regraft.commands.command import Commands
-from regraft.commands.options import DryRun, Gallery, Yes, delete_named, print_table, would
 from regraft.models import GalleryInfo
+from regraft.terminal.answers import answer, out
+from regraft.terminal.command import Commands
+from regraft.terminal.deletion import delete_named
+from regraft.terminal.options import DryRun, Gallery, Yes
+from regraft.terminal.printing import print_table, would
 
 gallery = Commands(no_args_is_help=True, help="Create, list, show and delete galleries.")
 

@@ -16,13 +16,14 @@ import typer
 from index.errors import InvalidArgument
 from index.paths import IMAGE_SUFFIXES, READABLE, files_below
 from regraft.client import Client, ImageItem, InvalidInput
-from regraft.commands.answers import answer, err, out
 from regraft.commands.item_files import below, by_id, label_of
-from regraft.commands.options import Gallery, print_warnings, progress
 from regraft.commands.texts import are_texts, batches_of_texts, find_texts
 from regraft.connection import Unreachable
 from regraft.ingest_batch import ingest_in_halves, nothing_stored
 from regraft.models import ImageWarning, IngestResult, ItemError
+from regraft.terminal.answers import answer, err, out
+from regraft.terminal.options import Gallery
+from regraft.terminal.printing import print_warnings, progress
 
 MAX_BATCH_BYTES = 32 << 20
 

@@ -10,19 +10,12 @@ import typer
 
 from index.errors import InvalidArgument
 from regraft.client import Client
-from regraft.commands.answers import answer, err, out
-from regraft.commands.command import Commands
-from regraft.commands.options import (
-    DryRun,
-    Gallery,
-    Yes,
-    confirm_deleting,
-    print_table,
-    read_filter,
-    read_object,
-    would,
-)
 from regraft.models import DeleteResult, ItemPage, MetadataResult
+from regraft.terminal.answers import answer, err, out
+from regraft.terminal.command import Commands
+from regraft.terminal.deletion import confirm_deleting
+from regraft.terminal.options import DryRun, Gallery, Yes, read_filter, read_object
+from regraft.terminal.printing import print_table, would
 
 LARGEST_PAGE, CHANGED_AT_ONCE = 1000, 1000
 

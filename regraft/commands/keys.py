@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from regraft.client import Client
-from regraft.commands.answers import answer, err, out
-from regraft.commands.command import Commands
-from regraft.commands.options import DryRun, Yes, confirm_deleting, print_table, would
 from regraft.models import KeyInfo, KeyScope
+from regraft.terminal.answers import answer, err, out
+from regraft.terminal.command import Commands
+from regraft.terminal.deletion import confirm_deleting
+from regraft.terminal.options import DryRun, Yes
+from regraft.terminal.printing import print_table, would
 
 key = Commands(no_args_is_help=True, help="Create, list and delete API keys.")
 KeyName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key, as the audit shows it.")]

@@ -12,9 +12,10 @@ import typer
 
 from index.errors import InvalidArgument, InvalidVersionFolder
 from index.version_folder.folder import load_given_version
-from regraft.commands.answers import answer, out
-from regraft.commands.options import needs, print_table
 from regraft.models import BackfillEstimate
+from regraft.terminal.answers import answer, out
+from regraft.terminal.extras import needs
+from regraft.terminal.printing import print_table
 
 if TYPE_CHECKING:
     from index.evaluation.cost import BackfillCost, ItemCost

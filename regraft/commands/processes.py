@@ -19,11 +19,11 @@ import typer
 
 from index.errors import RegraftError
 from index.garbage_collection import gc_paused
-from regraft.commands.answers import answer, out
 from regraft.commands.children import LISTENING, STOP_SECONDS, Servers, Workers, stop_with_parent, terminate_with_parent
-from regraft.commands.options import needs
 from regraft.commands.settings import FOLLOW_PARENT, Data, apply_options, checked_settings, usable_database
-from regraft.commands.stopping import interrupt
+from regraft.terminal.answers import answer, out
+from regraft.terminal.extras import needs
+from regraft.terminal.stopping import interrupt
 
 if TYPE_CHECKING:
     from service.settings import Settings

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from index.errors import InvalidArgument
 from index.numpy_file import load_array
 from regraft.client import DEFAULT_K, Client, QueryOptions
-from regraft.commands.answers import answer, err, out
-from regraft.commands.options import Gallery, print_table, print_warnings, read_filter
 from regraft.models import EdgeUsed, Match, SearchedShard, SearchResponse
+from regraft.terminal.answers import answer, err, out
+from regraft.terminal.options import Gallery, read_filter
+from regraft.terminal.printing import print_table, print_warnings
 
 
 def query(

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from index.errors import InvalidArgument, did_you_mean
-from regraft.commands.answers import answer, out
-from regraft.commands.options import needs, print_table
+from regraft.terminal.answers import answer, out
+from regraft.terminal.extras import needs
+from regraft.terminal.printing import print_table
 
 if TYPE_CHECKING:
     from training.recipes import Group, Recipe

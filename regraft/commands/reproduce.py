@@ -10,9 +10,9 @@ import typer
 
 from index.durable import write_whole
 from index.errors import InvalidArgument
-from regraft.commands.answers import answer, out
-from regraft.commands.options import needs
-from regraft.commands.stopping import stoppable
+from regraft.terminal.answers import answer, out
+from regraft.terminal.extras import needs
+from regraft.terminal.stopping import stoppable
 
 
 def reproduce(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from index.errors import InvalidArgument, RegraftError
-from regraft.commands.answers import err
+from regraft.terminal.answers import err
 
 if TYPE_CHECKING:
     from service.settings import Settings

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from regraft.commands.answers import answer, out
-from regraft.commands.options import needs, print_table
-from regraft.commands.stopping import stoppable
+from regraft.terminal.answers import answer, out
+from regraft.terminal.extras import needs
+from regraft.terminal.printing import print_table
+from regraft.terminal.stopping import stoppable
 
 
 def sweep(

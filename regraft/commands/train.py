@@ -11,9 +11,9 @@ import typer
 from index.errors import InvalidArgument
 from index.version_folder.folder import load_given_version
 from index.version_folder.new_folder import check_new
-from regraft.commands.answers import answer, err, out
-from regraft.commands.options import needs
-from regraft.commands.stopping import stoppable
+from regraft.terminal.answers import answer, err, out
+from regraft.terminal.extras import needs
+from regraft.terminal.stopping import stoppable
 
 if TYPE_CHECKING:
     from index.version import Version

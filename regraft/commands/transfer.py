@@ -12,10 +12,12 @@ from rich.progress import Progress
 
 from index.errors import InvalidArgument
 from regraft.client import Client
-from regraft.commands.answers import answer, err, out
 from regraft.commands.galleries import gallery
-from regraft.commands.options import Gallery, needs, progress
 from regraft.sources.base import Wanted
+from regraft.terminal.answers import answer, err, out
+from regraft.terminal.extras import needs
+from regraft.terminal.options import Gallery
+from regraft.terminal.printing import progress
 from regraft.transfer.exports import export_gallery
 from regraft.transfer.import_state import ImportProgress, read_progress
 from regraft.transfer.imports import PAGE, import_gallery

@@ -11,10 +11,11 @@ import typer
 
 from index.errors import InvalidArgument
 from regraft.client import Client, Json
-from regraft.commands.answers import answer, err, out
-from regraft.commands.command import Commands
-from regraft.commands.options import DryRun, Gallery, Newest, print_fields, print_table, score, would
 from regraft.models import DeploymentInfo, GateReport
+from regraft.terminal.answers import answer, err, out
+from regraft.terminal.command import Commands
+from regraft.terminal.options import DryRun, Gallery, Newest
+from regraft.terminal.printing import print_fields, print_table, score, would
 
 deployment = Commands(no_args_is_help=True, help="Show deployments and advance them.")
 

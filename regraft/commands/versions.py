@@ -11,10 +11,13 @@ from index.version_folder.archive import pack_version
 from index.version_folder.folder import load_version
 from index.version_folder.new_folder import check_outside
 from regraft.client import Client
-from regraft.commands.answers import answer, out
-from regraft.commands.command import Commands
 from regraft.commands.create import create
-from regraft.commands.options import DryRun, Yes, delete_named, needs, print_table, would
+from regraft.terminal.answers import answer, out
+from regraft.terminal.command import Commands
+from regraft.terminal.deletion import delete_named
+from regraft.terminal.extras import needs
+from regraft.terminal.options import DryRun, Yes
+from regraft.terminal.printing import print_table, would
 
 version = Commands(no_args_is_help=True, help="Create, verify, pack, register, list and delete versions.")
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A version folder.", exists=True, file_okay=False)]

@@ -14,7 +14,7 @@ import pytest
 
 from regraft import cli
 from regraft.client import Client
-from regraft.commands import command as commands
+from regraft.terminal import command as commands
 from staging.answers import whole
 from staging.builders import make_image, make_version
 from staging.fake_databases import FAKES

@@ -10,9 +10,9 @@ import pytest
 import typer
 
 from regraft import cli
-from regraft.commands import answers
-from regraft.commands.command import Commands
 from regraft.models import BackfillInfo
+from regraft.terminal import answers
+from regraft.terminal.command import Commands
 from staging.answers import filled
 from staging.builders import make_version
 from staging.hostile import COMMANDS, H

@@ -8,7 +8,7 @@ import re
 import httpx
 import pytest
 
-from regraft.commands.console import visible
+from regraft.terminal.console import visible
 from service.doctor.examination import Doctor
 from service.doctor.findings import Finding
 from staging.hostile import COMMANDS, SHOWN, H

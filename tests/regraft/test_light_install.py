@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from regraft.commands import children
-from regraft.commands.options import needs
+from regraft.terminal.extras import needs
 
 ROOT = Path(__file__).parents[2]
 OLD, NEW = ROOT / "examples/v1", ROOT / "examples/v2-bct"

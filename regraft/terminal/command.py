@@ -17,8 +17,8 @@ import typer
 
 from index.errors import InvalidArgument, did_you_mean
 from regraft.client import DEFAULT_URL, Client, Problem
-from regraft.commands.answers import OPTION, answer
 from regraft.connection import TIMEOUT
+from regraft.terminal.answers import OPTION, answer
 
 CLIENT = "client"
 """The parameter of commands that call a service."""

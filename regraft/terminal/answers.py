@@ -17,8 +17,8 @@ import typer
 from pydantic_core import to_jsonable_python
 
 from index.errors import RegraftError
-from regraft.commands.console import PlainConsole
 from regraft.connection import Problem
+from regraft.terminal.console import PlainConsole
 
 OPTION = "--json"
 USAGE: type[Exception] = typer.BadParameter.__mro__[2]

@@ -9,7 +9,7 @@ from types import FrameType
 
 import typer
 
-from regraft.commands.answers import err
+from regraft.terminal.answers import err
 
 INTERRUPTED = 130
 """Exit code of a command stopped by Ctrl-C, as in shells."""
