@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from index.contents import Contents, SlotsAndDigests
 from index.engines.base import Keys
 from index.engines.config import IndexConfig
-from index.engines.memory.segments import Job, SegmentedShard
+from index.engines.memory.job import Job
+from index.engines.memory.segments import SegmentedShard
 from index.engines.remote.base import Collection, OpenCollection, metric_of, no_engine
 from index.engines.remote.shard import RemoteShard
 from index.paths import paths_in

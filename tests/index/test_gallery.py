@@ -15,7 +15,8 @@ import pytest
 from index.engines.base import MISSING
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.memory import segments
-from index.engines.memory.segments import Job, SegmentedShard
+from index.engines.memory.job import Job
+from index.engines.memory.segments import SegmentedShard
 from index.errors import InvalidArgument, NoRoute
 from index.gallery import Gallery
 from index.metadata.filter import Filter, parse_filter

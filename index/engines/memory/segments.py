@@ -15,7 +15,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -27,8 +26,9 @@ from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import UNKNOWN
 from index.engines.memory import gpu
 from index.engines.memory.flat import FlatShard
-from index.engines.memory.segment import Segment, merge_segments
-from index.engines.memory.snapshot import SegmentFiles, remove
+from index.engines.memory.job import Job
+from index.engines.memory.segment import Segment
+from index.engines.memory.snapshot import SegmentFiles
 from index.engines.memory.tuning import max_expected
 from index.engines.merge_parts import merge_by_score, parts_to_repeat, replace_rows
 from index.scan import Mask
@@ -45,64 +45,12 @@ SETTLED_ROWS, SETTLED_SECONDS = 10_000, 10.0
 """A head of this many rows is sealed if nothing was written for this long."""
 FILLED_SECONDS = 60.0
 """If a head fills in less time, items arrive faster than graphs are built: use lists for now (decision 0046)."""
-RECENT_QUERIES, MIN_RECENT_QUERIES = 256, 64
-"""Number of recent queries kept, and of distinct ones needed to measure an index with them."""
+RECENT_QUERIES = 256
+"""Number of recent queries kept, to measure an index with them."""
 MERGE_FACTOR = 4
 """This many segments of similar size are merged, if that makes searches cheaper."""
 MAX_DEAD_SHARE = 0.3
 """A segment with a larger share of dead rows is rebuilt."""
-SCANNED, KEPT = "every item is compared", "segments stay apart"
-"""The consequences, in the log, of an index that misses the recall aim."""
-
-
-@dataclass
-class Job:
-    """Replaces segments by one with an index; `run` takes seconds to minutes and does not touch what is searched."""
-
-    replaced: tuple[Segment, ...]
-    alive_at_start: tuple[Mask, ...]
-    """The rows of each segment that were alive when the job began; these are merged, even if deleted since."""
-    config: IndexConfig
-    recent_queries: Sequence[Vectors]
-    """Recent queries (D,), oldest first."""
-    files: SegmentFiles | None
-    accept_first: bool = False
-    """Whether to take the first index that reaches the recall aim, for now."""
-    made: Segment = field(init=False)
-    merge_rejected: bool = field(default=False, init=False)
-    """Whether the segments are kept, because one index over all misses the recall aim or is slower to search."""
-
-    def run(self, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Merge the alive rows, index them and write the files; False if stopped: then there is nothing to swap in."""
-        self.made = made = merge_segments(self.replaced, self.alive_at_start)
-        if not made.keys_R.size:
-            return True
-        kept = len(self.replaced) > 1 and any(one.tuned for one in self.replaced)
-        missed = KEPT if kept else SCANNED
-        if not made.build_index(self.config, self.sample(), stopped, missed=missed, accept_first=self.accept_first):
-            return False
-        self.merge_rejected = kept and (
-            made.tuned is None or made.cost() > sum(one.cost(made) for one in self.replaced)
-        )
-        if self.merge_rejected:
-            if self.files is not None:
-                self.files.mark_merge_rejected(self.replaced)
-            return True
-        made.reorder()
-        self.made = made if self.files is None else self.files.keep(made)
-        return True
-
-    def sample(self) -> Vectors | None:
-        """The distinct recent queries, to measure an index with; None: too few."""
-        if len(self.recent_queries) < MIN_RECENT_QUERIES:
-            return None
-        queries_QD: Vectors = np.unique(np.stack(self.recent_queries), axis=0)
-        return queries_QD if len(queries_QD) >= MIN_RECENT_QUERIES else None
-
-    def remove_replaced(self) -> None:
-        """Remove the files of the replaced segments; after `finish`."""
-        for segment in () if self.merge_rejected else self.replaced:
-            remove(segment)
 
 
 class SegmentedShard:

@@ -23,7 +23,8 @@ from index.contents import SlotsAndDigests
 from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.config import IndexConfig
 from index.engines.digest import digests
-from index.engines.memory.segments import Job, SegmentedShard
+from index.engines.memory.job import Job
+from index.engines.memory.segments import SegmentedShard
 from index.engines.memory.snapshot import remove
 from index.engines.merge_parts import merge_by_score
 from index.engines.remote.answers import Answers

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from index.engines.config import IndexKind, Storage
-from index.engines.memory.segments import Job
+from index.engines.memory.job import Job
 from service.replica.engines import Engines
 from service.replica.indexer import Indexer
 from service.replica.loaded import LoadedGallery
