@@ -65,6 +65,37 @@ def locked(path: Path) -> Iterator[None]:
         os.close(file)
 
 
+@contextmanager
+def locked_folder(folder: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Hold the lock of a folder inside the block, which may remove the folder.
+
+    Args:
+        folder: the folder.
+        wait: until no other process holds the lock.
+
+    Yields:
+        Whether it is held. False: another process holds it, the folder is gone, or there are no locks here.
+    """
+    if sys.platform == "win32":  # no folder can be opened there
+        yield False
+        return
+    import fcntl
+
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield False
+        return
+    try:
+        held = False
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        yield held
+    finally:
+        os.close(file)
+
+
 def _open_when_unlocked(path: Path) -> int:
     """Open a file for reading and writing, made if it is missing, and lock it; its file descriptor."""
     import fcntl

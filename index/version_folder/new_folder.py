@@ -1,4 +1,8 @@
-"""Write a version folder atomically: into a temporary folder next to it, which is renamed at the end."""
+"""Write a version folder atomically: into a temporary folder next to it, which is renamed at the end.
+
+The process that fills the temporary folder holds a lock on it (flock), which the system releases when the process ends,
+however it ends. So the next process that writes the same version removes what a killed one left, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from pathlib import Path
 
 from index.durable import sync_all
 from index.errors import InvalidArgument, Unwritable
+from index.file_lock import locked_folder
 from index.paths import paths_in
 from index.version import CARD, NAME, Version
 
@@ -60,31 +65,49 @@ def check_new(folder: Path) -> None:
 def new_folder(out: Path) -> Iterator[Path]:
     """Yield a temporary folder; it replaces `out` if the block succeeds, else it is removed.
 
+    What killed processes left of the same version is removed first.
+
     Raises:
         Unwritable: it could not be written; `out` is unchanged.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-            made = Path(scratch) / NEW
+        clear_leftovers(out)
+        with _locked_scratch(out) as scratch:
+            made = scratch / NEW
             made.mkdir()
             yield made
-            _take_place(made, out, Path(scratch) / REPLACED)
+            _take_place(made, out, scratch / REPLACED)
     except OSError as error:
         why = error.strerror or str(error)
         raise Unwritable(f"{out} could not be written: {why}; its previous content is unchanged") from error
 
 
 def clear_leftovers(out: Path) -> None:
-    """Remove what processes left that were killed while they wrote `out`, which no process may be writing now.
+    """Remove what processes left that were killed while they wrote `out`.
 
-    A temporary folder with the version that was to be replaced is kept if nothing replaced it.
+    A temporary folder with the version that was to be replaced is kept if nothing replaced it. On a file system without
+    locks all are kept, as their processes may be alive.
     """
     scratch = re.compile(re.escape(f".{out.name}.") + r"\w{8}")
     for folder in filter(lambda path: scratch.fullmatch(path.name), out.parent.iterdir()):
-        held = {path.name for path in paths_in(folder, "*")}
-        if held <= ({NEW, REPLACED} if out.exists() else {NEW}):
-            shutil.rmtree(folder, ignore_errors=True)
+        with locked_folder(folder) as abandoned:
+            held = {path.name for path in paths_in(folder, "*")}
+            if abandoned and held <= ({NEW, REPLACED} if out.exists() else {NEW}):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked_scratch(out: Path) -> Iterator[Path]:
+    """A temporary folder beside `out`, locked, and removed at the end."""
+    while True:
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as name:
+            scratch = Path(name)
+            with locked_folder(scratch, wait=True):
+                # Before it is locked it looks abandoned: if another process removed it, try again.
+                if scratch.exists():
+                    yield scratch
+                    return
 
 
 def _take_place(made: Path, out: Path, aside: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,6 +80,69 @@ def test_what_a_killed_process_left_goes_but_for_what_nothing_took_the_place_of(
     holding("v1", "edges")
     clear_leftovers(tmp_path / "v1")
     assert {path.name for path in tmp_path.iterdir()} == {"v1", *others}
+
+
+WRITER = """
+import pathlib, sys, time
+from index.version_folder.new_folder import new_folder
+with new_folder(pathlib.Path(sys.argv[1])) as made:
+    (made / "card.json").write_text("half")
+    print("writing", flush=True)
+    time.sleep(600)
+"""
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_next_writer_removes_what_a_killed_one_left_and_nothing_of_a_living_one(tmp_path: Path) -> None:
+    out = tmp_path / "v1"
+    with subprocess.Popen([sys.executable, "-c", WRITER, out], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        (left,) = names(tmp_path)
+        try:
+            with new_folder(out) as made:
+                (made / "card.json").write_text("whole")
+            assert names(tmp_path) == [left, "v1"]
+        finally:
+            writer.send_signal(signal.SIGKILL)
+
+    with new_folder(out):
+        pass
+    assert names(tmp_path) == ["v1"]
+
+
+def test_a_folder_that_is_removed_before_it_is_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+    removed: list[str] = []
+
+    def clear_first(file: int, operation: int) -> None:
+        if not removed:
+            removed.extend(names(tmp_path))
+            clear_leftovers(tmp_path / "v1")
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", clear_first)
+    with new_folder(tmp_path / "v1") as made:
+        assert names(tmp_path) == [made.parent.name] != removed
+    assert names(tmp_path) == ["v1"]
+
+
+def test_without_locks_whatever_may_belong_to_a_living_writer_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: int) -> None:
+        raise OSError
+
+    (tmp_path / ".v1.abcd_123" / "new").mkdir(parents=True)
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with new_folder(tmp_path / "v1"):
+        pass
+    assert names(tmp_path) == [".v1.abcd_123", "v1"]
 
 
 @pytest.mark.parametrize("name", ["-v1", "a b", "v" * 65, "..."])
