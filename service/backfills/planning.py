@@ -28,11 +28,11 @@ from service.backfills.sweeps import (
 from service.backfills.uncertainties import uncertainties_of_job
 from service.background import Background
 from service.errors import UnknownGallery
-from service.logs import RecurringErrors
 from service.registry.placement import version_order_to
 from service.registry.registry import Registry
 from service.store.database.connections import Database
 from service.store.galleries.ranges import KEYS_PER_RANGE
+from service.store.outages import RecurringFaults
 from service.store.rows import BackfillRow
 from service.store.tables import backfill, backfill_chunk, item
 
@@ -110,7 +110,7 @@ class Planner(Background):
     def __init__(self, database: Database, registry: Registry, embedder: Embedder) -> None:
         super().__init__("planning")
         self._database, self._registry, self._embedder = database, registry, embedder
-        self._errors = RecurringErrors(logger)
+        self._errors = RecurringFaults(logger)
         self._due = threading.Event()
 
     def look(self) -> None:

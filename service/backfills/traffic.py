@@ -19,6 +19,7 @@ from index.errors import RegraftError
 from index.events import Event
 from service.background import Background
 from service.store.database.connections import Database
+from service.store.faults import is_unreachable
 from service.store.sql.arrays import INSERT, blocks, count_table
 from service.store.tables import item, item_traffic
 
@@ -59,8 +60,8 @@ class Traffic(Background):
                 for block in blocks(counted):
                     with self._database.write() as connection:
                         add(connection, dict(block))
-            except (SQLAlchemyError, RegraftError):  # for example, a gallery was deleted meanwhile
-                logger.warning(Event("matches_not_counted", items=len(counted)), exc_info=True)
+            except (SQLAlchemyError, RegraftError) as error:  # for example, a gallery was deleted meanwhile
+                logger.warning(Event("matches_not_counted", items=len(counted)), exc_info=not is_unreachable(error))
 
     def _run(self) -> None:
         while not self._stop.wait(self._flush_seconds):

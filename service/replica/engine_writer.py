@@ -25,7 +25,6 @@ from index.events import Event
 from index.space import Space
 from index.version import ShardKey
 from service.background import Background
-from service.logs import RecurringErrors
 from service.registry.registry import Registry
 from service.replica.engines import ALL, Engines
 from service.replica.feed import FeedChanges, gather_changes
@@ -36,6 +35,7 @@ from service.store.galleries.change_feed import FeedRow, changes
 from service.store.galleries.gallery import galleries_of_kinds, gallery_row, index_of
 from service.store.galleries.items import live_keys
 from service.store.leases.engines import EngineLeaseRow, acquire_engine_lease, delete_engine_lease, engine_leases
+from service.store.outages import RecurringFaults
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class EngineWriter(Background):
         self._swept_at = 0.0
         # Gallery -> why it could not be followed at the last attempt.
         self._failures: dict[int, str] = {}
-        self._errors = RecurringErrors(logger)
+        self._errors = RecurringFaults(logger)
 
     def problems(self) -> Iterator[str]:
         """A sentence for each gallery whose engine this process lacks, or could not use at its last attempt."""

@@ -13,10 +13,10 @@ from functools import partial
 from index.engines.memory.segments import SETTLED_SECONDS
 from index.events import CONTEXT, Event
 from service.background import Background
-from service.logs import RecurringErrors
 from service.replica.index_files import locked
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
+from service.store.outages import RecurringFaults
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Indexer(Background):
         self._step_began = 0.0
         # Files that nobody reads again are removed: how many galleries were forgotten then, and when. Not at the start.
         self._swept: tuple[int, float] | None = None
-        self._errors = RecurringErrors(logger)
+        self._errors = RecurringFaults(logger)
 
     def _run(self) -> None:
         while not self._stop.wait(PAUSE_SECONDS):

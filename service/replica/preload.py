@@ -13,10 +13,10 @@ from sqlalchemy.exc import OperationalError
 from index.events import Event
 from service.background import Background
 from service.errors import UnknownGallery
-from service.logs import RecurringErrors
 from service.replica.replica import Replica
 from service.store.database.connections import Database
 from service.store.galleries.gallery import all_galleries
+from service.store.outages import RecurringFaults
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Preload(Background):
         """`names`: of galleries; `*` stands for all. As many are loaded as fit into the memory for galleries."""
         super().__init__("preload")
         self._database, self._replica, self._names = database, replica, names
-        self._errors = RecurringErrors(logger)
+        self._errors = RecurringFaults(logger)
         self.loading: str | None = EVERY if names else None
         """The name of the gallery that is being loaded; None: all are loaded."""
 

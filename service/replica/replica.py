@@ -36,6 +36,7 @@ from service.store.database.connections import Database
 from service.store.galleries.change_feed import changes
 from service.store.galleries.gallery import gallery_named, gallery_row, gallery_states, index_of
 from service.store.galleries.items import live_keys
+from service.store.outages import log_failure
 from service.store.rows import GalleryRow
 
 logger = logging.getLogger(__name__)
@@ -188,7 +189,7 @@ class Replica:
         while self._changes.wait():
             failures = self._attempt()
             if failures and self.failure is None:
-                logger.error(Event("feed_not_followed"), exc_info=failures[0])
+                log_failure(logger, Event("feed_not_followed"), failures[0])
             self.failure = f"{type(failures[0]).__name__}: {failures[0]}" if failures else None
 
     def _attempt(self) -> list[Exception]:

@@ -21,6 +21,7 @@ from regraft.models import KeyScope
 from service.background import Background
 from service.errors import UnknownKey
 from service.store.database.connections import Database
+from service.store.outages import log_failure
 from service.store.rows import all_of, first_of
 from service.store.tables import metadata
 
@@ -141,7 +142,7 @@ class ApiKeys(Background):
                 self.refresh()
             except Exception as error:  # the old copy stays valid; the next refresh may succeed
                 if not failed:
-                    logger.exception(Event("keys_unread"))
+                    log_failure(logger, Event("keys_unread"), error)
                 failed = True
                 due.set_exception(error)
             else:

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sqlalchemy import make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from service.errors import DatabaseDamaged, StorageFull, StorageReadOnly
 
@@ -24,6 +25,10 @@ FOREIGN_KEY_SQLSTATE = "23503"
 RECONNECT_SQLSTATES = {"25006", "25P03", "25P04"}
 """PostgreSQL's read_only_sql_transaction, from a primary that became a standby, and idle_in_transaction_session_timeout
 and transaction_timeout, which end sessions."""
+AWAY_SQLSTATES = {"57P01", "57P02", "57P03", "53300"}
+"""PostgreSQL's admin_shutdown, crash_shutdown, cannot_connect_now (it starts or stops) and too_many_connections."""
+CONNECTION_SQLSTATES = "08"
+"""PostgreSQL's class of connection exceptions."""
 PRIMARY_CODE = 0xFF
 """The bits of SQLite's extended result codes that are the primary code."""
 SQLITE_HEADER = b"SQLite format 3\0"
@@ -66,6 +71,19 @@ def is_busy(error: BaseException) -> bool:
 def needs_reconnect(error: BaseException) -> bool:
     """Whether an error means that a server accepts no more changes over this connection."""
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in RECONNECT_SQLSTATES
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether an error means that the database does not answer, accepts no changes now, or is locked by others."""
+    if isinstance(error, PoolTimeout):
+        return True
+    if not isinstance(error, DBAPIError):
+        return False
+    if error.connection_invalidated or is_busy(error) or needs_reconnect(error):
+        return True
+    state = getattr(error.orig, "sqlstate", "")
+    never_connected = state is None and isinstance(error, OperationalError)
+    return never_connected or (state or "").startswith(CONNECTION_SQLSTATES) or state in AWAY_SQLSTATES
 
 
 def is_lost_reference(error: DBAPIError) -> bool:

@@ -17,9 +17,9 @@ from index.events import Event
 from service.backfills.states import ACTIVE
 from service.background import Background
 from service.errors import UnknownGallery
-from service.logs import RecurringErrors
 from service.store.database.connections import Database
 from service.store.galleries.gallery import NOT_DELETED, take_seq
+from service.store.outages import RecurringFaults
 from service.store.sql.arrays import key_table
 from service.store.sql.database_clock import now
 from service.store.tables import backfill, backfill_curve, backfill_failure, gallery, item, item_traffic
@@ -41,7 +41,7 @@ class TombstonePurger(Background):
     def __init__(self, database: Database, settle_seconds: float = SETTLE_SECONDS) -> None:
         super().__init__("tombstones")
         self._database, self._settle_seconds = database, settle_seconds
-        self._errors = RecurringErrors(logger)
+        self._errors = RecurringFaults(logger)
 
     def _run(self) -> None:
         while not self._stop.wait(LOOK_SECONDS):

@@ -9,8 +9,8 @@ import logging
 
 from index.events import Event
 from service.background import Background
-from service.logs import RecurringErrors
 from service.store.database.connections import Database
+from service.store.outages import RecurringFaults
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Checkpoints(Background):
         self._database = database
         # The commit marker of the last check.
         self._seen: object = None
-        self._errors = RecurringErrors(logger)
+        self._errors = RecurringFaults(logger)
 
     def start(self) -> None:
         """Start the thread, if the database is SQLite."""

@@ -19,7 +19,6 @@ import numpy as np
 from index.engines.base import Keys
 from index.events import Event
 from service.background import Background
-from service.logs import RecurringErrors
 from service.settings import VectorStore
 from service.store.database.connections import Database
 from service.store.galleries.gallery import gallery_states
@@ -27,6 +26,7 @@ from service.store.image_store.blobs import Blobs
 from service.store.leases.heartbeats import Leases
 from service.store.leases.jobs import acquire_job
 from service.store.offloading.moves import drop_unused, load_back, offload, sweep
+from service.store.outages import RecurringFaults
 from service.store.vectors.files import (
     VectorFileRow,
     any_file,
@@ -89,7 +89,7 @@ class Offloader(Background):
         self._galleries: dict[int, Progress] = {}
         # Files that cannot be read completely, which are logged once.
         self._stuck: set[int] = set()
-        self._errors = RecurringErrors(logger)
+        self._errors = RecurringFaults(logger)
 
     def _run(self) -> None:
         pause = PAUSE_SECONDS

@@ -20,7 +20,6 @@ from index.errors import InvalidArgument, RegraftError
 from index.events import Event
 from service.background import Background
 from service.errors import UnknownGallery
-from service.logs import RecurringErrors
 from service.registry.loaded_version import LoadedVersion
 from service.registry.registry import Registry
 from service.replica.loaded import LoadedGallery
@@ -29,6 +28,7 @@ from service.store.database.connections import Database
 from service.store.galleries.gallery import take_seq
 from service.store.image_store.blobs import Blobs
 from service.store.leases.heartbeats import Leases
+from service.store.outages import RecurringFaults
 from service.upgrades.curves import points, probes
 from service.upgrades.curves.points import CurveJob, CurveState, abandoned, due_mark, is_last, measuring_jobs
 from service.upgrades.curves.probes import ChosenQueries, CurveIn, Probes
@@ -101,7 +101,7 @@ class Curves(Background):
         self._backoffs: dict[int, Backoff] = {}
         # Renewed on a thread, not only between two blocks of queries: embedding them takes longest.
         self._claims = Leases(self._renew, points.CLAIM_SECONDS)
-        self._errors = RecurringErrors(logger)
+        self._errors = RecurringFaults(logger)
 
     def stop(self) -> None:
         """End the thread; another process, or this one after a restart, measures the unfinished mark."""

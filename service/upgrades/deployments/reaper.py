@@ -18,7 +18,6 @@ from sqlalchemy import ColumnElement, Connection, case, delete, false, func, sel
 from index.events import Event
 from service.background import Background
 from service.errors import UnknownGallery
-from service.logs import RecurringErrors
 from service.registry.placement import placement_in
 from service.registry.registry import Registry
 from service.store.database.connections import Database
@@ -27,6 +26,7 @@ from service.store.galleries.deletion import deleted_galleries
 from service.store.galleries.embeddings import first_held
 from service.store.galleries.gallery import gallery_row, take_seq
 from service.store.image_store.blobs import Blobs
+from service.store.outages import RecurringFaults, log_failure
 from service.store.rows import EMPTIED
 from service.store.sql.arrays import key_range, key_table
 from service.store.sql.partitioned import in_gallery
@@ -52,7 +52,7 @@ class Reaper(Background):
         super().__init__("freeing")
         self._database, self._registry = database, registry
         self._blobs = blobs
-        self._errors = RecurringErrors(logger)
+        self._errors = RecurringFaults(logger)
         self._work_left = threading.Event()
         self._work_left.set()  # a killed process may have left work
 
@@ -68,8 +68,8 @@ class Reaper(Background):
         """Free a deleted gallery: a small one now, a large one on the thread. A failure is retried there."""
         try:
             done = free_small_gallery(self._database, self._blobs, gallery_id)
-        except Exception:  # the gallery is deleted nevertheless
-            logger.exception(Event("freeing_failed"))
+        except Exception as error:  # the gallery is deleted nevertheless
+            log_failure(logger, Event("freeing_failed"), error)
             done = False
         if not done:
             self._work_left.set()

@@ -26,7 +26,6 @@ from index.query.query_plan import Encode, GalleryQuery
 from index.query.search_result import SearchResult
 from index.retry import GalleryChanged, attempts
 from service.background import Background
-from service.logs import RecurringErrors
 from service.registry.registry import Registry
 from service.registry.trial_counters import Counters, exceeded_limit
 from service.registry.trial_records import CANARY, SHADOW, Trial, add_counters
@@ -34,6 +33,7 @@ from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.database.connections import Database
 from service.store.galleries.gallery import take_seq
+from service.store.outages import RecurringFaults
 from service.upgrades.deployments.history import DeploymentState, on_its_way
 from service.upgrades.deployments.lifecycle import roll_back
 from service.upgrades.deployments.transition import TransitionRequest
@@ -109,7 +109,7 @@ class TrialMonitor(Background):
         self._waiting_bytes = 0
         self._lock = threading.Lock()
         self._counters: dict[tuple[int, int, str], Counters] = defaultdict(Counters)
-        self._errors = RecurringErrors(logger)
+        self._errors = RecurringFaults(logger)
 
     def stop(self) -> None:
         """Write the counts; queries that wait for their shadow are dropped."""
