@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from index.errors import InvalidFilter, escaped, shortened
@@ -119,6 +120,17 @@ def keys_of(where: Filter) -> frozenset[str]:
             return keys_of(part)
         case And(parts) | Or(parts):
             return frozenset[str]().union(*map(keys_of, parts))
+
+
+def paths_of(where: Filter) -> list[tuple[str, ...]]:
+    """The fields that a filter tests, each once, in its order."""
+    match where:
+        case Condition(path, _):
+            return [path]
+        case Not(part):
+            return paths_of(part)
+        case And(parts) | Or(parts):
+            return list(dict.fromkeys(chain.from_iterable(map(paths_of, parts))))
 
 
 def value_at(metadata: Mapping[str, Any], field: str) -> Any:

@@ -10,6 +10,7 @@ import typer
 
 from index.errors import InvalidArgument
 from regraft.client import Client
+from regraft.commands.missing_fields import print_missing_fields
 from regraft.models import DeleteResult, ItemPage, MetadataResult
 from regraft.terminal.answers import answer, err, out
 from regraft.terminal.command import Commands
@@ -60,6 +61,8 @@ def list_items(
     if with_text:
         titles, rows = [*titles, "text"], [[*row, one.text] for row, one in zip(rows, page.items, strict=True)]
     print_table(titles, rows)
+    if given is not None and not page.items:
+        print_missing_fields(client, name, given)
     if page.next is not None:
         err.print(f"more items: --cursor {page.next}")
 

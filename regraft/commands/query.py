@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from index.errors import InvalidArgument
 from index.numpy_file import load_array
 from regraft.client import DEFAULT_K, Client, QueryOptions
+from regraft.commands.missing_fields import print_missing_fields
 from regraft.models import EdgeUsed, Match, SearchedShard, SearchResponse
 from regraft.terminal.answers import answer, err, out
 from regraft.terminal.options import Gallery, read_filter
@@ -96,6 +97,8 @@ def query(
         found = client.query(name, images, k, texts=texts, items=items, **options)
     answer(found)
     _print_answer(found, with_text)
+    if where is not None and not any(result.matches for result in found.results):
+        print_missing_fields(client, name, read_filter(where))
 
 
 def _print_answer(found: SearchResponse, with_text: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import httpx
 import pytest
 
 from regraft.client import Client, ImageItem
@@ -46,6 +47,43 @@ def test_items_are_listed_page_by_page(run, url, gallery):
     assert [line.split()[0] for line in rest.splitlines()] == ["item", "c.png"]
     assert end == ""
     assert json.loads(run("item", "list", gallery, "--url", url, "--json")[1])["next"] is None
+
+
+def a_field(name, **test):
+    return json.dumps({"field": name, **(test or {"eq": "red"})})
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        (a_field("colour"), 'hint: no item has a field "colour"; the first items have: "color", "shop.city", "tags"\n'),
+        (a_field(["shop.city"]), 'hint: no item has a field ["shop.city"]; the first items have: "color", '),
+        (f'{{"and": [{a_field("a")}, {{"not": {a_field("b", exists=False)}}}]}}', 'no item has a field "a" or "b"; '),
+        (a_field("color"), ""),
+        (a_field("shop", eq=1), ""),
+        (a_field("late"), ""),
+    ],
+)
+def test_a_filter_by_a_field_that_no_item_has_is_answered_with_those_that_they_have(run, url, gallery, where, said):
+    first = {"color": "blue", "shop": {"city": "Bern"}, "tags": ["a", "b"]}
+    with Client(url) as client:
+        client.ingest(gallery, [ImageItem("a.png", PICTURE, first)])
+        client.ingest(gallery, [ImageItem(f"{n}.png", PICTURE) for n in range(100)])
+        client.ingest(gallery, [ImageItem("last.png", PICTURE, {"late": "yes"})])
+
+    for command in (("item", "list", gallery), ("query", gallery, "--like", "a.png")):
+        code, _, told = run(*command, "--filter", where, "--url", url)
+        assert code == 0
+        assert said in told
+        assert bool(said) == bool(told)
+
+
+def test_a_hint_that_cannot_be_given_is_no_error(run, service):
+    refused = httpx.Response(403, json={"code": "forbidden", "detail": "no"})
+    service.answers["GET /v1/galleries/g/items"] = [{"items": [], "next": None}, refused]
+
+    code, _, told = run("item", "list", "g", "--filter", a_field("colour"))
+    assert (code, told) == (0, "")
 
 
 def test_items_that_pass_a_filter_fill_a_page(run, url, gallery, monkeypatch):

@@ -73,6 +73,7 @@ def test_query_explains_how_each_shard_was_reached(run, service, tmp_path):
 def test_query_takes_an_image_a_text_or_an_item(run, service, tmp_path):
     (tmp_path / "q.png").write_bytes(b"x")
     service.answers["POST /v1/galleries/g/query"] = {"results": [{"matches": []}], "degraded": []}
+    service.answers["GET /v1/galleries/g/items"] = {"items": [], "next": None}
 
     code, _, _ = run("query", "g", "--text", "a red boot", "-k", "1")
 
@@ -83,7 +84,7 @@ def test_query_takes_an_image_a_text_or_an_item(run, service, tmp_path):
     assert run("query", "g", "--like", "a", "--strict")[0] == 0
     assert json.loads(service.requests[-1].content)["strict"] is True
     assert run("query", "g", "--like", "a", "-k", "1", "--filter", '{"field": "n", "eq": 1}')[0] == 0
-    assert json.loads(service.requests[-1].content)["filter"] == {"field": "n", "eq": 1}
+    assert json.loads(service.requests[-2].content)["filter"] == {"field": "n", "eq": 1}
     code, _, said = run("query", "g", "--like", "a", "-k", "1", "--filter", "n=1")
     assert code == 1
     assert said.startswith("regraft: --filter must be JSON")
