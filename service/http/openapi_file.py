@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from pydantic import SecretStr
 
 from service.http.app import create_app
@@ -20,5 +21,10 @@ def written() -> str:
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
+def main(file: Annotated[Path, typer.Argument(dir_okay=False, metavar="FILE", help="The file to write.")]) -> None:
+    """Write the OpenAPI description of the HTTP API, as docs/openapi.json has it."""
+    file.write_text(written())
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(written())
+    typer.run(main)

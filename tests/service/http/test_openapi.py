@@ -40,6 +40,17 @@ def test_the_committed_description_is_fresh(fresh: str) -> None:
     assert committed.read_text() == fresh, "run `make openapi`"
 
 
+def test_the_command_that_writes_it_takes_no_option_for_a_file(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "service.http.openapi_file", "--help"]
+    paths = os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, check=True
+    )
+
+    assert b"FILE" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_every_operation_has_a_name_of_its_own_and_says_how_it_fails(document: dict[str, Any]) -> None:
     operations = [operation for path in document["paths"].values() for operation in path.values()]
     names = [operation["operationId"] for operation in operations]
