@@ -19,11 +19,23 @@ NPZ = (b"PK\x03\x04", b"PK\x05\x06")
 """What the files begin with; an archive without arrays is the second."""
 
 
+OBJECTS = ("Object arrays cannot be loaded", "Python objects in dtype")
+"""NumPy's words for an array of objects, read and memory-mapped."""
+
+
+class HoldsObjects(ValueError):
+    """An array of Python objects, which may run any code when they are read."""
+
+
 @contextmanager
 def one_error() -> Iterator[None]:
-    """Raise ValueError for what NumPy raises, opening a file or reading an array of it, if the bytes are damaged."""
+    """Raise ValueError for what NumPy raises, opening a file or reading an array of it, if it cannot be read."""
     try:
         yield
+    except ValueError as error:
+        if any(words in str(error) for words in OBJECTS):
+            raise HoldsObjects("its elements are Python objects (dtype object), not numbers or strings") from error
+        raise
     except (EOFError, BadZipFile, zlib.error, TokenError, NotImplementedError) as error:
         raise ValueError(str(error)) from error
 
@@ -34,7 +46,8 @@ def opened(path: Path) -> Iterator[NDArray[Any] | NpzFile]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is damaged or neither of both, or an array holds objects; also raised inside the block.
+        HoldsObjects: an array does; raised inside the block.
+        ValueError: it is damaged or neither of both; also raised inside the block.
     """
     with path.open("rb") as file, one_error():
         _check(file.peek(1))

@@ -11,7 +11,7 @@ import typer
 from numpy.typing import NDArray
 
 from index.errors import InvalidArgument
-from index.numpy_file import load_array
+from index.numpy_file import HoldsObjects, load_array
 from regraft.client import DEFAULT_K, Client, QueryOptions
 from regraft.commands.missing_fields import print_missing_fields
 from regraft.models import EdgeUsed, Match, SearchedShard, SearchResponse
@@ -121,6 +121,8 @@ def _read_vectors(path: Path) -> NDArray[np.floating[Any]]:
     """
     try:
         loaded = load_array(path)
+    except HoldsObjects as error:
+        raise InvalidArgument(f"{path} must have one vector, or a matrix: {error}", pointer="/vector") from error
     except ValueError as error:
         raise InvalidArgument(f"{path} is not an .npy file: {error}", pointer="/vector") from error
     if loaded.ndim not in (1, 2) or loaded.dtype.kind not in "fiu":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from index.errors import InvalidArgument
-from index.numpy_file import load_array
+from index.numpy_file import HoldsObjects, load_array
 from regraft.sources.base import Batch, Column, Wanted, as_id
 
 
@@ -21,6 +21,8 @@ class ArrayFile:
         self._path, self._wanted, self._ids = path, wanted, ids
         try:
             self._rows = OPEN[path.suffix](path)
+        except HoldsObjects as error:
+            raise InvalidArgument(f"{path.name} must hold a matrix of numbers: {error}") from error
         except ValueError as error:
             raise InvalidArgument(f"{path.name} is not a {path.suffix} file: {error}") from error
         self._version = wanted.vector("")[1]

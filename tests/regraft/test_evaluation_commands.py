@@ -84,6 +84,7 @@ def test_evaluation_add_sends_embeddings_of_each_version_with_labels(run, servic
         ("--embeddings damaged.npz --version v1", 1, "damaged.npz cannot be read as embeddings"),
         ("--embeddings number.npz", 1, "number.npz: labels must have one per embedding (N,), not the shape ()"),
         ("--embeddings header.npy --version v1", 1, "header.npy cannot be read as embeddings"),
+        ("--embeddings objects.npz --version v1", 1, "as embeddings: its elements are Python objects (dtype object)"),
         ("--embeddings broken.json --version v1", 1, "broken.json cannot be read"),
         ("--embeddings several.npz --version v1", 1, "no array 'v1', only: v2, v3"),
         ("--embeddings ragged.json --version v1", 1, "ragged.json[1] has 1 numbers"),
@@ -103,6 +104,7 @@ def test_evaluation_add_says_what_is_wrong_with_embeddings(run, service, tmp_pat
     damaged = bytearray(Path("damaged.npz").read_bytes())
     damaged[50:110] = bytes(0x5A ^ byte for byte in damaged[50:110])
     Path("damaged.npz").write_bytes(damaged)
+    np.savez("objects.npz", v1=np.array([[1, 2], [3]], object))
     np.save("header.npy", np.zeros((2, 2)))
     Path("header.npy").write_bytes(Path("header.npy").read_bytes().replace(b"2), }", b"2000("))
 

@@ -117,6 +117,10 @@ def test_query_takes_vectors_of_a_file(run, service, tmp_path, many):
         (("--vector", "{0}/header.npy"), "header.npy is not an .npy file"),
         (("--vector", "{0}/several.npy"), "is not an .npy file: it is an .npz"),
         (("--vector", "{0}/cube.npy"), "must have one vector"),
+        (
+            ("--vector", "{0}/objects.npy"),
+            "or a matrix: its elements are Python objects (dtype object), not numbers or",
+        ),
         (("--like", "a", "--version", "v1"), "--version can only be used with --vector"),
         (("--vector", "{0}/cube.npy", "--like", "a"), "exactly one of IMAGE, --text, --like and --vector"),
     ],
@@ -124,6 +128,7 @@ def test_query_takes_vectors_of_a_file(run, service, tmp_path, many):
 def test_what_is_no_query_is_told(run, service, tmp_path, given, said):
     (tmp_path / "text.npy").write_text("1, 2")
     np.save(tmp_path / "cube.npy", np.ones((1, 2, 3)))
+    np.save(tmp_path / "objects.npy", np.array([[1, 2], [3]], object), allow_pickle=True)
     (tmp_path / "header.npy").write_bytes((tmp_path / "cube.npy").read_bytes().replace(b"3), }", b"3000("))
     with (tmp_path / "several.npy").open("wb") as file:
         np.savez(file, one=np.ones(3), two=np.ones(3))

@@ -90,6 +90,25 @@ def test_vectors_that_faiss_would_order_otherwise_are_refused(tmp_path: Path) ->
         next(source.batches(3))
 
 
+@pytest.mark.parametrize(
+    ("vectors", "ids", "said"),
+    [
+        (
+            np.array([[1, 2], [3]], object),
+            np.arange(2),
+            "v.npy must hold a matrix of numbers: its elements are Python o",
+        ),
+        (np.eye(2), np.array(["a", "b"], object), r"rows of a .npy file: its elements are Python objects \(dtype obj"),
+    ],
+)
+def test_arrays_of_objects_are_refused_with_what_is_legal(vectors, ids, said, tmp_path):
+    np.save(tmp_path / "v.npy", vectors, allow_pickle=True)
+    np.save(tmp_path / "ids.npy", ids, allow_pickle=True)
+
+    with pytest.raises(InvalidArgument, match=said):
+        open_source(str(tmp_path / "v.npy"), Wanted(), ids=tmp_path / "ids.npy")
+
+
 @pytest.mark.parametrize("ending", [".txt", ".npy"])
 def test_a_file_of_ids_that_does_not_exist_is_refused(tmp_path: Path, ending: str) -> None:
     np.save(tmp_path / "v.npy", ROWS)
