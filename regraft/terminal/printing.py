@@ -21,8 +21,11 @@ def progress() -> Progress:
 
 
 def print_table(columns: list[str], rows: list[list[Any]]) -> None:
-    """Print rows under a header. Long cells are folded on a terminal; elsewhere each row is one line, for programs."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    """Print rows under a header, if the columns have names.
+
+    Long cells are folded on a terminal; elsewhere each row is one line, for programs.
+    """
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
