@@ -178,7 +178,7 @@ class Connection(ABC):
                 f"set a larger timeout in seconds: --timeout or {TIMEOUT}"
             ) from error
         except httpx.DecodingError as error:
-            raise UnexpectedAnswer(f"the answer of {self.url} cannot be decompressed: {error}") from error
+            raise self._compressed_badly(error) from error
         except httpx.TransportError as error:
             why = str(error) or type(error).__name__
             hint = next((told for sign, told in HINTS.items() if sign in why), "is `regraft serve` running?")
@@ -196,16 +196,26 @@ class Connection(ABC):
         return await self._exchange(request)
 
     async def _lines(self, path: str, headers: Mapping[str, str], silence: float) -> AsyncGenerator[str, None]:
-        """Stream the lines of a response. Raises Unreachable after `silence` seconds without a line."""
+        """Stream the lines of a response.
+
+        Raises:
+            Unreachable: it broke, or `silence` seconds passed without a line.
+            UnexpectedAnswer: it cannot be decompressed.
+        """
         timeout = httpx.Timeout(silence, connect=silence)
         try:
             async with aclosing(self._streamed(path, headers=dict(headers), timeout=timeout)) as lines:
                 async for line in lines:
                     yield line
-        except (httpx.TransportError, httpx.DecodingError) as error:
+        except httpx.DecodingError as error:
+            raise self._compressed_badly(error) from error
+        except httpx.TransportError as error:
             raise Unreachable(
                 f"the stream from {self.url} was interrupted ({str(error) or type(error).__name__})"
             ) from error
+
+    def _compressed_badly(self, error: httpx.DecodingError) -> UnexpectedAnswer:
+        return UnexpectedAnswer(f"the answer of {self.url} cannot be decompressed: {error}")
 
 
 class SyncConnection(Connection):

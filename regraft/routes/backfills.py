@@ -84,6 +84,7 @@ class BackfillRoutes(Connection):
 
         Raises:
             Unreachable: no event for a minute.
+            UnexpectedAnswer: the stream cannot be decompressed.
             Problem: the backfill does not exist, or was deleted with its gallery.
         """
         async with aclosing(self._watch(backfill, "progress")) as events:
@@ -95,7 +96,7 @@ class BackfillRoutes(Connection):
         """GET /v1/backfills/{backfill}/events: the points of its curve, existing and future ones.
 
         Raises:
-            Unreachable, Problem: as `watch_backfill`.
+            Unreachable, UnexpectedAnswer, Problem: as `watch_backfill`.
         """
         async with aclosing(self._watch(backfill, "point")) as events:
             async for data in events:
