@@ -37,7 +37,6 @@ app = Commands(
     name="regraft",
     help="A retrieval service whose gallery outlives its embedding model.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 

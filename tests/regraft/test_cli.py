@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from importlib.abc import MetaPathFinder
+from types import ModuleType
 
 import httpx
 import pytest
@@ -186,3 +187,26 @@ def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_stack_trace(monkey
         main()
 
     assert ended.value.code == 130
+
+
+@pytest.mark.parametrize(
+    ("line", "offered", "not_offered"),
+    [
+        ("regraft ba", {"backfill"}, {"query"}),
+        ("regraft backfill re", {"resume"}, {"start"}),
+        ("regraft query photos --fi", {"--filter", "--fields"}, {"--url"}),
+        ("regraft item list photos --json --u", {"--url"}, {"--json"}),
+    ],
+)
+def test_a_shell_completes_commands_and_options(run, monkeypatch, line, offered, not_offered):
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1), "_REGRAFT_COMPLETE": "complete_bash"}
+    for name, value in words.items():
+        monkeypatch.setenv(name, value)
+    # The variables are named after the program, which is this one here.
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+
+    code, shown, _ = run()
+
+    assert code == 0
+    assert offered <= set(shown.split())
+    assert not_offered.isdisjoint(shown.split())
