@@ -61,6 +61,13 @@ class InvalidImage(RegraftError):
     code = "invalid_image"
 
 
+class TooManyPixels(RegraftError):
+    """The images of a request have more pixels in total than the service decodes for one: send fewer at a time."""
+
+    status = 413
+    code = "too_many_pixels"
+
+
 class InvalidText(RegraftError):
     """The text cannot be embedded."""
 

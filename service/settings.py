@@ -86,6 +86,8 @@ class Settings(BaseSettings):
     """The key of remote workers; it permits only the routes below /v1/work."""
 
     max_image_pixels: int = Field(MAX_PIXELS, ge=1, le=PILLOWS_PIXELS)
+    max_request_pixels: int = Field(4_000_000_000, ge=1)
+    """Most pixels of all images that are decoded for one request, which bounds its time to some minutes."""
     max_decoded_bytes: int = Field(MAX_DECODED_BYTES, ge=1)
     """Memory of the images that one process decodes at the same time; a larger one is decoded alone."""
     max_body_bytes: int = Field(256 << 20, ge=1)

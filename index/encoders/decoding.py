@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from PIL import Image
 
 from index.encoders.image import MAX_PIXELS, Pixels, load_image, open_image, preprocess
+from index.errors import TooManyPixels
 from index.version import Preprocess
 
 MAX_DECODED_BYTES = 1 << 30
@@ -20,6 +21,20 @@ PIXEL_BYTES = 8
 def decoded_bytes(width: int, height: int) -> int:
     """Memory counted for an image of this size."""
     return width * height * PIXEL_BYTES
+
+
+class PixelBudget:
+    """The pixels that may still be decoded for one request, which bound its time: small files can be large images."""
+
+    def __init__(self, max_pixels: int) -> None:
+        self._max_pixels = self._left = max_pixels
+
+    def take(self, pixels: int) -> None:
+        """Take an image's pixels, each time that it is decoded. Raises TooManyPixels if fewer are left."""
+        self._left -= pixels
+        if self._left < 0:
+            most = f"at most {self._max_pixels:,} pixels in total are decoded for one request"
+            raise TooManyPixels(f"{most}; send fewer images at a time")
 
 
 class Decoder:
@@ -37,9 +52,16 @@ class Decoder:
         self._changed = threading.Condition()
 
     @contextmanager
-    def decoded(self, data: bytes) -> Iterator[Image.Image]:
-        """Decode an image as `decode_image` does, and count its memory until the block ends. Raises InvalidImage."""
+    def decoded(self, data: bytes, budget: PixelBudget | None = None) -> Iterator[Image.Image]:
+        """Decode an image as `decode_image` does, and count its memory until the block ends.
+
+        Raises:
+            InvalidImage: as `decode_image`.
+            TooManyPixels: the budget is used up; nothing was decoded.
+        """
         image = open_image(data, max_pixels=self._max_pixels)
+        if budget is not None:
+            budget.take(image.width * image.height)
         with self._room(decoded_bytes(*image.size)):
             image = load_image(image)  # frees the opened file
             yield image

@@ -8,9 +8,10 @@ from dataclasses import replace
 from itertools import chain, repeat
 from typing import BinaryIO
 
+from index.encoders.decoding import PixelBudget
 from index.encoders.encoder import BATCH
 from index.encoders.image import Pixels
-from index.errors import RegraftError
+from index.errors import RegraftError, TooManyPixels
 from service.items.batch import IngestBatch, ItemDraft
 from service.items.texts import encode_texts
 from service.items.transaction import Destination, Ingested, refuse_existing, store_contents
@@ -25,6 +26,7 @@ def ingest_images(to: Destination, batch: IngestBatch, files: Mapping[str, Binar
     Raises:
         NoEncoder, NoTextEntrance: the current version does not embed images, or texts.
         ItemsRefused: no item is valid, or the batch is atomic and one is invalid.
+        TooManyPixels: the images have too many in total; names the first that was not decoded.
         CurrentChanged: another version is current by now.
     """
     refuse_existing(to, batch)
@@ -41,12 +43,17 @@ def _encode_images(
 ) -> list[tuple[ItemDraft, NewItem]]:
     """Decode and embed images in blocks, so that memory holds only one block of encoder inputs."""
     images = [draft for draft in batch.drafts if draft.text is None]
+    budget = PixelBudget(to.service.settings.max_request_pixels)
     blocks = (images[start : start + BATCH] for start in range(0, len(images), BATCH))
-    return [item for block in blocks for item in _encode_block(to, batch, block, files)]
+    return [item for block in blocks for item in _encode_block(to, batch, block, files, budget)]
 
 
 def _encode_block(
-    to: Destination, batch: IngestBatch, block: Sequence[ItemDraft], files: Mapping[str, BinaryIO]
+    to: Destination,
+    batch: IngestBatch,
+    block: Sequence[ItemDraft],
+    files: Mapping[str, BinaryIO],
+    budget: PixelBudget,
 ) -> list[tuple[ItemDraft, NewItem]]:
     images = to.current.images()
     spec = images.encoder.spec
@@ -55,7 +62,10 @@ def _encode_block(
         try:
             with errors_at("/image"):
                 note = functools.partial(batch.image_losses.note, to.current.name, spec, f"/items/{draft.index}/image")
-                readable.append((draft, read_pixels(files[draft.content], spec, to.service.decoder, note)))
+                readable.append((draft, read_pixels(files[draft.content], spec, to.service.decoder, note, budget)))
+        except TooManyPixels as error:
+            error.pointer = f"/items/{draft.index}/image"
+            raise
         except RegraftError as error:
             batch.refuse(draft.index, draft.id, error)
     if not readable:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from index.encoders.decoding import Decoder
+from index.encoders.decoding import Decoder, PixelBudget
 from index.encoders.encoder import BATCH
 from index.encoders.image import Pixels, preprocess
 from index.errors import RegraftError
@@ -25,18 +25,26 @@ from service.registry.loaded_version import LoadedVersion
 from service.registry.registry import Registry
 
 
-def read_pixels(file: BinaryIO, spec: Preprocess, decoder: Decoder, note: Callable[[Size], None]) -> Pixels:
-    """An image in a file as an encoder's input; `note` is called with its upright size. Raises InvalidImage."""
+def read_pixels(
+    file: BinaryIO, spec: Preprocess, decoder: Decoder, note: Callable[[Size], None], budget: PixelBudget | None = None
+) -> Pixels:
+    """An image in a file as an encoder's input; `note` is called with its upright size. Raises as `Decoder.decoded`."""
     file.seek(0)
-    with decoder.decoded(file.read()) as image:
+    with decoder.decoded(file.read(), budget) as image:
         note(image.size)
         return preprocess(image, spec)
 
 
-def embed_images(registry: Registry, files: Sequence[BinaryIO], decoder: Decoder, image_losses: ImageLosses) -> Encode:
+def embed_images(
+    registry: Registry,
+    files: Sequence[BinaryIO],
+    decoder: Decoder,
+    image_losses: ImageLosses,
+    budget: PixelBudget | None = None,
+) -> Encode:
     """An `Encode` of images; holds only a batch of encoder inputs at a time. Errors point to `/images/<number>`.
 
-    Images that lose much in a version's preprocessing are added to `image_losses`.
+    Images that lose much in a version's preprocessing are added to `image_losses`. All versions share the `budget`.
     """
 
     def encode(version: LoadedVersion) -> Vectors:
@@ -46,7 +54,7 @@ def embed_images(registry: Registry, files: Sequence[BinaryIO], decoder: Decoder
             pointer, spec = f"/images/{number}", images.encoder.spec
             with errors_at(pointer):
                 note = functools.partial(image_losses.note, version.name, spec, pointer)
-                return read_pixels(files[number], spec, decoder, note)
+                return read_pixels(files[number], spec, decoder, note, budget)
 
         return np.concatenate([images.queries(ready) for ready in _blocks(len(files), read)])
 

@@ -21,6 +21,7 @@ import orjson
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 
+from index.encoders.decoding import PixelBudget
 from index.encoders.text import check_text
 from index.errors import InvalidArgument
 from index.query.query_plan import Encode
@@ -201,7 +202,9 @@ def _images(service: Runtime, files: Sequence[UploadFile]) -> QueryBatch:
     """Images, embedded by the current version, and by others for shards that only `dual` or `slerp` reaches."""
     images, image_losses = [file.file for file in files], ImageLosses()
     content = ImageContent(service.registry, images, service.decoder)
-    encode = embed_images(service.registry, images, service.decoder, image_losses)
+    encode = embed_images(
+        service.registry, images, service.decoder, image_losses, PixelBudget(service.settings.max_request_pixels)
+    )
     pointers = _pointers("images", len(files))
     return QueryBatch(
         pointers, None, encode, content.encoders, [-1] * len(files), content=content, image_losses=image_losses

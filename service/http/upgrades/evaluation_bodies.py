@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from index.encoders.decoding import PixelBudget
 from index.errors import RegraftError
 from index.item_id import is_item_id
 from index.space import Vectors, space_from_json
@@ -71,18 +72,18 @@ class EvaluationDraft:
 
 
 def by_images(service: Runtime, form: Form) -> EvaluationDraft:
-    """Read a set of images from a form. Raises InvalidBody, BodyTooLarge or InvalidImage, naming the entry."""
+    """Read a set of images from a form. Raises InvalidBody, BodyTooLarge, InvalidImage or TooManyPixels."""
     if "entries" not in form.fields:
         raise InvalidBody("the form must have the field 'entries', a JSON list", pointer="/entries")
     entries = _entries(parse_json(form.fields["entries"], "/entries"), {*ENTRY, "image"}, service.settings)
-    files, images = form.files_by_name(), []
+    files, images, budget = form.files_by_name(), list[bytes](), PixelBudget(service.settings.max_request_pixels)
     for number, entry in enumerate(entries):
         if not isinstance(entry.get("image"), str) or entry["image"] not in files:
             raise InvalidBody(NO_SUCH_FILE, pointer=f"/entries/{number}/image")
         file = files[entry["image"]].file
         file.seek(0)
         images.append(file.read())
-        with errors_at(f"/entries/{number}/image"), service.decoder.decoded(images[-1]):
+        with errors_at(f"/entries/{number}/image"), service.decoder.decoded(images[-1], budget):
             pass
     return EvaluationDraft(_name(form.fields.get("name", "")), "images", entries, images)
 

@@ -137,6 +137,28 @@ def test_images_have_the_largest_size_that_is_set(
         problem(small.http.post(f"{path}/evaluations", data=entries, files=files), 422, "invalid_image")
 
 
+def test_the_images_of_a_request_have_the_most_pixels_in_total_that_are_set(
+    tmp_path: Path, versions: dict[str, Version], pictures: list[bytes]
+) -> None:
+    """A picture has 64 pixels."""
+    with serving(Settings(data=tmp_path, max_request_pixels=2 * 64)) as small:
+        assert small.register(versions["v1"]).status_code == 201
+        path = small.gallery("v1")
+        two = {"a": pictures[0], "b": pictures[1]}
+        assert small.ingest(path, two).json()["stored"] == 2
+
+        refused = problem(small.ingest(path, {"c": pictures[2], **two}), 413, "too_many_pixels", "/items/2/image")
+        assert "at most 128 pixels in total" in refused["detail"]
+        assert [item["id"] for item in small.http.get(f"{path}/items").json()["items"]] == ["a", "b"]
+
+        assert small.query(path, *pictures[:2], k=1).status_code == 200
+        problem(small.query(path, *pictures[:3], k=1), 413, "too_many_pixels", "/images/2")
+        entries = {"entries": json.dumps([{"label": n, "image": str(n)} for n in range(3)])}
+        files = [("images", (str(n), pictures[n])) for n in range(3)]
+        sent = small.http.post(f"{path}/evaluations", data=entries, files=files)
+        problem(sent, 413, "too_many_pixels", "/entries/2/image")
+
+
 def test_a_truncated_image_is_bad(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery()
 
