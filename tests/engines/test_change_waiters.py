@@ -67,17 +67,17 @@ def write(database: Database, count: int = 1) -> int:
 def test_what_is_committed_is_looked_at_and_nothing_else(
     replica: Replica, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live, asked = replica.find("g"), list[Any]()
+    loaded, asked = replica.find("g"), list[Any]()
     moment = database.commit_marker
     time.sleep(0.05)
     monkeypatch.setattr(database, "commit_marker", lambda: asked.append(1) or moment())
     time.sleep(0.2)
     assert not asked
     number = write(database)
-    until(lambda: live.seq == number)
+    until(lambda: loaded.seq == number)
     with database.write() as connection:
         delete_edge(connection, 1)
-    until(lambda: live.followed_edges == ())
+    until(lambda: loaded.followed_edges == ())
     with database.write() as connection:
         delete_gallery(connection, 1)
     until(lambda: not replica.all())
@@ -87,7 +87,7 @@ def test_what_is_committed_is_looked_at_and_nothing_else(
 def test_a_lost_connection_is_made_up_for_by_the_clock_until_there_is_another(
     replica: Replica, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live = replica.find("g")
+    loaded = replica.find("g")
 
     def cut() -> None:
         with database.lookup() as connection:
@@ -95,13 +95,13 @@ def test_a_lost_connection_is_made_up_for_by_the_clock_until_there_is_another(
 
     cut()
     number = write(database)
-    until(lambda: live.seq == number)
+    until(lambda: loaded.seq == number)
     assert listeners(database) == 0  # it is tried again after a minute
     monkeypatch.setattr(change_waiters, "MAX_WAIT_SECONDS", 0.05)
     until(lambda: listeners(database) == 1)
     monkeypatch.setattr(change_waiters, "MAX_WAIT_SECONDS", 60.0)
     number = write(database)
-    until(lambda: live.seq == number)
+    until(lambda: loaded.seq == number)
     assert replica.failure is None
 
 
@@ -112,7 +112,7 @@ def test_a_server_that_refuses_to_notify_is_polled_and_asked_again(
     replica: Replica, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A primary that became a standby answers queries, but refuses LISTEN until the address leads to the new one."""
-    live, refused = replica.find("g"), list[str]()
+    loaded, refused = replica.find("g"), list[str]()
 
     def refuse(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
         if statement != "LISTEN regraft":
@@ -126,9 +126,9 @@ def test_a_server_that_refuses_to_notify_is_polled_and_asked_again(
         connection.execute(text(f"select pg_terminate_backend(pid) {LISTENERS}"))
     until(lambda: len(refused) > 2)
     number = write(database)
-    until(lambda: live.seq == number)
+    until(lambda: loaded.seq == number)
     event.remove(database._finder, "before_cursor_execute", refuse)
     until(lambda: listeners(database) == 1)
     number = write(database)
-    until(lambda: live.seq == number)
+    until(lambda: loaded.seq == number)
     assert replica.failure is None

@@ -45,10 +45,10 @@ def world(own_server: Server, tmp_path: Path) -> Iterator[ReplicatedWorld]:
         yield made
 
 
-def told(live: LoadedGallery) -> tuple[list[list[int]], dict[int, str]]:
+def told(loaded: LoadedGallery) -> tuple[list[list[int]], dict[int, str]]:
     """The keys of the nearest items to two queries, and the ids of these items."""
     queries = np.array([[1, 0], [0, 1]], np.float32)
-    found = live.gallery.search("v1", lambda _: queries, 10, encoders=frozenset())
+    found = loaded.gallery.search("v1", lambda _: queries, 10, encoders=frozenset())
     return found.keys_QK.tolist(), {key: one.id for key, one in found.items.items()}
 
 
@@ -59,11 +59,11 @@ def outlived(own_server: Server, world: ReplicatedWorld) -> LoadedGallery:
     world.store(g, 1, a=[1, 0], b=[1, 0])
     own_server.back_up()
     world.store(g, 1, **LOST)
-    live = world.replica.find("g")
-    assert live.gallery.items_by_version() == {"v1": 4}
+    loaded = world.replica.find("g")
+    assert loaded.gallery.items_by_version() == {"v1": 4}
     own_server.fail_over()
     world.store(g, 1, **KEPT)
-    return live
+    return loaded
 
 
 def test_changes_that_follow_on_lost_ones_are_served_instead_of_them(

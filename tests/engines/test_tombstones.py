@@ -205,13 +205,13 @@ def test_a_process_that_has_not_followed_meanwhile_forgets_them_too(tmp_path: Pa
     world = ReplicatedWorld(tmp_path, make_version)
     path = world.create()
     world.store(path, 1, a=[1, 0], b=[0, 1], c=[0.6, 0.8])
-    live = world.replica.find("g")
+    loaded = world.replica.find("g")
     with world.database.write() as connection:  # c can be searched by nobody
         connection.execute(update(item).where(item.c.id == 3).values(seq=take_seq(connection, path, 1)))
         connection.execute(update(embedding).where(embedding.c.item_id == 3).values(vector=b"damaged"))
     world.store(path, 1, d=[0.8, 0.6])
     world.replica.refresh(path)
-    assert sorted(live.gallery.keys()) == [1, 2, 3, 4]
+    assert sorted(loaded.gallery.keys()) == [1, 2, 3, 4]
 
     world.delete(path, "a", "c")
     purge_all(world.database)
@@ -221,6 +221,6 @@ def test_a_process_that_has_not_followed_meanwhile_forgets_them_too(tmp_path: Pa
 
     with world.database.lookup() as connection:
         assert sorted(connection.execute(select(item.c.id)).scalars()) == [2, 4, 5]
-    assert sorted(live.gallery.keys()) == [2, 5]
-    assert world.new_replica().find("g").gallery.items_by_version() == live.gallery.items_by_version() == {"v1": 2}
+    assert sorted(loaded.gallery.keys()) == [2, 5]
+    assert world.new_replica().find("g").gallery.items_by_version() == loaded.gallery.items_by_version() == {"v1": 2}
     world.database.close()

@@ -35,11 +35,11 @@ def test_whole_blocks_are_gone_no_item_returns_and_the_rest_goes_a_day_later(sit
     registry = Registry(site.database, site.settings)
     registry.sync()
     replica = Replica(site.database, registry, site.settings.indexes, site.settings.poll_seconds)
-    live = replica.find("g")
-    delete(site, live.id, *(f"i{n}" for n in range(25)))
+    loaded = replica.find("g")
+    delete(site, loaded.id, *(f"i{n}" for n in range(25)))
     TombstonePurger(site.database).look()
     pass_a_day(site)
-    delete(site, live.id, "i30")
+    delete(site, loaded.id, "i30")
     kept = site.state("g")
     assert len(kept) == 22
 
@@ -47,8 +47,8 @@ def test_whole_blocks_are_gone_no_item_returns_and_the_rest_goes_a_day_later(sit
     doomed.wait(timeout=30)
 
     assert tombstones(site) == 26 - 10 * (block - 1)
-    replica.refresh(live.id)  # which has not followed since before the deletions
-    assert len(live.gallery.keys()) == 22
+    replica.refresh(loaded.id)  # which has not followed since before the deletions
+    assert len(loaded.gallery.keys()) == 22
     pass_a_day(site)
     restarted = site.launch("tests/faults/doomed_server.py", str(site.port), "purging", "0")
     until(lambda: tombstones(site) == 0, restarted)

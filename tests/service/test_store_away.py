@@ -339,7 +339,7 @@ def test_an_image_that_no_longer_decodes_is_given_up_alone_and_stays_reachable(
         1,
         "v1",
     )
-    live = served.runtime.replica.find(served.path.rpartition("/")[2])
-    served.runtime.replica.refresh(live.id)
+    loaded = served.runtime.replica.find(served.path.rpartition("/")[2])
+    served.runtime.replica.refresh(loaded.id)
     matches = served.query(served.path, pictures[4], k=1).json()["results"][0]["matches"]
     assert (matches[0]["id"], matches[0]["version"]) == ("i4", "v1")

@@ -118,8 +118,8 @@ def ask(served: Served, path: str, **options: Any) -> list[Any]:
 
 def lies(served: Served, path: str) -> dict[tuple[str, str], tuple[int, int]]:
     """By version and origin what lies here and there."""
-    live = served.runtime.replica.find(path.rpartition("/")[2])
-    shards = live.gallery.remote.shards()
+    loaded = served.runtime.replica.find(path.rpartition("/")[2])
+    shards = loaded.gallery.remote.shards()
     return {place: (one.head.row_count(), one.remote_rows.row_count()) for place, one in shards.items()}
 
 
@@ -323,7 +323,7 @@ def test_rows_that_an_engine_lost_are_found_out_and_written_again(
 ) -> None:
     path = gallery_there(served, kind)
     before = ask(served, path)
-    (name,) = {live.engine_name for live in served.runtime.replica.all()}
+    (name,) = {loaded.engine_name for loaded in served.runtime.replica.all()}
     engine_there.drop(name, ("v1", "supplied"))
     # A look comes sooner where something is written.
     served.http.patch(path, json={"index": {"kind": kind, "recall": 0.9}})
@@ -339,7 +339,7 @@ def test_what_is_retired_deleted_or_moved_leaves_the_engine(
     for path in (gone, moved):
         put(served, path, range(5))
         until(lambda: lies(served, path) == {("v1", "supplied"): (0, 5)})  # noqa: B023
-    names = {live.name: live.engine_name for live in served.runtime.replica.all()}
+    names = {loaded.name: loaded.engine_name for loaded in served.runtime.replica.all()}
     assert served.remove(gone).status_code == 204
     assert served.http.patch(moved, json={"index": {"kind": "auto"}}).status_code == 200
     until(lambda: not engine_there.places(names["gone"]) and not engine_there.places(names["moved"]))

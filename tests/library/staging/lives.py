@@ -62,13 +62,13 @@ class Follower:
         registry = Registry(database, settings)
         registry.sync()
         self.replica = Replica(database, registry, settings.indexes, settings.poll_seconds, collections_of=engines.of)
-        self.live = self.replica.find(name)
+        self.loaded = self.replica.find(name)
 
     def answer(self, world: World, number: int, k: int) -> dict[int, float]:
         """Key -> raw score for a query by a picture."""
         assert self.replica._poll() == []  # it follows the feed and the edges
-        self.live.gallery.adopt_segments()  # that the server has built
-        found = self.live.gallery.search(
+        self.loaded.gallery.adopt_segments()  # that the server has built
+        found = self.loaded.gallery.search(
             None, lambda version: world.encode(version, number)[None], k, encoders=world.everyone, mode=Mode.RAW
         )
         return dict(zip(found.keys_QK[0].tolist(), found.raw_QK[0].tolist(), strict=True))

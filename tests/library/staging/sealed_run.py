@@ -44,10 +44,10 @@ class SealedRun(Run):
 
     def seal(self) -> None:
         """Build and write everything that is due."""
-        live = self.replica.find("g")
-        look(self.indexer, live)
-        self.counts["most indexed"] = max(self.counts["most indexed"], live.gallery.indexed_count())
-        self.counts["snapshots"] += live.snapshot_seq > 0
+        loaded = self.replica.find("g")
+        look(self.indexer, loaded)
+        self.counts["most indexed"] = max(self.counts["most indexed"], loaded.gallery.indexed_count())
+        self.counts["snapshots"] += loaded.snapshot_seq > 0
 
     def seal_beside(self) -> None:
         """Run another operation after the first index was built and before it is swapped in."""
@@ -71,7 +71,7 @@ class SealedRun(Run):
         if self.beside is None:
             self.beside = Follower(self.settings, self.database, self.engines, "g")
         self.beside.replica.refresh(G)
-        look(Indexer(self.beside.replica), self.beside.live)
+        look(Indexer(self.beside.replica), self.beside.loaded)
 
     def check(self) -> None:
         super().check()
@@ -117,10 +117,10 @@ class SealedRun(Run):
         self.counts["best asked for"] += len(matches)
 
 
-def look(indexer: Indexer, live: LoadedGallery) -> None:
+def look(indexer: Indexer, loaded: LoadedGallery) -> None:
     """The step of the indexer's thread after a recent write."""
-    indexer._unchanged_since = {live.id: (live.seq, time.monotonic())}
-    indexer._index_gallery(live)
+    indexer._unchanged_since = {loaded.id: (loaded.seq, time.monotonic())}
+    indexer._index_gallery(loaded)
 
 
 def harm(path: Path, how: str) -> None:

@@ -93,8 +93,8 @@ class Served:
     def work(self, chunks: int | None = None) -> None:
         """Let a worker do this many chunks, or all work, and the replica follow."""
         work(self.runtime.settings, chunks)
-        for live in self.runtime.replica.all():
-            self.runtime.replica.refresh(live.id)
+        for loaded in self.runtime.replica.all():
+            self.runtime.replica.refresh(loaded.id)
 
     def stored(self, path: str, version: str) -> dict[str, Row[Any, Any, Any, Any]]:
         """The embeddings of a version in a gallery: id -> origin, vector, side."""

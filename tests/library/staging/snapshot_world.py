@@ -33,7 +33,7 @@ class SnapshotWorld(ReplicatedWorld):
         self.write(1, *NAMES)
         self.backup()
 
-    def live(self) -> LoadedGallery:
+    def loaded(self) -> LoadedGallery:
         return self.replica.find("g")
 
     def start(self) -> None:
@@ -69,12 +69,12 @@ class SnapshotWorld(ReplicatedWorld):
 
     def seal(self) -> None:
         self.replica.refresh(1)
-        while self.live().gallery.build_index():
+        while self.loaded().gallery.build_index():
             pass
 
     def snapshot(self) -> None:
         self.replica.refresh(1)
-        self.replica.write_snapshot(self.live(), settled=True)
+        self.replica.write_snapshot(self.loaded(), settled=True)
 
     def backup(self) -> None:
         with closing(sqlite3.connect(self.database_file)) as now, closing(sqlite3.connect(self.copy)) as then:
@@ -96,12 +96,12 @@ class SnapshotWorld(ReplicatedWorld):
         return replica.find("g")
 
 
-def shown(live: LoadedGallery) -> Any:
+def shown(loaded: LoadedGallery) -> Any:
     """All that a gallery shows: of each item what is known, and how it is found by each version."""
     queries = {"v1": np.array([[1, 0], [0, 1], [0.6, 0.8]], np.float32), "v2": np.eye(3, dtype=np.float32)}
     found = {}
     for version in queries:
-        answer = live.gallery.search(version, queries.__getitem__, 1_000, encoders=frozenset(queries), exact=True)
+        answer = loaded.gallery.search(version, queries.__getitem__, 1_000, encoders=frozenset(queries), exact=True)
         scores = np.round(np.sort(answer.scores_QK, axis=1), 5).tolist()
         found[version] = [scores, {key: tuple(one) for key, one in answer.items.items()}]
-    return live.seq, live.current and live.current.name, live.gallery.items_by_version(), found
+    return loaded.seq, loaded.current and loaded.current.name, loaded.gallery.items_by_version(), found

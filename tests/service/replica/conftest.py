@@ -34,5 +34,5 @@ def sealed(world: SnapshotWorld) -> SnapshotWorld:
     """All of it in segments and in one snapshot."""
     world.seal()
     world.snapshot()
-    assert world.live().snapshot_seq == len(NAMES)
+    assert world.loaded().snapshot_seq == len(NAMES)
     return world

@@ -41,7 +41,7 @@ def limited(world: ReplicatedWorld, galleries: float) -> Replica:
     return replica
 
 
-def loaded(replica: Replica) -> list[str]:
+def loaded_names(replica: Replica) -> list[str]:
     return [name for number, name in enumerate(NAMES, 1) if replica.cache.peek(number)]
 
 
@@ -53,9 +53,9 @@ def test_nothing_is_loaded_before_it_is_asked_for(world: ReplicatedWorld) -> Non
     replica = world.new_replica()
     replica.start()
     try:
-        assert loaded(replica) == []
+        assert loaded_names(replica) == []
         assert items(replica, "b") == 1
-        assert loaded(replica) == ["b"]
+        assert loaded_names(replica) == ["b"]
         assert replica.cache.bytes() == replica.find("b").bytes > 0
     finally:
         replica.stop()
@@ -66,16 +66,16 @@ def test_the_one_used_longest_ago_goes_first_and_its_memory_with_it(world: Repli
     gone = ref(replica.find("a").gallery)
     for name in ("b", "a", "c"):
         replica.find(name)
-    assert loaded(replica) == ["a", "c"]
+    assert loaded_names(replica) == ["a", "c"]
     replica.find("b")
-    assert loaded(replica) == ["b", "c"]
+    assert loaded_names(replica) == ["b", "c"]
     assert gone() is None  # at once: nothing refers to it in a circle
 
 
 def test_one_larger_than_the_limit_is_loaded_alone(world: ReplicatedWorld) -> None:
     replica = limited(world, 0.5)
     assert [items(replica, name) for name in (*NAMES, *NAMES)] == [1] * 6
-    assert loaded(replica) == ["c"]
+    assert loaded_names(replica) == ["c"]
 
 
 def test_what_grows_makes_room(world: ReplicatedWorld) -> None:
@@ -83,27 +83,27 @@ def test_what_grows_makes_room(world: ReplicatedWorld) -> None:
     assert [items(replica, name) for name in NAMES] == [1, 1, 1]
     world.store(3, 1, **{f"i{n}": [1, n] for n in range(30)})
     replica.refresh(3)
-    assert loaded(replica) == ["c"]
+    assert loaded_names(replica) == ["c"]
 
 
 def test_whoever_works_with_an_unloaded_gallery_sees_what_is_written(world: ReplicatedWorld) -> None:
     replica = limited(world, 1.5)
-    live = replica.find("a")
+    loaded = replica.find("a")
     replica.find("b")
-    assert loaded(replica) == ["b"]
+    assert loaded_names(replica) == ["b"]
     world.store(1, 1, two=[0, 1])
     replica.refresh(1)
-    assert live.gallery.items_by_version() == {"v1": 2}
-    assert replica.find("a") is live
+    assert loaded.gallery.items_by_version() == {"v1": 2}
+    assert replica.find("a") is loaded
 
 
 def test_a_write_while_a_gallery_is_loaded_is_seen(world: ReplicatedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The load has read its snapshot already when the write commits: nobody gets the gallery without it."""
     replica, reading, go = world.new_replica(), threading.Event(), threading.Event()
 
-    def late(connection: Any, registry: Any, live: Any, progress: Any) -> None:
-        load_items(connection, registry, live, progress)
-        if live.name == "a":
+    def late(connection: Any, registry: Any, loaded: Any, progress: Any) -> None:
+        load_items(connection, registry, loaded, progress)
+        if loaded.name == "a":
             reading.set()
             assert go.wait(5)
 
@@ -128,8 +128,8 @@ def test_a_gallery_that_is_deleted_while_it_is_loaded_is_unknown(
     """By this process, which forgets it, or by another one, of which nobody hears."""
     replica = world.new_replica()
 
-    def late(connection: Any, registry: Any, live: Any, progress: Any) -> None:
-        load_items(connection, registry, live, progress)
+    def late(connection: Any, registry: Any, loaded: Any, progress: Any) -> None:
+        load_items(connection, registry, loaded, progress)
         with world.database.write() as writing:
             delete_gallery(writing, 1)
         if own:

@@ -38,11 +38,11 @@ def test_where_clients_write_through_other_processes_a_gallery_is_found_with_wha
 
 def test_a_gallery_is_looked_up_again_only_after_something_was_written(world: World) -> None:
     g = world.create()
-    live = world.replica.find("g")
-    assert world.replica.find_cached("g") is live
+    loaded = world.replica.find("g")
+    assert world.replica.find_cached("g") is loaded
     world.store(g, 1, a=[1, 0])
     assert world.replica.find_cached("g") is None
-    assert world.replica.find("g") is world.replica.find_cached("g") is live
+    assert world.replica.find("g") is world.replica.find_cached("g") is loaded
 
 
 def test_a_gallery_that_is_replaced_during_its_lookup_is_looked_up_again(
@@ -96,4 +96,4 @@ def test_a_gallery_of_a_name_used_before_is_another_one(world: World) -> None:
     assert again != g
     assert world.replica.find("g").gallery.items_by_version() == {}
     world.replica._poll()
-    assert [live.id for live in world.replica.all()] == [again]
+    assert [loaded.id for loaded in world.replica.all()] == [again]

@@ -70,14 +70,14 @@ def process(world: ReplicatedWorld) -> Iterator[Process]:
 
 def told(replica: Replica) -> tuple[int, dict[int, tuple[Any, ...]]]:
     """The feed number, and all that is known of each item, its vector (unit ones of two numbers) as it is found by."""
-    live: LoadedGallery = replica.find("g")
+    loaded: LoadedGallery = replica.find("g")
     queries = np.eye(2, dtype=np.float32)
-    answer = live.gallery.search("v1", lambda _: queries, 10_000)
+    answer = loaded.gallery.search("v1", lambda _: queries, 10_000)
     items: dict[int, tuple[Any, ...]] = {key: tuple(item) for key, item in answer.items.items()}
     for keys, scores in zip(answer.keys_QK.tolist(), answer.raw_QK.tolist(), strict=True):
         for key, score in zip(keys, scores, strict=True):
             items[key] += (score,)
-    return live.seq, items
+    return loaded.seq, items
 
 
 def test_new_items_are_not_read_back_and_are_what_the_database_says(

@@ -95,9 +95,9 @@ def test_a_gallery_deleted_while_nobody_has_it_in_memory_takes_its_files_along(
     now = [0.0]
     monkeypatch.setattr(indexer, "time", SimpleNamespace(monotonic=lambda: now[0]))
     replica = world.new_replica()
-    live = replica.find("a")
+    loaded = replica.find("a")
     Indexer(replica)._round()
-    number, folder = live.id, live.folder
+    number, folder = loaded.id, loaded.folder
     assert folder.exists()
 
     replica = world.new_replica()
@@ -210,7 +210,7 @@ def test_a_gallery_that_is_deleted_while_its_index_is_written_is_left_alone(
 
     def write_one_that_goes(*given: object) -> None:
         with world.database.write() as connection:
-            delete_gallery(connection, live.id)
+            delete_gallery(connection, loaded.id)
         replica.sweep_indexes()
         write(*given)
 
@@ -223,8 +223,8 @@ def test_a_gallery_that_is_deleted_while_its_index_is_written_is_left_alone(
 
     monkeypatch.setattr(*step, write_one_that_goes)
     monkeypatch.setattr(SegmentFiles, "keep", keep_it)
-    live = replica.find("a")
-    live.gallery.configure(IndexConfig(kind=IndexKind.HNSW))
+    loaded = replica.find("a")
+    loaded.gallery.configure(IndexConfig(kind=IndexKind.HNSW))
     one = Indexer(replica)
     one.start()
     try:
@@ -260,11 +260,11 @@ def test_what_indexes_and_filters_add_makes_room_and_what_is_unloaded_is_let_go(
     one.start()
     try:
         until(lambda: indexed(replica, "a") and indexed(replica, "b"))
-        until(lambda: replica.cache.bytes() == sum(live.gallery.bytes() for live in replica.all()))
+        until(lambda: replica.cache.bytes() == sum(loaded.gallery.bytes() for loaded in replica.all()))
         replica.cache.limit = replica.cache.bytes()
         some = parse_filter({"field": "label", "eq": "cat"})
         replica.find("b").gallery.search("v1", lambda _: np.array([[1, 0]], np.float32), 1, filter=some)
-        until(lambda: [live.name for live in replica.all()] == ["b"])
+        until(lambda: [loaded.name for loaded in replica.all()] == ["b"])
     finally:
         one.stop()
 

@@ -51,18 +51,18 @@ def test_no_point_of_a_snapshot_is_left_out(thrice: World) -> None:
 def test_a_process_that_ends_at_any_point_of_a_snapshot_leaves_one_that_is_whole(
     thrice: World, number: int, torn: bool
 ) -> None:
-    before, seq = thrice.live().snapshot_seq, thrice.live().seq
+    before, seq = thrice.loaded().snapshot_seq, thrice.loaded().seq
     with CrashPoints(thrice.settings.indexes, number, torn=torn).watched(*AND_ROWS), pytest.raises(Killed):
         thrice.snapshot()
     thrice.start()
-    assert shown(thrice.live()) == shown(thrice.rebuilt())
+    assert shown(thrice.loaded()) == shown(thrice.rebuilt())
     named = number > POINTS.index("record_snapshot")
-    assert thrice.live().snapshot_seq == (seq if named else before)
+    assert thrice.loaded().snapshot_seq == (seq if named else before)
     thrice.write(1, "after")
     thrice.snapshot()
     thrice.start()
-    assert thrice.live().snapshot_seq == seq + 1
-    assert len(list((thrice.live().folder / snapshots.FOLDER).iterdir())) == snapshots.KEPT_FOLDERS
+    assert thrice.loaded().snapshot_seq == seq + 1
+    assert len(list((thrice.loaded().folder / snapshots.FOLDER).iterdir())) == snapshots.KEPT_FOLDERS
 
 
 OPERATIONS = st.lists(
@@ -94,9 +94,9 @@ def test_any_snapshot_and_the_feed_are_a_rebuild(
                 world.snapshot()
             world.start()
     world.start()
-    assert shown(world.live()) == shown(world.rebuilt())
+    assert shown(world.loaded()) == shown(world.rebuilt())
     world.seal()
     world.snapshot()
     world.start()
-    assert shown(world.live()) == shown(world.rebuilt())
+    assert shown(world.loaded()) == shown(world.rebuilt())
     world.database.close()

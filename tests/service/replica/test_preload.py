@@ -28,7 +28,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicate
     made.database.close()
 
 
-def loaded(world: ReplicatedWorld) -> int:
+def count_loaded(world: ReplicatedWorld) -> int:
     """How many galleries are loaded once it is done."""
     follower = world.new_replica()
     one = Preload(world.database, follower, [EVERY])
@@ -53,19 +53,19 @@ def test_a_database_that_was_away_is_asked_again(
         return ask(*args)
 
     monkeypatch.setattr(module, name, away_at_first)
-    assert loaded(world) == 2
+    assert count_loaded(world) == 2
 
 
 def test_a_gallery_that_cannot_be_loaded_does_not_hold_up_the_others(
     world: ReplicatedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(connection: Any, registry: Any, live: Any, progress: Any) -> None:
-        if live.name == "a":
+    def broken(connection: Any, registry: Any, loaded: Any, progress: Any) -> None:
+        if loaded.name == "a":
             raise ValueError("what nobody expected")
-        load_items(connection, registry, live, progress)
+        load_items(connection, registry, loaded, progress)
 
     monkeypatch.setattr(replica, "load_items", broken)
-    assert loaded(world) == 1
+    assert count_loaded(world) == 1
 
 
 def test_it_stops_while_the_database_is_away(world: ReplicatedWorld, monkeypatch: pytest.MonkeyPatch) -> None:

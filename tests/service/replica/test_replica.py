@@ -31,9 +31,9 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.database.close()
 
 
-def found(live: LoadedGallery, query: list[float], k: int, version: str | None = None) -> list[int]:
+def found(loaded: LoadedGallery, query: list[float], k: int, version: str | None = None) -> list[int]:
     vectors = {2: np.asarray([query[:2]], np.float32), 3: np.asarray([[*query, 0][:3]], np.float32)}
-    answer = live.gallery.search(version, lambda name: vectors[2 if name == "v1" else 3], k, encoders=NOBODY)
+    answer = loaded.gallery.search(version, lambda name: vectors[2 if name == "v1" else 3], k, encoders=NOBODY)
     return [int(key) for key in answer.keys_QK[0] if key >= 0]
 
 
@@ -63,14 +63,14 @@ def test_applying_the_feed_again_changes_nothing(world: World) -> None:
     world.store(g, 2, a=[1, 0, 0])
     world.delete(g, "b")
     world.replica._poll()
-    live = world.replica.find("g")
-    before = live.gallery.items_by_version(), found(live, [1, 0], 1, "v2")
+    loaded = world.replica.find("g")
+    before = loaded.gallery.items_by_version(), found(loaded, [1, 0], 1, "v2")
 
-    for seq in range(live.seq, -1, -1):
-        live.gallery.apply({}, seq=seq)
+    for seq in range(loaded.seq, -1, -1):
+        loaded.gallery.apply({}, seq=seq)
         world.replica.refresh(g)
 
-    assert before == (live.gallery.items_by_version(), found(live, [1, 0], 1, "v2"))
+    assert before == (loaded.gallery.items_by_version(), found(loaded, [1, 0], 1, "v2"))
 
 
 def test_items_of_one_version_are_kept_apart_by_their_origin(world: World) -> None:
@@ -79,15 +79,15 @@ def test_items_of_one_version_are_kept_apart_by_their_origin(world: World) -> No
     with world.database.write() as connection:
         connection.execute(update(embedding).where(embedding.c.item_id == 2).values(origin="transformed"))
     world.replica._poll()
-    live = world.replica.find("g")
-    shards = {origin: shard.count() for (_, origin), shard in live.gallery._shards.serving().items()}
-    assert (shards, live.gallery.items_by_version()) == ({"supplied": 1, "transformed": 1}, {"v1": 2})
+    loaded = world.replica.find("g")
+    shards = {origin: shard.count() for (_, origin), shard in loaded.gallery._shards.serving().items()}
+    assert (shards, loaded.gallery.items_by_version()) == ({"supplied": 1, "transformed": 1}, {"v1": 2})
 
 
 def test_refresh_sees_everything_committed_before_it(world: World) -> None:
     g = world.create()
     world.replica._poll()
-    live = world.replica.find("g")
+    loaded = world.replica.find("g")
     failures = []
 
     def work(number: int) -> None:
@@ -97,7 +97,7 @@ def test_refresh_sees_everything_committed_before_it(world: World) -> None:
             with world.database.lookup() as connection:
                 keys = connection.execute(item.select().where(item.c.external_id == f"{number}-{turn}")).one().id
             try:
-                live.gallery._shards.serving()["v1", "supplied"].fetch([keys])
+                loaded.gallery._shards.serving()["v1", "supplied"].fetch([keys])
             except KeyError:
                 failures.append(keys)
 
@@ -108,7 +108,7 @@ def test_refresh_sees_everything_committed_before_it(world: World) -> None:
         thread.join()
 
     assert failures == []
-    assert live.gallery.items_by_version() == {"v1": 40}
+    assert loaded.gallery.items_by_version() == {"v1": 40}
 
 
 def test_python_looks_for_no_circles_among_rows_that_are_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,9 +133,9 @@ def test_it_follows_what_other_processes_write(world: World) -> None:
     world.replica.start()
     try:
         g = world.create("g")
-        live = world.replica.find("g")
+        loaded = world.replica.find("g")
         world.store(g, 1, a=[1, 0])
-        until(lambda: live.gallery.items_by_version() == {"v1": 1})
+        until(lambda: loaded.gallery.items_by_version() == {"v1": 1})
         with world.database.write() as connection:
             connection.execute(update(gallery).values(current_id=2))
         until(lambda: found(world.replica.find("g"), [1, 0], 1) == [1])
@@ -218,21 +218,21 @@ def test_an_item_without_its_embedding_is_reported_until_it_has_one(
     with world.database.write() as connection:
         connection.execute(embedding.delete().where(embedding.c.item_id == 1))
     world.replica._poll()
-    live = world.replica.find("g")
+    loaded = world.replica.find("g")
 
     def degraded() -> list[tuple[str, int]]:
-        answer = live.gallery.search("v1", lambda _: np.asarray([[1, 0]], np.float32), 1, encoders=NOBODY)
+        answer = loaded.gallery.search("v1", lambda _: np.asarray([[1, 0]], np.float32), 1, encoders=NOBODY)
         return [(d.version, d.items) for d in answer.degraded]
 
     assert degraded() == [("v1", 1)]
-    assert live.gallery.items_by_version() == {"v1": 1}
+    assert loaded.gallery.items_by_version() == {"v1": 1}
     assert "no embedding" in caplog.text
 
     world.store(g, 1, a=[1, 0])
     world.replica.refresh(g)
 
     assert degraded() == []
-    assert live.gallery.items_by_version() == {"v1": 2}
+    assert loaded.gallery.items_by_version() == {"v1": 2}
 
 
 def test_a_database_that_is_an_older_one_since_is_read_anew(world: World) -> None:
@@ -265,10 +265,10 @@ def test_a_gallery_that_cannot_be_followed_does_not_hold_up_the_others(
     world.store(bad, 1, a=[1, 0])
     apply = LoadedGallery.apply
 
-    def fail(live: LoadedGallery, *found: Any) -> None:
-        if live.name == "bad":
+    def fail(loaded: LoadedGallery, *found: Any) -> None:
+        if loaded.name == "bad":
             raise ValueError("damaged")
-        apply(live, *found)
+        apply(loaded, *found)
 
     monkeypatch.setattr(LoadedGallery, "apply", fail)
     world.replica._thread.start()
@@ -306,13 +306,13 @@ def test_an_answer_never_mixes_a_deployment_with_the_time_before(world: World) -
             values = {"item_id": key, "version_id": 2, "origin": "encoded", "vector": vector}
             connection.execute(insert(embedding).values(**values))
     world.replica._poll()
-    live = world.replica.find("g")
+    loaded = world.replica.find("g")
     seen, stop = set(), threading.Event()
     vectors = {"v1": np.asarray([[1, 0]], np.float32), "v2": np.asarray([[1, 0, 0]], np.float32)}
 
     def ask() -> None:
         while not stop.is_set():
-            answer = live.gallery.search(None, lambda name: vectors[name], 2, encoders=NOBODY)
+            answer = loaded.gallery.search(None, lambda name: vectors[name], 2, encoders=NOBODY)
             seen.add((answer.version, tuple(answer.items_by_version.items()), bool(answer.degraded)))
 
     threads = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
@@ -340,9 +340,9 @@ def test_a_rebuild_reads_in_blocks(world: World, monkeypatch: pytest.MonkeyPatch
     sizes: list[int] = []
     apply = LoadedGallery.apply
 
-    def counting(live: LoadedGallery, found: FeedChanges, *seq: int) -> None:
+    def counting(loaded: LoadedGallery, found: FeedChanges, *seq: int) -> None:
         sizes.append(len(found.items))
-        apply(live, found, *seq)
+        apply(loaded, found, *seq)
 
     monkeypatch.setattr(LoadedGallery, "apply", counting)
     world.replica.find("g")
@@ -361,14 +361,14 @@ def test_what_was_read_later_is_not_overwritten_by_what_was_read_earlier(
     g = world.create()
     world.store(g, 1, a=[1, 0])
     world.replica._poll()
-    live, apply = world.replica.find("g"), LoadedGallery.apply
+    loaded, apply = world.replica.find("g"), LoadedGallery.apply
     read, go = threading.Event(), threading.Event()
 
-    def late(live: LoadedGallery, *about: Any) -> None:
+    def late(loaded: LoadedGallery, *about: Any) -> None:
         if not read.is_set():
             read.set()
             assert go.wait(5)
-        apply(live, *about)
+        apply(loaded, *about)
 
     monkeypatch.setattr(LoadedGallery, "apply", late)
     world.store(g, 1, b=[1, 0])
@@ -383,4 +383,4 @@ def test_what_was_read_later_is_not_overwritten_by_what_was_read_earlier(
     slow.join()
     quick.join()
 
-    assert live.gallery.items_by_version() == {"v1": 1}
+    assert loaded.gallery.items_by_version() == {"v1": 1}

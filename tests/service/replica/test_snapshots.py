@@ -29,9 +29,9 @@ def test_a_start_reads_a_snapshot_and_what_came_since(sealed: World, monkeypatch
     sealed.deploy(2)
     monkeypatch.setattr("service.replica.loading.gallery_contents", None)
     sealed.start()
-    assert shown(sealed.live()) == shown(sealed.rebuilt())
-    assert sealed.live().snapshot_seq == len(NAMES)
-    assert sealed.live().gallery.indexed_count() > 0
+    assert shown(sealed.loaded()) == shown(sealed.rebuilt())
+    assert sealed.loaded().snapshot_seq == len(NAMES)
+    assert sealed.loaded().gallery.indexed_count() > 0
 
 
 def test_a_snapshot_from_before_the_rows_of_deleted_items_went(sealed: World) -> None:
@@ -40,9 +40,9 @@ def test_a_snapshot_from_before_the_rows_of_deleted_items_went(sealed: World) ->
         TombstonePurger(sealed.database, settle_seconds=0.0).look()
     sealed.write(1, "i3")
     sealed.start()
-    assert shown(sealed.live()) == shown(sealed.rebuilt())
-    assert sealed.live().snapshot_seq == len(NAMES)
-    assert len(sealed.live().gallery.keys()) == len(NAMES) - 1
+    assert shown(sealed.loaded()) == shown(sealed.rebuilt())
+    assert sealed.loaded().snapshot_seq == len(NAMES)
+    assert len(sealed.loaded().gallery.keys()) == len(NAMES) - 1
 
 
 @pytest.mark.parametrize("kept", ["nothing", "segments", "snapshot"])
@@ -61,13 +61,13 @@ def test_a_load_counts_all_items_whatever_they_are_read_from(
         world.write(1, NAMES[0])
     loads.clear()
     world.start()
-    world.live()
+    world.loaded()
     assert [(load.gallery, load.total, load.done) for load in loads] == [("g", len(NAMES), len(NAMES))]
 
 
 @pytest.mark.parametrize("harm", ["cut", "changed", "gone", "format", "emptied"])
 def test_what_is_damaged_is_read_from_the_database(sealed: World, harm: str) -> None:
-    (folder,) = (sealed.live().folder / snapshots.FOLDER).iterdir()
+    (folder,) = (sealed.loaded().folder / snapshots.FOLDER).iterdir()
     file = folder / ("manifest.json" if harm == "format" else "texts.npy")
     content = file.read_bytes()
     if harm == "gone":
@@ -79,11 +79,11 @@ def test_what_is_damaged_is_read_from_the_database(sealed: World, harm: str) -> 
         file.write_bytes(content[:20] if harm == "cut" else changed)
     sealed.write(1, "i1")
     sealed.start()
-    assert (shown(sealed.live()), sealed.live().snapshot_seq) == (shown(sealed.rebuilt()), 0)
+    assert (shown(sealed.loaded()), sealed.loaded().snapshot_seq) == (shown(sealed.rebuilt()), 0)
     assert not folder.exists()
     sealed.snapshot()
     sealed.start()
-    assert sealed.live().snapshot_seq == len(NAMES) + 1
+    assert sealed.loaded().snapshot_seq == len(NAMES) + 1
 
 
 def test_a_snapshot_of_another_life_of_the_database_counts_for_nothing(sealed: World) -> None:
@@ -95,8 +95,8 @@ def test_a_snapshot_of_another_life_of_the_database_counts_for_nothing(sealed: W
     sealed.restore()
     sealed.write(1, "i2", "other", "third")
     sealed.start()
-    assert sealed.live().snapshot_seq == len(NAMES)
-    assert shown(sealed.live()) == shown(sealed.rebuilt())
+    assert sealed.loaded().snapshot_seq == len(NAMES)
+    assert shown(sealed.loaded()) == shown(sealed.rebuilt())
 
 
 def test_a_process_that_outlives_its_database_forgets_what_that_lost_and_has_no_snapshot_of_it_count(
@@ -112,7 +112,7 @@ def test_a_process_that_outlives_its_database_forgets_what_that_lost_and_has_no_
 
     outlived._poll()
 
-    assert shown(outlived.find("g")) == shown(sealed.rebuilt()) == shown(sealed.live())
+    assert shown(outlived.find("g")) == shown(sealed.rebuilt()) == shown(sealed.loaded())
 
 
 def test_galleries_with_items_left_out_have_none(sealed: World) -> None:
@@ -120,9 +120,9 @@ def test_galleries_with_items_left_out_have_none(sealed: World) -> None:
         connection.exec_driver_sql("delete from embedding where item_id = 2")
         connection.execute(update(item).where(item.c.id == 2).values(seq=take_seq(connection, 1, 1)))
     sealed.snapshot()
-    assert sealed.live().snapshot_seq == len(NAMES)
+    assert sealed.loaded().snapshot_seq == len(NAMES)
     sealed.start()
-    assert sealed.live().gallery.missing() == sealed.rebuilt().gallery.missing() == 1
+    assert sealed.loaded().gallery.missing() == sealed.rebuilt().gallery.missing() == 1
 
 
 def test_another_process_does_not_write_what_is_there(sealed: World) -> None:
@@ -134,14 +134,14 @@ def test_another_process_does_not_write_what_is_there(sealed: World) -> None:
         with CrashPoints(sealed.settings.indexes).watched((snapshots, "record_snapshot")) as seen:
             replica.write_snapshot(replica.find("g"), settled=True)
         assert bool(seen) == (replica is first)
-    assert len(list((sealed.live().folder / snapshots.FOLDER).iterdir())) == 2
+    assert len(list((sealed.loaded().folder / snapshots.FOLDER).iterdir())) == 2
     with sealed.database.lookup() as connection:
         assert len(snapshots_of(connection, 1)) == 2
 
 
 def test_galleries_without_segments_have_none(world: World) -> None:
     world.snapshot()
-    assert not (world.live().folder / snapshots.FOLDER).exists()
+    assert not (world.loaded().folder / snapshots.FOLDER).exists()
 
 
 @pytest.mark.parametrize(("settled", "changes"), [(True, 4), (False, 7)])
@@ -151,11 +151,11 @@ def test_one_is_due_once_more_than_a_share_of_the_items_has_changed(
     monkeypatch.setattr(snapshots, "SETTLED", 1 / 4)
     monkeypatch.setattr(snapshots, "GROWING", 1 / 2)
     for name in NAMES[:changes]:
-        assert sealed.live().snapshot_seq == len(NAMES)
+        assert sealed.loaded().snapshot_seq == len(NAMES)
         sealed.write(1, name)
         sealed.replica.refresh(1)
-        sealed.replica.write_snapshot(sealed.live(), settled=settled)
-    assert sealed.live().snapshot_seq == len(NAMES) + changes
+        sealed.replica.write_snapshot(sealed.loaded(), settled=settled)
+    assert sealed.loaded().snapshot_seq == len(NAMES) + changes
 
 
 def test_one_with_embeddings_of_a_removed_version_is_not_used(sealed: World) -> None:
@@ -168,7 +168,7 @@ def test_one_with_embeddings_of_a_removed_version_is_not_used(sealed: World) -> 
             connection.exec_driver_sql(f"delete from {table} where {column} = 2")
         connection.exec_driver_sql("delete from version where id = 2")
     sealed.start()
-    assert sealed.live().gallery.items_by_version() == {"v1": len(NAMES)}
+    assert sealed.loaded().gallery.items_by_version() == {"v1": len(NAMES)}
 
 
 def test_few_are_known_and_they_go_with_their_gallery(sealed: World) -> None:
@@ -188,7 +188,7 @@ def test_what_was_sealed_after_a_snapshot_is_in_the_next_one(sealed: World, monk
     monkeypatch.setattr(segments, "SEAL_ROWS", 1_000)
     sealed.write(1, *NAMES)
     sealed.snapshot()
-    assert sealed.live().unsealed_at_snapshot == len(NAMES)
+    assert sealed.loaded().unsealed_at_snapshot == len(NAMES)
     monkeypatch.setattr(segments, "SEAL_ROWS", 4)
     sealed.seal()
     sealed.snapshot()
@@ -196,9 +196,9 @@ def test_what_was_sealed_after_a_snapshot_is_in_the_next_one(sealed: World, monk
     monkeypatch.setattr("service.replica.loading.feed_of", lambda *given: (read.extend(given[2]), feed_of(*given))[1])
     sealed.start()
 
-    assert shown(sealed.live()) == shown(sealed.rebuilt())
+    assert shown(sealed.loaded()) == shown(sealed.rebuilt())
     assert read == []
-    folder = sealed.live().folder / snapshots.FOLDER
+    folder = sealed.loaded().folder / snapshots.FOLDER
     kept = sorted(folder.iterdir())
     sealed.snapshot()
     assert sorted(folder.iterdir()) == kept, "nothing has changed"
@@ -212,9 +212,9 @@ def test_a_load_that_fails_leaves_nothing_and_the_next_one_is_right(
         with monkeypatch.context() as patch:
             patch.setattr(f"service.replica.{step}", _killed)
             with pytest.raises(Killed):
-                sealed.live()
+                sealed.loaded()
         assert sealed.replica.cache.loaded() == 0
-    assert shown(sealed.live()) == shown(sealed.rebuilt())
+    assert shown(sealed.loaded()) == shown(sealed.rebuilt())
     assert isinstance(sealed.replica, Replica)
 
 

@@ -43,10 +43,10 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     angles = np.linspace(0, 3, ROWS)
     world.store(g, 1, **{f"i{n}": [np.cos(angle), np.sin(angle)] for n, angle in enumerate(angles)})
     world.replica.refresh(g)
-    live = world.replica.find("g").gallery
-    while live.build_index():
+    gallery = world.replica.find("g").gallery
+    while gallery.build_index():
         pass
-    assert live.indexed_count() == ROWS
+    assert gallery.indexed_count() == ROWS
     yield world
     world.database.close()
 
@@ -75,12 +75,12 @@ def test_a_load_that_an_engine_holds_up_ends_and_keeps_nobody_from_other_galleri
         assert [key for key, _ in answer(replica.find("other").gallery)] == [4, 3]
         assert replica.progress("held") is not None
         frozen.set()
-        live = loading.result()
+        loaded = loading.result()
     with pytest.raises(EngineUnavailable, match="in time"):
-        answer(live.gallery)
+        answer(loaded.gallery)
     world.store(held, 1, c=[1, 1])
     replica.refresh(held)
-    contents = live.gallery.contents()
+    contents = loaded.gallery.contents()
     assert contents is not None
     assert contents[0].keys_N.tolist() == [1, 2, 5]  # writes go on
     world.database.close()

@@ -81,11 +81,11 @@ def test_a_start_leaves_them_out_and_says_so(settings: Settings, pictures: list[
 
 def test_a_running_service_takes_them_out(settings: Settings, pictures: list[bytes]) -> None:
     with serving(settings) as served:
-        live = served.runtime.replica.find("g")
+        loaded = served.runtime.replica.find("g")
         damage(settings, {"i7": np.ones(3)}, seq=1000)
         with served.runtime.database.write() as connection:
             connection.exec_driver_sql("update gallery set next_seq = 1001")
-        served.runtime.replica.refresh(live.id)
+        served.runtime.replica.refresh(loaded.id)
 
         found = served.query("/galleries/g", pictures[7], k=4).json()["results"][0]["matches"]
 

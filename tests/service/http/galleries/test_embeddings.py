@@ -131,8 +131,8 @@ def test_the_vector_that_is_stored_is_the_one_the_encoder_gives(
 
     with served.runtime.database.lookup() as connection:
         columns = select(item.c.external_id, embedding.c.vector).join(embedding)
-        live = served.runtime.replica.find(path.rpartition("/")[2])
-        rows = dict(tuple(r) for r in connection.execute(columns.where(item.c.gallery_id == live.id)))
+        loaded = served.runtime.replica.find(path.rpartition("/")[2])
+        rows = dict(tuple(r) for r in connection.execute(columns.where(item.c.gallery_id == loaded.id)))
     stored = from_bytes([rows[str(n)] for n in range(20)], 6)
     expected = Encoder(versions["v2"]).encode([decode_image(picture) for picture in pictures]).vectors
     np.testing.assert_allclose(stored, expected, atol=1e-6)

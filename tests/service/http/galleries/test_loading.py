@@ -33,15 +33,15 @@ class Slow:
 def slow(served: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     made = Slow(served.gallery("plain"))
     assert store(served.http, made.path, *range(3)) == 200
-    live = served.runtime.replica.find(made.path.rpartition("/")[2])
+    found = served.runtime.replica.find(made.path.rpartition("/")[2])
 
     def late(connection: Any, registry: Any, loaded: Any, progress: Any) -> None:
         load_items(connection, registry, loaded, progress)
-        if loaded.name == live.name:
+        if loaded.name == found.name:
             made.loading.set()
             assert made.go.wait(30)
 
-    served.runtime.replica.cache.drop(live.id)
+    served.runtime.replica.cache.drop(found.id)
     monkeypatch.setattr("service.replica.replica.load_items", late)
     yield made
     made.go.set()

@@ -30,16 +30,16 @@ def red(served: Any) -> Any:
 def behind(served: Any, path: str, *deleted: str) -> Iterator[None]:
     """Every item turns blue, or these go, in SQL; the replica learns of it at the end."""
     runtime = served.runtime
-    live = runtime.replica.find(path.rpartition("/")[2])
+    loaded = runtime.replica.find(path.rpartition("/")[2])
     version_id = runtime.registry.named("plain").id
     vector = np.asarray(PLACES["blue"], np.float32)
     items = [NewItem(f"i{n}", {"colour": "blue"}, "encoded", vector) for n in range(5)]
-    with live.applying:
+    with loaded.applying:
         with runtime.database.write() as connection:
             if deleted:
-                delete_items(connection, live.id, deleted)
+                delete_items(connection, loaded.id, deleted)
             else:
-                store_items(connection, live.id, version_id, items, take_seq(connection, live.id, len(items)))
+                store_items(connection, loaded.id, version_id, items, take_seq(connection, loaded.id, len(items)))
         yield
 
 

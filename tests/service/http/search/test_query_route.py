@@ -92,9 +92,10 @@ def test_items_left_out_are_those_of_all_shards(
 
 def test_a_gallery_that_another_process_deletes_is_gone_at_once(served: Any, filled: str) -> None:
     assert ask(served, filled).status_code == 200
-    other, live = Database(served.runtime.settings.database_url), served.runtime.replica.find(filled.rpartition("/")[2])
+    other = Database(served.runtime.settings.database_url)
+    loaded = served.runtime.replica.find(filled.rpartition("/")[2])
     with other.write() as connection:
-        delete_gallery(connection, live.id)
+        delete_gallery(connection, loaded.id)
     other.close()
 
     problem(ask(served, filled), 404, "unknown_gallery")
@@ -153,16 +154,16 @@ def test_queries_of_a_gallery_that_is_being_loaded_leave_the_threads_to_others(
     replica.forget(replica.find(other.rpartition("/")[2]).id)
     load, respond = Replica._load, query_route._response
 
-    def loaded(self: Replica, number: int) -> Any:
-        live = load(self, number)
-        assert live.name != slow or go.wait(10)
-        return live
+    def load_late(self: Replica, number: int) -> Any:
+        loaded = load(self, number)
+        assert loaded.name != slow or go.wait(10)
+        return loaded
 
     async def noted(*args: Any) -> Any:
         asked.release()
         return await respond(*args)
 
-    monkeypatch.setattr(Replica, "_load", loaded)
+    monkeypatch.setattr(Replica, "_load", load_late)
     monkeypatch.setattr(query_route, "_response", noted)
     flood = served.runtime.settings.threads + 8
     with ThreadPoolExecutor(flood) as clients:

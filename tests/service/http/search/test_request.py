@@ -50,9 +50,9 @@ def ask(served: Any, path: str, **body: Any) -> Any:
 
 def lose_image(served: Any, path: str, name: str) -> int:
     """Remove an item's image from the store; returns the item's key."""
-    live = served.runtime.replica.find(path.rpartition("/")[2])
+    loaded = served.runtime.replica.find(path.rpartition("/")[2])
     with served.runtime.database.lookup() as connection:
-        row = connection.execute(select(item).where(item.c.gallery_id == live.id, item.c.external_id == name)).one()
+        row = connection.execute(select(item).where(item.c.gallery_id == loaded.id, item.c.external_id == name)).one()
     assert served.runtime.blobs.remove([row.blob]) == []
     return int(row.id)
 

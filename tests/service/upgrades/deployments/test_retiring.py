@@ -43,8 +43,8 @@ def test_it_frees_embeddings_and_shards(served: Any, filled: str, pictures: list
     assert first["state"] == "retired"
     assert detail(served, filled, first["id"])["transitions"][-1]["why"] == "done"
     assert served.query(filled, pictures[0], k=20).json()["results"] == before
-    live = served.runtime.replica.find(filled.rpartition("/")[2])
-    assert {version for version, _ in live.gallery._shards.serving()} == {"v2"}
+    loaded = served.runtime.replica.find(filled.rpartition("/")[2])
+    assert {version for version, _ in loaded.gallery._shards.serving()} == {"v2"}
     with served.runtime.database.lookup() as connection:
         assert connection.execute(select(deployment.c.to_free).where(deployment.c.to_free.is_not(None))).all() == []
 

@@ -119,8 +119,8 @@ class TestRemove:
             opened.append(writing.locked())
             return load_one(self, gallery_id)
 
-        def counted(self: Any, gallery: GalleryRow, live: LoadedGallery) -> Any:
-            found = count(self, gallery, live)
+        def counted(self: Any, gallery: GalleryRow, loaded: LoadedGallery) -> Any:
+            found = count(self, gallery, loaded)
             if gallery.id == number and left and not writing.locked():
                 item = {"id": f"late{left.pop()}", "embedding": [0, 0, 1]}
                 assert served.http.post(f"{needing}/items", json={"version": "bare", "items": [item]}).is_success
