@@ -5,7 +5,7 @@
 A gallery of ITEMS embeddings of 128 numbers, and CLIENTS that query all the time. Then the delay of replication: one
 item is written to A, and B is queried for it as soon as A has answered; for comparison, B's time if nothing was
 written. For an engine, a gallery of pgvector: the time from A's answer until the engine has that write; queries find it
-earlier. Both processes that are replaced are the same release; tests/engines/test_rolling_upgrade.py tests a schema
+earlier. Both processes that are replaced are the same release; tests/databases/test_rolling_upgrade.py tests a schema
 that is newer than the program. The PostgreSQL and the proxy are those of the tests, on the same machine: compare counts
 and ratios.
 """

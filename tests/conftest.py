@@ -45,7 +45,7 @@ def pytest_unconfigure() -> None:
         sys.modules["staging.forked"].remove_folder()
 
 
-WAITING = {"acceptance", "engines", "faults"}
+WAITING = {"acceptance", "databases", "faults"}
 """Folders whose tests mostly wait for processes and servers."""
 
 

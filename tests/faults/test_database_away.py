@@ -1,6 +1,6 @@
 """SQLite locked by somebody else for longer than anybody waits: requests are told, workers wait, nothing is lost.
 
-PostgreSQL, crashed and started again: tests/engines/test_processes.py.
+PostgreSQL, crashed and started again: tests/databases/test_processes.py.
 """
 
 from __future__ import annotations

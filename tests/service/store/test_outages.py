@@ -1,4 +1,4 @@
-"""An unreachable database is one line in the log, whatever needs it. With PostgreSQL: tests/engines."""
+"""An unreachable database is one line in the log, whatever needs it. With PostgreSQL: tests/databases."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Killed(BaseException):
     """What ends a process."""
 
 
-@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 def test_an_import_that_is_killed_anywhere_and_run_again_stores_all_and_nothing_twice(
     client: Client, full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +63,7 @@ def test_an_import_that_is_killed_anywhere_and_run_again_stores_all_and_nothing_
     assert held(client, other) == held(client, full)
 
 
-@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 def test_an_import_whose_position_cannot_be_kept_stores_nothing(client: Client, tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["a"], "embedding": OLD[:1].tolist()}), file := tmp_path / "rows.parquet")
     name, state = gallery(client, "unkept", "v1"), tmp_path / "missing" / "state"
@@ -74,7 +74,7 @@ def test_an_import_whose_position_cannot_be_kept_stores_nothing(client: Client, 
     assert client.gallery(name).items == 0
 
 
-@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_of_an_id_that_comes_again_the_first_row_stays_wherever_the_import_was_killed(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
@@ -107,7 +107,7 @@ def test_of_an_id_that_comes_again_the_first_row_stays_wherever_the_import_was_k
     assert list(tmp_path.glob("state*")) == []
 
 
-@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 def test_an_import_that_starts_while_another_of_its_source_runs_is_refused_and_disturbs_nothing(
     client: Client, full: str, tmp_path: Path
 ) -> None:
@@ -142,7 +142,7 @@ def nothing(*_: object) -> None:
     """All is as it was."""
 
 
-@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("meanwhile", "wanted", "update_only", "told"),
     [
@@ -174,7 +174,7 @@ def test_an_import_of_something_else_or_into_another_gallery_is_not_gone_on_with
         import_gallery(client, name, TableFile(file, wanted), state, size=7, update_only=update_only)
 
 
-@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 def test_a_command_that_goes_on_after_a_deployment_says_so_instead_of_mixing_versions(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -22,7 +22,7 @@ from staging.working import work
 
 ITEMS = 24
 
-pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+pytestmark = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ KEY = "a-key-of-the-stack"
 OPENED: dict[str, Any] = {"verify": certificates(), "headers": {"Authorization": f"Bearer {KEY}"}}
 ITEMS, CLIENTS, K = 40, 2, 5
 
-pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+pytestmark = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 
 
 def manifest(name: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from service.store.database.connections import Database
 from service.store.galleries.gallery import insert_gallery, take_seq
 from staging.served import serving
 
-pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+pytestmark = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""One seeded run of random operations over HTTP on both engines side by side: every answer must be the same."""
+"""One seeded run of random operations over HTTP on both databases side by side: every answer must be the same."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ OPERATIONS = {"ingest": 5, "supply": 2, "remove": 2, "ask": 4, "deploy": 3, "rol
 OPERATIONS |= {"backfill": 3, "work": 5, "turn": 1, "fit": 1}
 
 
-def test_both_engines_give_the_same_answers_to_everything(tmp_path: Path, server: Any) -> None:
+def test_both_databases_give_the_same_answers_to_everything(tmp_path: Path, server: Any) -> None:
     v1 = make_version(tmp_path / "v1", "v1", 4, side_dim=3)
     v2 = make_version(tmp_path / "v2", "v2", 6, edges=[(v1, "truncate")])
     v3 = make_version(tmp_path / "v3", "v3", 5, seed=4, edges=[(v1, "forward")])

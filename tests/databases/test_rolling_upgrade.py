@@ -95,7 +95,7 @@ def test_migrations_since_then_take_nothing_away(unmigrated: Settings) -> None:
     assert taken_away(at(unmigrated, ADDED_SINCE), at(unmigrated, "head")) == []
 
 
-@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 @pytest.mark.parametrize(
     ("body", "faults"),
     [
@@ -116,7 +116,7 @@ def test_what_takes_something_away_is_found(settings: Settings, later: Any, body
     assert bool(faults) == bool(taken_away(before, columns(settings)))
 
 
-@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 def test_this_release_serves_and_starts_on_the_schema_of_the_next(
     settings: Settings, later: Any, tmp_path: Path
 ) -> None:

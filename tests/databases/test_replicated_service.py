@@ -20,7 +20,7 @@ from staging.waiting import until
 
 ITEMS, CLIENTS, K = 24, 4, 5
 
-pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+pytestmark = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 
 
 @pytest.fixture

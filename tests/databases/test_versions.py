@@ -1,4 +1,4 @@
-"""Versions that two processes use, and what an item holds of several, on both engines."""
+"""Versions that two processes use, and what an item holds of several, on both databases."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_version_that_another_process_uses_stays_and_one_that_it_deleted_is_un
     assert supply(one, "v1", 4).status_code == 200
 
 
-@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)  # SQLite has one writer at a time anyway
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)  # SQLite has one writer at a time anyway
 def test_a_version_that_is_used_while_it_is_deleted_stays(
     processes: tuple[TestClient, TestClient], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ from staging.steps import held
 
 WAIT_SECONDS = 0.5
 """How long the first change is kept at its statement: enough for the second to arrive where it has to wait."""
-on_postgresql = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+on_postgresql = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def schema(settings: Settings) -> dict[str, Any]:
         engine.dispose()
 
 
-ONLY_POSTGRESQL = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+ONLY_POSTGRESQL = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 
 
 @ONLY_POSTGRESQL

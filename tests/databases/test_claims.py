@@ -1,4 +1,4 @@
-"""Chunks and the change feed under real concurrency: several connections at once, on both engines."""
+"""Chunks and the change feed under real concurrency: several connections at once, on both databases."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_several_workers_move_every_item_once_in_commit_order(database: Database
         assert len(connection.execute(select(embedding).where(embedding.c.version_id == V2)).all()) == 60
 
 
-@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)  # SQLite has one writer at a time anyway
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)  # SQLite has one writer at a time anyway
 def test_a_worker_in_the_middle_of_a_claim_holds_up_no_other(database: Database) -> None:
     store(database, [f"i{n}" for n in range(9)])
     start(database)
@@ -163,10 +163,10 @@ def test_an_item_whose_lease_ran_out_is_taken_over_by_one_worker_only(database: 
 
 
 def test_a_lease_ends_by_the_clock_of_the_database(
-    database: Database, engine: str, monkeypatch: pytest.MonkeyPatch
+    database: Database, dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On PostgreSQL processes run on machines whose clocks may differ; those that share a file of SQLite have one."""
-    if engine == "sqlite":
+    if dialect == "sqlite":
         pytest.skip("there is one clock")
     store(database, ["a", "b", "c"])
     start(database)
@@ -181,9 +181,9 @@ def test_a_lease_ends_by_the_clock_of_the_database(
 
 
 def test_a_snapshot_is_new_by_the_clock_of_the_database(
-    database: Database, engine: str, monkeypatch: pytest.MonkeyPatch
+    database: Database, dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if engine == "sqlite":
+    if dialect == "sqlite":
         pytest.skip("there is one clock")
     store(database, ["a"])
     clock = time.time

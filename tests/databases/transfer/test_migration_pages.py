@@ -43,7 +43,7 @@ def follow(page: Path, client: Client, monkeypatch: Any, put: dict[str, str]) ->
     return codes
 
 
-@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 def test_the_commands_of_the_page_bring_vectors_of_two_models(
     client: Client, provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -73,7 +73,7 @@ def test_the_commands_of_the_page_bring_vectors_of_two_models(
 
 
 @pytest.mark.filterwarnings("default")  # the client's own
-@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 def test_the_commands_of_the_page_move_a_collection_of_qdrant(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -96,7 +96,7 @@ def test_the_commands_of_the_page_move_a_collection_of_qdrant(
     assert held(client, "photos")["7"][0] == {"n": 7}
 
 
-@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 def test_the_commands_of_the_page_move_a_table_of_pgvector(
     client: Client, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -120,7 +120,7 @@ def test_the_commands_of_the_page_move_a_table_of_pgvector(
     assert stored["7"][0] == {"name": "p7", "price": "3.5"}
 
 
-@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 def test_the_commands_of_the_page_store_a_folder_of_images_and_change_its_model(
     served: Served, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

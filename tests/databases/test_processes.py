@@ -21,7 +21,7 @@ from staging.waiting import until
 
 ITEMS = 40
 
-pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+pytestmark = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 
 
 @pytest.fixture

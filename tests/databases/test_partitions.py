@@ -24,7 +24,7 @@ from service.store.tables import version
 from staging.partition_rows import held, names, places, store
 from staging.together import together
 
-pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+pytestmark = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 
 OLDER = "insert into embedding (item_id, version_id, origin, vector) values (:item, :version, 'encoded', :vector)"
 """How a program of the release before 0020 stores an embedding."""

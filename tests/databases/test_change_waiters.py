@@ -25,7 +25,7 @@ from staging.waiting import until
 
 LISTENERS = "from pg_stat_activity where datname = current_database() and query = 'LISTEN regraft'"
 
-pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+pytestmark = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 
 
 @pytest.fixture
