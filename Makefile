@@ -64,7 +64,7 @@ bench: $(BENCH)  ## every measurement of speed beside other engines, into docs/p
 check: $(DEV)  ## lint, format, types, layers, module sizes, version against changelog
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --num-workers auto
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python benchmarks/sizes.py
 	grep -q "^## $$($(BIN)/regraft --version)" CHANGELOG.md
