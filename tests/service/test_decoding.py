@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from index.encoders.decoding import Decoder
+from index.encoders.decoding import Decoder, PixelBudget
 from index.version import Version
 from service.settings import Settings
 from staging.served import serving
@@ -36,8 +36,8 @@ def most(monkeypatch: pytest.MonkeyPatch) -> dict[Decoder, int]:
             most[decoder] = max(most.get(decoder, 0), now[decoder])
 
     @contextmanager
-    def counted(self: Decoder, data: bytes) -> Iterator[Any]:
-        with decoded(self, data) as image:
+    def counted(self: Decoder, data: bytes, budget: PixelBudget | None = None) -> Iterator[Any]:
+        with decoded(self, data, budget) as image:
             count(self, 1)
             try:
                 threading.Event().wait(0.001)
