@@ -1,6 +1,7 @@
 """Locks of files and folders (flock), which the system releases when the process ends, however it ends.
 
-On a file system without locks, and on Windows, every process gets every lock.
+On a file system without locks, and on Windows, every process gets every lock. But none gets that of a folder
+(`locked_folder`), as it tells whether what lies there may be removed.
 """
 
 from __future__ import annotations

@@ -113,13 +113,7 @@ def parse_filter(value: object, pointer: str = "/filter") -> Filter:
 
 def keys_of(where: Filter) -> frozenset[str]:
     """The top-level keys of metadata that a filter tests."""
-    match where:
-        case Condition(path, _):
-            return frozenset(path[:1])
-        case Not(part):
-            return keys_of(part)
-        case And(parts) | Or(parts):
-            return frozenset[str]().union(*map(keys_of, parts))
+    return frozenset(path[0] for path in paths_of(where))
 
 
 def paths_of(where: Filter) -> list[tuple[str, ...]]:

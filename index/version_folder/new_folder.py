@@ -92,8 +92,10 @@ def clear_leftovers(out: Path) -> None:
     scratch = re.compile(re.escape(f".{out.name}.") + r"\w{8}")
     for folder in filter(lambda path: scratch.fullmatch(path.name), out.parent.iterdir()):
         with locked_folder(folder) as abandoned:
+            if not abandoned:
+                continue
             held = {path.name for path in paths_in(folder, "*")}
-            if abandoned and held <= ({NEW, REPLACED} if out.exists() else {NEW}):
+            if held <= ({NEW, REPLACED} if out.exists() else {NEW}):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

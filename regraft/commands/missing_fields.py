@@ -17,7 +17,7 @@ SAMPLE = 100
 """Items whose fields are named."""
 SHOWN = 20
 
-Path = tuple[str, ...]
+FieldPath = tuple[str, ...]
 
 
 def print_missing_fields(client: Client, gallery: str, where: Mapping[str, Any]) -> None:
@@ -35,14 +35,14 @@ def print_missing_fields(client: Client, gallery: str, where: Mapping[str, Any])
             err.print(f"hint: no item has a field {' or '.join(missing)}; the first items have: {names}")
 
 
-def _is_missing(client: Client, gallery: str, path: Path, held: Mapping[Path, None]) -> bool:
+def _is_missing(client: Client, gallery: str, path: FieldPath, held: Mapping[FieldPath, None]) -> bool:
     if any(known[: len(path)] == path for known in held):
         return False
     page = client.items(gallery, limit=1, filter={"field": list(path), "exists": True})
     return not page.items and page.next is None
 
 
-def _paths(value: object, above: Path = ()) -> Iterator[Path]:
+def _paths(value: object, above: FieldPath = ()) -> Iterator[FieldPath]:
     """The paths to the values in metadata, by object keys; an array's elements are at its own path."""
     if isinstance(value, Mapping) and (value or not above):
         for key, inner in value.items():
@@ -54,6 +54,6 @@ def _paths(value: object, above: Path = ()) -> Iterator[Path]:
         yield above
 
 
-def _name(path: Path) -> str:
+def _name(path: FieldPath) -> str:
     """A field as a filter names it."""
     return json.dumps(path if any("." in key or not key for key in path) else ".".join(path), ensure_ascii=False)

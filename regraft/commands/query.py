@@ -83,7 +83,7 @@ def query(
     if version is not None and vector is None:
         raise InvalidArgument("--version can only be used with --vector", pointer="/version")
     given: dict[str, object] = {"mode": mode, "threshold": threshold, "recall": recall}
-    given["filter"] = None if where is None else read_filter(where)
+    given["filter"] = passing = None if where is None else read_filter(where)
     given["fields"] = None if fields is None else [field for field in fields.split(",") if field]
     switched = {"exact": exact, "strict": strict, "with_text": with_text}
     asked = {name: value for name, value in given.items() if value is not None} | {"explain": explain}
@@ -97,8 +97,8 @@ def query(
         found = client.query(name, images, k, texts=texts, items=items, **options)
     answer(found)
     _print_answer(found, with_text)
-    if where is not None and not any(result.matches for result in found.results):
-        print_missing_fields(client, name, read_filter(where))
+    if passing is not None and not any(result.matches for result in found.results):
+        print_missing_fields(client, name, passing)
 
 
 def _print_answer(found: SearchResponse, with_text: bool) -> None:
