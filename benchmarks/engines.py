@@ -39,8 +39,8 @@ from real_service import client, cpu_seconds, register, resident_bytes, served
 
 from index.engines.memory.segments import SETTLED_ROWS
 from index.version import Card
-from staging.milvus import MilvusTestServer
-from staging.postgres import Server
+from staging.external.milvus import MilvusTestServer
+from staging.external.postgres import Server
 
 ITEMS = [10_000, 50_000]
 KINDS = ("auto", "pgvector", "milvus")

@@ -33,9 +33,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "library"))
 from clustered_gallery import clustered, fill
 
 from service.settings import Settings
-from staging.postgres import Server
-from staging.processes import Site
-from staging.proxy import Proxy, proxied
+from staging.external.postgres import Server
+from staging.processes.proxy import Proxy, proxied
+from staging.processes.site import Site
 
 BEFORE_SECONDS, AFTER_SECONDS = 2.0, 2.0
 

@@ -28,7 +28,7 @@ from command_line import Count, run_main
 from random_versions import SMALL_EDGE, small
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "library"))
-from staging import postgres
+from staging.external import postgres
 
 NUMBERS = (1, 2, 4)
 GALLERY = {"reencode": "g", "transform": "vectors"}

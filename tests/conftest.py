@@ -1,4 +1,4 @@
-"""Options, repeatable Hypothesis examples, faster runs, and the builders of `staging.builders` as fixtures."""
+"""Options, repeatable Hypothesis examples, faster runs, and the builders of `staging.inputs.builders` as fixtures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import settings
 
 pytest.register_assert_rewrite("staging")
 
-from staging import builders  # noqa: E402
+from staging.inputs import builders  # noqa: E402
 
 # Every run draws the same examples, so that a failure is caused by a change; HYPOTHESIS_PROFILE=explore draws new ones.
 settings.register_profile("repeatable", derandomize=True)
@@ -41,8 +41,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # else C++ libraries report leaked objects
-    if "PYTEST_XDIST_WORKER" in os.environ and "staging.forked" in sys.modules:
-        sys.modules["staging.forked"].remove_folder()
+    if "PYTEST_XDIST_WORKER" in os.environ and "staging.processes.forked" in sys.modules:
+        sys.modules["staging.processes.forked"].remove_folder()
 
 
 WAITING = {"acceptance", "databases", "faults"}

@@ -12,7 +12,7 @@ from examples.demo.measure import as_row, difference, measure, same_answers, sam
 from examples.demo.pictures import load_pictures
 from examples.demo.steps import agreement
 from index.evaluation.metrics import MEAN_AP
-from staging.demo import answer, body, pictures
+from staging.inputs.demo_pictures import answer, body, pictures
 
 
 def test_the_pictures_share_nothing_between_items_and_queries():

@@ -13,7 +13,7 @@ from examples.demo.measure import measure
 from examples.demo.pictures import load_pictures
 from examples.demo.traffic import Counts
 from examples.demo.upgrade import Point, Upgrade, Way
-from staging.demo import answer, pictures
+from staging.inputs.demo_pictures import answer, pictures
 
 
 def upgraded(name: str, edge: str) -> Upgrade:

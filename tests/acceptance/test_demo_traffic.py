@@ -9,7 +9,7 @@ from examples.demo.pictures import Pictures
 from examples.demo.traffic import Counts, Ledger, Outage, Traffic, wrong_answer
 from regraft import Client, Problem, Unreachable
 from regraft.models import DeleteResult, SearchResponse
-from staging.demo import answered, body
+from staging.inputs.demo_pictures import answered, body
 
 
 def test_an_outage_excuses_exactly_the_requests_it_overlaps():

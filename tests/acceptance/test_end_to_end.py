@@ -17,9 +17,9 @@ import pytest
 from PIL import Image
 
 from regraft import Client, Problem, Unreachable
-from staging.builders import image_bytes, make_image, make_version
-from staging.forked import Forked, environment, run
-from staging.ports import free_port
+from staging.inputs.builders import image_bytes, make_image, make_version
+from staging.processes.forked import Forked, environment, run
+from staging.processes.ports import free_port
 from staging.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent

@@ -25,7 +25,7 @@ from index.version_folder.folder import load_version
 from regraft import Client
 from regraft.client import ImageItem
 from regraft.models import BackfillInfo, EdgeUsed, SearchResponse
-from staging.builders import image_bytes, make_version
+from staging.inputs.builders import image_bytes, make_version
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OLD, BCT, OCA, FCT, OTHER = "v1", "v2-bct", "v2-oca", "v2-fct", "projection"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from service.settings import Settings
-from staging.builders import make_image
-from staging.models import TEXTS, TextModel
-from staging.served import serving
+from staging.api.served import serving
+from staging.inputs.builders import make_image
+from staging.inputs.embedding_models import TEXTS, TextModel
 from staging.shortcuts import migrated_once, verified_here
 
 NOTEBOOKS = Path(__file__).parent.parent.parent / "examples/notebooks"
@@ -70,7 +70,7 @@ def run(notebook: str, names: dict[str, Any]) -> dict[str, int]:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Any:
-    hugging_face = pytest.importorskip("staging.hugging_face", reason="regraft[models] is not installed")
+    hugging_face = pytest.importorskip("staging.inputs.hugging_face", reason="regraft[models] is not installed")
     words = hugging_face.words()
     return lambda *kinds: [str(getattr(hugging_face, kind)(tmp_path / kind, words)) for kind in kinds]
 

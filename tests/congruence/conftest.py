@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def exporter_read_once() -> Iterator[None]:
-    from staging.recipes import torchlib_read_once
+    from staging.inputs.recipes import torchlib_read_once
 
     with torchlib_read_once():
         yield

@@ -17,10 +17,10 @@ import pytest
 
 from index.engines.remote.base import Engine
 from service.settings import Settings
-from staging.builders import make_version
-from staging.milvus import MilvusTestServer
-from staging.postgres import NoServer, Server
-from staging.served import Served, serving
+from staging.api.served import Served, serving
+from staging.external.milvus import MilvusTestServer
+from staging.external.postgres import NoServer, Server
+from staging.inputs.builders import make_version
 from staging.shortcuts import short_starts
 
 

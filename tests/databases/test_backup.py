@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from service.settings import Settings
-from staging.builders import image_bytes, make_image
-from staging.postgres import Server
-from staging.served import serving
+from staging.api.served import serving
+from staging.external.postgres import Server
+from staging.inputs.builders import image_bytes, make_image
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
 

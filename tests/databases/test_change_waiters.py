@@ -20,7 +20,7 @@ from service.store.database.connections import Database
 from service.store.database.migration import upgrade
 from service.store.galleries.deletion import delete_gallery
 from service.store.galleries.gallery import insert_gallery, take_seq
-from staging.builders import make_version
+from staging.inputs.builders import make_version
 from staging.waiting import until
 
 LISTENERS = "from pg_stat_activity where datname = current_database() and query = 'LISTEN regraft'"

@@ -14,8 +14,8 @@ from fastapi.testclient import TestClient
 
 from service.http.app import create_app
 from service.settings import Settings
-from staging.builders import image_bytes, make_image, make_version, zip_version
-from staging.working import SteppedWorker
+from staging.inputs.builders import image_bytes, make_image, make_version, zip_version
+from staging.states.working import SteppedWorker
 
 STEPS = int(os.environ.get("REGRAFT_CONGRUENCE_STEPS", "30"))
 SEED = int(os.environ.get("REGRAFT_CONGRUENCE_SEED", "0"))

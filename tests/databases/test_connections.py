@@ -30,7 +30,7 @@ import service.store.database.connections
 from service.settings import Settings
 from service.store.database.connections import Database
 from service.store.galleries.gallery import insert_gallery, take_seq
-from staging.served import serving
+from staging.api.served import serving
 
 pytestmark = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 

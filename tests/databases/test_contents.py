@@ -22,7 +22,7 @@ from service.store.galleries.embeddings import put_embeddings
 from service.store.galleries.gallery import insert_gallery, take_seq
 from service.store.galleries.items import NewItem, delete_items, store_items
 from service.store.tables import embedding
-from staging.builders import make_version
+from staging.inputs.builders import make_version
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from naive_filters import documents, filters, holds
 from service.items import by_filter
 from service.store.galleries import filtering
 from service.store.sql.arrays import key_range
-from staging.served import JSON, Served, problem
+from staging.api.served import JSON, Served, problem
 
 EVEN = {"field": "even", "eq": True}
 EVERYTHING = {"or": [{"field": "n", "exists": there} for there in (True, False)]}

@@ -29,10 +29,10 @@ from service.store.rows import BackfillRow
 from service.store.tables import item_traffic
 from service.upgrades.deployments.retiring import VersionInUse, precheck, retire
 from service.upgrades.deployments.transition import TransitionRequest
-from staging.builders import image_bytes, make_image
-from staging.plans import ORDER, Planning
-from staging.served import Served, problem, serving
-from staging.steps import held
+from staging.api.served import Served, problem, serving
+from staging.api.steps import held
+from staging.inputs.builders import image_bytes, make_image
+from staging.states.plans import ORDER, Planning
 
 WAIT_SECONDS = 0.5
 """How long the first change is kept at its statement: enough for the second to arrive where it has to wait."""

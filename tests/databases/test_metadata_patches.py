@@ -17,7 +17,7 @@ from naive_filters import documents, filters, holds
 from service.items import by_filter
 from service.items.metadata import merge_patch
 from service.settings import Settings
-from staging.served import JSON, Served, problem, serving
+from staging.api.served import JSON, Served, problem, serving
 
 EVEN = {"field": "even", "eq": True}
 EVERYTHING = {"or": [{"field": "n", "exists": there} for there in (True, False)]}

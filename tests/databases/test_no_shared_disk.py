@@ -15,10 +15,10 @@ from service.http.app import create_app
 from service.runtime import running
 from service.settings import Settings
 from service.store.image_store.object_store import open_store
-from staging.builders import image_bytes, make_image, make_version, zip_version
-from staging.s3 import ObjectStore, object_store
-from staging.served import serving
-from staging.working import work
+from staging.api.served import serving
+from staging.external.s3 import ObjectStore, object_store
+from staging.inputs.builders import image_bytes, make_image, make_version, zip_version
+from staging.states.working import work
 
 ITEMS = 24
 

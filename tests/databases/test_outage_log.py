@@ -14,8 +14,8 @@ import pytest
 from service.settings import Settings
 from service.store import outages
 from service.store.outages import OutageLog
-from staging.postgres import NoServer, Server
-from staging.served import serving
+from staging.api.served import serving
+from staging.external.postgres import NoServer, Server
 from staging.waiting import until
 
 

@@ -17,9 +17,9 @@ from service.store.database.connections import Database
 from service.store.galleries import partitions
 from service.store.galleries.embeddings import vectors_of
 from service.upgrades.deployments import reaper
-from staging.builders import make_version
-from staging.partition_rows import held, names, places, store
-from staging.served import Served, serving
+from staging.api.served import Served, serving
+from staging.inputs.builders import make_version
+from staging.states.partition_rows import held, names, places, store
 from staging.waiting import until
 
 pytestmark = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)

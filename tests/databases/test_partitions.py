@@ -21,7 +21,7 @@ from service.store.galleries.change_feed import changes
 from service.store.galleries.embeddings import put_embeddings, vectors_of
 from service.store.galleries.gallery import insert_gallery, take_seq
 from service.store.tables import version
-from staging.partition_rows import held, names, places, store
+from staging.states.partition_rows import held, names, places, store
 from staging.together import together
 
 pytestmark = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)

@@ -11,7 +11,7 @@ from service.store.galleries.gallery import insert_gallery
 from service.store.galleries.items import items_after
 from service.store.sql.arrays import select_keys
 from service.store.tables import item, version
-from staging.plans import Planning
+from staging.states.plans import Planning
 
 EXPLAIN = {"sqlite": "EXPLAIN QUERY PLAN ", "postgresql": "EXPLAIN "}
 

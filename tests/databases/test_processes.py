@@ -15,8 +15,8 @@ from sqlalchemy import select, update
 from service.settings import Settings
 from service.store.database.connections import Database
 from service.store.tables import backfill, embedding, item
-from staging.builders import image_bytes, make_image, make_version, zip_version
-from staging.processes import Site
+from staging.inputs.builders import image_bytes, make_image, make_version, zip_version
+from staging.processes.site import Site
 from staging.waiting import until
 
 ITEMS = 40

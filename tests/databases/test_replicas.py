@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from service.http.app import create_app
 from service.settings import Settings
-from staging.builders import make_version, zip_version
+from staging.inputs.builders import make_version, zip_version
 from staging.together import together
 
 AT_ONCE = 4

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from service.settings import Settings
-from staging.builders import image_bytes, make_image, make_version, zip_version
-from staging.load import Load
-from staging.processes import Site
-from staging.proxy import Proxy, proxied
+from staging.inputs.builders import image_bytes, make_image, make_version, zip_version
+from staging.processes.load import Load
+from staging.processes.proxy import Proxy, proxied
+from staging.processes.site import Site
 from staging.waiting import until
 
 ITEMS, CLIENTS, K = 24, 4, 5

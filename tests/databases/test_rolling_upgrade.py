@@ -16,10 +16,10 @@ from sqlalchemy import create_engine, inspect, text
 import service.store.database.migration
 from service.settings import Settings
 from service.store.database.migration import MIGRATIONS, migrating, revisions, upgrade
-from staging.builders import image_bytes, make_image, make_version, zip_version
-from staging.load import Load
-from staging.processes import Site
-from staging.proxy import proxied
+from staging.inputs.builders import image_bytes, make_image, make_version, zip_version
+from staging.processes.load import Load
+from staging.processes.proxy import proxied
+from staging.processes.site import Site
 
 ADDED_SINCE = "0011"
 """Later migrations may only add to what is there then. It took away what 0.1.0 needs, which has to be stopped first."""

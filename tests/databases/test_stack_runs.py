@@ -23,13 +23,13 @@ from service.replica.engines import Engines
 from service.settings import Settings
 from service.store.database.connections import Database
 from service.store.leases.engines import engine_leases
-from staging.builders import image_bytes, make_image, make_version, zip_version
-from staging.forked import ROOT, Forked, environment
-from staging.load import Load
-from staging.ports import free_port
-from staging.postgres import Server
-from staging.proxy import proxied
-from staging.s3 import ObjectStore, object_store
+from staging.external.postgres import Server
+from staging.external.s3 import ObjectStore, object_store
+from staging.inputs.builders import image_bytes, make_image, make_version, zip_version
+from staging.processes.forked import ROOT, Forked, environment
+from staging.processes.load import Load
+from staging.processes.ports import free_port
+from staging.processes.proxy import proxied
 from staging.waiting import until
 
 KEY = "a-key-of-the-stack"

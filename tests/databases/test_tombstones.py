@@ -22,9 +22,9 @@ from service.store.tables import backfill_curve, backfill_failure, embedding, ga
 from service.upgrades import tombstones
 from service.upgrades.curves.points import CurveState
 from service.upgrades.tombstones import TombstonePurger
-from staging.builders import make_version
-from staging.plans import Planning
-from staging.replicated import ReplicatedWorld
+from staging.inputs.builders import make_version
+from staging.states.plans import Planning
+from staging.states.replicated import ReplicatedWorld
 
 DAY = 24 * 3600.0
 

@@ -16,7 +16,7 @@ from service.settings import Settings
 from service.store.database.connections import Database
 from service.store.tables import gallery
 from service.upgrades import removal
-from staging.builders import make_version, zip_version
+from staging.inputs.builders import make_version, zip_version
 
 
 @pytest.fixture

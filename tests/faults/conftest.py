@@ -16,12 +16,12 @@ from fastapi.testclient import TestClient
 from index.engines.remote.base import EngineUnavailable
 from service.http.app import create_app
 from service.settings import Settings
-from staging.builders import add_text, image_bytes, make_image, make_version, tell_variance, zip_version
-from staging.milvus import MilvusTestServer
-from staging.postgres import NoServer, Server
-from staging.processes import Site
+from staging.external.milvus import MilvusTestServer
+from staging.external.postgres import NoServer, Server
+from staging.inputs.builders import add_text, image_bytes, make_image, make_version, tell_variance, zip_version
+from staging.processes.site import Site
+from staging.random_operations.world import World
 from staging.shortcuts import short_starts, verified_here
-from staging.world import World
 
 ITEMS = 48
 

@@ -7,7 +7,7 @@ import sys
 from service.http import app
 from service.settings import Settings
 from service.store.database.migration import upgrade
-from staging.small_segments import make_small
+from staging.states.small_segments import make_small
 
 if __name__ == "__main__":
     make_small()

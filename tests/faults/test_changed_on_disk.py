@@ -17,8 +17,8 @@ from index.version_folder.archive import pack_version
 from service.http.app import create_app
 from service.settings import Settings
 from service.store.tables import backfill_failure
-from staging.builders import make_version, zip_version
-from staging.working import SteppedWorker
+from staging.inputs.builders import make_version, zip_version
+from staging.states.working import SteppedWorker
 
 V1, V2 = 1, 2
 

@@ -18,7 +18,7 @@ from service.store.leases import jobs
 from service.store.leases.jobs import MAX_LEASES_AHEAD
 from service.store.sql import database_clock
 from service.store.tables import backfill, backfill_chunk, backfill_failure, item
-from staging.working import SteppedWorker, work
+from staging.states.working import SteppedWorker, work
 
 V2 = 2
 DAY = 86_400.0

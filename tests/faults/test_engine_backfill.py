@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from service.settings import Settings
-from staging.builders import image_bytes, make_image
-from staging.doomed_engine import DoomedEngine
-from staging.engine_life import EngineLoad
-from staging.processes import LEASE_SECONDS, Site
+from staging.external.doomed_engine import DoomedEngine
+from staging.inputs.builders import image_bytes, make_image
+from staging.processes.site import LEASE_SECONDS, Site
+from staging.random_operations.engine_life import EngineLoad
 from staging.waiting import until
 
 V1, V2, ITEMS = 1, 2, 48

@@ -16,10 +16,10 @@ import pytest
 
 from service.backfills import attempts
 from service.replica import engine_writer, engines
-from staging.engine import FakeCollection, FakeEngine
-from staging.run import IDS, Run
+from staging.external.fake_engine import FakeCollection, FakeEngine
+from staging.random_operations.run import IDS, Run
+from staging.random_operations.world import World
 from staging.waiting import until
-from staging.world import World
 
 STEPS = ("upgrade", "work", "store_embeddings", "strike", "race", "delete", "roll_back")
 """What is done to it by chance is chosen by chance within each."""

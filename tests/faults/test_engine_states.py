@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from service.settings import Settings
-from staging.doomed_engine import DoomedEngine
-from staging.engine_life import EngineLife
-from staging.life import LONG, live, staged
-from staging.processes import LEASE_SECONDS
-from staging.world import World
+from staging.external.doomed_engine import DoomedEngine
+from staging.processes.site import LEASE_SECONDS
+from staging.random_operations.engine_life import EngineLife
+from staging.random_operations.life import LONG, live, staged
+from staging.random_operations.world import World
 
 STEPS = 30
 

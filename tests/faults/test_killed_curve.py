@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import insert, select, update
 
 from service.store.tables import backfill_point
-from staging.streams import events
+from staging.api.streams import events
 from staging.waiting import until
 
 MARKS = 12

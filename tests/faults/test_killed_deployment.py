@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import func, select
 
 from service.store.tables import deployment, embedding, gallery, item
-from staging.builders import image_bytes, make_image
+from staging.inputs.builders import image_bytes, make_image
 from staging.waiting import until
 
 V1, V2 = 1, 2

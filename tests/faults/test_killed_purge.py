@@ -10,7 +10,7 @@ from service.replica.replica import Replica
 from service.store.galleries.items import delete_items
 from service.store.tables import gallery, item
 from service.upgrades.tombstones import SETTLE_SECONDS, TombstonePurger
-from staging.processes import Site
+from staging.processes.site import Site
 from staging.waiting import until
 
 

@@ -13,8 +13,8 @@ import httpx
 import numpy as np
 import pytest
 
-from staging.builders import make_version, zip_version
-from staging.edges import npz
+from staging.api.edges import npz
+from staging.inputs.builders import make_version, zip_version
 from staging.waiting import until
 
 AFTER_RENAME = 2

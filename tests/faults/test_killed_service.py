@@ -15,7 +15,7 @@ from index.encoders.encoder import Encoder
 from index.version_folder.folder import load_version
 from regraft.connection import certificates
 from service.store.vectors.codec import from_bytes
-from staging.builders import image_bytes, make_image
+from staging.inputs.builders import image_bytes, make_image
 from staging.waiting import until
 
 V1, V2 = 1, 2

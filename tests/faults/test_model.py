@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from service.backfills import attempts
-from staging.filtered_run import FILTERING, FilteredRun
-from staging.run import IDS, OPERATIONS
-from staging.sealed_run import KINDS, OTHER, SEALING, SealedRun
-from staging.small_segments import make_small
-from staging.world import World
+from staging.random_operations.filtered_run import FILTERING, FilteredRun
+from staging.random_operations.run import IDS, OPERATIONS
+from staging.random_operations.sealed_run import KINDS, OTHER, SEALING, SealedRun
+from staging.random_operations.world import World
+from staging.states.small_segments import make_small
 
 STEPS, FILTERED_STEPS = 80, 60
 NEVER = 3600.0

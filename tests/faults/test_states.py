@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 
 from service.settings import Settings
-from staging.file_life import FileLife, FileSite
-from staging.life import LONG, Life, live, staged
-from staging.processes import LEASE_SECONDS
-from staging.sealed_life import SealedLife, SealedSite
-from staging.stage import Stage
-from staging.world import World
+from staging.processes.site import LEASE_SECONDS
+from staging.processes.stage import Stage
+from staging.random_operations.file_life import FileLife, FileSite
+from staging.random_operations.life import LONG, Life, live, staged
+from staging.random_operations.sealed_life import SealedLife, SealedSite
+from staging.random_operations.world import World
 
 LIVES, STEPS = 1, 25
 

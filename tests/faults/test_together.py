@@ -17,7 +17,7 @@ import pytest
 
 from index.engines.memory.segments import SEAL_ROWS
 from regraft.connection import certificates
-from staging.processes import Site
+from staging.processes.site import Site
 from staging.waiting import until
 
 PROCESSES = 3

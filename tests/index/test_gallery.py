@@ -28,8 +28,8 @@ from index.retry import GalleryChanged
 from index.space import Vectors
 from index.version import Version
 from naive import units
-from staging.builders import always
-from staging.small_segments import make_small
+from staging.inputs.builders import always
+from staging.states.small_segments import make_small
 
 MakeVersion = Callable[..., Version]
 

@@ -19,7 +19,7 @@ from index.query.merge import Mode
 from index.space import Vectors
 from index.version import Edge, EdgeKind, Version
 from naive import units
-from staging.builders import always
+from staging.inputs.builders import always
 
 MakeVersion = Callable[..., Version]
 

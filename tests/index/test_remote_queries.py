@@ -23,9 +23,9 @@ from index.metadata.metadata import Item
 from index.space import Cosine
 from index.version import Card, Edge, EdgeKind, Score, Version
 from naive import units
-from staging.builders import always
-from staging.engine import FakeCollection, FakeEngine
-from staging.small_shards import make_shards_small
+from staging.external.fake_engine import FakeCollection, FakeEngine
+from staging.inputs.builders import always
+from staging.states.small_shards import make_shards_small
 
 DIM, ITEMS, K = 4, 24, 6
 VERSIONS = ["v0", "v1", "v2"]

@@ -24,7 +24,7 @@ from index.metadata.filter import parse_filter
 from index.metadata.metadata import Item
 from index.query.search_result import SearchResult
 from index.version import Edge, EdgeKind, Score
-from staging.engine import FakeEngine
+from staging.external.fake_engine import FakeEngine
 
 VERSIONS = ("a", "b", "c")
 ORIGINS = ("encoded", "transformed")

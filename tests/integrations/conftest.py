@@ -12,8 +12,8 @@ import pytest
 
 from regraft import Client
 from service.settings import Settings
-from staging.models import TextModel
-from staging.served import names, serving
+from staging.api.served import names, serving
+from staging.inputs.embedding_models import TextModel
 from staging.shortcuts import migrated_once, verified_here
 
 os.environ.setdefault("HAYSTACK_TELEMETRY_ENABLED", "False")

@@ -29,7 +29,7 @@ from haystack.utils import Secret
 
 from index.errors import InvalidArgument
 from regraft.integrations.haystack import RegraftDocumentStore, RegraftEmbeddingRetriever, as_filter
-from staging.models import TEXTS
+from staging.inputs.embedding_models import TEXTS
 
 
 class Standard:

@@ -18,7 +18,7 @@ from regraft.client import Problem
 from regraft.integrations.conditions import UnsupportedFilter
 from regraft.integrations.documents import DegradedAnswer
 from regraft.integrations.langchain import RegraftVectorStore, as_filter
-from staging.models import TEXTS
+from staging.inputs.embedding_models import TEXTS
 
 DOCUMENTS = [
     Document(id=f"d{n}", page_content=text, metadata={"n": n, "tags": [text.split()[0]]})

@@ -25,7 +25,7 @@ from llama_index.core.vector_stores.utils import node_to_metadata_dict
 from index.errors import InvalidArgument
 from regraft.integrations.conditions import UnsupportedFilter
 from regraft.integrations.llama_index import RegraftVectorStore, as_filter
-from staging.models import TEXTS
+from staging.inputs.embedding_models import TEXTS
 
 
 class Fake(BaseEmbedding):

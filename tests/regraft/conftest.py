@@ -15,9 +15,9 @@ import pytest
 from regraft import cli
 from regraft.client import Client
 from regraft.terminal import command as commands
-from staging.answers import whole
-from staging.builders import make_image, make_version
-from staging.fake_databases import FAKES
+from staging.api.answers import whole
+from staging.external.fake_databases import FAKES
+from staging.inputs.builders import make_image, make_version
 from staging.logged import log_as_before
 
 

@@ -13,9 +13,9 @@ from regraft import cli
 from regraft.models import BackfillInfo
 from regraft.terminal import answers
 from regraft.terminal.command import Commands
-from staging.answers import filled
-from staging.builders import make_version
-from staging.hostile import COMMANDS, H
+from staging.api.answers import filled
+from staging.api.hostile import COMMANDS, H
+from staging.inputs.builders import make_version
 
 STREAMS = {"backfill start g --watch", "backfill watch 3"}
 

@@ -11,7 +11,7 @@ import pytest
 from regraft.client import Client
 from regraft.models import BackfillEstimate, BackfillInfo
 from regraft.routes import backfills
-from staging.answers import filled
+from staging.api.answers import filled
 
 BACKFILL = filled(
     BackfillInfo,

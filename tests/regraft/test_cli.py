@@ -12,8 +12,8 @@ import pytest
 
 import regraft
 from regraft.__main__ import main
-from staging import forked
-from staging.answers import GALLERY, problem
+from staging.api.answers import GALLERY, problem
+from staging.processes import forked
 
 COMMANDS = [
     *("serve", "worker", "migrate", "doctor", "plan", "gallery", "ingest", "query", "version", "gate", "deploy"),

@@ -18,8 +18,8 @@ from index.errors import InvalidArgument
 from index.query.search_params import SearchParams
 from regraft.cli import app
 from regraft.client import DEFAULT_K, AsyncClient, Client, ImageItem, Problem, QueryOptions
-from staging.answers import GALLERY, answering, awaiting, connected, named
-from staging.builders import make_version
+from staging.api.answers import GALLERY, answering, awaiting, connected, named
+from staging.inputs.builders import make_version
 
 ROUTES = [
     (lambda c: c.health(), "GET /v1/health"),

@@ -15,7 +15,7 @@ from index.errors import InvalidArgument, RegraftError
 from regraft import connection
 from regraft.client import Client, InvalidInput, Problem, TextItem, TimedOut, UnexpectedAnswer, Unreachable
 from regraft.models import Health
-from staging.answers import Handler, answering, awaiting, connected, whole
+from staging.api.answers import Handler, answering, awaiting, connected, whole
 
 
 def test_the_key_travels_as_a_bearer_token_and_only_when_given():

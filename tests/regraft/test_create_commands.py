@@ -10,8 +10,8 @@ from onnx import helper
 
 from index.version import Preprocess
 from index.version_folder.folder import load_version
-from staging.provider import DIM, providing
-from staging.text_models import write_model, write_tokenizer
+from staging.external.provider import DIM, providing
+from staging.inputs.text_models import write_model, write_tokenizer
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from index.errors import InvalidArgument
 from regraft.sources.base import Wanted, display_address
 from regraft.sources.opening import open_source
-from staging.fake_databases import FAKES, ROWS, FakeChroma, FakeLance, FakeMilvus, FakeQdrant
-from staging.source_rows import check, read
+from staging.external.fake_databases import FAKES, ROWS, FakeChroma, FakeLance, FakeMilvus, FakeQdrant
+from staging.external.source_rows import check, read
 
 
 @pytest.mark.usefixtures("faked")
@@ -123,7 +123,7 @@ def test_vectors_that_would_be_ordered_otherwise_are_refused(
 ) -> None:
     if unit:
         rows = np.eye(10, 4, dtype=np.float32) + np.eye(10, 4, -4) + np.eye(10, 4, -8)
-        monkeypatch.setattr("staging.fake_databases.ROWS", rows)
+        monkeypatch.setattr("staging.external.fake_databases.ROWS", rows)
     source = open_source(f"{kind}:somewhere#things", Wanted(version="v1"), space_of={"v1": space}.__getitem__)
 
     if told:

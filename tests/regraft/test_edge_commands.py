@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from staging.builders import make_version
+from staging.inputs.builders import make_version
 
 EDGE = {
     "new": "v2",

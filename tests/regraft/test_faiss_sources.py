@@ -14,8 +14,8 @@ import pytest
 from regraft.sources.base import Wanted
 from regraft.sources.database import DatabaseSource
 from regraft.sources.opening import open_source
-from staging.fake_databases import ROWS
-from staging.source_rows import read
+from staging.external.fake_databases import ROWS
+from staging.external.source_rows import read
 
 
 @pytest.mark.parametrize("kind", ["IVF8,Flat", "RR4,IVF2,Flat", "IDMap,RR4,IVF2,Flat", "IVF2,SQfp16"])

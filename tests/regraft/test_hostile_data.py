@@ -11,7 +11,7 @@ import pytest
 from regraft.terminal.console import visible
 from service.doctor.examination import Doctor
 from service.doctor.findings import Finding
-from staging.hostile import COMMANDS, SHOWN, H
+from staging.api.hostile import COMMANDS, SHOWN, H
 
 ACTING = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff]")
 QUIET = {

@@ -13,7 +13,7 @@ import pytest
 from index.errors import InvalidArgument
 from regraft.commands import ingest
 from regraft.models import ItemError
-from staging.answers import filled, problem
+from staging.api.answers import filled, problem
 
 
 def described(request: httpx.Request) -> list[dict]:

@@ -11,7 +11,7 @@ import pytest
 
 import regraft
 from regraft.client import ImageItem, TextItem
-from staging.answers import answering, connected, named
+from staging.api.answers import answering, connected, named
 
 NAN = float("nan")
 MASKED = np.ma.masked_array(np.ones(2), mask=[True, False])

@@ -11,8 +11,8 @@ from regraft.client import Client, ImageItem
 from regraft.commands import items
 from service.settings import Settings
 from service.store.galleries import filtering
-from staging.builders import image_bytes, make_image, make_version
-from staging.served import serving
+from staging.api.served import serving
+from staging.inputs.builders import image_bytes, make_image, make_version
 from staging.shortcuts import short_starts
 
 PICTURE = image_bytes(make_image(0, 0))

@@ -8,7 +8,7 @@ import pytest
 
 from regraft.client import Client, Problem
 from service.settings import Settings
-from staging.served import serving
+from staging.api.served import serving
 
 KEY = "correct horse battery"
 

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from index.errors import InvalidVersionFolder
-from staging.builders import make_version, tell_no_side
+from staging.inputs.builders import make_version, tell_no_side
 
 
 @pytest.mark.parametrize("rate", ["0", "-5", "nan", "inf"])

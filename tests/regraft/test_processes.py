@@ -19,7 +19,7 @@ from regraft.client import Client
 from regraft.commands import processes
 from service.backfills import worker
 from service.settings import Settings
-from staging.forked import Forked, environment
+from staging.processes.forked import Forked, environment
 from staging.waiting import until
 
 INDEXING = """

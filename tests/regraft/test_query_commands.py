@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from staging.answers import GALLERY
+from staging.api.answers import GALLERY
 
 
 def test_query_prints_matches_and_what_was_not_searched(run, service, tmp_path):

@@ -15,8 +15,8 @@ import pytest
 from index.errors import InvalidArgument
 from regraft.sources.base import Wanted, as_json
 from regraft.sources.opening import open_source
-from staging.fake_databases import FAKES, IDS, ROWS
-from staging.source_rows import check, read
+from staging.external.fake_databases import FAKES, IDS, ROWS
+from staging.external.source_rows import check, read
 
 
 def table() -> pa.Table:

@@ -15,8 +15,8 @@ import pytest
 from index.errors import InvalidArgument
 from regraft.sources.base import Wanted, batch_of
 from regraft.sources.opening import open_source
-from staging.fake_databases import IDS, ROWS
-from staging.source_rows import read
+from staging.external.fake_databases import IDS, ROWS
+from staging.external.source_rows import read
 
 
 def test_numbers_with_gaps_are_ids_where_there_are_any(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from index.version_folder.folder import load_version
-from staging.builders import make_image, make_version
+from staging.inputs.builders import make_image, make_version
 from training.data.checks import warn_once
 from training.recipes import GROUPS, RECIPES
 

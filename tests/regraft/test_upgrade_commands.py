@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from staging.answers import GALLERY
+from staging.api.answers import GALLERY
 
 REPORT = {
     "id": 1,

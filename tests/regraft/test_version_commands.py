@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from staging.builders import make_version
-from staging.versions import change_model
+from staging.inputs.builders import make_version
+from staging.inputs.versions import change_model
 
 
 def test_version_pack_writes_an_archive_that_verifies_again(run, tmp_path):

@@ -11,9 +11,9 @@ import pytest
 
 from index.version import Version
 from service.settings import Settings
-from staging.builders import image_bytes, make_image, make_version
+from staging.api.served import Served, serving
+from staging.inputs.builders import image_bytes, make_image, make_version
 from staging.logged import log_as_before
-from staging.served import Served, serving
 from staging.shortcuts import short_starts
 
 

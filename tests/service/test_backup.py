@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from service.settings import Settings
-from staging.served import serving
+from staging.api.served import serving
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
 

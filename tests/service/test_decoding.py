@@ -16,8 +16,8 @@ import pytest
 from index.encoders.decoding import Decoder, PixelBudget
 from index.version import Version
 from service.settings import Settings
-from staging.served import serving
-from staging.working import SteppedWorker
+from staging.api.served import serving
+from staging.states.working import SteppedWorker
 
 ASKED = 3
 SECONDS = 30.0

@@ -11,7 +11,7 @@ import pytest
 from index.errors import RegraftError
 from index.item_id import MAX_ID
 from service.http.bodies.arrow import ARROW
-from staging.served import problem
+from staging.api.served import problem
 
 LONG = "long" * 2_000
 

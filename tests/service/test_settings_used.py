@@ -18,8 +18,8 @@ from index.isolated import Limits
 from index.version import Version
 from regraft.commands.processes import _work_remotely
 from service.settings import Settings
-from staging.builders import make_version
-from staging.served import problem, serving
+from staging.api.served import problem, serving
+from staging.inputs.builders import make_version
 
 Problem = Any
 ARCHIVE = 200_000

@@ -16,9 +16,9 @@ from service.settings import Settings
 from service.store.image_store import recovery
 from service.store.image_store.blobs import Blobs, StoreUnreachable
 from service.store.tables import backfill_failure, item
-from staging.served import problem, serving
+from staging.api.served import problem, serving
+from staging.states.working import SteppedWorker
 from staging.waiting import until
-from staging.working import SteppedWorker
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from service.store.database.connections import Database
 from service.store.offloading import offloader
 from service.store.tables import embedding
 from service.store.vectors.files import IS_IN_DATABASE, files
-from staging.s3 import ObjectStore, object_store
-from staging.served import Served, problem, serving
-from staging.settling import settled_at_once
+from staging.api.served import Served, problem, serving
+from staging.external.s3 import ObjectStore, object_store
+from staging.states.settling import settled_at_once
 from staging.waiting import until
 
 ITEMS = 12

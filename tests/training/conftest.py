@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from staging.recipes import quick, torchlib_read_once, train_weights, without_exporter
+from staging.inputs.recipes import quick, torchlib_read_once, train_weights, without_exporter
 from training import export
 from training import train as path
 from training.data.checks import warn_once

@@ -10,7 +10,7 @@ from PIL import Image
 
 from index.errors import InvalidImage
 from index.version_folder.folder import load_version
-from staging.recipes import quick
+from staging.inputs.recipes import quick
 from training import train as path
 from training.recipes import Recipe
 

@@ -19,8 +19,8 @@ from index.errors import InvalidArgument, InvalidVersionFolder
 from index.evaluation.adapters import Affine
 from index.version import EDGE_MODEL, ENCODER, PROBE, Edge, EdgeKind
 from index.version_folder.folder import load_version, write_card, write_edge
-from staging.builders import make_version
-from staging.recipes import quick, train_weights
+from staging.inputs.builders import make_version
+from staging.inputs.recipes import quick, train_weights
 from training import export
 from training.evaluation.edges import with_unexported_edges
 from training.tracing import to_onnx

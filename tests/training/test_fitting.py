@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from index.errors import InvalidArgument, Unwritable
 from index.version_folder.folder import load_version
 from regraft.cli import app
-from staging.children import child
-from staging.recipes import quick, without_exporter
+from staging.inputs.recipes import quick, without_exporter
+from staging.processes.children import child
 from training import fitting
 from training import train as path
 from training.data.images import Data

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from staging.recipes import quick
+from staging.inputs.recipes import quick
 from training import folder_lock
 from training import train as path
 from training.fitting import checkpoint_of

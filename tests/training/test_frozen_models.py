@@ -14,7 +14,7 @@ from torch import Tensor
 
 from index.errors import InvalidVersionFolder
 from index.version_folder.folder import load_version, write_card
-from staging.recipes import without_exporter
+from staging.inputs.recipes import without_exporter
 from training import train as path
 from training.data.images import ImageDataset
 from training.module import Training

@@ -23,8 +23,8 @@ pytest.importorskip("sentence_transformers", reason="regraft[models] is not inst
 import sentence_transformers
 import transformers
 
-from staging import hugging_face
-from staging.hugging_face import LIMIT, bert, clip, roberta, sentences, siglip, vit
+from staging.inputs import hugging_face
+from staging.inputs.hugging_face import LIMIT, bert, clip, roberta, sentences, siglip, vit
 from training.creation.hugging_face import HuggingFace
 
 

@@ -14,7 +14,7 @@ from index.encoders.encoder import Encoder, verify_version
 from index.encoders.text import TextEncoder
 from index.errors import InvalidArgument
 from regraft import Version
-from staging.builders import make_image
+from staging.inputs.builders import make_image
 
 open_clip = pytest.importorskip("open_clip", reason="regraft[open-clip] is not installed")
 

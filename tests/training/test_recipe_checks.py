@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from index.errors import InvalidArgument
-from staging.recipes import quick
+from staging.inputs.recipes import quick
 from training import plan_checks
 from training import train as path
 from training.comparison.sweep import sweep

@@ -10,7 +10,7 @@ import pytest
 
 from index.errors import InvalidArgument
 from index.version_folder.folder import load_version
-from staging.recipes import quick
+from staging.inputs.recipes import quick
 from training import train as path
 from training.comparison.sweep import sweep
 from training.recipe_file import base_of, read_recipe

@@ -16,7 +16,7 @@ from index.encoders.encoder import Encoder, verify_version
 from index.errors import InvalidArgument, InvalidVector, NoEncoder, RegraftError
 from index.version import Card, EdgeKind, Version
 from index.version_folder.folder import load_version, write_card
-from staging.recipes import quick, train_weights
+from staging.inputs.recipes import quick, train_weights
 from training import fitting, stored_embeddings
 from training import train as path
 from training.data.images import Data

@@ -13,7 +13,7 @@ import torch
 from index.errors import InvalidArgument, InvalidVersionFolder, RegraftError
 from index.version import Card
 from index.version_folder.folder import load_version, write_card
-from staging.recipes import quick
+from staging.inputs.recipes import quick
 from training import train as path
 from training.fitting import cpu_threads
 from training.module import Training

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from index.errors import InvalidArgument
-from staging.recipes import quick, without_exporter
+from staging.inputs.recipes import quick, without_exporter
 from training import train as path
 from training.data.images import Data, ImageSet
 from training.fitting import checkpoint_of

@@ -21,7 +21,7 @@ from index.engines.remote.base import Capabilities, Collection, Engine, EngineUn
 from index.engines.remote.shard import RemoteShard
 from index.errors import InvalidArgument
 from index.space import Cosine, Euclidean, Lorentz, Space
-from staging.engine import FakeEngine
+from staging.external.fake_engine import FakeEngine
 from staging.together import together
 
 DIM = 4

@@ -20,8 +20,8 @@ from service.replica import engine_writer
 from service.settings import Settings
 from service.store.database.connections import Database
 from service.upgrades.tombstones import TombstonePurger
-from staging.builders import make_version
-from staging.served import Served, problem, serving
+from staging.api.served import Served, problem, serving
+from staging.inputs.builders import make_version
 from staging.waiting import until
 
 COUNT = 60

@@ -29,7 +29,7 @@ from index.engines.remote import circuit_breaker
 from index.engines.remote.base import EngineUnavailable, Entries, Metric
 from index.errors import InvalidArgument, InvalidVector
 from index.version import ShardKey
-from staging.milvus import MilvusTestServer
+from staging.external.milvus import MilvusTestServer
 from staging.waiting import until
 
 PLACE: ShardKey = ("v1", "encoded")

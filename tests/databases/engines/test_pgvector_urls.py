@@ -10,7 +10,7 @@ import pytest
 from index.engines.pgvector.connections import libpq_url
 from index.engines.pgvector.engine import PgvectorEngine
 from index.engines.remote.base import EngineUnavailable
-from staging.postgres import Server
+from staging.external.postgres import Server
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 from regraft import Client
 from regraft.client import ImageItem
 from service.settings import Settings
-from staging.builders import add_text, image_bytes, make_image, make_version
-from staging.provider import Provider, providing
-from staging.served import Served, serving
-from staging.transferred import COUNT, NEW, OLD, gallery
+from staging.api.served import Served, serving
+from staging.external.provider import Provider, providing
+from staging.inputs.builders import add_text, image_bytes, make_image, make_version
+from staging.states.transferred import COUNT, NEW, OLD, gallery
 
 
 @pytest.fixture

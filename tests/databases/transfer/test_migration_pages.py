@@ -18,10 +18,10 @@ import pytest
 
 from index.engines.pgvector.connections import libpq_url
 from regraft import Client, cli
-from staging.builders import image_bytes, make_image, make_version
-from staging.provider import Provider, embedding
-from staging.served import Served
-from staging.transferred import COUNT, NEW, OLD, create_pgvector, held
+from staging.api.served import Served
+from staging.external.provider import Provider, embedding
+from staging.inputs.builders import image_bytes, make_image, make_version
+from staging.states.transferred import COUNT, NEW, OLD, create_pgvector, held
 
 PAGES = Path(__file__).parents[3] / "docs/migrate"
 

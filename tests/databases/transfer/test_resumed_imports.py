@@ -23,8 +23,8 @@ from regraft.transfer import import_state, imports
 from regraft.transfer.exports import export_gallery
 from regraft.transfer.import_state import ImportProgress
 from regraft.transfer.imports import import_gallery
-from staging.forked import Forked, environment
-from staging.transferred import COUNT, NEW, OLD, gallery, held
+from staging.processes.forked import Forked, environment
+from staging.states.transferred import COUNT, NEW, OLD, gallery, held
 from staging.waiting import until
 
 

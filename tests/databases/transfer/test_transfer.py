@@ -23,9 +23,9 @@ from regraft.sources.pgvector import PgvectorTable
 from regraft.sources.table import TableFile
 from regraft.transfer.exports import ExportResult, export_gallery
 from regraft.transfer.imports import import_gallery
-from staging.postgres import Server
-from staging.served import Served
-from staging.transferred import COUNT, NEW, OLD, answers, create_pgvector, gallery, held
+from staging.api.served import Served
+from staging.external.postgres import Server
+from staging.states.transferred import COUNT, NEW, OLD, answers, create_pgvector, gallery, held
 
 
 def test_a_gallery_that_was_exported_and_imported_answers_alike(client: Client, full: str, tmp_path: Path) -> None:

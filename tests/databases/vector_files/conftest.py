@@ -11,9 +11,9 @@ import pytest
 from service.registry.version_records import insert_version
 from service.settings import Settings
 from service.store.database.migration import upgrade
-from staging.builders import make_version
-from staging.settling import settled_at_once
-from staging.vector_site import DIM, Site
+from staging.inputs.builders import make_version
+from staging.states.settling import settled_at_once
+from staging.states.vector_site import DIM, Site
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from service.store.offloading import moves
 from service.store.sql import database_clock
 from service.store.vectors.files import drop_file, files
 from service.store.vectors.parquet import NoParquet
-from staging.vector_site import DIM, IDS, V1, Site, written_meanwhile
+from staging.states.vector_site import DIM, IDS, V1, Site, written_meanwhile
 
 
 def test_a_file_holds_vectors_of_one_version(moved: Site) -> None:

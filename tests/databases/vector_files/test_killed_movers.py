@@ -12,7 +12,7 @@ import pytest
 from service.store.galleries.gallery import insert_gallery
 from service.store.image_store.blobs import Blobs
 from service.store.offloading import moves, offloader
-from staging.vector_site import DIM, GALLERIES, IDS, Site, written_meanwhile
+from staging.states.vector_site import DIM, GALLERIES, IDS, Site, written_meanwhile
 
 
 class Killed(BaseException):

@@ -15,7 +15,7 @@ from service.store.image_store.blobs import Blobs
 from service.store.leases.jobs import acquire_job
 from service.store.offloading import moves, offloader
 from service.store.vectors.files import files
-from staging.vector_site import DIM, IDS, V1, Site
+from staging.states.vector_site import DIM, IDS, V1, Site
 
 
 def test_who_lost_the_lease_while_he_wrote_a_file_moves_nothing_twice(site: Site, small: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from index.creation.onnx_texts import OnnxTexts
 from index.encoders.text import TextEncoder
 from index.errors import RegraftError
 from regraft import Version
-from staging.text_models import TABLE, TOKENS, TYPE, write_model, write_tokenizer
+from staging.inputs.text_models import TABLE, TOKENS, TYPE, write_model, write_tokenizer
 
 
 def rows_of(text: str, start: bool = True) -> np.ndarray:

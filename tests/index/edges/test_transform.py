@@ -18,7 +18,7 @@ from index.space import Cosine, Euclidean
 from index.version import EDGE_ARRAYS, EDGE_MODEL, Card, Edge, EdgeKind, Version
 from index.version_folder.folder import load_version, write_card
 from naive import units
-from staging.versions import change_model, rehash
+from staging.inputs.versions import change_model, rehash
 
 EDGE = "edges/v1/" + EDGE_MODEL[EdgeKind.ONNX]
 MakeVersion = Callable[..., Version]

@@ -24,8 +24,8 @@ from index.errors import DeviceUnavailable, InvalidArgument, InvalidVersionFolde
 from index.execution import Device, Execution
 from index.version import ENCODER, PROBE, SIDE, Preprocess, Version
 from index.version_folder.folder import write_card, write_edge
-from staging.builders import SPEC
-from staging.versions import change_model, rehash
+from staging.inputs.builders import SPEC
+from staging.inputs.versions import change_model, rehash
 
 MakeVersion = Callable[..., Version]
 MakeImage = Callable[..., Image.Image]

@@ -17,7 +17,7 @@ from index.encoders.encoder import verify_version
 from index.encoders.text import MAX_CHARACTERS, MAX_TOKENS, TextEncoder
 from index.errors import InvalidText, InvalidVersionFolder, NoTextEntrance
 from index.version import TEXT_ENCODER, TEXT_PROBE, TOKENIZER, Version
-from staging.versions import change_model, rehash
+from staging.inputs.versions import change_model, rehash
 
 AddText = Callable[..., Version]
 WORDS = {"east": [1, 0], "north": [0, 1], "west": [-1, 0]}

@@ -15,7 +15,7 @@ from index.gallery import Gallery
 from index.query.scatter import ShardQuery, scatter
 from index.space import Cosine
 from index.version import Card, Edge, EdgeKind, Score, Version
-from staging.builders import always
+from staging.inputs.builders import always
 
 DIM, K = 16, 10
 AIM = 0.98

@@ -11,7 +11,7 @@ from service.settings import Settings
 from service.store.database.connections import Database
 from service.store.database.migration import upgrade
 from service.store.sql import database_clock
-from staging.plans import Clock, Planning
+from staging.states.plans import Clock, Planning
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from service.backfills.outcome import Failed
 from service.backfills.states import BackfillState
 from service.store.galleries.items import delete_items
 from service.store.tables import backfill_failure, item
-from staging.plans import V2, Clock, Planning, moved_of
+from staging.states.plans import V2, Clock, Planning, moved_of
 
 
 def fail(stage: Planning, names: set[str], retry: bool = True) -> list[str]:

@@ -17,7 +17,7 @@ from service.errors import UnknownGallery
 from service.store.galleries.deletion import delete_gallery, forget_gallery, free_items
 from service.store.galleries.items import delete_items
 from service.store.tables import backfill, embedding
-from staging.plans import LEASE, V1, V2, V3, Clock, Planning, flat
+from staging.states.plans import LEASE, V1, V2, V3, Clock, Planning, flat
 
 
 class TestPlan:

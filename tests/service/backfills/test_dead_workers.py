@@ -12,7 +12,7 @@ from service.backfills.chunks import Chunk
 from service.backfills.states import BackfillState
 from service.store.galleries.items import delete_items
 from service.store.tables import backfill_chunk, backfill_failure
-from staging.plans import LEASE, V2, Clock, Planning
+from staging.states.plans import LEASE, V2, Clock, Planning
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from sqlalchemy import delete, select
 from service.backfills import planning, uncertainties
 from service.store.tables import backfill_chunk, embedding, gallery, item, item_traffic
 from service.store.vectors.codec import from_bytes
-from staging.builders import add_text, make_version, tell_no_side
+from staging.inputs.builders import add_text, make_version, tell_no_side
 
 pytestmark = pytest.mark.usefixtures("alone")
 

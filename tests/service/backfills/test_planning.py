@@ -14,7 +14,7 @@ from service.backfills.scores import sorted_scores
 from service.backfills.states import BackfillState, change_state, drained
 from service.store.sql import database_clock
 from service.store.tables import backfill_failure
-from staging.plans import V2, Clock, Planning, flat
+from staging.states.plans import V2, Clock, Planning, flat
 
 
 class Sudden(threading.Event):

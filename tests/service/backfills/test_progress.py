@@ -14,8 +14,8 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from service.http.backfills import progress
-from staging.served import problem, serving
-from staging.streams import events
+from staging.api.served import problem, serving
+from staging.api.streams import events
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -16,7 +16,7 @@ from service.store.galleries.embeddings import put_embeddings
 from service.store.galleries.gallery import gallery_named
 from service.store.galleries.items import rows_of
 from service.store.tables import embedding
-from staging.served import problem
+from staging.api.served import problem
 from staging.waiting import until
 
 pytestmark = pytest.mark.usefixtures("alone")

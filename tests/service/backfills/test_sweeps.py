@@ -21,7 +21,7 @@ from service.store.galleries.gallery import take_seq
 from service.store.galleries.items import delete_items
 from service.store.rows import BackfillRow
 from service.store.tables import backfill_chunk
-from staging.plans import ORDER, V2, Planning, flat
+from staging.states.plans import ORDER, V2, Planning, flat
 
 ITEMS, CHUNK = 11, 2
 RUNNING, PAUSED = BackfillState.RUNNING, BackfillState.PAUSED

@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from index.edges.transform import load_transform
 from index.version import Version
-from staging.builders import make_version
+from staging.inputs.builders import make_version
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -26,9 +26,9 @@ from service.settings import Settings
 from service.store.rows import BackfillRow
 from service.store.tables import backfill_chunk, embedding, item
 from service.store.vectors.codec import from_bytes
-from staging.builders import make_image
+from staging.inputs.builders import make_image
+from staging.states.working import SteppedWorker
 from staging.waiting import until
-from staging.working import SteppedWorker
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -11,9 +11,9 @@ import pytest
 from index.version import Version
 from service.settings import Settings
 from service.store.database.connections import Database
-from staging.served import serving
-from staging.ward import Ward
-from staging.working import work
+from staging.api.served import serving
+from staging.states.ward import Ward
+from staging.states.working import work
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from service.store.database.connections import Database
 from service.store.galleries.gallery import take_seq
 from service.store.tables import embedding, item
 from service.store.vectors.codec import from_bytes
-from staging.served import serving
-from staging.ward import Ward
-from staging.working import work
+from staging.api.served import serving
+from staging.states.ward import Ward
+from staging.states.working import work
 
 UNUSABLE = [
     pytest.param([1, 0, 0], "wrong_dimension", id="short"),

@@ -21,9 +21,9 @@ from service.store.image_store.blobs import Blobs, StoreUnreachable
 from service.store.tables import embedding, evaluation, evaluation_embedding, item
 from service.store.vectors.codec import to_bytes
 from service.store.vectors.reader import with_vectors
-from staging.builders import make_version
-from staging.served import problem, serving
-from staging.ward import Ward
+from staging.api.served import problem, serving
+from staging.inputs.builders import make_version
+from staging.states.ward import Ward
 
 
 def test_nothing_is_wrong_with_healthy_data(ward: Ward) -> None:

@@ -18,7 +18,7 @@ from service.http.server.problems import TITLES
 from service.runtime import running
 from service.settings import Settings
 from service.upgrades.deployments.reaper import Reaper
-from staging.served import problem, serving
+from staging.api.served import problem, serving
 from staging.shortcuts import COMPILE_ROUTES
 from staging.waiting import until
 

@@ -16,8 +16,8 @@ from index.version import Version
 from service.http.openapi import codes_by_status
 from service.http.openapi_file import written
 from service.settings import Settings
-from staging.builders import make_version
-from staging.served import serving
+from staging.api.served import serving
+from staging.inputs.builders import make_version
 
 HERE = Path(__file__).parent
 KEY = "the key of this whole server, forty letters"

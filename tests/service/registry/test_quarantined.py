@@ -20,8 +20,8 @@ from service.runtime import running
 from service.settings import Settings
 from service.store.blob_references import open_blobs
 from service.store.database.connections import Database
-from staging.builders import make_version, zip_version
-from staging.served import problem, serving
+from staging.api.served import problem, serving
+from staging.inputs.builders import make_version, zip_version
 
 
 @pytest.fixture(scope="module")

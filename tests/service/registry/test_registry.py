@@ -26,7 +26,7 @@ from service.settings import Settings
 from service.store.database.connections import Database
 from service.store.database.migration import upgrade
 from service.store.image_store.folders import FolderStore
-from staging.builders import make_version
+from staging.inputs.builders import make_version
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from service.store.audit import ChangeContext
 from service.store.database.connections import Database
 from service.store.tables import audit, edge, version
 from service.upgrades.removal import remove
-from staging.builders import make_version
-from staging.served import problem, serving
+from staging.api.served import problem, serving
+from staging.inputs.builders import make_version
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from service.replica.replica import Replica
 from service.store.galleries.embeddings import put_embeddings
 from service.store.galleries.gallery import gallery_named
 from service.store.galleries.items import live_item
-from staging.served import problem
+from staging.api.served import problem
 
 A, B = [1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]
 LONG = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]

@@ -19,8 +19,8 @@ from index.version import Version
 from index.version_folder.folder import write_card
 from regraft.models import VersionInfo
 from service.store.tables import edge, version
-from staging.builders import make_version, zip_version
-from staging.served import problem, serving
+from staging.api.served import problem, serving
+from staging.inputs.builders import make_version, zip_version
 
 
 def send(served: Any, archive: bytes) -> Any:

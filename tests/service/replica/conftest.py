@@ -9,8 +9,8 @@ import pytest
 
 from index.engines.memory import segments
 from service.replica import snapshots
-from staging.small_shards import index_few
-from staging.snapshot_world import NAMES, SnapshotWorld
+from staging.states.small_shards import index_few
+from staging.states.snapshot_world import NAMES, SnapshotWorld
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from service.replica.cache import Cache
 from service.replica.loading import load_items
 from service.replica.replica import Replica
 from service.store.galleries.deletion import delete_gallery
-from staging.builders import make_version
-from staging.replicated import ReplicatedWorld
+from staging.inputs.builders import make_version
+from staging.states.replicated import ReplicatedWorld
 
 NAMES = ("a", "b", "c")
 

@@ -14,7 +14,7 @@ from service.replica import engines
 from service.replica.engines import Engines
 from service.settings import Settings
 from service.store.rows import GalleryRow
-from staging.engine import FakeCollection, FakeEngine
+from staging.external.fake_engine import FakeCollection, FakeEngine
 
 GALLERY = GalleryRow(1, "g", 1, 1, 2.5, None, None, 0, 0, None)
 PLACE = ("v1", "encoded")

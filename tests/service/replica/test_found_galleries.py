@@ -14,8 +14,8 @@ from service.replica import replica
 from service.replica.load_progress import LoadProgress
 from service.store.galleries.deletion import delete_gallery
 from service.store.galleries.gallery import gallery_named
-from staging.builders import make_version
-from staging.replicated import ReplicatedWorld as World
+from staging.inputs.builders import make_version
+from staging.states.replicated import ReplicatedWorld as World
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from service.replica.replica import Replica
 from service.store.database.connections import Database
 from service.store.galleries.gallery import take_seq
 from service.store.galleries.items import NewItem
-from staging.builders import make_version
-from staging.replicated import ReplicatedWorld
+from staging.inputs.builders import make_version
+from staging.states.replicated import ReplicatedWorld
 
 
 class Process:

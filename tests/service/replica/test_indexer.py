@@ -27,9 +27,9 @@ from service.replica.indexer import Indexer
 from service.replica.replica import Replica
 from service.store.galleries.deletion import delete_gallery
 from service.store.tables import deployment, embedding, version
-from staging.builders import make_version
-from staging.replicated import ReplicatedWorld as World
-from staging.small_shards import index_few
+from staging.inputs.builders import make_version
+from staging.states.replicated import ReplicatedWorld as World
+from staging.states.small_shards import index_few
 from staging.waiting import until
 
 ROWS = 40

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.replica import snapshots
-from staging.crash_points import CrashPoints, Killed
-from staging.snapshot_world import NAMES, shown
-from staging.snapshot_world import SnapshotWorld as World
+from staging.states.crash_points import CrashPoints, Killed
+from staging.states.snapshot_world import NAMES, shown
+from staging.states.snapshot_world import SnapshotWorld as World
 
 COLUMNS = ["keys", "seqs", "texts", "places", "held-0-items", "held-0-digests", "held-1-items", "held-1-digests"]
 WRITTEN = ["mkdir", *(f"write {name}.npy" for name in COLUMNS), "sync", "write manifest.json", "sync", "rename", "sync"]

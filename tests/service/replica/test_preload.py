@@ -13,8 +13,8 @@ from sqlalchemy.exc import OperationalError
 from service.replica import preload, replica
 from service.replica.loading import load_items
 from service.replica.preload import EVERY, Preload
-from staging.builders import make_version
-from staging.replicated import ReplicatedWorld
+from staging.inputs.builders import make_version
+from staging.states.replicated import ReplicatedWorld
 from staging.waiting import until
 
 

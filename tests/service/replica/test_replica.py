@@ -17,8 +17,8 @@ from service.replica.loaded import LoadedGallery
 from service.store.galleries.deletion import delete_gallery
 from service.store.galleries.gallery import gallery_states, take_seq
 from service.store.tables import embedding, gallery, item
-from staging.builders import make_version
-from staging.replicated import ReplicatedWorld as World
+from staging.inputs.builders import make_version
+from staging.states.replicated import ReplicatedWorld as World
 from staging.waiting import until
 
 NOBODY: frozenset[str] = frozenset()

@@ -17,9 +17,9 @@ from service.store.galleries.gallery import take_seq
 from service.store.galleries.snapshots import MAX_RECORDED, record_snapshot, snapshots_of
 from service.store.tables import item
 from service.upgrades.tombstones import TombstonePurger
-from staging.crash_points import CrashPoints, Killed
-from staging.snapshot_world import NAMES, shown
-from staging.snapshot_world import SnapshotWorld as World
+from staging.states.crash_points import CrashPoints, Killed
+from staging.states.snapshot_world import NAMES, shown
+from staging.states.snapshot_world import SnapshotWorld as World
 
 
 def test_a_start_reads_a_snapshot_and_what_came_since(sealed: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,10 @@ from service.store.galleries.change_feed import feed_of
 from service.store.galleries.gallery import insert_gallery, set_index
 from service.store.tables import embedding
 from service.store.vectors.codec import digests_to_bytes, to_bytes
-from staging.builders import make_version
-from staging.engine import FakeCollection, FakeEngine
-from staging.replicated import ReplicatedWorld as World
-from staging.small_shards import index_few
+from staging.external.fake_engine import FakeCollection, FakeEngine
+from staging.inputs.builders import make_version
+from staging.states.replicated import ReplicatedWorld as World
+from staging.states.small_shards import index_few
 
 ROWS = 40
 QUERY = np.array([[0.6, 0.8]], np.float32)

@@ -15,8 +15,8 @@ import pytest
 
 from index.encoders.encoder import Encoder
 from regraft import cli
-from staging.builders import make_image
-from staging.served import Served
+from staging.api.served import Served
+from staging.inputs.builders import make_image
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ import pytest
 from index.errors import InvalidArgument, RegraftError
 from index.version import CARD
 from index.version_folder.folder import card_sha256
-from staging.children import forking_instead_of_spawning
-from staging.recipes import without_exporter
+from staging.inputs.recipes import without_exporter
+from staging.processes.children import forking_instead_of_spawning
 from staging.waiting import until
 from training.comparison import runs as comparison
 from training.comparison import schedule

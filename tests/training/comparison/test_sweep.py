@@ -13,7 +13,7 @@ import pytest
 
 from index.errors import InvalidArgument
 from index.version_folder.folder import load_version, write_card
-from staging.recipes import quick, without_exporter
+from staging.inputs.recipes import quick, without_exporter
 from training import folder_lock
 from training.comparison import sweep as search
 from training.comparison.sweep import Trial, settings, sweep, weights_of

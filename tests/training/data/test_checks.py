@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from index.errors import InvalidArgument, InvalidImage
-from staging.recipes import quick
+from staging.inputs.recipes import quick
 from training import train as path
 from training.data.checks import check_measurable, warn_of_repeats, warn_of_similar_names
 from training.data.images import Arrays, Data, Files, ImageSet

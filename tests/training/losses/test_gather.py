@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import linear
 
-from staging.children import child
+from staging.processes.children import child
 from training.losses.contrasts import masked_alignment, regression_alleviating
 from training.losses.contrasts import rince as hyperbolic
 from training.losses.gather import gather_batch

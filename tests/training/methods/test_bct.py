@@ -10,7 +10,7 @@ import torch
 from index.errors import InvalidArgument
 from index.version import EdgeKind
 from naive import cross_entropy, log_softmax
-from staging.recipes import quick
+from staging.inputs.recipes import quick
 from tensors import draw
 from training.losses.losses import UNKNOWN
 from training.method import Classifier, EmbeddedBatch, MethodContext, OldSummary

@@ -13,7 +13,7 @@ from index.edges.transform import load_forward
 from index.encoders.encoder import Encoder, verify_version
 from index.version import SIDE, Version
 from index.version_folder.folder import load_version
-from staging.recipes import quick, train_weights
+from staging.inputs.recipes import quick, train_weights
 from training import train as path
 from training.data.images import ImageDataset
 from training.evaluation.cross_version import CrossVersions

@@ -19,7 +19,7 @@ from index.query.merge import Mode
 from index.space import space_from_json
 from index.version import EdgeKind, Version
 from index.version_folder.folder import load_version
-from staging.recipes import quick
+from staging.inputs.recipes import quick
 from training import train as path
 from training.data.images import Data, ImageDataset
 from training.evaluation.embeddings import embed_version

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from index.errors import InvalidArgument
-from staging.recipes import quick, train_weights
+from staging.inputs.recipes import quick, train_weights
 from training.networks.backbones import Enlarged, Frozen, build_backbone
 from training.overrides import with_overrides
 from training.recipes import find_recipe

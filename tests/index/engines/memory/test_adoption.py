@@ -14,8 +14,8 @@ from index.engines.memory.segments import SegmentedShard
 from index.gallery import Gallery
 from index.space import Cosine
 from service.replica.index_files import locked
-from staging.builders import make_version
-from staging.small_shards import index_few
+from staging.inputs.builders import make_version
+from staging.states.small_shards import index_few
 
 DIM = 4
 

@@ -18,7 +18,7 @@ from index.engines.memory.segments import SegmentedShard
 from index.errors import DeviceUnavailable
 from index.execution import Device
 from index.space import Cosine, Euclidean, Lorentz, Space
-from staging.small_shards import index_few
+from staging.states.small_shards import index_few
 
 ROWS, DIM = 600, 16
 

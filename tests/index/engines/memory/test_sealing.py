@@ -13,7 +13,7 @@ from index.engines.memory import approximate, segment, segments, tuning
 from index.engines.memory.segments import SegmentedShard
 from index.engines.memory.tuning import TuningResult
 from index.space import Cosine
-from staging.small_shards import DIM, make_shards_small, vectors, work
+from staging.states.small_shards import DIM, make_shards_small, vectors, work
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from index.engines.memory import approximate, segment, segments
 from index.engines.memory.segments import SegmentedShard
 from index.events import Event
 from index.space import Cosine, Euclidean, Lorentz, Space
-from staging.small_shards import DIM, make_shards_small, vectors, work
+from staging.states.small_shards import DIM, make_shards_small, vectors, work
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from index.engines.memory import segments
 from index.engines.memory.flat import FlatShard
 from index.engines.memory.segments import SegmentedShard
 from index.space import Cosine, Euclidean, Lorentz, Space
-from staging.small_shards import DIM, make_shards_small, vectors, work
+from staging.states.small_shards import DIM, make_shards_small, vectors, work
 
 SPACES = [Cosine(), Euclidean(), Lorentz(0.5)]
 

@@ -15,7 +15,7 @@ from index.engines.memory import approximate, segment, segments
 from index.engines.memory.segments import SegmentedShard
 from index.engines.memory.snapshot import DIGESTS, INDEX, KEYS, MANIFEST
 from index.space import Cosine, Lorentz, Space
-from staging.crash_points import CrashPoints, Killed
+from staging.states.crash_points import CrashPoints, Killed
 
 DIM, ROWS = 8, 60
 

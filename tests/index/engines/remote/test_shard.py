@@ -24,7 +24,7 @@ from index.engines.remote.search import RemoteSearch
 from index.engines.remote.shard import RemoteShard
 from index.retry import GalleryChanged
 from index.space import Cosine, Euclidean, Lorentz, Space
-from staging.engine import FakeCollection
+from staging.external.fake_engine import FakeCollection
 
 DIM, KEYS = 3, 6
 SPACES: list[Space] = [Cosine(), Euclidean(), Lorentz()]

@@ -24,9 +24,9 @@ from regraft.remote import RemoteWorker
 from regraft.remote_folders import EDGES, FetchedFolders
 from service.registry import edge_archive
 from service.settings import Settings
-from staging.builders import make_version
-from staging.forked import Forked, environment
-from staging.served import serving
+from staging.api.served import serving
+from staging.inputs.builders import make_version
+from staging.processes.forked import Forked, environment
 from staging.together import together
 from staging.waiting import until
 

@@ -12,8 +12,8 @@ from sqlalchemy import select
 from service.http.backfills.remote_results import MAX_EDGES
 from service.schemas import MAX_CHUNK
 from service.store.tables import embedding
-from staging.served import problem
-from staging.working import sent_back, vector
+from staging.api.served import problem
+from staging.states.working import sent_back, vector
 
 pytestmark = pytest.mark.usefixtures("alone")
 

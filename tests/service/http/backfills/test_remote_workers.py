@@ -24,10 +24,10 @@ from service.http.backfills import remote_workers
 from service.settings import Settings
 from service.store.database.connections import Database
 from service.store.tables import backfill_chunk
-from staging.builders import make_version
-from staging.served import serving
+from staging.api.served import serving
+from staging.inputs.builders import make_version
+from staging.states.working import SteppedWorker, sent_back
 from staging.waiting import until
-from staging.working import SteppedWorker, sent_back
 
 pytestmark = pytest.mark.usefixtures("keyed_alone")
 

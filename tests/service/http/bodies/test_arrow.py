@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from index.errors import RegraftError
 from regraft import Client
 from service.http.bodies.arrow import ARROW, read_items
-from staging.served import problem
+from staging.api.served import problem
 
 ROWS = np.array([[1, 2, 3, 4], [4, 3, 2, 1], [1, 0, 0, 0]], np.float32)
 

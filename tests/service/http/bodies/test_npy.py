@@ -12,7 +12,7 @@ import pytest
 
 from service.errors import InvalidBody
 from service.http.bodies.npy import read_npy
-from staging.served import problem
+from staging.api.served import problem
 
 ROWS = np.array([[1, 2, 3, 4], [4, 3, 2, 1], [1, 0, 0, 0]], np.float32)
 

@@ -19,9 +19,9 @@ from service.settings import Settings
 from service.store.database.connections import Database
 from service.store.tables import embedding, item
 from service.store.vectors.codec import DamagedEmbedding, from_bytes, to_bytes
-from staging.builders import make_version
-from staging.served import problem, serving
-from staging.working import work
+from staging.api.served import problem, serving
+from staging.inputs.builders import make_version
+from staging.states.working import work
 
 DAMAGE = {
     "i0": np.ones(8),

@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from index.version import Version
 from service.store.tables import embedding, item
-from staging.served import problem
+from staging.api.served import problem
 
 
 def test_embeddings_are_stored_as_supplied(served: Any) -> None:

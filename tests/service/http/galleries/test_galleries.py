@@ -20,7 +20,7 @@ from service.store.galleries.items import NewItem, store_items
 from service.store.tables import gallery, item, metadata
 from service.upgrades import gallery_removal
 from service.upgrades.deployments import reaper
-from staging.served import problem, serving
+from staging.api.served import problem, serving
 from staging.waiting import until
 
 

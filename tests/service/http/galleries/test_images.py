@@ -17,8 +17,8 @@ from regraft.connection import read
 from regraft.models import IngestResult
 from service.settings import Settings
 from service.store.tables import embedding, item
-from staging.ingest import blobs, ingest_answer
-from staging.served import problem, serving
+from staging.api.ingest import blobs, ingest_answer
+from staging.api.served import problem, serving
 
 JSON = {"content-type": "application/json"}
 

@@ -13,8 +13,8 @@ from index.engines.memory import approximate, segment, segments
 from index.version import Version
 from service.settings import Settings
 from service.store.galleries.gallery import gallery_named, set_index
-from staging.served import problem, serving
-from staging.small_shards import index_few
+from staging.api.served import problem, serving
+from staging.states.small_shards import index_few
 from staging.waiting import until
 
 

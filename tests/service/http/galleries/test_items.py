@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import service.items.transaction
-from staging.ingest import blobs
-from staging.served import problem
+from staging.api.ingest import blobs
+from staging.api.served import problem
 
 
 def test_a_batch_encoded_while_another_version_was_deployed_is_encoded_again(

@@ -12,7 +12,7 @@ import pytest
 
 from regraft import Client
 from service.http.bodies.arrow import ARROW
-from staging.served import problem
+from staging.api.served import problem
 
 OLD = np.array([[1, 0, 0, 0], [0, 0.6, 0, 0.8], [0, 0, -1, 1e-30]], np.float32)
 NEW = np.array([[0, 0, 0, 0, 0, 1], [0, 0, 0.6, 0.8, 0, 0]], np.float32)

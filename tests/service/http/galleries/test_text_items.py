@@ -20,8 +20,8 @@ from index.version_folder.folder import load_version, write_card
 from regraft.client import Client, ImageItem, TextItem
 from regraft.remote import RemoteWorker
 from service.store.image_store.blobs import StoreUnreachable
-from staging.builders import add_text, make_version
-from staging.served import problem
+from staging.api.served import problem
+from staging.inputs.builders import add_text, make_version
 
 TEXTS = {
     "one": "east north",

@@ -10,8 +10,8 @@ import pytest
 
 from index.version import Version
 from service.settings import Settings
-from staging.operations import WITH_KEY
-from staging.served import Served, problem, serving
+from staging.api.operations import WITH_KEY
+from staging.api.served import Served, problem, serving
 
 KEY = "correct horse battery"
 ROOT = {"authorization": f"Bearer {KEY}"}

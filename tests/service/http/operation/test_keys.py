@@ -13,9 +13,9 @@ from sqlalchemy.exc import OperationalError
 
 from index.version import Version
 from service.settings import Settings
-from staging.operations import WITH_KEY
-from staging.served import Served, problem, serving
-from staging.streams import events
+from staging.api.operations import WITH_KEY
+from staging.api.served import Served, problem, serving
+from staging.api.streams import events
 from staging.waiting import until
 
 KEY = "correct horse battery"

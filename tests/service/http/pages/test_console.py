@@ -13,7 +13,7 @@ import pytest
 from regraft import models
 from regraft.connection import is_key
 from service.settings import Settings
-from staging.served import problem, serving
+from staging.api.served import problem, serving
 
 
 @pytest.fixture(scope="module")

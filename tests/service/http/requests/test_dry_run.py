@@ -20,8 +20,8 @@ from regraft.cli import app as commands
 from service.http.app import create_app
 from service.settings import Settings
 from service.store.tables import metadata
-from staging.builders import make_version
-from staging.served import Served, serving
+from staging.api.served import Served, serving
+from staging.inputs.builders import make_version
 
 WITHOUT = {
     "POST /v1/edges:check": "changes nothing",

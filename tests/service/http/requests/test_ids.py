@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from index.item_id import are_plain_ids, is_item_id
 from regraft.client import Client, Problem, UnexpectedAnswer
-from staging.builders import make_version
-from staging.served import problem
+from staging.api.served import problem
+from staging.inputs.builders import make_version
 
 CLIMBING = [".", "..", "../b", "a/..", "a/./b", r"a\..\b", "..\u00a0", "%2e%2E", "%252e.", "..%2fb", "..?x=1", "a/..#y"]
 

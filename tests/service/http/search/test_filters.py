@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from service.settings import Settings
-from staging.served import problem, serving
+from staging.api.served import problem, serving
 
 ITEMS: dict[str, dict[str, Any]] = {
     "a": {"city": "Bern", "price": 3, "tags": ["new", "red"], "shop": {"open": True}},

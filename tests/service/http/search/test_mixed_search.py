@@ -9,8 +9,8 @@ import pytest
 
 from index.edges.calibration import Calibration
 from index.version import Version
-from staging.builders import make_version
-from staging.served import problem
+from staging.api.served import problem
+from staging.inputs.builders import make_version
 
 
 def test_a_new_version_is_answered_over_old_items_by_its_edge(

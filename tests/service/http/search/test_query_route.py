@@ -16,7 +16,7 @@ from service.http.search import query_route
 from service.replica.replica import Replica
 from service.store.database.connections import Database
 from service.store.galleries.deletion import delete_gallery
-from staging.served import problem
+from staging.api.served import problem
 
 ABOUT = {"place": {"city": "Bern", "zip": 3000}, "tags": [{"a": 1, "b": 2}, 3], "big": 2**70, "name": "é"}
 

@@ -15,8 +15,8 @@ from index.encoders.encoder import Encoder
 from index.encoders.image import decode_image
 from index.version import Version
 from service.store.tables import embedding, item
-from staging.builders import make_version
-from staging.served import problem
+from staging.api.served import problem
+from staging.inputs.builders import make_version
 
 DEEP = base64.urlsafe_b64encode(b"[" * 100_000).decode()
 

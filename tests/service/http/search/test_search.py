@@ -14,8 +14,8 @@ from index.encoders.encoder import Encoder
 from index.encoders.image import decode_image
 from index.engines.memory.flat import FlatShard
 from index.version import Version
-from staging.builders import make_version
-from staging.served import problem
+from staging.api.served import problem
+from staging.inputs.builders import make_version
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from index.encoders.encoder import Encoder
 from index.encoders.image import decode_image
 from index.encoders.text import MAX_CHARACTERS, TextEncoder
 from index.version import Version
-from staging.builders import add_text, make_version
-from staging.served import problem
+from staging.api.served import problem
+from staging.inputs.builders import add_text, make_version
 
 
 @pytest.fixture(scope="module")

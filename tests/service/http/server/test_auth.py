@@ -19,7 +19,7 @@ from starlette.requests import Request
 from service.http.app import serve
 from service.http.server.auth import ExposedWithoutKey, Guard, check_exposure, is_loopback
 from service.settings import Settings
-from staging.served import problem, serving
+from staging.api.served import problem, serving
 
 KEY = "correct horse battery"
 

@@ -20,8 +20,8 @@ import pytest
 
 from index.version import Version
 from regraft.connection import certificates
-from staging.builders import zip_version
-from staging.processes import Site
+from staging.inputs.builders import zip_version
+from staging.processes.site import Site
 from staging.waiting import until
 
 CLIENTS = 8

@@ -30,9 +30,9 @@ from service.store.database.connections import Database
 from service.store.database.migration import upgrade
 from service.store.image_store import blobs
 from service.store.tables import evaluation_entry
-from staging.builders import make_version
-from staging.forked import environment, run
-from staging.served import problem, serving
+from staging.api.served import problem, serving
+from staging.inputs.builders import make_version
+from staging.processes.forked import environment, run
 
 
 def full(*_: Any, **__: Any) -> None:

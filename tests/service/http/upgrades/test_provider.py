@@ -16,9 +16,9 @@ from regraft.embedding_api import ProviderApi
 from regraft.remote_folders import RemoteVersion
 from service.registry.encoders import embedding_api
 from service.settings import Settings
-from staging.builders import add_text, make_version
-from staging.provider import DIM, Provider, embedding, fails, providing
-from staging.served import Served, problem, serving
+from staging.api.served import Served, problem, serving
+from staging.external.provider import DIM, Provider, embedding, fails, providing
+from staging.inputs.builders import add_text, make_version
 from staging.shortcuts import migrated_once, verified_here
 
 TEXTS = {f"t{n}": f"word{n} word{n % 3} all" for n in range(40)}

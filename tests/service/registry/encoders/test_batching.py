@@ -21,7 +21,7 @@ from index.version import Version
 from service.registry.encoders.batching import Batcher
 from service.registry.encoders.modalities import ImageModality
 from service.settings import Settings
-from staging.builders import make_image
+from staging.inputs.builders import make_image
 from staging.waiting import until
 
 LONG = 1000.0

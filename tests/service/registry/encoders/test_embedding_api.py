@@ -24,7 +24,7 @@ from regraft import Version as Face
 from regraft.embedding_api import ProviderApi
 from service.registry.encoders import embedding_api
 from service.registry.encoders.embedding_api import ApiEncoder, ProviderFault, ProviderTimeout, ProviderUnavailable
-from staging.provider import DIM, Provider, embedding, fails, providing, slow
+from staging.external.provider import DIM, Provider, embedding, fails, providing, slow
 
 KEY = "PROVIDER_API_KEY"
 ALLOWED = "http://127.0.0.1/"

@@ -13,8 +13,8 @@ import pytest
 
 from service.registry.encoders.modalities import ImageModality, Lazy, TextModality
 from service.settings import Settings
-from staging.builders import add_text, make_version
-from staging.served import serving
+from staging.api.served import serving
+from staging.inputs.builders import add_text, make_version
 from staging.waiting import until
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from service.store.image_store.blobs import Blobs
-from staging.s3 import ObjectStore, object_store
+from staging.external.s3 import ObjectStore, object_store
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from s3fs import S3FileSystem
 from index.errors import RegraftError
 from service.store.image_store.blobs import MAX_PARALLEL, Blobs, StoreUnreachable
 from service.store.image_store.object_store import S3
-from staging.s3 import KEYS, ObjectStore
+from staging.external.s3 import KEYS, ObjectStore
 
 
 class Server(ThreadingHTTPServer):

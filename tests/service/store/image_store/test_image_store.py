@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from index.version import Version
 from service.settings import Settings
 from service.store.image_store.blobs import MARKER, Blobs, StoreUnreachable
-from staging.served import problem, serving
+from staging.api.served import problem, serving
 
 
 class TestStoreOverTheNetwork:

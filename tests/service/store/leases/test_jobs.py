@@ -14,7 +14,7 @@ from service.store.database.migration import upgrade
 from service.store.leases.engines import acquire_engine_lease, engine_leases
 from service.store.leases.jobs import acquire_job
 from service.store.sql import database_clock
-from staging.plans import Clock
+from staging.states.plans import Clock
 
 LEASE = 10.0
 

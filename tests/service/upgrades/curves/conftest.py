@@ -8,7 +8,7 @@ import pytest
 
 from service.http.backfills import progress
 from service.upgrades.curves import measure as curves
-from staging.curves import deploy, group
+from staging.api.curves import deploy, group
 
 
 @pytest.fixture(autouse=True)

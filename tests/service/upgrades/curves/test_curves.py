@@ -12,9 +12,9 @@ from sqlalchemy import event
 from index.metadata.filter import value_at
 from service.store.galleries.items import rows_of
 from service.upgrades.curves import scoring
-from staging.builders import add_text, make_version
-from staging.curves import Loops, curve_of, deploy, ended, evaluation, group, start, turn, wait_for
-from staging.served import problem
+from staging.api.curves import Loops, curve_of, deploy, ended, evaluation, group, start, turn, wait_for
+from staging.api.served import problem
+from staging.inputs.builders import add_text, make_version
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -21,9 +21,9 @@ from service.upgrades.curves import points
 from service.upgrades.curves.probes import Probes
 from service.upgrades.curves.scoring import ItemLabels, measure
 from service.upgrades.gates.samples import Entry
-from staging.curves import WAIT, Loops, curve_of, deploy, ended, evaluation, group, start, turn, wait_for
-from staging.served import problem, serving
-from staging.streams import events
+from staging.api.curves import WAIT, Loops, curve_of, deploy, ended, evaluation, group, start, turn, wait_for
+from staging.api.served import problem, serving
+from staging.api.streams import events
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from staging.load import Load
-from staging.working import SteppedWorker
+from staging.processes.load import Load
+from staging.states.working import SteppedWorker
 
 ITEMS = 20
 CLIENTS = 3

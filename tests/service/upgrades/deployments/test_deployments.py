@@ -13,7 +13,7 @@ from service.store.galleries.embeddings import put_embeddings
 from service.store.galleries.gallery import take_seq
 from service.store.tables import gallery, gate_report, item
 from service.upgrades.deployments.history import rollback_chain as standing_of
-from staging.steps import deploy, refusal, rollback
+from staging.api.steps import deploy, refusal, rollback
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -16,7 +16,7 @@ from service.store.rows import EMPTIED
 from service.store.sql.arrays import key_range
 from service.store.tables import deployment, embedding, gallery, item
 from service.upgrades.deployments import reaper as freeing
-from staging.served import serving
+from staging.api.served import serving
 from staging.waiting import until
 
 

@@ -11,8 +11,8 @@ import pytest
 from regraft import Client
 from service.upgrades.deployments.history import ON_ITS_WAY, DeploymentState
 from service.upgrades.deployments.steps import BEGINNINGS, TRANSITIONS
-from staging.served import problem
-from staging.steps import WAY, advance, at, deploy, detail, gate_id, reencode, rollback, state_of
+from staging.api.served import problem
+from staging.api.steps import WAY, advance, at, deploy, detail, gate_id, reencode, rollback, state_of
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from staging.builders import make_version
-from staging.served import problem
+from staging.api.served import problem
+from staging.inputs.builders import make_version
 
 OLD = np.random.default_rng(3).normal(size=(101, 4))
 NEW = OLD @ np.random.default_rng(4).normal(size=(4, 5))

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from service.store.tables import gate_report
-from staging.steps import advance, refusal
+from staging.api.steps import advance, refusal
 
 
 @pytest.fixture(scope="module", autouse=True)

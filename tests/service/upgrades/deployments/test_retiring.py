@@ -13,7 +13,7 @@ from service.store.galleries.gallery import take_seq
 from service.store.tables import deployment, gallery, item
 from service.upgrades.deployments import retiring
 from service.upgrades.deployments.transition import TransitionRequest
-from staging.steps import at, deploy, detail, held, reencode, rollback
+from staging.api.steps import at, deploy, detail, held, reencode, rollback
 
 LATE = [{"id": "late", "embedding": [1, 0, 0, 0]}]
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from index.version import Version
-from staging.builders import image_bytes, make_image
-from staging.edges import edges, key, moved_to, remove
-from staging.working import SteppedWorker
+from staging.api.edges import edges, key, moved_to, remove
+from staging.inputs.builders import image_bytes, make_image
+from staging.states.working import SteppedWorker
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from index.evaluation.fitting import split_pairs
 from index.space import space_from_json
 from index.version import EDGE_DOMAIN
 from naive import draw, unit
-from staging.builders import add_text, image_bytes, make_image, make_version
-from staging.edges import fit, fit_file
-from staging.served import problem
+from staging.api.edges import fit, fit_file
+from staging.api.served import problem
+from staging.inputs.builders import add_text, image_bytes, make_image, make_version
 
 
 @pytest.mark.parametrize(("outside", "low", "high"), [(0, 0.0, 0.277533), (1, 0.017876, 0.40415), (10, 0.722467, 1.0)])

@@ -11,8 +11,8 @@ import pytest
 from index.incoming import INCOMING
 from index.version import Version
 from service.upgrades.edges import changes
-from staging.edges import EYE, add, bare_edge, edges, fit, hold, key, remove, routes, send, zipped
-from staging.served import problem
+from staging.api.edges import EYE, add, bare_edge, edges, fit, hold, key, remove, routes, send, zipped
+from staging.api.served import problem
 
 
 class TestList:

@@ -10,10 +10,10 @@ import pytest
 
 from index.evaluation.domain import fit_domain
 from index.incoming import INCOMING
-from staging.builders import make_version
-from staging.edges import edges, fit, fit_file, key, moved_to, npz, routes, zipped
-from staging.served import problem
-from staging.working import SteppedWorker
+from staging.api.edges import edges, fit, fit_file, key, moved_to, npz, routes, zipped
+from staging.api.served import problem
+from staging.inputs.builders import make_version
+from staging.states.working import SteppedWorker
 
 
 class TestFit:

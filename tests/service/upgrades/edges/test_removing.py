@@ -18,10 +18,10 @@ from service.runtime import running
 from service.store.rows import GalleryRow
 from service.store.tables import calibration
 from service.upgrades.edges import dependents
-from staging.edges import EYE, bare_edge, edges, moved_to, remove, routes, send, zipped
-from staging.served import problem
+from staging.api.edges import EYE, bare_edge, edges, moved_to, remove, routes, send, zipped
+from staging.api.served import problem
+from staging.states.working import SteppedWorker
 from staging.waiting import until
-from staging.working import SteppedWorker
 
 
 def folder_of(version: Version, old: str) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from index.version import Version
-from staging.builders import make_version
+from staging.inputs.builders import make_version
 
 
 @pytest.fixture(scope="module")

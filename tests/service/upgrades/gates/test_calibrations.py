@@ -11,8 +11,8 @@ from sqlalchemy import select, update
 from service.http.app import create_app
 from service.store.tables import calibration
 from service.upgrades.gates import maps
-from staging.served import Served
-from staging.steps import gate, reencode
+from staging.api.served import Served
+from staging.api.steps import gate, reencode
 from staging.waiting import until
 
 

@@ -15,9 +15,9 @@ from index.version import Version
 from service.registry import stored_contents
 from service.store.tables import calibration, evaluation_entry, gate_report
 from service.upgrades.gates import samples
-from staging.builders import make_image
-from staging.served import problem
-from staging.steps import gate, refusal
+from staging.api.served import problem
+from staging.api.steps import gate, refusal
+from staging.inputs.builders import make_image
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -18,8 +18,8 @@ from index.version import Version
 from service.http.upgrades.gate_plots import differences, ticks
 from service.store.tables import item
 from service.upgrades.gates import measuring
-from staging import steps
-from staging.builders import image_bytes, make_image, make_version
+from staging.api import steps
+from staging.inputs.builders import image_bytes, make_image, make_version
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,8 +14,8 @@ from index.encoders.encoder import Encoder
 from index.version import Version
 from service.store.tables import item
 from service.upgrades.gates import sides
-from staging.builders import add_text, make_version
-from staging.steps import gate_by_digit, refusal
+from staging.api.steps import gate_by_digit, refusal
+from staging.inputs.builders import add_text, make_version
 
 
 class TestSample:

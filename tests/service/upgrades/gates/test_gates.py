@@ -19,8 +19,8 @@ from service.store.galleries.gallery import gallery_named
 from service.store.tables import embedding, gallery, item
 from service.upgrades.gates import sides
 from service.upgrades.gates.measuring import measure
-from staging.builders import make_image, make_version
-from staging.steps import gate_by_digit, refusal
+from staging.api.steps import gate_by_digit, refusal
+from staging.inputs.builders import make_image, make_version
 
 
 def vectors(version: Version, make_image: Callable[..., Any]) -> np.ndarray:

@@ -11,8 +11,8 @@ import pytest
 
 from index.encoders.encoder import Encoder
 from index.version import Version
-from staging.builders import add_text, image_bytes, make_image, make_version
-from staging.steps import gate, refusal
+from staging.api.steps import gate, refusal
+from staging.inputs.builders import add_text, image_bytes, make_image, make_version
 
 RIGHT = [["i0", "i5", "gone"], ["i1"], ["i2", "i7", "i12"], ["i3", "i9"], ["gone"]]
 """What is named as right for five queries; nothing of it follows from what a picture shows."""

@@ -17,7 +17,7 @@ from service.registry.trial_records import add_counters
 from service.upgrades.deployments.lifecycle import roll_back
 from service.upgrades.trials import monitor as watching
 from service.upgrades.trials.monitor import share_of
-from staging.trials import ask, begin, broken, counted, shown, wait_for
+from staging.api.trials import ask, begin, broken, counted, shown, wait_for
 
 
 def added(served: Any, number: int, answers: int, errors: int) -> str | None:

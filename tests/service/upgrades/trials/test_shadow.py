@@ -15,7 +15,7 @@ from service.registry.trial_counters import Counters, bucket, counters_from_json
 from service.replica.eviction import needed
 from service.upgrades.trials import monitor as watching
 from service.upgrades.trials.monitor import TrialMonitor
-from staging.trials import ask, begin, broken, counted, shown, wait_for
+from staging.api.trials import ask, begin, broken, counted, shown, wait_for
 
 
 def tau(old: list[str], new: list[str]) -> float:

@@ -12,9 +12,9 @@ from sqlalchemy import func, select
 from service.store.blob_references import open_blobs
 from service.store.tables import embedding
 from service.store.vectors.files import IS_IN_DATABASE, vector_file
-from staging.life import Life
-from staging.lives import NAME, step
-from staging.processes import Site
+from staging.processes.site import Site
+from staging.random_operations.life import Life
+from staging.random_operations.lives import NAME, step
 from staging.waiting import until
 
 WAIT_SECONDS = 2.0

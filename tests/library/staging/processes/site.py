@@ -20,10 +20,10 @@ from service.replica.engines import Engines
 from service.settings import Settings
 from service.store.database.connections import Database
 from service.store.tables import backfill, deployment, embedding, gallery, item
-from staging.forked import Forked, environment
-from staging.ports import free_port
+from staging.processes.forked import Forked, environment
+from staging.processes.ports import free_port
+from staging.states.working import SteppedWorker
 from staging.waiting import until
-from staging.working import SteppedWorker
 
 LEASE_SECONDS = 0.5
 

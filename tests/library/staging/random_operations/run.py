@@ -23,11 +23,11 @@ from service.http.app import create_app
 from service.settings import Settings
 from service.store.database.connections import Database
 from service.upgrades.tombstones import TombstonePurger
-from staging.flaky import Flaky
-from staging.galleries import Model
-from staging.sight import look
-from staging.working import SteppedWorker
-from staging.world import World
+from staging.external.flaky_store import Flaky
+from staging.random_operations.model import Model
+from staging.random_operations.sight import look
+from staging.random_operations.world import World
+from staging.states.working import SteppedWorker
 
 ORDERS = ["random", "newest", "oldest", "traffic", "transformed", "uncertainty"]
 UNTIL = ["registered", "verified", "shadow", "current"]

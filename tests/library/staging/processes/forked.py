@@ -15,9 +15,9 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 # Modules that start threads when imported (onnxruntime) are left to each process: a fork does not copy threads.
-PRELOADED = ["regraft.cli", "service.http.app", "service.backfills.worker", "staging.forked"]
+PRELOADED = ["regraft.cli", "service.http.app", "service.backfills.worker", "staging.processes.forked"]
 
 
 class Forked:

@@ -18,15 +18,15 @@ from hypothesis.stateful import get_state_machine_test, initialize, invariant
 from service.doctor.examination import Doctor
 from service.http.app import create_app
 from service.settings import Settings
-from staging.deployments import WAY
-from staging.galleries import Model
-from staging.lives import IDS, NAME, VERSION, Effect, Follower, Living, step
-from staging.load import Load
-from staging.processes import Site
-from staging.sight import Sight, look
-from staging.stage import MOST_WORKERS, Stage
+from staging.processes.load import Load
+from staging.processes.site import Site
+from staging.processes.stage import MOST_WORKERS, Stage
+from staging.random_operations.deployment_model import WAY
+from staging.random_operations.lives import IDS, NAME, VERSION, Effect, Follower, Living, step
+from staging.random_operations.model import Model
+from staging.random_operations.sight import Sight, look
+from staging.random_operations.world import World
 from staging.waiting import until
-from staging.world import World
 
 LONG = 80
 """Steps of a life in long runs."""

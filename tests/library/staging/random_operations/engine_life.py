@@ -12,11 +12,11 @@ import httpx
 from hypothesis import strategies as st
 
 from index.engines.remote.base import EngineUnavailable
-from staging.doomed_engine import DoomedEngine
-from staging.galleries import Expected
-from staging.life import Life
-from staging.lives import step
-from staging.load import Load
+from staging.external.doomed_engine import DoomedEngine
+from staging.processes.load import Load
+from staging.random_operations.life import Life
+from staging.random_operations.lives import step
+from staging.random_operations.model import Expected
 
 WHOLE_SECONDS = 60.0
 """Seconds after the engine's return in which answers may be incomplete on a busy machine."""

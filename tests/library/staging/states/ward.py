@@ -16,7 +16,7 @@ from service.store.database.connections import Database
 from service.store.offloading.offloader import Offloader
 from service.store.tables import embedding, gallery, item
 from service.store.vectors.codec import to_bytes
-from staging.settling import settled_at_once
+from staging.states.settling import settled_at_once
 
 
 class Ward:

@@ -21,11 +21,11 @@ from service.replica.engines import Engines
 from service.replica.replica import Replica
 from service.settings import Settings
 from service.store.database.connections import Database
-from staging.galleries import Expected, Model, Move
-from staging.sight import Sight, look
-from staging.stage import Stage
+from staging.processes.stage import Stage
+from staging.random_operations.model import Expected, Model, Move
+from staging.random_operations.sight import Sight, look
+from staging.random_operations.world import World
 from staging.waiting import until
-from staging.world import World
 
 Effect = Callable[[Model], str | None]
 Request = Callable[[httpx.Client], httpx.Response]

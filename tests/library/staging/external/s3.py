@@ -15,7 +15,7 @@ import httpx
 from s3fs import S3FileSystem
 
 from regraft.connection import certificates
-from staging.ports import free_port
+from staging.processes.ports import free_port
 
 KEYS = {"AWS_ACCESS_KEY_ID": "regraft", "AWS_SECRET_ACCESS_KEY": "regraft-secret", "AWS_DEFAULT_REGION": "us-east-1"}
 

@@ -14,7 +14,7 @@ from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from staging.forked import Forked
+from staging.processes.forked import Forked
 
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "host", "date", "server"}
 CONNECT_SECONDS, ANSWER_SECONDS = 2.0, 60.0

@@ -13,7 +13,7 @@ from index.edges.graph import Graph, Route
 from index.edges.transform import load_transform
 from index.encoders.encoder import Encoder
 from index.version import Version
-from staging.builders import zip_version
+from staging.inputs.builders import zip_version
 
 
 class World:

@@ -21,8 +21,8 @@ from service.http.app import create_app
 from service.runtime import Runtime
 from service.settings import Settings
 from service.store.tables import backfill, embedding, gallery, item
-from staging.builders import make_version, tell_variance, zip_version
-from staging.working import work
+from staging.inputs.builders import make_version, tell_variance, zip_version
+from staging.states.working import work
 
 Edges = Sequence[tuple[Any, ...]]
 JSON = {"content-type": "application/json"}

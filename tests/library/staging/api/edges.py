@@ -11,7 +11,7 @@ import numpy as np
 from sqlalchemy import select
 
 from service.runtime import Runtime
-from staging.working import SteppedWorker
+from staging.states.working import SteppedWorker
 
 
 def moved_to(served: Any, worker: SteppedWorker, path: str, version: str) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import exists, select
 
 from index.encoders.image import decode_image
 from service.store.tables import embedding, item
-from staging.served import Served
+from staging.api.served import Served
 
 WAIT = 60.0
 

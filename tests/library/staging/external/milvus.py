@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from examples.demo.engines import LITE
-from staging.forked import ROOT, environment
+from staging.processes.forked import ROOT, environment
 from staging.waiting import until
 
 
@@ -68,7 +68,7 @@ class MilvusTestServer:
 
 
 def _free_port() -> int:
-    # Not staging.ports, which keeps the port bound: gRPC cannot start a server on it.
+    # Not staging.processes.ports, which keeps the port bound: gRPC cannot start a server on it.
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

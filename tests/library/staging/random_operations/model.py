@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from index.version import EdgeKind
-from staging.deployments import Deployments
-from staging.sight import Sight
-from staging.world import World
+from staging.random_operations.deployment_model import Deployments
+from staging.random_operations.sight import Sight
+from staging.random_operations.world import World
 
 Embed = Callable[[str], np.ndarray]
 """Version -> the query embedded by that version."""

@@ -15,8 +15,8 @@ from service.store.galleries.embeddings import put_embeddings
 from service.store.galleries.gallery import take_seq
 from service.store.galleries.items import NewItem, store_items
 from service.store.tables import gallery, item
-from staging.builders import make_version
-from staging.replicated import ReplicatedWorld
+from staging.inputs.builders import make_version
+from staging.states.replicated import ReplicatedWorld
 
 DIMS = {1: 2, 2: 3}
 NAMES = [f"i{n}" for n in range(12)]

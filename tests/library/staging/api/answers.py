@@ -19,7 +19,7 @@ from regraft import models
 from regraft.client import AsyncClient, Client
 
 Handler = Callable[[httpx.Request], httpx.Response]
-PATHS = json.loads((Path(__file__).parents[3] / "docs/openapi.json").read_text())["paths"]
+PATHS = json.loads((Path(__file__).parents[4] / "docs/openapi.json").read_text())["paths"]
 BLANK = {str: "", int: 0, float: 0.0, bool: False, list: [], tuple: [], dict: {}}
 
 

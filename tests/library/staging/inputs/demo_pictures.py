@@ -10,7 +10,7 @@ import numpy as np
 from examples.demo.measure import Answer
 from examples.demo.pictures import Pictures
 from regraft.models import SearchResponse
-from staging.answers import filled
+from staging.api.answers import filled
 
 
 def pictures(pairs: int = 1) -> Pictures:

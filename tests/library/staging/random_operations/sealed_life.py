@@ -11,9 +11,9 @@ import httpx
 from hypothesis import strategies as st
 
 from index.engines.config import IndexKind, Storage
-from staging.life import Life
-from staging.lives import NAME, step
-from staging.processes import Site
+from staging.processes.site import Site
+from staging.random_operations.life import Life
+from staging.random_operations.lives import NAME, step
 
 KINDS = [kind.value for kind in IndexKind if not kind.is_remote]
 WAIT_SECONDS, BUILD_SECONDS = 2.0, 15.0

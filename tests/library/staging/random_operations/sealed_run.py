@@ -19,8 +19,8 @@ from index.engines.memory.job import Job
 from service.replica.engines import Engines
 from service.replica.indexer import Indexer
 from service.replica.loaded import LoadedGallery
-from staging.lives import Follower
-from staging.run import RACING, Run
+from staging.random_operations.lives import Follower
+from staging.random_operations.run import RACING, Run
 
 KINDS = [kind.value for kind in IndexKind if not kind.is_remote]
 G, OTHER = 1, "other"

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import httpx
 
 from regraft.connection import certificates
-from staging.forked import Forked
-from staging.processes import Site
+from staging.processes.forked import Forked
+from staging.processes.site import Site
 
 MOST_WORKERS = 4
 STOP_SECONDS = 60

@@ -12,12 +12,12 @@ import pytest
 from index.edges.graph import Graph
 from index.version import EDGE, Edge, EdgeKind, Score
 from naive_filters import holds
-from staging.builders import make_version
-from staging.edges import zipped
-from staging.galleries import Expected
-from staging.run import IDS, OWN
-from staging.sealed_run import SealedRun
-from staging.world import World
+from staging.api.edges import zipped
+from staging.inputs.builders import make_version
+from staging.random_operations.model import Expected
+from staging.random_operations.run import IDS, OWN
+from staging.random_operations.sealed_run import SealedRun
+from staging.random_operations.world import World
 
 CHANGES: list[dict[str, Any]] = [
     {"n": 0},

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from regraft.sources.base import ItemSource
-from staging.fake_databases import IDS, ROWS
+from staging.external.fake_databases import IDS, ROWS
 
 
 def read(source: ItemSource, after: Any = None) -> tuple[list[str], list[list[float]], list[Any], list[Any]]:

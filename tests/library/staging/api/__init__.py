@@ -1,0 +1,1 @@
+"""Requests to a real server, and answers."""

@@ -1,0 +1,1 @@
+"""Services that Regraft uses: real, emulated or fake ones."""

@@ -1,0 +1,1 @@
+"""Versions, images, models and short trainings that tests use."""

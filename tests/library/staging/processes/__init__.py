@@ -1,0 +1,1 @@
+"""Real processes of Regraft, and a load on them."""

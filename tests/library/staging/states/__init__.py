@@ -1,0 +1,1 @@
+"""Databases and galleries in the states that tests need."""
