@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from index.events import Event
+from service.logs import RecurringErrors
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,7 @@ class Leases(Generic[T]):
     def __init__(self, extend: Callable[[T], None], lease_seconds: float) -> None:
         """`extend` sends one heartbeat; if it fails, the next one is still sent on time."""
         self._extend = extend
+        self._errors = RecurringErrors(logger)
         self._seconds = lease_seconds / HEARTBEATS_PER_LEASE
         self._held: list[T] = []
         self._lock = threading.Lock()
@@ -55,7 +58,5 @@ class Leases(Generic[T]):
             with self._lock:
                 held = list(self._held)
             for leased in held:
-                try:
-                    self._extend(leased)
-                except Exception:  # if the thread ended here, all leases would expire
-                    logger.exception(Event("lease_not_extended"))
+                # An error must not end the thread: all leases would expire.
+                self._errors.attempt(Event("lease_not_extended"), partial(self._extend, leased))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from service.store.leases.heartbeats import Leases
 
 
@@ -37,7 +39,7 @@ def test_what_is_held_is_extended_until_it_is_dropped() -> None:
         leases.close()
 
 
-def test_a_sign_that_fails_is_not_the_last_one() -> None:
+def test_a_sign_that_fails_is_not_the_last_one_and_one_line_tells_of_all(caplog: pytest.LogCaptureFixture) -> None:
     tried: list[str] = []
     enough = threading.Event()
 
@@ -54,3 +56,4 @@ def test_a_sign_that_fails_is_not_the_last_one() -> None:
     assert enough.wait(30)
     leases.close()
     assert {"a", "b"} <= set(tried)
+    assert [str(record.msg) for record in caplog.records] == ["action=lease_not_extended"]
