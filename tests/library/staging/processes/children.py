@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+# Autograd decides at the first backward of a process whether it starts threads, after which no fork may use it. It does
+# if a fake tensor was made before (as by an export to ONNX), which counts as a device: so the first one is here.
+torch.ones(1, requires_grad=True).sum().backward()
+
 
 def child(target: Callable[..., None], *given: Any) -> BaseProcess:
     """Start a process that calls `target`, a function of a module; the caller must wait for it."""
