@@ -14,7 +14,7 @@ import torch
 
 # Autograd decides at the first backward of a process whether it starts threads, after which no fork may use it. It does
 # if a fake tensor was made before (as by an export to ONNX), which counts as a device: so the first one is here.
-torch.ones(1, requires_grad=True).sum().backward()
+torch.autograd.backward(torch.ones(1, requires_grad=True).sum())
 
 
 def child(target: Callable[..., None], *given: Any) -> BaseProcess:
