@@ -90,6 +90,7 @@ def _raising(error: Exception) -> ASGIApp:
 class RawQuery(NamedTuple):
     """A query before it is read; `key` keeps its client on one version during a canary."""
 
+    exchange: Exchange
     name: str
     read: ReadFields
     raw: bytes
@@ -109,7 +110,7 @@ async def _answered(service: Runtime, batcher: QueryBatcher, scope: Scope, recei
     name = scope["path"].split("/")[3]
     write = as_table if accepts_arrow(headers.get(b"accept", b"").decode("latin-1")) else as_json
     key = headers.get(KEY_HEADER)
-    query = RawQuery(name, read, await _body(receive), None if key is None else key.decode("latin-1"), write)
+    query = RawQuery(exchange, name, read, await _body(receive), None if key is None else key.decode("latin-1"), write)
     return await _response(service, batcher, query)
 
 
@@ -136,12 +137,13 @@ async def _body(receive: Receive) -> bytes:
 
 
 async def _response(service: Runtime, batcher: QueryBatcher, query: RawQuery) -> Response:
-    name, read, raw, key, write = query
+    exchange, name, read, raw, key, write = query
 
     async def respond_on_thread(slow: bool, read_request: ReadRequest) -> Response:
         """Respond on one of the many threads if `slow` (it may wait long), else on one of the few for searches."""
         run = service.run_blocking if slow else service.run_search
-        return await run(respond, service, name, read_request, key, write)
+        with exchange.cancelled_on_disconnect():
+            return await run(respond, service, name, read_request, key, write)
 
     if (loaded := batcher.gallery(service, name)) is None:
         await service.ensure_loaded(name)

@@ -23,6 +23,7 @@ from service.http.requests.checked_route import CheckedRoute
 from service.http.requests.dependencies import Service
 from service.http.search.answer import Page, answer_of, page_of
 from service.http.search.request import LISTS, OPTIONS, QueryBatch, SearchRequest, from_form
+from service.http.server.auth import Exchange
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
 from service.schemas import ID, NAME, Name
@@ -77,9 +78,11 @@ async def query(name: Name, request: Request, service: Service, key: QueryKey = 
         max_field_bytes=MAX_FIELD_BYTES,
     ) as form:
         await service.ensure_loaded(name)
-        return await service.run_blocking(
-            respond, service, name, lambda loaded: from_form(service, loaded, form), key, as_json
-        )
+        exchange: Exchange = request.state.exchange
+        with exchange.cancelled_on_disconnect():
+            return await service.run_blocking(
+                respond, service, name, lambda loaded: from_form(service, loaded, form), key, as_json
+            )
 
 
 class Written(Response):

@@ -10,7 +10,8 @@ import hmac
 import ipaddress
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from http import HTTPStatus
 from time import perf_counter
@@ -141,11 +142,9 @@ class Guard:
         except RegraftError as error:
             await failure_of(error, scope)(scope, receive, exchange.send)
         except asyncio.CancelledError:
-            # The server stops waiting. The request's work on a thread still runs to its end. Not raised again: uvicorn
-            # would log a failure with its traceback. It closes the connection of a response that is not complete.
-            logger.warning(Event("request_cut_off", method=scope["method"], path=scope["path"]))
-            if not exchange.started:
-                await problem_of(ShuttingDown(), exchange.request_id)(scope, receive, exchange.send)
+            # Work that a thread has begun still runs to its end. Not raised again: uvicorn would log a failure with its
+            # traceback. It closes the connection of a response that is not complete.
+            await _end_cancelled(exchange, scope, receive)
         except ClientDisconnect:
             logger.debug(Event("client_left", method=scope["method"], path=scope["path"]))
         except MemoryError:
@@ -217,6 +216,16 @@ class Guard:
         return self.settings.max_archive_bytes if path in UPLOAD_PATHS else self.settings.max_body_bytes
 
 
+async def _end_cancelled(exchange: Exchange, scope: Scope, receive: Receive) -> None:
+    """End a request whose client left, or that the server stops waiting for."""
+    if exchange.client_left:
+        logger.debug(Event("client_left", method=scope["method"], path=scope["path"]))
+        return
+    logger.warning(Event("request_cut_off", method=scope["method"], path=scope["path"]))
+    if not exchange.started:
+        await problem_of(ShuttingDown(), exchange.request_id)(scope, receive, exchange.send)
+
+
 class Exchange:
     """One request and its response: limits the bytes received, and adds headers to the response."""
 
@@ -226,6 +235,8 @@ class Exchange:
         self.headers = headers
         self.limit = limit
         self.status = 0
+        self.client_left = False
+        self._cancellable: asyncio.Task[object] | None = None
         self._receive = receive
         self._send = send
         self._received = 0
@@ -241,6 +252,26 @@ class Exchange:
         length = self.headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self.limit:
             raise BodyTooLarge(_too_large(self.limit))
+
+    @contextmanager
+    def cancelled_on_disconnect(self) -> Iterator[None]:
+        """Context of waiting for a thread whose work only the client needs: if it leaves before that, none is done."""
+        self._cancellable = asyncio.current_task()
+        if self.client_left:
+            self._cancel()
+        try:
+            yield
+        finally:
+            self._cancellable = None
+
+    def disconnected(self) -> None:
+        """Note that the client has left, and end such waiting."""
+        self.client_left = True
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._cancellable is not None:
+            self._cancellable.cancel()
 
     async def receive(self) -> Message:
         message = await self._receive()

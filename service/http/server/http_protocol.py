@@ -40,9 +40,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._next_check = self.loop.call_later(CHECK_SECONDS, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop checking the connection."""
+        """Stop checking the connection, and tell the request that has no answer yet."""
         self._next_check.cancel()
         super().connection_lost(exc)
+        if self.cycle is not None and self.cycle.disconnected:
+            exchange = self.cycle.scope["state"].get("exchange")  # service.http.server.auth.Exchange
+            if exchange is not None:
+                exchange.disconnected()
 
     def data_received(self, data: bytes) -> None:
         """Read the received bytes, with a limit for heads and trailers."""

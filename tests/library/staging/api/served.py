@@ -18,6 +18,7 @@ from sqlalchemy import Row, select, update
 from index.version import Version
 from regraft.connection import certificates
 from service.http.app import create_app
+from service.http.server.http_protocol import HttpProtocol
 from service.runtime import Runtime
 from service.settings import Settings
 from service.store.tables import backfill, embedding, gallery, item
@@ -145,7 +146,8 @@ class Served:
 def serving(settings: Settings, **headers: str) -> Iterator[Served]:
     """Serve in a thread on a free port."""
     app = create_app(settings)
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, access_log=False, log_config=None))
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, http=HttpProtocol, access_log=False, log_config=None)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

@@ -19,6 +19,7 @@ from service.http.search.batcher import MAX_BATCH, QueryBatcher
 from service.http.search.query_route import RawQuery, _response
 from service.http.search.request import fields_of
 from service.http.search.search import as_json
+from service.http.server.auth import Exchange
 from service.store.database.connections import Database
 
 TRIES = 5
@@ -55,13 +56,19 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+def raw_query(name: str, body: bytes) -> RawQuery:
+    """A query of a client that stays."""
+    unused: Any = None
+    return RawQuery(Exchange(unused, unused, {}, 0), name, fields_of, body, None, as_json)
+
+
 def together(served: Any, name: str, bodies: Sequence[dict[str, Any]]) -> list[Any]:
     """What queries get that come at once; errors as they are."""
 
     async def ask() -> list[Any]:
         batcher = QueryBatcher()
         raw = [orjson.dumps({"version": "v1", "embeddings": [[1, 2, 3, 4]], "k": 3, **body}) for body in bodies]
-        asked = [RawQuery(name, fields_of, one, None, as_json) for one in raw]
+        asked = [raw_query(name, one) for one in raw]
         return await asyncio.gather(*(_response(served.runtime, batcher, one) for one in asked), return_exceptions=True)
 
     return [read(one) if isinstance(one, Response) else one for one in asyncio.run(ask())]
@@ -133,10 +140,7 @@ def test_metadata_of_others_make_no_answer_too_long(
 def test_one_that_is_cancelled_leaves_the_others_their_answers(served: Any, filled: str) -> None:
     async def ask() -> Any:
         batcher, raw = QueryBatcher(), orjson.dumps({"version": "v1", "embeddings": [[1, 2, 3, 4]]})
-        asked = [
-            asyncio.ensure_future(_response(served.runtime, batcher, RawQuery(filled, fields_of, raw, None, as_json)))
-            for _ in range(3)
-        ]
+        asked = [asyncio.ensure_future(_response(served.runtime, batcher, raw_query(filled, raw))) for _ in range(3)]
         await asyncio.sleep(0)
         asked[1].cancel()
         return await asyncio.gather(*asked, return_exceptions=True)

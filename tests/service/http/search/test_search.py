@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import threading
 import traceback
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -14,8 +16,11 @@ from index.encoders.encoder import Encoder
 from index.encoders.image import decode_image
 from index.engines.memory.flat import FlatShard
 from index.version import Version
+from service.http.search import query_route, search
+from service.http.search.search import respond
 from staging.api.served import problem
 from staging.inputs.builders import make_version
+from staging.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -268,3 +273,64 @@ def test_queries_are_whole_while_versions_change_and_items_come_and_go(served: A
     assert failures == []
     assert len(answers) > 5
     assert served.http.get(path).json()["items"] == 20
+
+
+@pytest.mark.parametrize("asked", ["form", "json"])
+def test_a_query_whose_client_left_before_a_thread_began_it_is_not_answered(
+    asked: str,
+    served: Any,
+    filled: str,
+    pictures: list[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answered: list[str] = []
+
+    def noted(service: Any, name: str, *more: Any) -> Any:
+        answered.append(name)
+        return respond(service, name, *more)
+
+    def ask(**options: Any) -> httpx.Response:
+        if asked == "json":
+            return served.http.post(f"{filled}/query", json={"items": ["i0"]}, **options)
+        return served.http.post(f"{filled}/query", files={"images": pictures[0]}, **options)
+
+    monkeypatch.setattr(search, "respond", noted)
+    monkeypatch.setattr(query_route, "respond", noted)
+    caplog.set_level(logging.DEBUG, "service.http.server.auth")
+    released = threading.Event()
+    try:
+        for _ in range(served.runtime.settings.threads):
+            served.runtime.blocking_threads.submit(released.wait)
+        with pytest.raises(httpx.ReadTimeout):
+            ask(timeout=0.2)
+        until(lambda: "client_left" in caplog.text)
+    finally:
+        released.set()
+
+    assert ask().status_code == 200
+    assert len(answered) == 1
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+
+
+def test_a_client_that_leaves_while_a_thread_reads_its_images_is_no_failure(
+    served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = threading.Event()
+
+    def slowly(*given: Any) -> Any:
+        try:
+            until(lambda: "client_left" in caplog.text)
+            return respond(*given)
+        finally:
+            ended.set()
+
+    caplog.set_level(logging.DEBUG, "service.http.server.auth")
+    with monkeypatch.context() as slow:
+        slow.setattr(search, "respond", slowly)
+        with pytest.raises(httpx.ReadTimeout):
+            served.http.post(f"{filled}/query", files={"images": pictures[0]}, timeout=0.2)
+        assert ended.wait(30)
+
+    assert served.query(filled, pictures[0]).status_code == 200
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
