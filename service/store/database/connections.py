@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -30,6 +31,7 @@ IsolationLevel = Literal["READ COMMITTED", "REPEATABLE READ", "AUTOCOMMIT"]
 
 BUSY_SECONDS = 30.0
 """How long a SQLite statement waits for another process's transaction."""
+WAL_PAUSE_SECONDS = 0.01
 POOL_SIZE = 32
 IDLE_CONNECTIONS = 5
 """Idle connections to a server that each of the three pools keeps."""
@@ -236,6 +238,20 @@ def postgresql_engine(url: str, **options: Any) -> Engine:
     return create_engine(url, connect_args=limits, **options)
 
 
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Use a write-ahead log. SQLite refuses to change a new file to it, without waiting, while another process does."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(WAL_PAUSE_SECONDS)
+        else:
+            return
+
+
 def sqlite_engine(url: str, begin: str | None = None, *, foreign_keys: bool = True) -> Engine:
     """An engine of a SQLite file; `begin`: the statement that begins each transaction, None: the driver does."""
     engine = create_engine(
@@ -245,7 +261,7 @@ def sqlite_engine(url: str, begin: str | None = None, *, foreign_keys: bool = Tr
     def prepare(connection: sqlite3.Connection, _: object) -> None:
         prepare_sqlite(connection)
         connection.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
-        connection.execute("PRAGMA journal_mode=WAL")
+        _use_wal(connection)
         # An acknowledged write must survive a power failure, not only a kill.
         connection.execute("PRAGMA synchronous=FULL")
         if begin == "BEGIN IMMEDIATE":

@@ -4,6 +4,7 @@ import io
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import service.store.leases.engines  # it has a table of its own
 from service.errors import DatabaseDamaged
 from service.settings import Settings
 from service.store.api_keys import add_key, all_keys
-from service.store.database.connections import Database
+from service.store.database.connections import Database, sqlite_engine
 from service.store.database.migration import MIGRATIONS, migrating, upgrade
 from service.store.tables import edge, embedding, gallery, item, metadata, version
 from service.store.vectors.files import begin_file, file_row, vector_file
@@ -160,6 +161,20 @@ def test_a_database_that_has_the_newest_schema_is_not_migrated(
     next_revision("pass")
     upgrade(settings)
     assert migrated == ["again"]
+
+
+def test_many_connections_may_open_a_new_file_at_once(tmp_path: Path) -> None:
+    opened: list[str] = []
+
+    def open_file(url: str, _: int) -> None:
+        engine = sqlite_engine(url)
+        with engine.connect() as connection:
+            opened.append(connection.exec_driver_sql("PRAGMA journal_mode").scalar_one())
+        engine.dispose()
+
+    for turn in range(100):  # SQLite refuses some in one of twenty
+        together(6, partial(open_file, f"sqlite:///{tmp_path / 'new'}-{turn}"))
+    assert opened == ["wal"] * 600
 
 
 def test_many_processes_may_upgrade_at_once(settings: Settings) -> None:
