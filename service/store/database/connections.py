@@ -20,6 +20,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.pool import PoolProxiedConnection
 
+from index.retry import attempts, retry_forever
 from service.errors import DeletedMeanwhile
 from service.settings import CONNECTIONS
 from service.store.database.change_waiters import NotifyWaiter, PollingWaiter
@@ -31,7 +32,6 @@ IsolationLevel = Literal["READ COMMITTED", "REPEATABLE READ", "AUTOCOMMIT"]
 
 BUSY_SECONDS = 30.0
 """How long a SQLite statement waits for another process's transaction."""
-WAL_PAUSE_SECONDS = 0.01
 POOL_SIZE = 32
 IDLE_CONNECTIONS = 5
 """Idle connections to a server that each of the three pools keeps."""
@@ -241,15 +241,14 @@ def postgresql_engine(url: str, **options: Any) -> Engine:
 def _use_wal(connection: sqlite3.Connection) -> None:
     """Use a write-ahead log. SQLite refuses to change a new file to it, without waiting, while another process does."""
     deadline = time.monotonic() + BUSY_SECONDS
-    while True:
-        try:
+
+    def pause(error: BaseException, number: int) -> float | None:
+        is_busy = isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY
+        return retry_forever(error, number) if is_busy and time.monotonic() < deadline else None
+
+    for attempt in attempts(sqlite3.OperationalError, pause):
+        with attempt:
             connection.execute("PRAGMA journal_mode=WAL")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(WAL_PAUSE_SECONDS)
-        else:
-            return
 
 
 def sqlite_engine(url: str, begin: str | None = None, *, foreign_keys: bool = True) -> Engine:

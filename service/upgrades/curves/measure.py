@@ -25,7 +25,6 @@ from service.registry.registry import Registry
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.database.connections import Database
-from service.store.faults import is_unreachable
 from service.store.galleries.gallery import take_seq
 from service.store.image_store.blobs import Blobs
 from service.store.leases.heartbeats import Leases
@@ -266,10 +265,8 @@ class Curves(Background):
         backoff.failures += 1
         backoff.until = time.monotonic() + PAUSE_SECONDS * 2.0 ** (backoff.failures - 1)
         given_up = isinstance(error, UnknownEvaluation) or backoff.failures >= ATTEMPTS
-        is_expected = isinstance(error, RegraftError) or is_unreachable(error)
+        self._errors.log(Event("curve_failed", backfill=job.id, mark=mark, given_up=given_up))
         text = str(error) if isinstance(error, RegraftError) else f"{type(error).__name__}: {error}"
-        event = Event("curve_failed", backfill=job.id, mark=mark, given_up=given_up, reason=text.partition("\n")[0])
-        logger.warning(event, exc_info=None if is_expected else error)
         with self._database.write() as connection:
             points.set_state(connection, job, text, CurveState.STOPPED if given_up else CurveState.MEASURING)
 
