@@ -60,7 +60,9 @@ def check_edge_isolated(edge: Edge, new: Card, old: Card, limits: Limits) -> Non
         InvalidVersionFolder: it does not fit the cards, or the limits are exceeded.
     """
     if edge.kind not in {*EDGE_MODEL, *EDGE_ARRAYS}:
-        _check_edge(edge, new, old)
+        from index.encoders.encoder import check_edge
+
+        check_edge(edge, new, old)
         return
     given = {"edge": str(edge.folder), "hashes": dict(edge.hashes), "new": new.as_json(), "old": old.as_json()}
     _ask({**given, "evidence": edge.as_json()}, limits)
@@ -125,7 +127,7 @@ def _main() -> None:
 
 
 def _verify(asked: Mapping[str, Any]) -> None:
-    from index.encoders.encoder import verify_version
+    from index.encoders.encoder import check_edge, verify_version
 
     if "folder" in asked:
         known = asked["known"]
@@ -136,15 +138,7 @@ def _verify(asked: Mapping[str, Any]) -> None:
     folder = Path(asked["edge"])
     files = {path.name for path in folder.iterdir()}
     edge = parse_edge(asked["evidence"], new.name, old.name, folder, files)
-    _check_edge(replace(edge, hashes=asked["hashes"]), new, old)
-
-
-def _check_edge(edge: Edge, new: Card, old: Card) -> None:
-    from index.edges.transform import load_transform
-    from index.query.edge_maps import check_calibration
-
-    check_calibration(edge, new, old)
-    load_transform(edge, new, old)
+    check_edge(replace(edge, hashes=asked["hashes"]), new, old)
 
 
 def _limit(limits: Limits) -> None:

@@ -32,7 +32,7 @@ from index.errors import InvalidArgument, NoEncoder
 from index.execution import ONE_THREAD, Execution
 from index.query.edge_maps import check_calibration
 from index.space import Vectors
-from index.version import ENCODER, PROBE, SIDE, TEXT_ENCODER, TEXT_PROBE, Card, Preprocess, Version
+from index.version import ENCODER, PROBE, SIDE, TEXT_ENCODER, TEXT_PROBE, Card, Edge, Preprocess, Version
 from index.version_folder.artifacts import read_arrays
 from index.version_folder.folder import load_version
 
@@ -167,9 +167,18 @@ def verify_version(folder: Path, known: Mapping[str, Card] | None = None, *, bat
     for edge in version.edges:
         if edge.old not in known:
             raise wrong(f"edges/{edge.old}", f"leads to version {edge.old!r}, which is not registered")
-        check_calibration(edge, version.card, known[edge.old])
-        load_transform(edge, version.card, known[edge.old])
+        check_edge(edge, version.card, known[edge.old])
     return version
+
+
+def check_edge(edge: Edge, new: Card, old: Card) -> None:
+    """Check the calibration and the files of an edge against the cards of its versions.
+
+    Raises:
+        InvalidVersionFolder: names the file and, inside JSON, the field at fault.
+    """
+    check_calibration(edge, new, old)
+    load_transform(edge, new, old)
 
 
 def _image_model(version: Version, name: str, shape: tuple[int, int, int], width: int, execution: Execution) -> Model:

@@ -8,7 +8,7 @@ state before it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -54,16 +54,21 @@ class Placement:
         return min(held, key=self._rank.__getitem__)
 
 
-def placement_of(registry: Registry, current: LoadedVersion | None) -> Placement:
-    """The rule with the registry's edges; `current` None: no version is current."""
+def placement_of(registry: Registry, current: LoadedVersion | None, held: Iterable[int] = ()) -> Placement:
+    """The rule with the registry's edges; `current` None: no version is current.
+
+    `held`: ids of versions that items hold; one that another process has registered meanwhile is loaded first.
+    """
+    for version_id in held:
+        registry.by_id(version_id)
     order = preference(registry, current)
     reached = (version.id for version in order if current and route_to(registry, current, version) is not None)
     return Placement(tuple(version.id for version in order), frozenset(reached))
 
 
-def placement_in(registry: Registry, gallery: GalleryRow) -> Placement:
-    """The rule of a gallery, with its current version."""
-    return placement_of(registry, None if gallery.current_id is None else registry.by_id(gallery.current_id))
+def placement_in(registry: Registry, gallery: GalleryRow, held: Iterable[int] = ()) -> Placement:
+    """The rule of a gallery, with its current version; `held` as in `placement_of`."""
+    return placement_of(registry, None if gallery.current_id is None else registry.by_id(gallery.current_id), held)
 
 
 def version_order_to(registry: Registry, version_id: int) -> tuple[int, ...]:

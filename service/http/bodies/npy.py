@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ _HEADER = re.compile(
     rb"\{'descr': '([<>]f[248])', 'fortran_order': (True|False), 'shape': \((\d{1,15}), (\d{1,15})\), ?\}[ \n]*"
 )
 _LABELS = re.compile(
-    rb"\{'descr': '([<>|](?:[biu][1248]|[SU][1-9]\d{0,3}))', 'fortran_order': (?:True|False), "
+    rb"\{'descr': '([<>|](?:b1|[iu][1248]|[SU][1-9]\d{0,3}))', 'fortran_order': (?:True|False), "
     rb"'shape': \((\d{1,15}),\), ?\}[ \n]*"
 )
 
@@ -42,7 +43,10 @@ def read_npy_labels(raw: bytes, pointer: str) -> NDArray[Any]:
         InvalidBody: it is not such an array, or the count of labels differs from the header.
     """
     header, end = _header(raw, _LABELS, "labels (N,) of integers or strings", pointer)
-    return _elements(raw, end, header[1], (int(header[2]),), pointer)
+    labels = _elements(raw, end, header[1], (int(header[2]),), pointer)
+    if labels.dtype.kind == "U" and (labels.view(labels.dtype.byteorder + "u4") > sys.maxunicode).any():
+        raise InvalidBody("a label has a character that is none in Unicode", pointer=pointer)
+    return labels
 
 
 def _header(raw: bytes, legal: re.Pattern[bytes], needed: str, pointer: str) -> tuple[re.Match[bytes], int]:

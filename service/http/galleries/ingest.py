@@ -139,8 +139,10 @@ def _listed(form: Form) -> Any:
 def _files(form: Form, batch: IngestBatch) -> dict[str, BinaryIO]:
     """The files by name; an item whose image is not the name of a file becomes an error."""
     files = {name: file.file for name, file in form.files_by_name().items()}
-    drafts = [draft for draft in batch.drafts if draft.text is None]
-    for draft in [d for d in drafts if not isinstance(d.content, str) or d.content not in files]:
-        batch.drafts.remove(draft)
-        batch.refuse(draft.index, draft.id, InvalidItem(NO_SUCH_FILE, pointer="/image"))
+    drafts, batch.drafts = batch.drafts, []
+    for draft in drafts:
+        if draft.text is None and not (isinstance(draft.content, str) and draft.content in files):
+            batch.refuse(draft.index, draft.id, InvalidItem(NO_SUCH_FILE, pointer="/image"))
+        else:
+            batch.drafts.append(draft)
     return files

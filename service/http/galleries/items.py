@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from itertools import chain
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -158,7 +159,7 @@ def _list(
         gallery = gallery_named(connection, name)
         page, last_key = _page(connection, gallery.id, decode_cursor(gallery.id, cursor), limit, where)
         origins = embeddings_of(connection, gallery.id, [row.id for row in page])
-    placement = placement_in(service.registry, gallery)
+    placement = placement_in(service.registry, gallery, set(chain.from_iterable(origins.values())))
     next_cursor = None if last_key is None else encode_cursor(gallery.id, last_key)
     texts = texts_of(service.blobs, page) if with_text else {}
     described = (describe_item(service, placement, row, origins[row.id], texts) for row in page)
@@ -251,7 +252,7 @@ def show(name: Name, item_id: ItemId, service: Service) -> ItemDetail:
         origins = embeddings_of(connection, gallery.id, [row.id])[row.id]
     embeddings = [EmbeddingInfo(version=service.registry.by_id(v).name, origin=origin) for v, origin in origins.items()]
     texts = texts_of(service.blobs, [row])
-    described = describe_item(service, placement_in(service.registry, gallery), row, origins, texts)
+    described = describe_item(service, placement_in(service.registry, gallery, origins), row, origins, texts)
     return ItemDetail(**described, embeddings=embeddings)
 
 

@@ -36,8 +36,6 @@ def describe_item(
 
     `origins`: version id -> origin of the item's embedding. `texts`: blob key -> text, if texts are shown.
     """
-    for version_id in origins:
-        service.registry.by_id(version_id)  # loads versions that another process has registered
     return {
         "id": row.external_id,
         "metadata": row.metadata,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -108,7 +109,7 @@ def read(
         held_ids = [] if named else sorted(versions_with_embeddings(connection, gallery.id))
         stored = vectors_of(connection, gallery.id, [row.id for row in page])
     requested = {one.id: one for one in named or map(service.registry.by_id, held_ids)}
-    placement = placement_in(service.registry, gallery)
+    placement = placement_in(service.registry, gallery, set(chain.from_iterable(stored.values())))
     texts = texts_of(service.blobs, page) if with_text else {}
     items, damaged = [], []
     for row in page:

@@ -82,7 +82,8 @@ def _is_lost(service: Runtime, blob: str | None) -> bool:
 def _read(service: Runtime, loaded: LoadedGallery, ids: Sequence[str]) -> Iterator[QueryItem]:
     with service.database.read() as connection:
         found = embeddings_by_id(connection, loaded.id, ids)
-    placement = placement_of(service.registry, loaded.current)
+    held = {row.version_id for rows in found.values() for row in rows}
+    placement = placement_of(service.registry, loaded.current, held)
     for number, external_id in enumerate(ids):
         rows = found.get(external_id)
         if not rows:

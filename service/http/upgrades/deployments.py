@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from sqlalchemy import Connection
 
-from index.encoders.encoder import verify_version
+from index.encoders.encoder import check_edge, verify_version
 from regraft.models import (
     DeploymentDetail,
     DeploymentInfo,
@@ -27,6 +27,7 @@ from service.http.upgrades.deployment_requests import (
     steps_to,
     transition_request,
 )
+from service.registry.edge_records import EdgeOrigin
 from service.registry.loaded_version import LoadedVersion
 from service.registry.registry import Registry
 from service.registry.trial_counters import summary
@@ -186,12 +187,18 @@ def _change(
 def check_folder(service: Runtime, version: LoadedVersion) -> dict[str, Any]:
     """Repeat the checks of a registration, and check that the folder is still the registered one.
 
+    Edges that were removed since, perhaps with their old versions, are not checked.
+
     Raises:
         VersionBroken: it is quarantined; if its folder has changed, from now on. Names the file.
     """
     version.check_folder()
+    cards = {known.name: known.card for known in service.registry.all()}
     with version.opening():
-        verify_version(version.version.folder, {known.name: known.card for known in service.registry.all()})
+        verify_version(version.version.folder)
+        for declared in service.registry.edges():
+            if declared.origin is EdgeOrigin.REGISTERED and declared.edge.new == version.name:
+                check_edge(declared.edge, version.card, cards[declared.edge.old])
     return {"card_sha256": version.card_sha256, "files": len(version.card.files)}
 
 

@@ -34,7 +34,7 @@ from service.schemas import MOST, NAME, Body, KindName, Name, Reason
 from service.store.api_keys import ApiKeyRow
 from service.store.audit import ChangeContext
 from service.upgrades.edges.changes import accept, both_versions, check_no_edge, find, remove
-from service.upgrades.edges.claims import VerifyIn, measure, verify
+from service.upgrades.edges.claims import ITEMS, VerifyIn, measure, verify
 from service.upgrades.edges.dependents import Dependent
 
 router = APIRouter(route_class=CheckedRoute, tags=["edges"])
@@ -63,8 +63,8 @@ ADD_BODY = reads(
 )
 
 
-OF_ITEMS = {"gallery", "label", "held", "embedded"}
-"""Details of a fitted edge that tell of the items it was fitted on."""
+OF_ITEMS = {"gallery", "label", "held", "embedded", ITEMS}
+"""Details of an edge that tell of the items it was fitted or compared on."""
 
 
 class EdgeIn(Body):

@@ -76,16 +76,20 @@ def by_images(service: Runtime, form: Form) -> EvaluationDraft:
     if "entries" not in form.fields:
         raise InvalidBody("the form must have the field 'entries', a JSON list", pointer="/entries")
     entries = _entries(parse_json(form.fields["entries"], "/entries"), {*ENTRY, "image"}, service.settings)
-    files, images, budget = form.files_by_name(), list[bytes](), PixelBudget(service.settings.max_request_pixels)
+    files, images, budget = form.files_by_name(), dict[str, bytes](), PixelBudget(service.settings.max_request_pixels)
     for number, entry in enumerate(entries):
-        if not isinstance(entry.get("image"), str) or entry["image"] not in files:
+        name = entry.get("image")
+        if not isinstance(name, str) or name not in files:
             raise InvalidBody(NO_SUCH_FILE, pointer=f"/entries/{number}/image")
-        file = files[entry["image"]].file
+        if name in images:  # in memory once, however many entries name it
+            continue
+        file = files[name].file
         file.seek(0)
-        images.append(file.read())
-        with errors_at(f"/entries/{number}/image"), service.decoder.decoded(images[-1], budget):
+        images[name] = file.read()
+        with errors_at(f"/entries/{number}/image"), service.decoder.decoded(images[name], budget):
             pass
-    return EvaluationDraft(_name(form.fields.get("name", "")), "images", entries, images)
+    contents = [images[entry["image"]] for entry in entries]
+    return EvaluationDraft(_name(form.fields.get("name", "")), "images", entries, contents)
 
 
 def by_json(service: Runtime, raw: bytes) -> EvaluationDraft:

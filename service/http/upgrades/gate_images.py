@@ -21,34 +21,39 @@ QUALITY = 80
 """The quality of the JPEG, 1 to 95."""
 
 
-def flip_blobs(connection: Connection, gallery_id: int, report: Mapping[str, Any]) -> dict[str, str]:
-    """The blob keys of the images of a report's flips, by item id or entry number.
+End = tuple[str, str]
+"""An end of a flip, query or wrong, and its id: an item's, or an entry's number."""
+
+
+def flip_blobs(connection: Connection, gallery_id: int, report: Mapping[str, Any]) -> dict[End, str]:
+    """The blob keys of the images of a report's flips.
 
     Deleted items and entries, and those without an image, are left out.
     """
     from_set = [] if report["evaluation"] is None else ["query", "wrong"]
     if report.get("relevant_missing") is not None:  # entries of the set were queries over items
         from_set = ["query"]
-    ids = {(end in from_set, flip[end]["id"]) for flip in report["flips"] for end in ("query", "wrong")}
-    found: dict[str, str | None] = {}
-    if items := [name for is_entry, name in ids if not is_entry]:
+    ends = {(end, flip[end]["id"]) for flip in report["flips"] for end in ("query", "wrong")}
+    blobs: dict[bool, dict[str, str | None]] = {False: {}, True: {}}
+    if items := {name for end, name in ends if end not in from_set}:
         live = (item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.external_id.in_(items))
-        found |= dict(tuple(row) for row in connection.execute(select(item.c.external_id, item.c.blob).where(*live)))
-    if numbers := [int(name) for is_entry, name in ids if is_entry]:
+        blobs[False] = dict(tuple(r) for r in connection.execute(select(item.c.external_id, item.c.blob).where(*live)))
+    if numbers := {int(name) for end, name in ends if end in from_set}:
         condition = (evaluation.c.id == report["evaluation"], evaluation.c.gallery_id == gallery_id)
         entries = evaluation_entry.join(evaluation, evaluation.c.id == evaluation_entry.c.evaluation_id)
         chosen = select(evaluation_entry.c.number, evaluation_entry.c.blob).select_from(entries)
         rows = connection.execute(chosen.where(*condition, evaluation_entry.c.number.in_(numbers)))
-        found |= {str(number): blob for number, blob in rows}
-    return {name: blob for name, blob in found.items() if blob is not None and not is_text(blob)}
+        blobs[True] = {str(number): blob for number, blob in rows}
+    found = {(end, name): blobs[end in from_set].get(name) for end, name in ends}
+    return {end: blob for end, blob in found.items() if blob is not None and not is_text(blob)}
 
 
-def thumbnails(blobs: Blobs, decoder: Decoder, keys: Mapping[str, str]) -> dict[str, str]:
-    """Thumbnails of images as data URIs, by the same names, without missing and unreadable ones."""
+def thumbnails(blobs: Blobs, decoder: Decoder, keys: Mapping[End, str]) -> dict[End, str]:
+    """Thumbnails of images as data URIs, by the same ends, without missing and unreadable ones."""
     made = {}
-    for name, key in keys.items():
+    for end, key in keys.items():
         try:
-            made[name] = _thumbnail(decoder, blobs.read(key))
+            made[end] = _thumbnail(decoder, blobs.read(key))
         except (OSError, InvalidImage):
             continue
         except StoreUnreachable:

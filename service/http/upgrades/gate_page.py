@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from regraft.models import GateReport
+from service.http.upgrades.gate_images import End
 from service.http.upgrades.gate_plots import BETTER, OPEN, WORSE, bars, differences
 
 COLOURS = {"pass": BETTER, "warn": OPEN, "refuse": WORSE}
@@ -32,13 +33,13 @@ MOST_SLICES = 50
 """Most slices that the page draws."""
 
 
-def page(gallery: str, gate: GateReport, images: Mapping[str, str]) -> str:
+def page(gallery: str, gate: GateReport, images: Mapping[End, str]) -> str:
     """The page of a report.
 
     Args:
         gallery: its name.
         gate: the report.
-        images: data URIs of the images of its flips, by id; without an image, only the id is shown.
+        images: data URIs of the images of its flips, by end and id; without an image, only the id is shown.
     """
     report = gate.model_dump()
     shown = report["slices"][:MOST_SLICES]

@@ -73,14 +73,17 @@ Row = tuple[int, str, str | None, str | None]
 def _drawn(
     database: Database, versions: tuple[LoadedVersion, LoadedVersion], gallery_id: int | None, seed: int, count: int
 ) -> Iterator[Sequence[int]]:
-    """Keys of items that lack an embedding which can be computed, in batches; no transaction is open between them."""
+    """Keys of items that lack an embedding which can be computed, in batches; no transaction is open between them.
+
+    Each pass over the items draws twice as many as the one before, so that few passes reach the last of them.
+    """
     both = and_(*(has_own_embedding(version.id) for version in versions))
     obtainable = (or_(has_own_embedding(version.id), embeddable(version.id)) for version in versions)
     conditions = (item.c.deleted == false(), *(() if gallery_id is None else (item.c.gallery_id == gallery_id,)))
     eligible, seen = and_(*conditions, *obtainable, ~both), set[int]()
     while True:
         with database.read() as connection:
-            drawn = RandomItems(connection, eligible, seed).first(len(seen) + count)
+            drawn = RandomItems(connection, eligible, seed).first(2 * len(seen) + count)
         new_keys = [key for key in drawn if key not in seen]  # the first keys are those drawn before
         if not new_keys:
             return

@@ -52,7 +52,7 @@ def measure(
         raise _nothing_relevant(sample)
     # With `dual` the old encoder embeds the query, so the ranking is the same.
     after = before if kinds == (EdgeKind.DUAL.value,) else measure_pair(new_old)
-    own = measure_pair(new_new) if sample.query_side is None or _can_rank(new_new, sample, options) else None
+    own = measure_pair(new_new) if _can_measure(new_new, sample, options) else None
     if own is not None and not own.valid.any():
         own = None
     verdict = gate(before, after, own, metric, seed=options["seed"], slice_of=sample.slices)
@@ -93,12 +93,24 @@ def comparisons(
     queries = sample.query_vectors[new.name]
     old_old, new_new = _pair(sample.query_vectors[old.name], items, old), _pair(queries, by_new, new)
     # Only routes whose encoders have embedded the queries; others, such as by slerp, are replaced by the next best.
-    route = registry.graph().route(new.name, old.name, frozenset(sample.query_vectors))
-    if route is not None and not route.dual:
+    route = _query_route(registry, old, new, frozenset(sample.query_vectors))
+    if route is not None:
         return route.kinds, old_old, _pair(reach(registry, route, sample), items, old), new_new
     if (moved := moved_by_edge(registry, old, new, sample)) is not None:
         return (EdgeKind.FORWARD.value,), old_old, _pair(queries, moved, new), new_new
     return (EdgeKind.DUAL.value,), old_old, old_old, new_new
+
+
+def moves_with_side(registry: Registry, old: LoadedVersion, new: LoadedVersion) -> bool:
+    """Whether a gate measures the items as an edge moves them that needs their side-information."""
+    by_queries = _query_route(registry, old, new, frozenset({old.name, new.name}))
+    return bool(old.card.side_dim) and by_queries is None and registry.graph().forward(old.name, new.name) is not None
+
+
+def _query_route(registry: Registry, old: LoadedVersion, new: LoadedVersion, encoders: frozenset[str]) -> Route | None:
+    """The route that maps queries embedded by these encoders; None: there is none, or only that of the old encoder."""
+    route = registry.graph().route(new.name, old.name, encoders)
+    return None if route is None or route.dual else route
 
 
 def reach(registry: Registry, route: Route, sample: Sample) -> Vectors:
@@ -169,8 +181,15 @@ def _by_relevance(sample: Sample, options: Mapping[str, Any]) -> tuple[str, Call
     return f"{RECALL.partition('@')[0]}@{k}", recalled, relevance
 
 
-def _can_rank(pair: Compared, sample: Sample, options: Mapping[str, Any]) -> bool:
-    """Whether there are enough items to measure on."""
+def _can_measure(pair: Compared, sample: Sample, options: Mapping[str, Any]) -> bool:
+    """Whether there are enough items to measure on, which for TAR means pairs of one label and of different labels."""
+    if sample.query_side is None:
+        labels = sample.label_codes
+        if options["metric"] != TAR or labels is None:
+            return True
+        of_queries, of_items = _labels_of(labels, pair)
+        counts = np.bincount(of_items)
+        return bool(counts[of_queries].max() > 1 and np.count_nonzero(counts) > 1)
     return len(pair.items) >= (min(options["k"], len(sample)) if options["metric"] == RECALL else 2)
 
 

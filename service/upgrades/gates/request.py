@@ -18,7 +18,7 @@ from service.schemas import Body, FieldPath, Name, Number, Seed
 from service.store.database.connections import Database
 from service.store.image_store.blobs import Blobs
 from service.upgrades.gates.maps import Place
-from service.upgrades.gates.measuring import RECALL, TAR, default_metric
+from service.upgrades.gates.measuring import RECALL, TAR, default_metric, moves_with_side
 from service.upgrades.gates.relevance import check_no_label, live_keys, with_queries
 from service.upgrades.gates.samples import (
     Entry,
@@ -78,7 +78,14 @@ def take_sample(
     if request.evaluation is not None:
         return _of_evaluation(database, registry, contents, gallery_id, pair, list(others), request)
     _check_effects(request, labelled=request.label is not None)
-    options = DrawOptions(request.label, request.slice, request.sample, request.seed, _uses_own_ranking(request))
+    options = DrawOptions(
+        request.label,
+        request.slice,
+        request.sample,
+        request.seed,
+        paired=_uses_own_ranking(request),
+        with_side=moves_with_side(registry, old, new),
+    )
     with database.read() as connection:
         drawn = draw_sides(connection, gallery_id, old, new, options)
     _check_slice(request, drawn.entries)
@@ -108,7 +115,7 @@ def _of_evaluation(
         used = entries if relevant or request.metric == RECALL else with_labels(entries)
         _check_effects(request, labelled=relevant or all(entry.label is not None for entry in used))
         _check_slice(request, used)
-        drawn = _draw_relevant(connection, gallery_id, pair, entries, request) if relevant else None
+        drawn = _draw_relevant(connection, registry, gallery_id, pair, entries, request) if relevant else None
         stored = evaluation.kind == "embeddings"
         sample = read_embeddings(connection, registry, evaluation.id, used, pair) if stored else None
     if sample is None:
@@ -126,6 +133,7 @@ def _of_evaluation(
 
 def _draw_relevant(
     connection: Connection,
+    registry: Registry,
     gallery_id: int,
     pair: tuple[LoadedVersion, LoadedVersion],
     entries: Sequence[Entry],
@@ -134,7 +142,8 @@ def _draw_relevant(
     """The sides for entries that name relevant items: those items first, then others."""
     check_no_label(request.label)
     first = list(live_keys(connection, gallery_id, entries).values())
-    options = DrawOptions(None, None, 0, request.seed, outside_queries=len(entries), first=first)
+    with_side = moves_with_side(registry, *pair)
+    options = DrawOptions(None, None, 0, request.seed, with_side=with_side, outside_queries=len(entries), first=first)
     return draw_sides(connection, gallery_id, *pair, options)
 
 

@@ -79,7 +79,8 @@ class DrawnSides:
 class DrawOptions:
     """What to draw: up to `sample` queries by `seed`; `label` and `slice` are metadata fields.
 
-    `paired`: only items that the new version embeds too can be used. `outside_queries`: the number of queries from an
+    `paired`: only items that the new version embeds too can be used. `with_side`: only embeddings by the old version
+    that have side-information. `outside_queries`: the number of queries from an
     evaluation set; 0: items are the queries. `first`: keys of items to draw before all others.
     """
 
@@ -88,6 +89,7 @@ class DrawOptions:
     sample: int
     seed: int
     paired: bool = False
+    with_side: bool = False
     outside_queries: int = 0
     first: Sequence[int] = ()
 
@@ -225,7 +227,9 @@ def _entries(
         drawn.unlabelled += len(block) - len(eligible)
         for version in versions:
             with_image = {key for key in eligible if _can_embed(version, rows[key].blob)}
-            drawn.stored[version.name] |= _stored(connection, gallery_id, version, eligible, with_image)
+            # An item edge needs the side-information: without it, an item is embedded again if possible.
+            need_side = set(eligible) if options.with_side and version is versions[0] else with_image
+            drawn.stored[version.name] |= _stored(connection, gallery_id, version, eligible, with_image, need_side)
         for row in map(rows.__getitem__, eligible):
             slice_text = field_text(row.metadata, options.slice)
             yield Entry(row.id, row.blob, labels[row.id], slice_text, row.external_id)
@@ -237,9 +241,17 @@ def _can_embed(version: LoadedVersion, blob: str | None) -> bool:
 
 
 def _stored(
-    connection: Connection, gallery_id: int, version: LoadedVersion, ids: Sequence[int], with_image: set[int]
+    connection: Connection,
+    gallery_id: int,
+    version: LoadedVersion,
+    ids: Sequence[int],
+    with_image: set[int],
+    need_side: set[int],
 ) -> dict[int, EmbeddedRow]:
-    """Stored embeddings by a version; one made by an edge is used only if it cannot embed the item."""
+    """Stored embeddings by a version; one made by an edge is used only if it cannot embed the item.
+
+    Those of `need_side` are used only with side-information, if the version has any.
+    """
     conditions = (in_gallery(embedding, gallery_id), embedding.c.version_id == version.id, embedding.c.item_id.in_(ids))
     rows = [
         row
@@ -250,8 +262,7 @@ def _stored(
     ]
     side_dim = version.card.side_dim
     if side_dim:
-        # An item edge needs the side-information: without it, an item is embedded again if possible.
-        rows = [row for row in rows if row.side is not None or row.item_id not in with_image]
+        rows = [row for row in rows if row.side is not None or row.item_id not in need_side]
     stored = zip(rows, read_vectors(connection, [row.vector for row in rows]), strict=True)
     held = [(row, vector) for row, vector in stored if is_usable(vector, version.card.dim)]
     vectors = from_bytes([vector for _, vector in held], version.card.dim)

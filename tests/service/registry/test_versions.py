@@ -19,6 +19,7 @@ from index.version import Version
 from index.version_folder.folder import write_card
 from regraft.models import VersionInfo
 from service.store.tables import edge, version
+from staging.api.edges import edge_archive
 from staging.api.served import problem, serving
 from staging.inputs.builders import make_version, zip_version
 
@@ -207,7 +208,7 @@ def test_what_never_ends_holds_up_nobody_else(
         if part == "version":
             waiting = threads.submit(served.register, made)
         else:
-            archive = {"archive": ("e.zip", zipped(made.folder / "edges" / "v1"))}
+            archive = {"archive": ("e.zip", edge_archive(made, "v1"))}
             form = {"new": "v2", "old": "v1"}
             waiting = threads.submit(served.http.post, "/edges", data=form, files=archive)
         assert begun.wait(10)
@@ -216,14 +217,6 @@ def test_what_never_ends_holds_up_nobody_else(
         assert served.remove(f"/versions/{other.name}").status_code == 204
         go_on.set()
         problem(waiting.result(), 422, "invalid_version_folder", f"/{place}")
-
-
-def zipped(folder: Path) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as packed:
-        for path in folder.iterdir():
-            packed.write(path, path.name)
-    return stream.getvalue()
 
 
 def archived(*names: str, link: bool = False) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import select
 
+from index.version import Version
 from service.runtime import Runtime
 from staging.states.working import SteppedWorker
 
@@ -64,6 +65,11 @@ def zipped(files: dict[str, bytes]) -> bytes:
         for name, content in files.items():
             archive.writestr(name, content)
     return stream.getvalue()
+
+
+def edge_archive(version: Version, old: str) -> bytes:
+    """The archive of the edge to `old` that lies in a version's folder."""
+    return zipped({path.name: path.read_bytes() for path in (version.folder / "edges" / old).iterdir()})
 
 
 def bare_edge(weight: np.ndarray, **fields: Any) -> bytes:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from service.errors import InvalidBody
-from service.http.bodies.npy import read_npy
+from service.http.bodies.npy import read_npy, read_npy_labels
 from staging.api.served import problem
 
 ROWS = np.array([[1, 2, 3, 4], [4, 3, 2, 1], [1, 0, 0, 0]], np.float32)
@@ -88,6 +88,28 @@ def test_what_numpy_writes_is_read(kind: str, order: Any, version: tuple[int, in
 def test_what_is_no_matrix_is_refused(raw: bytes) -> None:
     with pytest.raises(InvalidBody):
         read_npy(raw, "/x")
+
+
+@pytest.mark.parametrize("labels", [["a", "bß", "\U0001f600"], [1, -2], [True, False], [b"a", b"bc"]])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_what_numpy_writes_of_labels_is_read(labels: Any, order: str) -> None:
+    array = np.array(labels)
+
+    assert read_npy_labels(npy(array.astype(array.dtype.newbyteorder(order))), "/x").tolist() == labels
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        *(shaped("(2,)", kind=kind, body=bytes(16)) for kind in ("<b8", "<b2", "<i3", "<f8", "|O")),
+        shaped("(4,)", kind="<U1", body=b"\xff" * 16),
+        shaped("(4,)", kind=">U1", body=b"\0\x11\0\0" * 4),
+    ],
+    ids=repr,
+)
+def test_what_is_no_list_of_labels_is_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidBody):
+        read_npy_labels(raw, "/x")
 
 
 def test_an_array_asks_what_json_asks(served: Any, filled: str) -> None:

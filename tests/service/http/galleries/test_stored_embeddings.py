@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from index.version import Version
 from regraft import Client
 from service.http.bodies.arrow import ARROW
-from staging.api.served import problem
+from service.settings import Settings
+from staging.api.served import problem, serving
 
 OLD = np.array([[1, 0, 0, 0], [0, 0.6, 0, 0.8], [0, 0, -1, 1e-30]], np.float32)
 NEW = np.array([[0, 0, 0, 0, 0, 1], [0, 0, 0.6, 0.8, 0, 0]], np.float32)
@@ -150,6 +153,35 @@ def test_vectors_are_read_back_page_by_page_as_json_and_as_tables_alike(served: 
     assert whole.column("origin:v2").to_pylist() == ["supplied", "supplied", None]
     assert [json.loads(one) for one in whole.column("metadata").to_pylist()] == [{"n": n} for n in range(3)]
     assert tables[1].schema.metadata[b"next"] == b""
+
+
+@pytest.mark.parametrize(
+    ("method", "route", "asked"),
+    [
+        ("GET", "items", {}),
+        ("GET", "items/a", {}),
+        ("GET", "items:embeddings?versions=v1", {}),
+        ("POST", "query", {"items": ["a"]}),
+    ],
+)
+def test_items_are_shown_that_hold_a_version_which_another_process_has_registered(
+    tmp_path: Path, versions: dict[str, Version], method: str, route: str, asked: dict[str, Any]
+) -> None:
+    settings = Settings(data=tmp_path / "data", processes=2)
+    with serving(settings) as registering, serving(settings) as other:
+        assert registering.register(versions["v1"]).is_success
+        path = registering.gallery("v1")
+        row: dict[str, Any] = {"items": [{"id": "a", "embedding": [1, 0, 0, 0]}]}
+        assert registering.http.post(f"{path}/items", json=row).is_success
+        assert other.http.request(method, f"{path}/{route}", json=asked or None).status_code == 200
+        assert registering.register(versions["plain"]).is_success
+        row["version"] = "plain"
+        row["items"][0]["embedding"].pop()
+        assert registering.http.put(f"{path}/items:embeddings", json=row).is_success
+
+        shown = other.http.request(method, f"{path}/{route}", json=asked or None)
+
+        assert shown.status_code == 200, shown.text
 
 
 def test_vectors_of_named_items_are_read_back_alone(served: Any, filled: str) -> None:

@@ -107,6 +107,25 @@ def test_an_edge_tells_nothing_of_another_gallery_that_it_was_fitted_on(shops: S
         assert of_items <= set(told)
 
 
+def test_an_edge_names_no_item_of_another_gallery_that_it_was_verified_on(shops: Shops) -> None:
+    name = shops.other.rpartition("/")[2]
+    rows = np.eye(4).tolist()
+    twins = {"version": "v1", "items": [{"id": f"secret{n}", "embedding": row} for n, row in enumerate(rows)]}
+    assert shops.served.http.post(f"{shops.other}/items", json=twins).json()["stored"] == 4
+    shops.served.add("twin", 4)
+    twins["version"] = "twin"
+    assert shops.served.http.put(f"{shops.other}/items:embeddings", json=twins).json()["stored"] == 4
+    claim = {"new": "twin", "old": "v1", "kind": "identity", "verify": {"gallery": name, "items": 4}}
+    assert shops.served.http.post("/edges", json=claim).status_code == 201
+
+    def told(header: dict[str, str]) -> str:
+        return shops.served.http.get("/edges/twin/v1/identity", headers=header).text
+
+    assert "secret" in told(ROOT)
+    assert "secret" not in told(shops.header)
+    assert "tolerance" in told(shops.header)
+
+
 def test_the_scope_of_a_key_holds_in_its_galleries(shops: Shops) -> None:
     header = bearer(shops.served, "searches", "query", [shops.mine, shops.other])
     query = {"embeddings": [[1, 0, 0, 0]], "version": "v1"}

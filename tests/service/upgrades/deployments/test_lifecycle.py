@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from index.version import Version
 from regraft import Client
 from service.upgrades.deployments.history import ON_ITS_WAY, DeploymentState
 from service.upgrades.deployments.steps import BEGINNINGS, TRANSITIONS
 from staging.api.served import problem
 from staging.api.steps import WAY, advance, at, deploy, detail, gate_id, reencode, rollback, state_of
+from staging.inputs.builders import make_version
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -139,6 +142,17 @@ class TestSteps:
         assert name in refused.json()["detail"]
         assert name in named
         assert state_of(served, filled) == before
+
+    def test_an_edge_that_was_removed_with_its_old_version_hinders_no_deployment(
+        self, served: Any, versions: dict[str, Version], tmp_path: Path
+    ) -> None:
+        old = make_version(tmp_path / "gone", "gone", 4)
+        heir = make_version(tmp_path / "heir", "heir", 6, edges=[(old, "truncate"), (versions["v1"], "truncate")])
+        assert [served.register(version).status_code for version in (old, heir)] == [201, 201]
+        assert served.remove("/edges/heir/gone/truncate").status_code == 200
+        assert served.remove("/versions/gone").status_code == 204
+
+        assert deploy(served, served.gallery("v1"), "heir").status_code == 201
 
     def test_trials_need_a_current_version_and_an_encoder(self, served: Any, filled: str) -> None:
         empty = served.gallery(None)

@@ -10,9 +10,10 @@ import pytest
 
 from index.evaluation.domain import fit_domain
 from index.incoming import INCOMING
+from service.store.galleries.random_items import RandomItems
 from staging.api.edges import edges, fit, fit_file, key, moved_to, npz, routes, zipped
 from staging.api.served import problem
-from staging.inputs.builders import make_version
+from staging.inputs.builders import image_bytes, make_image, make_version
 from staging.states.working import SteppedWorker
 
 
@@ -107,6 +108,23 @@ class TestFit:
             worker.drain()
 
         problem(fit(served, new="fct", gallery=path.rpartition("/")[2]), 422, "too_few_pairs")
+
+
+def test_a_label_that_no_item_has_is_looked_for_in_few_passes(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = served.gallery("v1")
+    pictures = [image_bytes(make_image(n % 5, n)) for n in range(50)]
+    assert served.ingest(path, {str(n): picture for n, picture in enumerate(pictures)}).json()["failed"] == 0
+    passes, first = [], RandomItems.first
+
+    def counted(items: RandomItems, count: int) -> list[int]:
+        passes.append(count)
+        return first(items, count)
+
+    monkeypatch.setattr(RandomItems, "first", counted)
+
+    problem(fit(served, gallery=path.rpartition("/")[2], label="typo", embed=1), 422, "too_few_pairs")
+
+    assert 0 < len(passes) <= 8
 
 
 def drawn(count: int = 100, **change: Any) -> dict[str, Any]:

@@ -18,14 +18,10 @@ from service.runtime import running
 from service.store.rows import GalleryRow
 from service.store.tables import calibration
 from service.upgrades.edges import dependents
-from staging.api.edges import EYE, bare_edge, edges, moved_to, remove, routes, send, zipped
+from staging.api.edges import EYE, bare_edge, edge_archive, edges, moved_to, remove, routes, send
 from staging.api.served import problem
 from staging.states.working import SteppedWorker
 from staging.waiting import until
-
-
-def folder_of(version: Version, old: str) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (version.folder / "edges" / old).iterdir()}
 
 
 def routes_with_maps(served: Any) -> list[list[list[str]]]:
@@ -178,7 +174,7 @@ class TestRemove:
         assert served.http.get(path).json()["mix"] == {"v1": 2}
         assert routes(served, path, many["0"], k=2) == {("matrix",)}
 
-        back = send(served, zipped(folder_of(more["third"], "v2")), new="third", old="v2")
+        back = send(served, edge_archive(more["third"], "v2"), new="third", old="v2")
 
         assert back.status_code == 201, back.text
         assert served.http.get(path).json()["mix"] == {"v2": 2}
@@ -194,7 +190,7 @@ class TestRemove:
         number = served.http.post(f"{path}/backfills", json={"kind": "transform"}).json()["id"]
         if state == "paused":
             served.http.post(f"/backfills/{number}/pause")
-        again = zipped(folder_of(more["fct"], "v1"))
+        again = edge_archive(more["fct"], "v1")
         before = edges(served)
 
         refused = problem(send(served, again, new="fct", old="v1", replace="true"), 409, "edge_in_use")
@@ -218,7 +214,7 @@ class TestRemove:
         assert served.http.post(f"/backfills/{number}/cancel").status_code == 200
         assert remove(served, "fct", "v1", "forward").status_code == 200
         problem(served.http.post(f"{path}/backfills", json={"kind": "transform"}), 409, "no_route")
-        assert send(served, zipped(folder_of(more["fct"], "v1")), new="fct", old="v1").status_code == 201
+        assert send(served, edge_archive(more["fct"], "v1"), new="fct", old="v1").status_code == 201
 
     def test_maps_fitted_for_routes_along_it_go_with_it(
         self, served: Any, more: dict[str, Version], versions: dict[str, Version], many: dict[str, bytes]
@@ -236,7 +232,7 @@ class TestRemove:
 
         left = routes_with_maps(served)
         assert [route for route in fitted if ["v2", "v1", "truncate"] not in route] == left
-        assert send(served, zipped(folder_of(versions["v2"], "v1")), new="v2", old="v1").status_code == 201
+        assert send(served, edge_archive(versions["v2"], "v1"), new="v2", old="v1").status_code == 201
 
     def test_what_is_not_there_cannot_be_removed(self, served: Any) -> None:
         problem(remove(served, "v2", "v1", "magic"), 404, "unknown_edge")

@@ -144,6 +144,28 @@ class TestFlips:
         assert served.remove(f"{filled}/evaluations/{number}").status_code == 204
         assert images(page(served, filled, report)) == {}
 
+    def test_an_entry_is_not_taken_for_the_item_whose_id_is_its_number(
+        self, served: Any, pictures: list[bytes]
+    ) -> None:
+        path = served.gallery("v1")
+        ids = [str((n - 8) % 20) for n in range(20)]  # so that items are found whose ids are numbers of flips
+        served.ingest(path, {ids[n]: image_bytes(make_image(n % 5, n).resize((40, 20))) for n in range(20)})
+        files = [("images", (str(n), image_bytes(make_image(n % 5, 100 + n).resize((20, 40))))) for n in range(20)]
+        entries = [{"relevant": ids[n % 5 : 20 : 5], "image": str(n)} for n in range(20)]
+        data = {"entries": json.dumps(entries)}
+        number = served.http.post(f"{path}/evaluations", data=data, files=files).json()["id"]
+        report = gate(served, path, evaluation=number)
+        flips = report["flips"]
+        assert {flip["query"]["id"] for flip in flips} & {flip["wrong"]["id"] for flip in flips}
+
+        def sizes() -> list[list[tuple[int, int]]]:
+            rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td>", page(served, path, report), re.DOTALL)
+            return [[image.size for text in row for image in images(text).values()] for row in rows]
+
+        assert sizes() == [[(20, 40), (40, 20)]] * len(flips)
+        assert served.remove(f"{path}/evaluations/{number}").status_code == 204
+        assert sizes() == [[(40, 20)]] * len(flips)
+
     def test_embeddings_are_listed_by_their_numbers(self, served: Any, filled: str) -> None:
         turn = np.eye(4)
         rows = [turn[0], turn[0], turn[1], turn[1]]

@@ -97,6 +97,40 @@ class TestReport:
         assert (after["items"], after["route"]) == (20, ["forward"])
         assert [after[side] for side in ("old_old", "new_old")] == [before[side] for side in ("old_old", "new_old")]
 
+    @pytest.mark.parametrize(("version", "route", "items"), [("fct", ["forward"], 20), ("two_edges", ["truncate"], 21)])
+    def test_an_item_without_side_information_hinders_none(
+        self, served: Any, labelled: Any, made: dict[str, Version], version: str, route: list[str], items: int
+    ) -> None:
+        path = labelled("poor")
+        row = {"id": "supplied", "embedding": [1.0], "metadata": {"digit": 1}}
+        assert served.http.post(f"{path}/items", json={"items": [row]}).json()["stored"] == 1
+
+        report = gate_by_digit(served, path, version)
+
+        assert report.status_code == 201, report.text
+        assert (report.json()["route"], report.json()["items"]) == (route, items)
+
+    def test_tar_is_measured_if_the_new_version_has_embedded_no_pair_of_one_label(
+        self, served: Any, made: dict[str, Version]
+    ) -> None:
+        path, options = served.gallery("blind"), {"label": "person", "metric": "TAR@FAR"}
+        rows = np.repeat(np.random.default_rng(0).normal(size=(15, 4)), 2, axis=0)
+        items = [
+            {"id": str(n), "metadata": {"person": n // 2}, "embedding": row} for n, row in enumerate(rows.tolist())
+        ]
+        served.http.post(f"{path}/items", json={"items": items})
+        supplied = [{"id": item["id"], "embedding": item["embedding"]} for item in items]
+
+        def report(some: Any) -> Any:
+            put = served.http.put(f"{path}/items:embeddings", json={"version": "blind2", "items": some})
+            assert put.json()["stored"] == len(some)
+            return served.http.post(f"{path}/gates", json={"version": "blind2", **options}).json()
+
+        of_each_one, of_all = report(supplied[::2]), report(supplied)
+
+        assert of_each_one["new_new"] is None
+        assert of_each_one["old_old"]["value"] == of_all["old_old"]["value"] == of_all["new_new"]["value"] == 1
+
     def test_what_an_edge_made_counts_only_where_there_is_no_image(self, served: Any, labelled: Any) -> None:
         path = labelled()
         encoded = gate_by_digit(served, path, "v2").json()
