@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor, nn
 
 from index.errors import InvalidArgument, RegraftError, raise_if_out_of_memory
 from training import processes
+from training.determinism import raising
 from training.method import EmbeddedBatch, Method, OldSummary
 from training.networks.backbones import build_backbone
 from training.networks.side_information import dim_of
@@ -29,7 +31,8 @@ def try_batch(recipe: Recipe, method: Method, old: OldSummary | None, independen
         independent_dim: M, 0 without an independent version.
 
     Raises:
-        InvalidArgument: with what torch or timm said, or see `build_backbone`.
+        InvalidArgument: with what torch or timm said, or see `build_backbone`; or the backbone's gradient is not
+            deterministic on the GPU that is at hand.
     """
     spec, count = recipe.preprocess, 1 if recipe.batch_size <= processes.world() else 2
     image_BCHW = torch.zeros(count, spec.channels, spec.height, spec.width)
@@ -45,6 +48,8 @@ def try_batch(recipe: Recipe, method: Method, old: OldSummary | None, independen
     )
     with _refused(f"backbone {recipe.backbone}", count, f"of {spec.height} x {spec.width} pixels", "/backbone"):
         new_BD = backbone.train(trained)(image_BCHW)
+        if trained and torch.cuda.is_available():
+            _check_deterministic(recipe, backbone, image_BCHW)
     with _refused(f"method {recipe.method}", count, "", "/method"):
         method(
             EmbeddedBatch(
@@ -55,6 +60,17 @@ def try_batch(recipe: Recipe, method: Method, old: OldSummary | None, independen
                 old_side_BS=torch.zeros(count, old.side_dim) if old and old.side_dim else None,
                 side_BT=torch.zeros(count, dim_of(recipe)) if dim_of(recipe) else None,
             )
+        )
+
+
+@torch.enable_grad()
+def _check_deterministic(recipe: Recipe, backbone: nn.Module, image_BCHW: Tensor) -> None:
+    if names := raising(lambda: backbone(image_BCHW)):
+        raise InvalidArgument(
+            f"backbone {recipe.backbone} cannot be trained on a GPU at {image_BCHW.shape[2]} x {image_BCHW.shape[3]} "
+            f"pixels: its {' and '.join(sorted(names))} is not deterministic there, and every training is; choose "
+            "another backbone or size, or hide the GPU (CUDA_VISIBLE_DEVICES=)",
+            pointer="/backbone",
         )
 
 

@@ -21,14 +21,15 @@ from training.recipes import Recipe
 def with_overrides(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     """Apply `field=value` settings, to the recipe's fields or to its method's options.
 
-    A warm-up longer than the `epochs` that are set keeps its share of the training, unless it is set as well.
+    The order of different fields does not matter: `method`, whose options others may be, is set first. A warm-up longer
+    than the `epochs` that are set keeps its share of the training, unless it is set as well.
 
     Raises:
         InvalidArgument: no '=', an unknown field (lists the legal ones), or a value of the wrong type.
     """
     preprocess: dict[str, Any] = {}
     before, names = recipe, set[str]()
-    for setting in settings:
+    for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() != "method"):
         name, given, value = setting.partition("=")
         if not given:
             raise InvalidArgument(f"a setting must be FIELD=VALUE, not {setting!r}", pointer="/set")

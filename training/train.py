@@ -16,7 +16,7 @@ from index.version import CARD, EdgeKind
 from index.version_folder.new_folder import check_target
 from training import processes
 from training.data.checks import warn_of_repeats
-from training.data.images import Data
+from training.data.images import Data, ImageSet
 from training.evaluation.report import report_version
 from training.export import write_version
 from training.fitting import checkpoint_of, cpu_threads, fit
@@ -71,6 +71,7 @@ def train(
         warn_of_slow_precision(recipe)
     with lock_folder(out):
         data = data or recipe_data(recipe)
+        train_data, held = hold_out_images(recipe, data)
         classes = len(data.classes)
         old = load_old(recipe, progress, references)
         if old is not None:
@@ -78,7 +79,9 @@ def train(
             check_sizes(recipe, blank_old(classes, old.dim, old.side_dim, old.space), classes, references)
         if progress:
             warn_of_repeats(data, log=processes.is_rank_zero())
-        train_data, validation = hold_out_validation(recipe, data, old)
+        validation = (
+            None if held is None else Validation(held, recipe.patience, recipe.space if old is None else old.space)
+        )
         independent = load_reference(recipe, "independent", progress, references)
 
         with cpu_threads(recipe.threads):
@@ -236,14 +239,12 @@ def train_psi(recipe: Recipe, data: Data, out: Path, progress: bool) -> Psi | No
     return psi
 
 
-def hold_out_validation(
-    recipe: Recipe, data: Data, old: Trained | StoredVersion | None
-) -> tuple[Data, Validation | None]:
-    """The images left to train on, and the validation on the held-out rest after every epoch."""
+def hold_out_images(recipe: Recipe, data: Data) -> tuple[Data, ImageSet | None]:
+    """The images left to train on, and those to measure on after every epoch, if the recipe holds any out."""
     if not recipe.held_out:
         return data, None
     kept, held = hold_out(data.train, recipe.held_out, recipe.split_seed)
-    return replace(data, train=kept), Validation(held, recipe.patience, recipe.space if old is None else old.space)
+    return replace(data, train=kept), held
 
 
 def psi_of(out: Path) -> Path:

@@ -29,7 +29,7 @@ def hold_out(images: ImageSet, share: float, seed: int) -> tuple[ImageSet, Image
     Two of each class at least stay to train on, so none is held out of less than four.
 
     Raises:
-        InvalidArgument: no class has four.
+        InvalidArgument: fewer than two classes have four; with one, every answer would be right.
     """
     generator = np.random.default_rng(seed)
     held = np.zeros(len(images), bool)
@@ -37,8 +37,12 @@ def hold_out(images: ImageSet, share: float, seed: int) -> tuple[ImageSet, Image
         rows = generator.permutation(np.flatnonzero(images.labels == label))
         wanted = min(max(2, round(share * len(rows))), len(rows) - 2)
         held[rows[: wanted if len(rows) >= 4 else 0]] = True
-    if not held.any():
-        raise InvalidArgument("no training images can be held out, because no class has four", pointer="/held_out")
+    if (classes := len(np.unique(images.labels[held]))) < 2:
+        found = "only one class has" if classes else "no class has"
+        raise InvalidArgument(
+            f"no training images can be held out, which requires two classes of four images: {found} as many",
+            pointer="/held_out",
+        )
     return images.take(np.flatnonzero(~held)), images.take(np.flatnonzero(held))
 
 

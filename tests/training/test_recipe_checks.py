@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from index.errors import InvalidArgument
+from index.version import Preprocess
 from staging.inputs.recipes import quick
 from training import plan_checks
 from training import train as path
@@ -214,6 +215,22 @@ def test_sizes_that_the_encoder_or_the_method_cannot_take_are_refused_first(
     with pytest.raises(InvalidArgument, match=said):
         path.train(replace(recipe, **named), tmp_path / "v", progress=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_backbone_whose_gradient_no_gpu_gives_deterministically_is_refused_before_it_is_trained_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def tried(backbone: str) -> None:
+        recipe = quick("digits_v1", backbone=backbone, preprocess=Preprocess(32, 32))
+        try_batch(recipe, build_method(recipe, 5, None, 0), None, 0)
+
+    tried("timm/resnetblur18")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    tried("timm/resnet18")
+
+    with pytest.raises(InvalidArgument, match="32 x 32 pixels: its reflection_pad2d_backward is not") as refused:
+        tried("timm/resnetblur18")
+    assert refused.value.pointer == "/backbone"
 
 
 @pytest.mark.parametrize("method", METHODS)

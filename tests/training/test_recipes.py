@@ -63,6 +63,13 @@ def test_a_setting_takes_the_type_of_its_field() -> None:
     assert with_overrides(recipe, ["classes=none"]).classes is None
 
 
+@pytest.mark.parametrize("settings", [["weight=5", "method=l2"], ["method=l2", "weight=5"]])
+def test_an_option_is_that_of_the_method_that_is_set_wherever_it_stands(settings: list[str]) -> None:
+    assert with_overrides(find_recipe("folders_bct"), settings).options == {"weight": 5.0}
+    with pytest.raises(InvalidArgument, match="no field 'influence'"):
+        with_overrides(find_recipe("folders_bct"), ["influence=distill", *settings])
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "warmup"),
     [

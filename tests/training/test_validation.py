@@ -33,26 +33,41 @@ def without_onnx() -> Iterator[None]:
 
 def test_a_share_of_each_class_is_held_out_and_of_tiny_classes_nothing() -> None:
     images = load_data("digits_new", "").train
-    few = images.take(np.r_[np.flatnonzero(images.labels == 0)[:3], np.flatnonzero(images.labels == 1)[:40]])
+    few = images.take(
+        np.concatenate([np.flatnonzero(images.labels == n)[:count] for n, count in enumerate([3, 40, 20])])
+    )
     kept, held = hold_out(few, 0.1, 0)
 
-    assert (len(kept), len(held)) == (39, 4)
-    assert set(held.labels) == {1}
-    assert not {few.images.content(0)} & {held.images.content(row) for row in range(4)}
+    assert (len(kept), len(held)) == (57, 6)
+    assert np.bincount(held.labels).tolist() == [0, 4, 2]
+    assert not {few.images.content(0)} & {held.images.content(row) for row in range(6)}
     assert hold_out(few, 0.1, 0)[1].fingerprint == held.fingerprint
     assert hold_out(few, 0.1, 1)[1].fingerprint != held.fingerprint
 
 
-def test_no_class_is_held_out_whole_and_where_none_has_four_images_nothing_can_be() -> None:
+def test_no_class_is_held_out_whole_and_where_fewer_than_two_have_four_images_nothing_can_be() -> None:
     images = load_data("digits_new", "").train
     few = images.take(np.r_[np.flatnonzero(images.labels == 0)[:4], np.flatnonzero(images.labels == 1)[:20]])
     kept, held = hold_out(few, 0.9, 0)
 
     assert np.bincount(kept.labels).tolist() == [2, 2]
     assert np.bincount(held.labels).tolist() == [2, 18]
-    with pytest.raises(InvalidArgument, match="no class has four") as refused:
-        hold_out(images.take(np.arange(3)), 0.5, 0)
-    assert refused.value.pointer == "/held_out"
+    for rows, found in ((few.take(np.arange(3)), "no class has"), (few.take(np.arange(1, 24)), "only one class has")):
+        with pytest.raises(InvalidArgument, match=f"requires two classes of four images: {found}") as refused:
+            hold_out(rows, 0.5, 0)
+        assert refused.value.pointer == "/held_out"
+
+
+def test_images_that_cannot_be_held_out_are_refused_before_another_version_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = quick("digits_l2", old="digits_v1", held_out=0.1)
+    data = path.recipe_data(recipe)
+    few = replace(data, train=data.train.take(np.unique(data.train.labels, return_index=True)[1]))
+    monkeypatch.setattr(path, "load_old", lambda *_: pytest.fail("it was trained"))
+
+    with pytest.raises(InvalidArgument, match="no class has"):
+        path.train(recipe, tmp_path / "v", progress=False, data=few)
 
 
 def test_held_out_images_are_neither_in_class_means_nor_seen_by_side_information(

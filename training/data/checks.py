@@ -20,14 +20,15 @@ _log = logging.getLogger(__name__)
 
 
 def check_measurable(data: Data) -> None:
-    """Refuse data of which every query, or none, finds its class.
+    """Refuse data of which every query, or fewer than two, can find its class.
 
     Raises:
         InvalidArgument: says what is missing.
     """
-    if data.queries_without_match() == len(data.query):
+    if (findable := len(data.query) - data.queries_without_match()) < 2:
+        having = "only one query image has" if findable else "no query image has"
         raise InvalidArgument(
-            "nothing can be measured: no query image has another image of its class to find; "
+            f"nothing can be measured: {having} another image of its class to find, and two are required; "
             "each class needs two images in test/, or one in query/ and one in gallery/, or four where a fifth is kept",
             pointer="/root",
         )

@@ -90,6 +90,13 @@ def test_a_gallery_of_one_class_measures_nothing() -> None:
     check_measurable(Data(TESTED, shades(1, 2, labels=(1, 1)), shades(3, 4), names=["a", "b"]))
 
 
+@pytest.mark.parametrize(("queries", "found"), [((1, 0), "only one query image has"), ((1, 1), "no query image has")])
+def test_fewer_than_two_queries_that_can_find_their_class_measure_nothing(queries: tuple[int, int], found: str) -> None:
+    gallery = shades(3, 4, labels=(0, 2))
+    with pytest.raises(InvalidArgument, match=found):
+        check_measurable(Data(TESTED, shades(1, 2, labels=queries), gallery, names=["a", "b", "c"]))
+
+
 @pytest.mark.parametrize("other", ["Apfel", "apfel ", "APFEL"])
 def test_class_names_that_look_alike_are_named(other: str, caplog: pytest.LogCaptureFixture) -> None:
     warn_of_similar_names(["birne", "apfel", other])
