@@ -113,7 +113,7 @@ class Connection(ABC):
             raise InvalidArgument(f"url {url!r} must be the address of the service, without /v1", pointer="/url")
         if "?" in url or "#" in url:
             raise InvalidArgument(f"url {url!r} must be the address of the service, without ? or #", pointer="/url")
-        if api_key and not is_key(api_key):
+        if api_key and not is_header_value(api_key):
             raise InvalidArgument(
                 "the API key must be printable ASCII, without a space or line break at either end",
                 pointer="/api_key",
@@ -195,18 +195,18 @@ class Connection(ABC):
                 await self._pause(CONNECT_PAUSE_SECONDS * attempt)
         return await self._exchange(request)
 
-    async def _lines(self, path: str, headers: Mapping[str, str], silence: float) -> AsyncGenerator[str, None]:
-        """Stream the lines of a response.
+    async def _texts(self, path: str, headers: Mapping[str, str], silence: float) -> AsyncGenerator[str, None]:
+        """Stream the text of a response, in parts of any length.
 
         Raises:
-            Unreachable: it broke, or `silence` seconds passed without a line.
+            Unreachable: it broke, or `silence` seconds passed without a part.
             UnexpectedAnswer: it cannot be decompressed.
         """
         timeout = httpx.Timeout(silence, connect=silence)
         try:
-            async with aclosing(self._streamed(path, headers=dict(headers), timeout=timeout)) as lines:
-                async for line in lines:
-                    yield line
+            async with aclosing(self._streamed(path, headers=dict(headers), timeout=timeout)) as texts:
+                async for text in texts:
+                    yield text
         except httpx.DecodingError as error:
             raise self._compressed_badly(error) from error
         except httpx.TransportError as error:
@@ -255,8 +255,8 @@ class SyncConnection(Connection):
             if not response.is_success:
                 response.read()
                 raise problem_of(response)
-            for line in response.iter_lines():
-                yield line
+            for text in response.iter_text():
+                yield text
 
     def _process_client(self) -> httpx.Client:
         """The HTTP client of this process: a forked one must not read from its parent's connections."""
@@ -311,8 +311,8 @@ class AsyncConnection(Connection):
             if not response.is_success:
                 await response.aread()
                 raise problem_of(response)
-            async for line in response.aiter_lines():
-                yield line
+            async for text in response.aiter_text():
+                yield text
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -363,8 +363,8 @@ def _is_address(url: str) -> bool:
     return parsed.scheme in {"http", "https"} and bool(parsed.host)
 
 
-def is_key(text: str) -> bool:
-    """Whether a text can be an API key; any other would be shown in the error about an invalid header."""
+def is_header_value(text: str) -> bool:
+    """Whether a header can hold a text, such as an API key, which the error about an invalid header would show."""
     return text.isascii() and text.isprintable() and text == text.strip()
 
 

@@ -91,7 +91,7 @@ def gate(
         dry_run=dry_run,
     )
     if page is not None and report.id is not None:
-        page.write_text(client.gate_page(name, report.id))
+        page.write_text(client.gate_page(name, report.id), encoding="utf-8")
     answer(report)
     _print_report(report)
     if report.verdict == "refuse":

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from index.errors import InvalidArgument
 from index.space import space_from_json
 from regraft.client import Client, Problem, QueryOptions
+from regraft.ingest_batch import TOO_LARGE
 from regraft.integrations.conditions import anything
 from regraft.models import EmbeddedItem, ItemInfo, Match
 
@@ -90,7 +91,8 @@ class Documents:
 
         Raises:
             InvalidArgument: `vectors` is not (N, D).
-            Problem: the service refuses; each batch of 500 is stored completely or not at all.
+            Problem: the service refuses; each batch of 500 is stored completely or not at all, or each half of one that
+                is too large for a request.
         """
         if not ids:
             return
@@ -109,7 +111,7 @@ class Documents:
             items[key] = {"id": key, "embedding": row, **kept}
         self.prepare(rows.shape[1])
         for batch in _batches(list(items.values()), WRITE_BATCH):
-            self.client.ingest_embeddings(self.gallery, batch, version=self.version, atomic=True, replace=True)
+            self._store(batch)
 
     def search(self, vector: Vector, k: int, **options: Any) -> list[Match]:
         """The k documents nearest to a vector of the version; `options`: those of `QueryOptions`.
@@ -185,11 +187,13 @@ class Documents:
         embed: Callable[[list[str]], Any],
         limit: int | None = None,
         read: Callable[[EmbeddedItem], str | None] | None = None,
+        leave_out: Callable[[EmbeddedItem], bool] | None = None,
     ) -> int:
         """Embed the stored texts of documents that have no vector of this version, at most `limit`.
 
         A few thousand suffice to fit an edge from a newer version; all of them complete the move to it. Other vectors
-        are kept, so a rollback loses nothing. A repeated call continues. `read`: item -> text, by default `text_of`.
+        are kept, so a rollback loses nothing. A repeated call continues. `read`: item -> text, by default `text_of`;
+        `leave_out`: whether an item is not to be embedded.
 
         Returns:
             The number of documents embedded.
@@ -198,13 +202,15 @@ class Documents:
             InvalidArgument: an item has no text.
         """
         self.prepare()
-        done = 0
-        while limit is None or done < limit:
+        done, cursor, more = 0, None, True
+        while more and (limit is None or done < limit):
             size = WRITE_BATCH if limit is None else min(WRITE_BATCH, limit - done)
-            ids = self.client.missing_items(self.gallery, version=self.version, limit=size).ids
-            if not ids:
-                break
-            texts = self._texts(ids, read or self.text_of)
+            page = self.client.missing_items(self.gallery, version=self.version, limit=size, cursor=cursor)
+            cursor, more = page.next, page.next is not None
+            wanted = [item for item in self.get(page.ids).values() if leave_out is None or not leave_out(item)]
+            if not wanted:
+                continue
+            texts = self._texts(wanted, read or self.text_of)
             rows = np.asarray(embed(list(texts.values())), np.float32)
             items = [{"id": key, "embedding": row} for key, row in zip(texts, rows, strict=True)]
             self.client.put_embeddings(self.gallery, items, version=self.version, atomic=True)
@@ -230,12 +236,12 @@ class Documents:
             updated += result.updated
         return updated
 
-    def _texts(self, ids: Sequence[str], read: Callable[[EmbeddedItem], str | None]) -> dict[str, str]:
+    def _texts(self, items: Iterable[EmbeddedItem], read: Callable[[EmbeddedItem], str | None]) -> dict[str, str]:
         texts = {}
-        for key, item in self.get(ids).items():
+        for item in items:
             if (text := read(item)) is None:
-                raise InvalidArgument(f"{key!r} is not a text, and its metadata has no field {self.text_key!r}")
-            texts[key] = text
+                raise InvalidArgument(f"{item.id!r} is not a text, and its metadata has no field {self.text_key!r}")
+            texts[item.id] = text
         return texts
 
     def text_of(self, item: Match | ItemInfo) -> str | None:
@@ -285,6 +291,15 @@ class Documents:
     def dim(self) -> int:
         """The dimension D. Raises Problem if it was not given and the version does not exist."""
         return self._dim or self.client.version(self.version).dim
+
+    def _store(self, batch: Sequence[Mapping[str, Any]]) -> None:
+        try:
+            self.client.ingest_embeddings(self.gallery, batch, version=self.version, atomic=True, replace=True)
+        except Problem as problem:
+            if problem.status != TOO_LARGE or len(batch) == 1:
+                raise
+            for half in _batches(batch, (len(batch) + 1) // 2):
+                self._store(half)
 
     def _create_gallery(self) -> None:
         try:

@@ -179,9 +179,12 @@ class RegraftDocumentStore:
         return self._shown(found, return_embedding)
 
     def reembed(self, embed: Callable[[list[str]], Sequence[Vector]], limit: int | None = None) -> int:
-        """Embed documents that have no vector of this version, at most `limit`; see `Documents.reembed`."""
+        """Embed documents that have no vector of this version, at most `limit`; see `Documents.reembed`.
+
+        Those that were written without an embedding stay so: write them again with one.
+        """
         self.documents.prepare(len(embed(["a text"])[0]))
-        return self.documents.reembed(embed, limit)
+        return self.documents.reembed(embed, limit, leave_out=lambda item: bool(item.metadata.get(WITHOUT)))
 
     async def count_documents_async(self) -> int:
         """As `count_documents`."""

@@ -152,7 +152,8 @@ class RegraftVectorStore(BasePydanticVectorStore):
     def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
         """The nodes nearest to an embedding of the version, best first.
 
-        `options`: those of `QueryOptions`, and for mmr `mmr_prefetch_k`, the number of candidates.
+        `options`: those of `QueryOptions`, and for mmr `mmr_threshold`, unless the query has one, and the number of
+        candidates: `mmr_prefetch_k`, or `mmr_prefetch_factor` for each result.
 
         Raises:
             InvalidArgument: another mode, or no embedding.
@@ -163,11 +164,15 @@ class RegraftVectorStore(BasePydanticVectorStore):
             raise InvalidArgument(f"the query mode must be one of {legal}, with an embedding, not {query.mode.value}")
         diverse = query.mode is VectorStoreQueryMode.MMR
         k = query.similarity_top_k
-        looked_at = options.pop("mmr_prefetch_k", PREFETCH * k) if diverse else k
+        looked_at = k
+        if diverse:
+            # A retriever passes on only its `vector_store_kwargs`.
+            weight = options.pop("mmr_threshold", LAMBDA) if query.mmr_threshold is None else query.mmr_threshold
+            factor = options.pop("mmr_prefetch_factor", PREFETCH)
+            looked_at = options.pop("mmr_prefetch_k", int(factor * k))
         condition = _asked(query.node_ids or None, query.doc_ids or None, query.filters)
         matches = self._documents.search(query.query_embedding, looked_at, filter=condition, **options)
         if diverse:
-            weight = LAMBDA if query.mmr_threshold is None else query.mmr_threshold
             matches = self._documents.max_marginal_relevance(matches, k, weight)
         return VectorStoreQueryResult(
             nodes=[self._node(match) for match in matches],

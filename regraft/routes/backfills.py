@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -17,6 +18,7 @@ SILENCE_SECONDS = 30.0
 PATIENCE_SECONDS = 60.0
 """Seconds without an event for which a broken stream is reconnected, because the service may be restarting."""
 RECONNECT_SECONDS = 0.5
+LINE_END = re.compile("\r\n|\n|\r")
 
 
 class CurveOptions(TypedDict, total=False):
@@ -123,13 +125,12 @@ class BackfillRoutes(Connection):
     async def _events(self, backfill: int, last: str) -> AsyncGenerator[Event, None]:
         """The events after the one with the id `last`, until the stream breaks."""
         headers, events = {"last-event-id": last} if last else {}, Events()
-        async with aclosing(self._lines(path_of("backfills", backfill, "events"), headers, SILENCE_SECONDS)) as lines:
-            async for line in lines:
-                event = events.after(line)
-                if event and event.name == "gone":
-                    gone = f"backfill {backfill} was deleted with its gallery"
-                    raise Problem(404, {"code": "unknown_backfill", "detail": gone})
-                if event:
+        async with aclosing(self._texts(path_of("backfills", backfill, "events"), headers, SILENCE_SECONDS)) as texts:
+            async for text in texts:
+                for event in events.after(text):
+                    if event.name == "gone":
+                        gone = f"backfill {backfill} was deleted with its gallery"
+                        raise Problem(404, {"code": "unknown_backfill", "detail": gone})
                     yield event
 
     @route
@@ -174,13 +175,24 @@ class Event(NamedTuple):
 
 
 class Events:
-    """Parses server-sent events; skips comments and unused fields."""
+    """Parses server-sent events (WHATWG HTML, 9.2); skips comments and unused fields.
+
+    Lines end at CR, LF or both, not at the other line breaks of Unicode, which data may hold.
+    """
 
     def __init__(self) -> None:
         self._fields = {"event": "message", "id": "", "data": ""}
+        self._rest, self._after_cr = "", False
 
-    def after(self, line: str) -> Event | None:
-        """The event that this line completes, if any."""
+    def after(self, text: str) -> list[Event]:
+        """The events that the next part of the stream completes."""
+        if self._after_cr:
+            text = text.removeprefix("\n")  # the CR has ended the line
+        self._after_cr = text.endswith("\r")
+        *lines, self._rest = LINE_END.split(self._rest + text)
+        return [event for line in lines if (event := self._after_line(line)) is not None]
+
+    def _after_line(self, line: str) -> Event | None:
         if line:
             name, _, value = line.partition(":")
             if name in self._fields:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack
+from urllib.parse import quote
 
 from regraft import inputs
-from regraft.connection import Connection, Json
+from regraft.connection import Connection, Json, is_header_value
 from regraft.inputs import NPY, Vectors
 from regraft.models import SearchResponse
 from regraft.paths import MAX_PARAMS, path_of
@@ -55,14 +56,14 @@ class QueryRoutes(Connection):
         """POST /v1/galleries/{gallery}/query with image files, texts and ids of stored items ("more like these").
 
         Returns one result per query: images first, then texts, then items. `query_key`: queries with the same key, such
-        as a user's id, are answered by the same version during a canary.
+        as a user's id, are answered by the same version during a canary; any text.
         """
         pictures = inputs.images(images)
         lists = {name: inputs.strings(asked, name) for name, asked in (("texts", texts), ("items", items))}
         inputs.check_not_empty(images=pictures, **lists)
         lists = {name: asked for name, asked in lists.items() if asked}
         path = path_of("galleries", gallery, "query")
-        headers = {} if query_key is None else {"X-Query-Key": query_key}
+        headers = {} if query_key is None else {"X-Query-Key": _header_of(query_key)}
         fields: Json = {**lists, "k": k, **options}
         if not pictures:
             return await self._ask(SearchResponse, "POST", path, quick=True, headers=headers, json=fields)
@@ -95,3 +96,8 @@ class QueryRoutes(Connection):
         inputs.check_not_empty(embeddings=rows)
         body = {"embeddings": rows, "version": version, "k": k, **options}
         return await self._ask(SearchResponse, "POST", path, quick=True, json=body)
+
+
+def _header_of(key: str) -> str:
+    """A header that stands for this key: percent-encoded where no header can hold the key itself."""
+    return key if is_header_value(key) else quote(key, safe="", errors="surrogatepass")

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from index.errors import InvalidArgument
-from regraft.connection import is_key
+from regraft.connection import is_header_value
 
 SECONDS = 60.0
 
@@ -21,7 +21,7 @@ class Rest:
     ) -> None:
         if not address.startswith(("http://", "https://")):
             raise InvalidArgument(f"the address of {name} must begin with http:// or https://, not {address!r}")
-        if not all(map(is_key, headers.values())):
+        if not all(map(is_header_value, headers.values())):
             raise InvalidArgument(f"the key of {name} must be printable ASCII, without a line break at its end")
         self._name, self._address = name, address.rstrip("/")
         self._http = httpx.Client(headers=dict(headers), auth=auth, timeout=SECONDS)

@@ -67,7 +67,7 @@ def point_events(site: Any, number: int, last: str = "", until: int | None = Non
     headers = {"last-event-id": last} if last else {}
     found: list[tuple[str, str]] = []
     with site.http.stream("GET", f"/backfills/{number}/events", headers=headers) as response:
-        for name, event, data in events(response.iter_lines()):
+        for name, event, data in events(response.iter_text()):
             if name == "point":
                 found.append((event, data))
             if len(found) == until:

@@ -28,6 +28,7 @@ from haystack.testing.document_store_async import (
 from haystack.utils import Secret
 
 from index.errors import InvalidArgument
+from regraft.client import Problem
 from regraft.integrations.haystack import RegraftDocumentStore, RegraftEmbeddingRetriever, as_filter
 from staging.inputs.embedding_models import TEXTS
 
@@ -170,6 +171,27 @@ def test_what_cannot_be_kept_is_refused(store, document):
         store.write_documents([Document(content="fine", embedding=[1.0] * 8), document])
 
     assert store.count_documents() == len(TEXTS)
+
+
+def test_what_was_written_without_an_embedding_is_not_embedded_again(store, url, models, name):
+    store.write_documents([Document(id="plain", content="never embedded")])
+    newer, asked = RegraftDocumentStore(name, "new", url=url), []
+    told = newer.reembed(lambda texts: [asked.append(x) or models[1](x) for x in texts])
+    newer.documents.client.close()
+
+    assert told == len(TEXTS)
+    assert "never embedded" not in asked
+    assert set(TEXTS) <= set(asked)
+
+
+def test_documents_too_large_for_one_request_are_stored_in_parts(store):
+    many = [Document(id=f"long{n}", content="x" * 3_000, embedding=[1.0] * 8) for n in range(20)]
+    assert store.write_documents(many) == 20
+    assert store.count_documents() == len(TEXTS) + 20
+
+    with pytest.raises(Problem, match="larger than 20000 bytes") as refused:
+        store.write_documents([Document(id="longest", content="x" * 30_000, embedding=[1.0] * 8)])
+    assert refused.value.status == 413
 
 
 def test_a_newer_model_finds_what_the_older_one_stored(store, client, url, models, name):

@@ -180,6 +180,10 @@ def test_queries_among_documents_and_nodes_diverse_ones_and_other_modes(store, m
     diverse = found(store, vector, similarity_top_k=3, mode=VectorStoreQueryMode.MMR, mmr_threshold=0.1)
     assert diverse.ids[0] == "n4"
     assert diverse.ids != found(store, vector, similarity_top_k=3).ids
+    index = VectorStoreIndex.from_vector_store(store, embed_model=Fake(model=models[0]))
+    for options in ({"mmr_threshold": 0.1}, {"mmr_threshold": 0.1, "mmr_prefetch_factor": 4}):
+        retriever = index.as_retriever(similarity_top_k=3, vector_store_query_mode="mmr", vector_store_kwargs=options)
+        assert [one.node_id for one in retriever.retrieve(TEXTS[4])] == diverse.ids
     with pytest.raises(InvalidArgument, match="hybrid"):
         found(store, vector, mode=VectorStoreQueryMode.HYBRID)
 

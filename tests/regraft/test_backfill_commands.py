@@ -109,6 +109,20 @@ def test_points_are_watched_apart_from_the_rest(service):
         assert [shown.id for shown in client.watch_backfill(3)] == [BACKFILL["id"]]
 
 
+def test_a_backfill_whose_filter_holds_line_breaks_of_unicode_is_watched(service):
+    odd = {"field": "title", "eq": "a\u2028b\u2029c\x85d"}
+    text = json.dumps({**BACKFILL, "filter": odd}, ensure_ascii=False)
+    stream = f"id: 5\r\nevent: progress\r\ndata: {text}\r\n\r\nevent: end\rdata: {{}}\r\r".encode()
+
+    class InParts(httpx.SyncByteStream):
+        def __iter__(self):
+            yield from (stream[at : at + 1] for at in range(len(stream)))
+
+    service.answers["GET /v1/backfills/3/events"] = httpx.Response(200, stream=InParts())
+    with Client(transport=httpx.MockTransport(service)) as client:
+        assert [shown.filter for shown in client.watch_backfill(3)] == [odd]
+
+
 def test_a_backfill_that_failed_for_items_names_them(run, service):
     service.answers["GET /v1/backfills/3"] = {**BACKFILL, "failed": 1}
     service.answers["GET /v1/backfills/3/failures"] = [

@@ -18,6 +18,7 @@ from index.errors import InvalidArgument
 from index.query.search_params import SearchParams
 from regraft.cli import app
 from regraft.client import DEFAULT_K, AsyncClient, Client, ImageItem, Problem, QueryOptions
+from regraft.connection import is_header_value
 from staging.api.answers import GALLERY, answering, awaiting, connected, named
 from staging.inputs.builders import make_version
 
@@ -287,6 +288,19 @@ def test_a_mock_with_the_client_as_its_spec_has_its_methods():
     awaited = create_autospec(AsyncClient, instance=True)
     awaited.gallery.return_value = GALLERY
     assert asyncio.run(awaited.gallery("g")) == GALLERY
+
+
+@pytest.mark.parametrize("key", ["user7", "zoë", "a\nb", "x ", "\ud800"])
+def test_any_text_can_be_the_key_of_a_query(key):
+    seen, handler = answering({"results": [], "degraded": []})
+    with Client("http://service:1", transport=httpx.MockTransport(handler)) as client:
+        for text in (key, key, f"{key}!"):
+            client.query("g", texts=["t"], query_key=text)
+
+    sent = [request.headers["x-query-key"] for request in seen]
+    assert all(map(is_header_value, sent))
+    assert (sent[0] == sent[1], sent[0] == sent[2]) == (True, False)
+    assert sent[0] == key or key != "user7"
 
 
 def test_a_subclass_may_do_more_and_call_the_method_by_the_class():

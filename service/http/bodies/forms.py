@@ -53,7 +53,7 @@ async def read_form(
 
     Raises:
         InvalidBody: not a form, or a field is unknown, repeated or of the wrong type.
-        BodyTooLarge: too many files.
+        BodyTooLarge: too many files, or a text field is too large.
         UnsupportedMediaType: it cannot be decoded by the charset in its header.
     """
     try:
@@ -61,6 +61,8 @@ async def read_form(
     except HTTPException as error:
         if error.status_code != 400:
             raise
+        if " exceeded maximum size of " in error.detail:  # Starlette does not say which
+            raise BodyTooLarge(f"a text field of the form is larger than {max_field_bytes} bytes") from error
         kind = BodyTooLarge if error.detail.startswith("Too many files") else InvalidBody
         raise kind(f"the form cannot be read: {error.detail}", pointer=f"/{files}") from error
     except UnicodeError as error:  # raised for some charsets other than UTF-8

@@ -44,7 +44,7 @@ def test_a_watcher_sees_each_state_until_the_end(served: Any, started: int) -> N
     seen = []
     with stream(served, started) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
-        found = events(response.iter_lines())
+        found = events(response.iter_text())
         for step in (lambda: served.work(1), lambda: turn(served, started, "pause")):
             seen.append(next(found))
             step()
@@ -73,7 +73,7 @@ def test_watchers_share_their_reads(served: Any, started: int, monkeypatch: pyte
     reads, snapshot = [], progress.snapshot
     monkeypatch.setattr(progress, "snapshot", lambda *about: reads.append(1) or snapshot(*about))
     with contextlib.ExitStack() as watching:
-        told = [events(watching.enter_context(stream(served, started)).iter_lines()) for _ in range(6)]
+        told = [events(watching.enter_context(stream(served, started)).iter_text()) for _ in range(6)]
         assert {next(found)[0] for found in told} == {"progress"}
         reads.clear()
         time.sleep(0.5)
@@ -82,10 +82,10 @@ def test_watchers_share_their_reads(served: Any, started: int, monkeypatch: pyte
 
 def test_whoever_comes_back_is_told_nothing_twice(served: Any, started: int) -> None:
     with stream(served, started) as response:
-        _, last, _ = next(events(response.iter_lines()))
+        _, last, _ = next(events(response.iter_text()))
 
     with stream(served, started, last) as response:
-        found = events(response.iter_lines())
+        found = events(response.iter_text())
         served.work(1)
         assert json.loads(next(found)[2])["done"] > 0
 
@@ -93,7 +93,7 @@ def test_whoever_comes_back_is_told_nothing_twice(served: Any, started: int) -> 
 @pytest.mark.parametrize("last", ["nonsense", "-1", "\u0665".encode(), "9" * 20, "9" * 5000])
 def test_what_is_no_id_is_told_everything(served: Any, started: int, last: str | bytes) -> None:
     with stream(served, started, last) as response:
-        assert next(events(response.iter_lines()))[0] == "progress"
+        assert next(events(response.iter_text()))[0] == "progress"
 
 
 def test_silence_is_broken_by_a_sign_of_life(served: Any, started: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_a_watcher_who_leaves_leaves_nothing_behind(served: Any, started: int, m
     monkeypatch.setattr(progress.ProgressPoller, "poll", noted)
     monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
     with stream(served, started) as response:
-        next(events(response.iter_lines()))
+        next(events(response.iter_text()))
     time.sleep(0.1)
     seen = len(polls)
     time.sleep(0.2)
@@ -128,7 +128,7 @@ def test_an_ended_one_says_so_and_ends(served: Any, started: int) -> None:
     served.work()
 
     with stream(served, started) as response:
-        assert [name for name, _, _ in events(response.iter_lines())] == ["progress", "end"]
+        assert [name for name, _, _ in events(response.iter_text())] == ["progress", "end"]
 
 
 def test_a_look_reads_the_curve_once(served: Any, started: int) -> None:
@@ -148,7 +148,7 @@ def test_a_look_reads_the_curve_once(served: Any, started: int) -> None:
 def test_a_gallery_deleted_meanwhile_ends_the_stream(served: Any, started: int) -> None:
     name = served.http.get(f"/backfills/{started}").json()["gallery"]
     with stream(served, started) as response:
-        found = events(response.iter_lines())
+        found = events(response.iter_text())
         next(found)
         served.remove(f"/galleries/{name}")
         assert list(found)[-1][0] == "gone"
@@ -164,7 +164,7 @@ def test_a_stream_goes_on_when_the_database_is_back(
         raise OperationalError("select 1", {}, Exception("the server closed the connection"))
 
     with stream(served, started) as response:
-        found = events(response.iter_lines())
+        found = events(response.iter_text())
         next(found)
         with monkeypatch.context() as patch:
             patch.setattr(progress, "snapshot", away)
@@ -193,7 +193,7 @@ def test_a_server_that_stops_ends_its_streams(tmp_path: Any, versions: Any, pict
         running.http.post(f"{path}/deployments", json={"version": "v2"})
         number = running.http.post(f"{path}/backfills", json={}).json()["id"]
         with httpx.stream("GET", f"{running.http.base_url}backfills/{number}/events", timeout=WAIT) as response:
-            found = events(response.iter_lines())
+            found = events(response.iter_text())
             next(found)
             running.runtime.stopping.set()
             assert list(found) == []

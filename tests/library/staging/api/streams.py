@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from regraft.routes.backfills import Event, Events
 
 
-def events(lines: Iterable[str]) -> Iterator[Event]:
-    """Parse the events in the lines of an answer."""
+def events(texts: Iterable[str]) -> Iterator[Event]:
+    """Parse the events in the parts of an answer."""
     coming = Events()
-    return (event for line in lines if (event := coming.after(line)) is not None)
+    return (event for text in texts for event in coming.after(text))

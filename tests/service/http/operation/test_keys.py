@@ -158,7 +158,7 @@ def test_a_stream_ends_when_its_key_is_deleted(
     watcher = bearer(made(locked, "watcher", "query"))
 
     with locked.http.stream("GET", f"/backfills/{number}/events", headers=watcher, timeout=20) as response:
-        told = events(response.iter_lines())
+        told = events(response.iter_text())
         assert next(told)[0] == "progress"
         assert locked.http.delete("/keys/watcher?confirm=watcher").status_code == 204
         assert list(told) == []

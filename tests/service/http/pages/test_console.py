@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from regraft import models
-from regraft.connection import is_key
+from regraft.connection import is_header_value
 from service.settings import Settings
 from staging.api.served import problem, serving
 
@@ -64,7 +64,7 @@ def test_a_key_is_taken_that_a_header_can_carry(script: str) -> None:
     (legal,) = re.findall(r'pattern: "([^"]+)"', script)
 
     for key in ("correct horse battery", "rg_0-_~!", "“correct horse”", "schlüssel", "a\u2026"):
-        assert bool(re.fullmatch(legal, key)) == is_key(key)
+        assert bool(re.fullmatch(legal, key)) == is_header_value(key)
 
 
 def test_it_reads_what_the_api_tells(script: str) -> None:

@@ -190,7 +190,7 @@ def test_json_has_smaller_limits_than_images(tmp_path: Path) -> None:
         files = [("images", ("a.png", b"x"))]
         for url, field in (("items", "items"), ("evaluations", "entries")):
             sent = running.http.post(f"{path}/{url}", data={field: "x" * 2001}, files=files)
-            problem(sent, 422, "invalid_body")
+            problem(sent, 413, "body_too_large")
 
 
 def test_a_body_is_parsed_while_others_are_answered(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:

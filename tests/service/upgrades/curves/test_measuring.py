@@ -334,7 +334,7 @@ class TestEvents:
     def stream(self, served: Any, number: int, last: str = "") -> list[tuple[str, str, str]]:
         headers = {"last-event-id": last} if last else {}
         with served.http.stream("GET", f"/backfills/{number}/events", headers=headers, timeout=WAIT) as response:
-            return list(events(response.iter_lines()))
+            return list(events(response.iter_text()))
 
     def test_each_point_is_told_once_in_order_and_whoever_comes_back_misses_none(
         self, served: Any, filled: str
